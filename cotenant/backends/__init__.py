@@ -1,0 +1,48 @@
+"""How a partition is made real: a share of a device for one worker process. No backend knows models or requests."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from cotenant.core.model import Kind
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process of one partition is started with.
+
+    env: added to the environment. cores: the only cores it may run on; empty: any. threads: for one batch.
+    pace: processor seconds per second that the worker holds itself to, by ending each batch no earlier than its
+    processor time allows; None where something else holds it. fake: it sleeps for the profiled time, and runs nothing.
+    """
+
+    env: dict[str, str] = {}
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+    pace: float | None = None
+    fake: bool = False
+
+
+class Backend(Protocol):
+    name: str
+
+    def fleet(self) -> tuple[Kind, ...]:
+        """The devices of this machine."""
+        ...
+
+    def holds(self) -> str:
+        """In a few words, for people: what holds a worker to its share."""
+        ...
+
+    def open(self, lane: str, share: int) -> Launch:
+        """Set a partition of that share (‰) up, for a worker that is about to start."""
+        ...
+
+    def attach(self, lane: str, pid: int) -> None:
+        """The worker of that partition runs as this process."""
+        ...
+
+    def close(self, lane: str) -> None:
+        """Take down what `open` set up. Harmless where there is nothing."""
+        ...

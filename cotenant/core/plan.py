@@ -1,0 +1,194 @@
+"""A plan: which model runs on which partition of which device, in batches of what size.
+
+The classes below are also the file: `Plan.to_json` and `Plan.from_json` are DESIGN.md's format, where shares are in
+percent and durations in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cotenant.core.units import WHOLE, share
+from cotenant.errors import ConfigError
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one partition.
+
+    batch: its largest batch there. rate: requests per second that it is to carry.
+    duty: length of one round of the partition, in seconds; latency: of one batch of that size, neighbours
+    included, in seconds. procs: workers of the model that run at once.
+    """
+
+    model: str
+    batch: int
+    rate: float
+    duty: float
+    latency: float
+    procs: int = 1
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """One cut of one device. Its placements share it in time."""
+
+    share: int
+    placements: tuple[Placement, ...]
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    id: int
+    partitions: tuple[Partition, ...]
+
+    @property
+    def free(self) -> int:
+        """What is not cut, in ‰."""
+        return WHOLE - sum(partition.share for partition in self.partitions)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """devices: those that are used. unserved: the rate of each model that could not be placed, where above 0.
+
+    scale: the multiple of the asked rates that is served; 1 when all are.
+    bound: a proven limit on the objective, where the planner has one.
+    """
+
+    planner: str
+    objective: str = "devices"
+    devices: tuple[Device, ...] = ()
+    unserved: dict[str, float] = {}
+    scale: float = 1.0
+    bound: float | None = None
+    cost_per_hour: float | None = None
+    solve_s: float = 0.0
+
+    @property
+    def devices_used(self) -> int:
+        return len(self.devices)
+
+    def placements(self) -> Iterator[tuple[Device, Partition, Placement]]:
+        for device in self.devices:
+            for partition in device.partitions:
+                for placement in partition.placements:
+                    yield device, partition, placement
+
+    def rate(self, model: str) -> float:
+        """Requests per second that the plan carries for a model."""
+        return sum(placement.rate for _, _, placement in self.placements() if placement.model == model)
+
+    def to_json(self) -> bytes:
+        file = _PlanFile(
+            objective=self.objective,
+            scale=self.scale,
+            devices_used=self.devices_used,
+            cost_per_hour=self.cost_per_hour,
+            bound=self.bound,
+            solve_s=self.solve_s,
+            planner=self.planner,
+            devices=[
+                _DeviceFile(
+                    kind=device.kind,
+                    id=device.id,
+                    partitions=[
+                        _PartitionFile(
+                            share_pct=_plain(partition.share / 10),
+                            placements=[
+                                _PlacementFile(
+                                    model=placement.model,
+                                    batch=placement.batch,
+                                    procs=placement.procs,
+                                    rate=placement.rate,
+                                    duty_ms=placement.duty * 1e3,
+                                    latency_ms=placement.latency * 1e3,
+                                )
+                                for placement in partition.placements
+                            ],
+                        )
+                        for partition in device.partitions
+                    ],
+                )
+                for device in self.devices
+            ],
+            unserved=self.unserved,
+        )
+        return msgspec.json.format(msgspec.json.encode(file), indent=2)
+
+    @classmethod
+    def from_json(cls, text: bytes | str, place: str = "plan") -> Plan:
+        """Raises ConfigError, naming `place` and the field, for anything that is not a plan."""
+        try:
+            file = msgspec.json.decode(text, type=_PlanFile)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{place}: not a plan: {error}") from None
+        return cls(
+            planner=file.planner,
+            objective=file.objective,
+            devices=tuple(
+                Device(
+                    kind=device.kind,
+                    id=device.id,
+                    partitions=tuple(
+                        Partition(
+                            share=share(partition.share_pct, f"{place}: {device.kind} {device.id}"),
+                            placements=tuple(
+                                Placement(
+                                    model=placement.model,
+                                    batch=placement.batch,
+                                    procs=placement.procs,
+                                    rate=placement.rate,
+                                    duty=placement.duty_ms / 1e3,
+                                    latency=placement.latency_ms / 1e3,
+                                )
+                                for placement in partition.placements
+                            ),
+                        )
+                        for partition in device.partitions
+                    ),
+                )
+                for device in file.devices
+            ),
+            unserved=file.unserved,
+            scale=file.scale,
+            bound=file.bound,
+            cost_per_hour=file.cost_per_hour,
+            solve_s=file.solve_s,
+        )
+
+
+def _plain(value: float) -> float | int:
+    """20.0 → 20: a file that people read."""
+    return int(value) if value == int(value) else value
+
+
+class _PlacementFile(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    batch: int
+    rate: float
+    duty_ms: float
+    latency_ms: float
+    procs: int = 1
+
+
+class _PartitionFile(msgspec.Struct, forbid_unknown_fields=True):
+    share_pct: float
+    placements: list[_PlacementFile]
+
+
+class _DeviceFile(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    id: int
+    partitions: list[_PartitionFile]
+
+
+class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
+    objective: str
+    scale: float
+    devices_used: int
+    cost_per_hour: float | None
+    bound: float | None
+    solve_s: float
+    planner: str
+    devices: list[_DeviceFile]
+    unserved: dict[str, float]

@@ -1,0 +1,201 @@
+"""What was measured of a model on a kind of device, and what that lets us say about points in between.
+
+Between measured points the latency is linear in the batch and linear in 1/share (work that scales plus work that does
+not). Measurements are noisy, so the grid is first made monotone: a point may not be faster than one with fewer rows or
+more share, hence no prediction makes a larger share or a smaller batch slower than a measured point allows. Nothing is
+promised outside the grid: a share below the smallest, or a batch above the largest, takes for ever (`math.inf`).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.units import share as parse_share
+from cotenant.errors import ConfigError
+
+REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
+MIB = 1 << 20
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement. share: ‰; latency: seconds for one batch; memory: bytes; features: further columns."""
+
+    share: int
+    batch: int
+    latency: float
+    memory: int
+    procs: int = 1
+    features: dict[str, float] = {}
+
+
+class Profile:
+    """One model on one kind of device.
+
+    `curve(share)[n - 1]` is the latency of n rows in seconds; curves are made on first use and kept.
+    """
+
+    def __init__(self, model: str, kind: str, points: Iterable[Point]) -> None:
+        self.model = model
+        self.kind = kind
+        self.points = tuple(sorted(points, key=lambda p: (p.procs, p.share, p.batch)))
+        if not self.points:
+            raise ConfigError(f"the profile of {model!r} on {kind!r} has no point")
+        self.max_batch = max(point.batch for point in self.points)
+        self.shares = tuple(sorted({point.share for point in self.points}))
+        self._grids: dict[int, tuple[list[int], NDArray[np.float64]]] = {}
+        self._curves: dict[tuple[int, int], tuple[float, ...]] = {}
+        batches = sorted({point.batch for point in self.points})
+        largest = np.maximum.accumulate([max(p.memory for p in self.points if p.batch == b) for b in batches])
+        self._memory = tuple(zip(batches, (int(m) for m in largest), strict=True))
+
+    def latency(self, batch: int, share: int, procs: int = 1) -> float:
+        """Seconds that a batch takes on a share (‰) while `procs` workers of the model run there."""
+        if not 1 <= batch <= self.max_batch:
+            return math.inf
+        return self.curve(share, procs)[batch - 1]
+
+    def curve(self, share: int, procs: int = 1) -> tuple[float, ...]:
+        """Latencies in seconds of batches 1 to `max_batch` on a share (‰)."""
+        known = self._curves.get((share, procs))
+        if known is None:
+            known = self._curves[share, procs] = self._interpolate(share, procs)
+        return known
+
+    def memory(self, batch: int) -> int:
+        """Bytes of one worker whose largest batch is `batch`."""
+        for measured, size in self._memory:
+            if measured >= batch:
+                return size
+        return self._memory[-1][1]
+
+    def features(self, batch: int, share: int) -> dict[str, float]:
+        """Further columns of the measured point nearest in share, then in batch."""
+        nearest = min(self.points, key=lambda p: (abs(p.share - share), abs(p.batch - batch)))
+        return nearest.features
+
+    def _interpolate(self, share: int, procs: int) -> tuple[float, ...]:
+        shares, grid = self._grid(procs)
+        if not shares or share < shares[0]:
+            return (math.inf,) * self.max_batch
+        if share >= shares[-1]:
+            return tuple(grid[-1].tolist())
+        above = next(i for i, measured in enumerate(shares) if measured >= share)
+        if shares[above] == share:
+            return tuple(grid[above].tolist())
+        low, high = shares[above - 1], shares[above]
+        weight = (1 / share - 1 / high) / (1 / low - 1 / high)
+        # Not (1 - w) * high + w * low: where low is unknown (inf) and w is 0, that would be nan.
+        return tuple((grid[above] + weight * (grid[above - 1] - grid[above])).tolist())
+
+    def _grid(self, procs: int) -> tuple[list[int], NDArray[np.float64]]:
+        """Measured shares, and for each a row of latencies over batches 1 to max_batch, monotone in both."""
+        if procs in self._grids:
+            return self._grids[procs]
+        points = [point for point in self.points if point.procs == procs]
+        shares = sorted({point.share for point in points})
+        wanted = np.arange(1, self.max_batch + 1)
+        grid = np.full((len(shares), self.max_batch), math.inf)
+        for row, measured in enumerate(shares):
+            here = [(point.batch, point.latency) for point in points if point.share == measured]
+            batches, latencies = zip(*here, strict=True)
+            known = wanted <= batches[-1]
+            grid[row, known] = np.interp(wanted[known], batches, np.maximum.accumulate(latencies))
+        for row in range(len(shares) - 2, -1, -1):
+            larger = grid[row + 1]
+            grid[row] = np.where(np.isfinite(larger), np.maximum(grid[row], larger), grid[row])
+        for row in range(1, len(shares)):
+            grid[row] = np.minimum(grid[row], grid[row - 1])  # only fills what was not measured: see above
+        self._grids[procs] = shares, grid
+        return shares, grid
+
+
+# (model, kind) → what was measured.
+Profiles = Mapping[tuple[str, str], Profile]
+
+
+def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Profile]:
+    """Profiles from the lines of a CSV file (DESIGN.md, Files). Raises ConfigError with `place` and the line."""
+    rows = csv.reader(lines)
+    header = [column.strip() for column in next(rows, [])]
+    missing = [column for column in REQUIRED if column not in header]
+    if missing:
+        raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; a profile has {', '.join(REQUIRED)}")
+    if len(set(header)) != len(header):
+        raise ConfigError(f"{place}:1: two columns have the same name: {', '.join(header)}")
+    collected: dict[tuple[str, str], dict[tuple[int, int, int], Point]] = {}
+    for row in rows:
+        line = rows.line_num
+        if not row or not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise ConfigError(f"{place}:{line}: {len(row)} cells where the header names {len(header)}")
+        cells = dict(zip(header, (cell.strip() for cell in row), strict=True))
+        name, kind = cells.pop("model"), cells.pop("kind")
+        numbers = {column: _number(text, f"{place}:{line}: {column}") for column, text in cells.items() if text}
+        for column in ("share_pct", "batch", "latency_ms", "memory_mib"):
+            if column not in numbers:
+                raise ConfigError(f"{place}:{line}: {column} is empty")
+        batch, procs = numbers.pop("batch"), numbers.pop("procs", 1.0)
+        latency = numbers.pop("latency_ms") / 1e3
+        memory = numbers.pop("memory_mib")
+        if batch < 1 or batch != int(batch):
+            raise ConfigError(f"{place}:{line}: batch {batch:g} is not a whole number of at least 1")
+        if procs < 1 or procs != int(procs):
+            raise ConfigError(f"{place}:{line}: procs {procs:g} is not a whole number of at least 1")
+        if latency <= 0:
+            raise ConfigError(f"{place}:{line}: latency_ms {latency * 1e3:g} must lie above 0")
+        if memory < 0:
+            raise ConfigError(f"{place}:{line}: memory_mib {memory:g} must not be negative")
+        point = Point(
+            share=parse_share(numbers.pop("share_pct"), f"{place}:{line}: share_pct"),
+            batch=int(batch),
+            latency=latency,
+            memory=round(memory * MIB),
+            procs=int(procs),
+            features=numbers,
+        )
+        points = collected.setdefault((name, kind), {})
+        key = (point.procs, point.share, point.batch)
+        if key in points:
+            raise ConfigError(
+                f"{place}:{line}: {name} on {kind} at {point.share / 10:g} % and batch {point.batch} stands twice"
+            )
+        points[key] = point
+    return {(name, kind): Profile(name, kind, points.values()) for (name, kind), points in collected.items()}
+
+
+def write_profiles(profiles: Iterable[Profile]) -> str:
+    """The CSV text that `read_profiles` reads."""
+    every = list(profiles)
+    extra = sorted({name for profile in every for point in profile.points for name in point.features})
+    lines = [",".join((*REQUIRED, "procs", *extra))]
+    for profile in every:
+        for point in profile.points:
+            cells = [
+                profile.model,
+                profile.kind,
+                f"{point.share / 10:g}",
+                str(point.batch),
+                f"{point.latency * 1e3:.6g}",
+                f"{point.memory / MIB:.6g}",
+                str(point.procs),
+                *(f"{point.features[name]:.6g}" if name in point.features else "" for name in extra),
+            ]
+            lines.append(",".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _number(text: str, place: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"{place}: {text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise ConfigError(f"{place}: {text!r} is not a finite number")
+    return value

@@ -1,0 +1,87 @@
+"""Quantities as people write them (``"25ms"``, ``"40%"``, ``"8GiB"``), and back.
+
+Inside, durations are seconds, memory is bytes, and a share is a whole number of thousandths of a device (‰): shares
+are compared and hashed, and a thousandth of a core is the millicore that everyone knows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from cotenant.errors import ConfigError
+
+WHOLE = 1000  # one device, in thousandths
+
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)\s*")
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def _split(text: str, place: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{place}: {text!r} is not a quantity; write it as {example}")
+    return float(match[1]), match[2]
+
+
+def seconds(text: str, place: str) -> float:
+    """``"25ms"`` → 0.025. A bare number is refused: nobody knows its unit."""
+    value, unit = _split(text, place, '"25ms" or "1.5s"')
+    if unit not in _SECONDS:
+        raise ConfigError(f'{place}: {text!r} has no unit of time; write it as "25ms" or "1.5s"')
+    return value * _SECONDS[unit]
+
+
+def memory(text: str, place: str) -> int:
+    """``"8GiB"`` → 8589934592."""
+    value, unit = _split(text, place, '"8GiB" or "500MiB"')
+    if unit.lower() not in _BYTES:
+        raise ConfigError(f'{place}: {text!r} has no unit of memory; write it as "8GiB" or "500MiB"')
+    return round(value * _BYTES[unit.lower()])
+
+
+def fraction(text: str | float, place: str) -> float:
+    """``"99%"`` → 0.99; ``0.99`` stays. Above 0, at most 1."""
+    if isinstance(text, str):
+        value, unit = _split(text, place, '"99%" or 0.99')
+        if unit not in ("", "%"):
+            raise ConfigError(f'{place}: {text!r} is no fraction; write it as "99%" or 0.99')
+        value = value / 100 if unit == "%" else value
+    else:
+        value = float(text)
+    if not 0 < value <= 1:
+        raise ConfigError(f"{place}: {text!r} must lie above 0 and at most at 1 (100%)")
+    return value
+
+
+def share(percent: float, place: str) -> int:
+    """A share in percent → thousandths: 12.5 → 125."""
+    if not (math.isfinite(percent) and 0 < percent <= 100):
+        raise ConfigError(f"{place}: a share of {percent:g} % must lie above 0 and at most at 100")
+    thousandths = round(percent * 10)
+    if thousandths == 0:
+        raise ConfigError(f"{place}: a share of {percent:g} % is below the smallest, 0.1 %")
+    return thousandths
+
+
+def show_share(thousandths: int) -> str:
+    """125 → ``12.5 %``."""
+    return f"{thousandths / 10:g} %"
+
+
+def show_seconds(value: float) -> str:
+    """Three significant digits in the unit that suits: 0.0254 → ``25.4 ms``."""
+    if not math.isfinite(value):
+        return "never" if value > 0 else "-"
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def show_memory(value: float) -> str:
+    """1610612736 → ``1.5 GiB``."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"

@@ -1,0 +1,77 @@
+"""Everything that Cotenant raises on purpose.
+
+    CotenantError
+    ├── ConfigError        a file, a flag or an environment that cannot be used as it is
+    ├── PlanError          a problem that makes no sense (not: too little room, which a plan reports)
+    ├── ModelError         a model that cannot be loaded: no model, an unsupported opset, no shape
+    ├── WorkerError        a worker that did not start, died, or failed a batch
+    └── RequestError       one inference request, or one call of the protocol, that is not answered
+        ├── MalformedError     not the protocol: no JSON, a tensor too short
+        ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
+        ├── NotFoundError      no such model or version
+        ├── UnavailableError   refused, expired or nowhere to run; may be tried again
+        ├── UnsupportedError   a part of the protocol that this server does not offer
+        ├── CancelledError     the caller left
+        └── FailedError        the model or its worker failed
+
+A message gives the value, the place and the way out, in one line. Nothing here knows of HTTP or gRPC: their
+front ends map these classes to codes.
+"""
+
+from __future__ import annotations
+
+
+class CotenantError(Exception):
+    """Root of all errors that are meant for the user to read."""
+
+
+class ConfigError(CotenantError):
+    pass
+
+
+class PlanError(CotenantError):
+    pass
+
+
+class ModelError(CotenantError):
+    pass
+
+
+class WorkerError(CotenantError):
+    pass
+
+
+class RequestError(CotenantError):
+    pass
+
+
+class MalformedError(RequestError):
+    pass
+
+
+class InvalidError(RequestError):
+    pass
+
+
+class NotFoundError(RequestError):
+    pass
+
+
+class UnavailableError(RequestError):
+    """``retry_after`` is in seconds, 0 where nothing better is known."""
+
+    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnsupportedError(RequestError):
+    pass
+
+
+class CancelledError(RequestError):
+    pass
+
+
+class FailedError(RequestError):
+    pass

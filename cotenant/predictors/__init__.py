@@ -1,0 +1,29 @@
+"""How much models that share a device slow each other: one method, `slowdown(victim, neighbours)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What interferes with what. share: ‰ of the device."""
+
+    model: str
+    batch: int
+    share: int
+
+
+class Interference(Protocol):
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        """Latency beside the neighbours over latency alone, at least 1."""
+        ...
+
+
+class Alone:
+    """Nobody slows anybody."""
+
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        return 1.0

@@ -1,0 +1,126 @@
+"""What the dispatcher is told, and what it wants done. Values only, so that a log of them is the whole story.
+
+A *lane* is a partition at run time. It is named `kind id/slot`, as in `cpu0/1`: the partition in slot 1 of device 0.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cotenant.core.request import Outcome, Request
+
+
+class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A placement, as the dispatcher needs it.
+
+    latencies: predicted seconds for 1, 2, … rows; its length is the largest batch.
+    linger: see `Model`. rate: what the plan has it carry, in requests per second.
+    """
+
+    model: str
+    latencies: tuple[float, ...]
+    linger: float = 0.0
+    rate: float = 0.0
+
+
+class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    models: tuple[LaneModel, ...]
+
+
+# Events: what happened.
+
+
+class Arrived(msgspec.Struct, frozen=True, tag=True, gc=False):
+    request: Request
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The caller of a request left."""
+
+    request: int
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
+    lane: str
+    batch: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The model raised an error on a batch; its worker lives."""
+
+    lane: str
+    batch: int
+    reason: str
+
+
+class Died(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A lane's worker is gone; what it held was lost with it."""
+
+    lane: str
+    reason: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A lane's worker is up and warm."""
+
+    lane: str
+
+
+class Woke(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """The time that a `WakeAt` asked for has come. A stale one is harmless."""
+
+    lane: str
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    """These are the lanes from now on. A lane that is not among them drains: it finishes its batch, and what waited
+    there goes to other lanes. A lane that is new is down until it is `Ready`."""
+
+    lanes: tuple[LaneSpec, ...]
+
+
+Event = Arrived | Cancelled | Finished | Failed | Died | Ready | Woke | Applied
+
+# Commands: what to do about it.
+
+
+class Run(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Run these requests of one model as one batch on a lane."""
+
+    lane: str
+    batch: int
+    model: str
+    requests: tuple[Request, ...]
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """These requests have ended. reason: for people, empty where served.
+
+    retry_after: seconds after which a refused caller may have better luck. lane, batch, started: where and in which
+    batch a served request ran, and since when.
+    """
+
+    requests: tuple[Request, ...]
+    outcome: Outcome
+    reason: str = ""
+    retry_after: float = 0.0
+    lane: str = ""
+    batch: int = -1
+    started: float = 0.0
+
+
+class WakeAt(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Say `Woke(lane)` at that time."""
+
+    lane: str
+    time: float
+
+
+class Drained(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A lane that was taken out holds nothing any more; its worker may stop."""
+
+    lane: str
+
+
+Command = Run | Reply | WakeAt | Drained
