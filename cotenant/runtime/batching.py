@@ -1,0 +1,73 @@
+"""When a queue becomes a batch, and whose turn it is."""
+
+from __future__ import annotations
+
+import math
+
+from cotenant.core.request import Request
+from cotenant.runtime.lane import Lane, Queue
+
+
+def drop_hopeless(queue: Queue, now: float) -> list[Request]:
+    """Take out those at the head that would end late even if they ran alone now. Running them helps nobody."""
+    dropped: list[Request] = []
+    waiting = queue.waiting
+    while waiting and waiting[0].deadline < now + queue.expected(waiting[0].size):
+        request = waiting.popleft()
+        queue.rows -= request.size
+        dropped.append(request)
+    return dropped
+
+
+def fitting(queue: Queue, now: float) -> tuple[int, int]:
+    """How many requests at the head make the next batch, and their rows.
+
+    As many as the largest batch takes, but no more than let the earliest deadline among them be met: rows that come
+    later wait for the next round rather than make the first ones late.
+    """
+    waiting = queue.waiting
+    if queue.rows <= queue.batch and not queue.unordered and waiting[0].deadline >= now + queue.expected(queue.rows):
+        return len(waiting), queue.rows
+    count = rows = 0
+    earliest = math.inf
+    for request in waiting:
+        earliest = min(earliest, request.deadline)
+        larger = rows + request.size
+        if larger > queue.batch or (count and earliest < now + queue.expected(larger)):
+            break
+        count += 1
+        rows = larger
+    return count, rows
+
+
+def held_until(queue: Queue, rows: int) -> float:
+    """Until when a batch of so many rows may wait for more: as long as `linger` and the earliest deadline allow."""
+    if queue.linger <= 0 or rows >= queue.batch:
+        return -math.inf
+    latest = queue.earliest() - queue.expected(min(queue.batch, rows + 1))
+    return min(queue.waiting[0].arrived + queue.linger, latest)
+
+
+def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
+    """Whose batch a free lane runs next: (queue, requests, rows, look again at).
+
+    In one round each model has at most one batch, so that none starves another however much it is asked for; within
+    the round the batch goes first that must start first. Where only held-back batches wait, the queue is None and the
+    time says when the first of them is due.
+    """
+    best: Queue | None = None
+    best_key = (True, math.inf)
+    best_count = best_rows = 0
+    again = math.inf
+    for queue in lane.queues.values():
+        if not queue.waiting:
+            continue
+        count, rows = fitting(queue, now)
+        due = held_until(queue, rows)
+        if due > now:
+            again = min(again, due)
+            continue
+        key = (queue.round >= lane.round, queue.waiting[0].deadline - queue.expected(rows))
+        if best is None or key < best_key:
+            best, best_key, best_count, best_rows = queue, key, count, rows
+    return best, best_count, best_rows, again

@@ -1,0 +1,381 @@
+"""The dispatcher's rules one by one, and its promises over random sequences of events."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from cotenant.core.request import Outcome, Request
+from cotenant.runtime import dispatcher as words
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import (
+    Applied,
+    Arrived,
+    Cancelled,
+    Command,
+    Died,
+    Drained,
+    Event,
+    Failed,
+    Finished,
+    LaneModel,
+    LaneSpec,
+    Ready,
+    Reply,
+    Run,
+    WakeAt,
+    Woke,
+)
+
+
+def linear(batch: int, *, fixed: float = 0.010, row: float = 0.001) -> tuple[float, ...]:
+    return tuple(fixed + row * n for n in range(1, batch + 1))
+
+
+def lane(id: str, *models: LaneModel) -> LaneSpec:
+    return LaneSpec(id=id, models=models)
+
+
+def started(*specs: LaneSpec) -> Dispatcher:
+    dispatcher = Dispatcher()
+    dispatcher.handle(Applied(specs), 0.0)
+    for spec in specs:
+        dispatcher.handle(Ready(spec.id), 0.0)
+    return dispatcher
+
+
+def request(
+    id: int, now: float = 0.0, *, model: str = "m", within: float = 0.1, size: int = 1, priority: int = 0
+) -> Request:
+    return Request(id, model, now, now + within, size, priority)
+
+
+def runs(commands: list[Command]) -> list[list[int]]:
+    return [[r.id for r in command.requests] for command in commands if isinstance(command, Run)]
+
+
+def ends(commands: list[Command]) -> dict[int, Outcome]:
+    return {r.id: command.outcome for command in commands if isinstance(command, Reply) for r in command.requests}
+
+
+def arrive(dispatcher: Dispatcher, now: float, *requests: Request) -> list[Command]:
+    return [command for r in requests for command in dispatcher.handle(Arrived(r), now)]
+
+
+A = lane("a", LaneModel(model="m", latencies=linear(4)))
+
+
+def test_an_idle_lane_runs_what_arrives_at_once() -> None:
+    assert runs(arrive(started(A), 0.0, request(1))) == [[1]]
+
+
+def test_what_arrives_while_the_lane_is_busy_makes_the_next_batch() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, *(request(i) for i in range(6)))
+    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    assert runs(commands) == [[1, 2, 3, 4]]
+    assert ends(commands) == {0: Outcome.SERVED}
+
+
+def test_the_lane_goes_on_before_the_answers_are_written() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1))
+    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    assert [type(command) for command in commands] == [Run, Reply]
+
+
+def test_what_cannot_be_done_in_time_is_refused_at_arrival() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0))
+    (reply,) = arrive(dispatcher, 0.0, request(1, within=0.015))
+    assert isinstance(reply, Reply)
+    assert reply.outcome is Outcome.REFUSED
+    assert reply.reason == words.TOO_LATE
+    assert reply.retry_after == pytest.approx(0.011 + 0.011 - 0.015)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (request(1, model="other"), words.NO_LANE),
+        (request(1, size=5), words.TOO_LARGE),
+    ],
+)
+def test_what_no_lane_can_take_is_refused_with_the_reason(asked: Request, reason: str) -> None:
+    (reply,) = arrive(started(A), 0.0, asked)
+    assert isinstance(reply, Reply)
+    assert reply.reason == reason
+
+
+def test_without_a_worker_that_is_up_everything_is_refused() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.handle(Applied((A,)), 0.0)
+    (reply,) = arrive(dispatcher, 0.0, request(1))
+    assert isinstance(reply, Reply)
+    assert reply.reason == words.NO_WORKER
+
+
+def test_a_request_expires_at_its_deadline_by_timer_while_the_lane_is_busy() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0))
+    commands = arrive(dispatcher, 0.0, request(1, within=0.030))
+    assert commands == [WakeAt("a", 0.030)]
+    assert ends(dispatcher.handle(Woke("a"), 0.030)) == {1: Outcome.EXPIRED}
+
+
+def test_a_head_that_can_no_longer_make_it_is_dropped_for_those_that_can() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1, within=0.030), request(2, within=0.1))
+    commands = dispatcher.handle(Finished("a", 1), 0.025)  # late: 14 ms over
+    assert ends(commands) == {0: Outcome.SERVED, 1: Outcome.EXPIRED}
+    assert runs(commands) == [[2]]
+
+
+def test_a_batch_stays_small_enough_for_its_earliest_deadline() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0))
+    arrive(dispatcher, 0.0, request(1, within=0.0235), *(request(i, within=0.2) for i in (2, 3, 4)))
+    # 12.5 ms are left for request 1: enough for two rows (12 ms), not for four (14 ms).
+    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[1, 2]]
+
+
+def test_rows_count_not_requests() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1, size=3), request(2, size=2), request(3, size=1))
+    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[1]]
+
+
+def test_urgent_requests_overtake() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1, priority=1), request(2, priority=1), request(3, priority=0))
+    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    assert runs(commands) == [[3, 1, 2]]
+
+
+def test_a_shorter_deadline_overtakes_within_a_priority() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1, within=0.2), request(2, within=0.1))
+    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[2, 1]]
+
+
+def test_linger_holds_a_batch_back_until_it_is_full_or_time_is_up() -> None:
+    spec = lane("a", LaneModel(model="m", latencies=linear(2), linger=0.020))
+    dispatcher = started(spec)
+    assert arrive(dispatcher, 0.0, request(0)) == [WakeAt("a", 0.020)]
+    assert runs(arrive(dispatcher, 0.005, request(1, 0.005))) == [[0, 1]]
+
+    dispatcher = started(spec)
+    arrive(dispatcher, 0.0, request(0))
+    assert runs(dispatcher.handle(Woke("a"), 0.020)) == [[0]]
+
+
+def test_linger_ends_early_where_the_deadline_asks_for_it() -> None:
+    dispatcher = started(lane("a", LaneModel(model="m", latencies=linear(4), linger=0.020)))
+    (wake,) = arrive(dispatcher, 0.0, request(0, within=0.025))
+    assert isinstance(wake, WakeAt)
+    assert wake.time == pytest.approx(0.025 - 0.012)
+
+
+def test_models_of_a_lane_take_turns_however_much_one_is_asked_for() -> None:
+    shared = lane("a", LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
+    dispatcher = started(shared)
+    arrive(dispatcher, 0.0, *(request(i, within=1) for i in range(9)))
+    arrive(dispatcher, 0.0, *(request(i, model="n", within=9) for i in (10, 11, 12)))
+    order = []
+    for batch in range(1, 5):
+        order += runs(dispatcher.handle(Finished("a", batch), batch * 0.01))
+    assert order == [[10, 11], [1, 2], [12], [3, 4]]
+
+
+def test_requests_go_to_the_lane_that_will_be_done_first() -> None:
+    slow = lane("slow", LaneModel(model="m", latencies=linear(4, fixed=0.015)))
+    fast = lane("fast", LaneModel(model="m", latencies=linear(4)))
+    dispatcher = started(slow, fast)
+    commands = arrive(dispatcher, 0.0, request(1), request(2), request(3))
+    assert [(c.lane, [r.id for r in c.requests]) for c in commands if isinstance(c, Run)] == [
+        ("fast", [1]),
+        ("slow", [2]),
+    ]
+
+
+def test_a_request_lost_with_its_worker_is_tried_once_more_elsewhere() -> None:
+    other = lane("b", LaneModel(model="m", latencies=linear(4)))
+    dispatcher = started(A, other)
+    arrive(dispatcher, 0.0, request(1))
+    assert runs(dispatcher.handle(Died("a", "killed"), 0.005)) == [[1]]
+    (reply,) = dispatcher.handle(Died("b", "killed"), 0.006)
+    assert isinstance(reply, Reply)
+    assert (reply.outcome, reply.reason) == (Outcome.FAILED, words.DIED_TWICE)
+
+
+def test_a_lost_request_waits_for_its_own_worker_where_there_is_no_other() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(1))
+    assert dispatcher.handle(Died("a", "killed"), 0.005) == [WakeAt("a", 0.1)]
+    assert runs(dispatcher.handle(Ready("a"), 0.050)) == [[1]]
+
+
+def test_a_model_that_fails_a_batch_fails_its_requests_and_no_other() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1))
+    commands = dispatcher.handle(Failed("a", 1, "no such thing"), 0.005)
+    assert ends(commands) == {0: Outcome.FAILED}
+    assert runs(commands) == [[1]]
+
+
+def test_callers_that_leave_are_answered_once_and_hurt_nobody() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1), request(2))
+    assert ends(dispatcher.handle(Cancelled(0), 0.001)) == {0: Outcome.CANCELLED}  # runs already
+    assert ends(dispatcher.handle(Cancelled(1), 0.001)) == {1: Outcome.CANCELLED}  # waits
+    assert dispatcher.handle(Cancelled(1), 0.001) == []
+    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    assert runs(commands) == [[2]]
+    assert ends(commands) == {}
+
+
+def test_news_of_a_batch_that_is_gone_changes_nothing() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0))
+    assert dispatcher.handle(Finished("a", 7), 0.001) == []
+    assert dispatcher.handle(Finished("nowhere", 1), 0.001) == []
+    assert dispatcher.handle(Woke("a"), 0.001) == []
+
+
+def test_a_lane_that_is_taken_out_finishes_its_batch_and_hands_on_what_waits() -> None:
+    other = lane("b", LaneModel(model="m", latencies=linear(4)))
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1))
+    dispatcher.handle(Applied((A, other)), 0.001)
+    dispatcher.handle(Ready("b"), 0.001)
+    assert runs(dispatcher.handle(Applied((other,)), 0.002)) == [[1]]
+    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    assert commands[0] == Drained("a")
+    assert ends(commands) == {0: Outcome.SERVED}
+    assert set(dispatcher.lanes) == {"b"}
+
+
+def test_an_idle_lane_that_is_taken_out_is_drained_at_once() -> None:
+    assert started(A).handle(Applied(()), 0.0) == [Drained("a")]
+
+
+def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
+    dispatcher = started(A)
+    for batch in range(1, 40):
+        now = float(batch)
+        arrive(dispatcher, now, request(batch, now))
+        dispatcher.handle(Finished("a", batch), now + 0.022)  # twice the prediction of 11 ms
+    (reply,) = arrive(dispatcher, 50.0, request(99, 50.0, within=0.0219))
+    assert ends([reply]) == {99: Outcome.REFUSED}
+    assert runs(arrive(dispatcher, 51.0, request(100, 51.0, within=0.0221))) == [[100]]
+
+
+def test_one_wild_batch_does_not_close_a_lane_for_good() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0))
+    dispatcher.handle(Finished("a", 1), 100.0)
+    # A plan gives twice a batch's latency, so a request with that much time is taken whatever was seen.
+    assert runs(arrive(dispatcher, 101.0, request(1, 101.0, within=2 * 0.011))) == [[1]]
+
+
+class Story:
+    """Plays random events against a dispatcher and remembers what became of every request."""
+
+    def __init__(self) -> None:
+        self.dispatcher = Dispatcher()
+        self.now = 0.0
+        self.running: dict[str, int] = {}
+        self.arrived: set[int] = set()
+        self.replied: dict[int, Outcome] = {}
+        self.log: list[tuple[float, Event, list[Command]]] = []
+
+    def feed(self, event: Event) -> None:
+        commands = self.dispatcher.handle(event, self.now)
+        self.dispatcher.invariants()
+        self.log.append((self.now, event, commands))
+        if isinstance(event, Died):
+            self.running.pop(event.lane, None)
+        for command in commands:
+            match command:
+                case Run(lane_id, batch, _, requests):
+                    assert lane_id not in self.running, "two batches in flight on one lane"
+                    assert requests
+                    assert all(r.id not in self.replied for r in requests), "ran after it ended"
+                    self.running[lane_id] = batch
+                case Reply(requests):
+                    for ended in requests:
+                        assert ended.id not in self.replied, "ended twice"
+                        self.replied[ended.id] = command.outcome
+                case WakeAt(_, time):
+                    assert time >= self.now or math.isclose(time, self.now)
+                case Drained(lane_id):
+                    assert lane_id not in self.running
+
+
+LANES = (
+    lane("a", LaneModel(model="m", latencies=linear(4))),
+    lane("b", LaneModel(model="m", latencies=linear(2, fixed=0.02)), LaneModel(model="n", latencies=linear(8))),
+    lane("c", LaneModel(model="n", latencies=linear(3), linger=0.01), LaneModel(model="m", latencies=linear(3))),
+)
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["arrive"] * 8 + ["finish"] * 5 + ["wake"] * 3 + ["cancel", "die", "ready", "fail", "apply", "stale"]
+        ),
+        st.integers(0, 10**6),
+        st.floats(0, 0.02),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str, int, float]]) -> None:
+    story = Story()
+    story.feed(Applied(LANES))
+    for step, (what, pick, wait) in enumerate(steps):
+        story.now += wait
+        running = sorted(story.running)
+        lane_id = LANES[pick % 3].id
+        match what:
+            case "arrive":
+                model = "mn"[pick % 2]
+                asked = Request(step, model, story.now, story.now + (pick % 97) / 1000, 1 + pick % 3, pick // 7 % 2)
+                story.arrived.add(step)
+                story.feed(Arrived(asked))
+            case "finish" | "fail" if running:
+                done = running[pick % len(running)]
+                batch = story.running.pop(done)
+                story.feed(Finished(done, batch) if what == "finish" else Failed(done, batch, "broken"))
+            case "wake":
+                story.feed(Woke(lane_id))
+            case "cancel" if story.arrived:
+                story.feed(Cancelled(sorted(story.arrived)[pick % len(story.arrived)]))
+            case "die":
+                story.feed(Died(lane_id, "killed"))
+            case "ready":
+                if not (lane_id in story.dispatcher.lanes and story.dispatcher.lanes[lane_id].up):
+                    story.feed(Ready(lane_id))
+            case "apply":
+                story.feed(Applied(tuple(spec for i, spec in enumerate(LANES) if pick >> i & 1)))
+            case "stale":
+                story.feed(Finished(lane_id, -1))
+            case _:
+                pass
+    # Everything that is still held ends once its lanes come to rest.
+    for _ in range(len(steps) + 3):
+        story.now += 1.0
+        for done in sorted(story.running):
+            story.feed(Finished(done, story.running.pop(done)))
+        for spec in LANES:
+            story.feed(Woke(spec.id))
+    assert story.replied.keys() == story.arrived
+
+    # A log replays exactly.
+    fresh = Dispatcher()
+    assert [fresh.handle(event, now) for now, event, _ in story.log] == [commands for _, _, commands in story.log]
