@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime.admission import finish_time
-from cotenant.runtime.batching import drop_hopeless, next_queue
+from cotenant.runtime.batching import drop_for_throughput, drop_hopeless, next_queue
 from cotenant.runtime.events import (
     Applied,
     Arrived,
@@ -154,6 +154,7 @@ class Dispatcher:
             for queue in lane.queues.values():
                 if queue.waiting:
                     self._end(drop_hopeless(queue, now), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
+                    self._end(drop_for_throughput(queue, now), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
                 self._run(lane, best, count, rows, now, commands)
