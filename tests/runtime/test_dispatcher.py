@@ -29,6 +29,7 @@ from cotenant.runtime.events import (
     WakeAt,
     Woke,
 )
+from cotenant.runtime.log import log_line, replay
 
 
 def linear(batch: int, *, fixed: float = 0.010, row: float = 0.001) -> tuple[float, ...]:
@@ -386,5 +387,6 @@ def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str,
     assert story.replied.keys() == story.arrived
 
     # A log replays exactly.
-    fresh = Dispatcher()
-    assert [fresh.handle(event, now) for now, event, _ in story.log] == [commands for _, _, commands in story.log]
+    replayed = replay(log_line(*entry) for entry in story.log)
+    assert replayed.difference == ""
+    assert sum(replayed.ends.values()) == len(story.arrived)

@@ -1,0 +1,172 @@
+"""Carries out the dispatcher's commands on a running event loop. It decides nothing, and every caller is answered in
+one place, `_reply`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, Protocol
+
+from cotenant.core.request import Outcome, Request
+from cotenant.core.tensor import Tensor
+from cotenant.errors import CancelledError, FailedError, RequestError, UnavailableError
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import (
+    Applied,
+    Arrived,
+    Cancelled,
+    Command,
+    Died,
+    Drained,
+    Event,
+    Failed,
+    Finished,
+    LaneSpec,
+    Ready,
+    Reply,
+    Run,
+    WakeAt,
+    Woke,
+)
+from cotenant.runtime.log import log_line
+from cotenant.worker.wire import Timing
+
+Tensors = tuple[Tensor, ...]
+Answered = Callable[[Tensors | RequestError], None]
+
+# The loop's timers are rounded to milliseconds; a wake that comes early only has to be asked for again.
+ROUNDING = 0.0005
+
+
+class Workers(Protocol):
+    """What the driver asks of the pool."""
+
+    def run(self, lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None: ...
+
+
+class Observer(Protocol):
+    """Hears of everything that is worth counting. Times are of the driver's clock, durations in seconds."""
+
+    def ended(self, request: Request, reply: Reply, now: float) -> None: ...
+
+    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
+
+
+class Driver:
+    """Takes requests in, and the pool's news of its workers (`ready`, `finished`, `failed`, `died`)."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        workers: Workers,
+        observer: Observer,
+        *,
+        clock: Callable[[], float],
+        drained: Callable[[str], None],
+        log: BinaryIO | None = None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._workers = workers
+        self._observer = observer
+        self._clock = clock
+        self._drained = drained
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
+        self._running: dict[str, tuple[Run, float]] = {}  # by lane, and since when
+        self._pending: deque[tuple[Event, dict[int, Tensors | RequestError]]] = deque()
+        self._busy = False
+        self._requests = 0
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._callers)
+
+    def submit(
+        self, model: str, inputs: Tensors, answered: Answered, *, within: float, size: int = 1, priority: int = 0
+    ) -> int:
+        """Take a request in, to be answered `within` so many seconds. Answers its id, perhaps after `answered`."""
+        self._requests += 1
+        request_id = self._requests
+        self._callers[request_id] = inputs, answered
+        now = self._clock()
+        self.feed(Arrived(Request(request_id, model, now, now + within, size, priority)))
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        if request_id in self._callers:
+            self.feed(Cancelled(request_id))
+
+    def apply(self, lanes: tuple[LaneSpec, ...]) -> None:
+        self.feed(Applied(lanes))
+
+    def ready(self, lane: str) -> None:
+        self.feed(Ready(lane))
+
+    def finished(self, lane: str, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
+        run, since = self._running.pop(lane)
+        rows = sum(request.size for request in run.requests)
+        self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
+        ids = [request.id for request in run.requests]
+        self.feed(Finished(lane, batch), dict(zip(ids, answers, strict=True)))
+
+    def failed(self, lane: str, batch: int, reason: str) -> None:
+        self._running.pop(lane, None)
+        self.feed(Failed(lane, batch, reason))
+
+    def died(self, lane: str, reason: str) -> None:
+        self._running.pop(lane, None)
+        self.feed(Died(lane, reason))
+
+    def feed(self, event: Event, answers: dict[int, Tensors | RequestError] | None = None) -> None:
+        """Tell the dispatcher, and do what it says. What happens meanwhile (an answer may let its connection go on with
+        the next request) waits for its turn, so that events keep their order."""
+        self._pending.append((event, answers or {}))
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._pending:
+                event, ready = self._pending.popleft()
+                now = self._clock()
+                commands = self._dispatcher.handle(event, now)
+                if self._log is not None:
+                    self._log.write(log_line(now, event, commands))
+                for command in commands:
+                    self._perform(command, now, ready)
+        finally:
+            self._busy = False
+
+    def _perform(self, command: Command, now: float, answers: dict[int, Tensors | RequestError]) -> None:
+        match command:
+            case Run(lane, batch, model, requests):
+                self._running[lane] = command, now
+                self._workers.run(lane, batch, model, [self._callers[request.id][0] for request in requests])
+            case Reply():
+                self._reply(command, now, answers)
+            case WakeAt(lane, time):
+                self._loop.call_later(max(0.0, time - now) + ROUNDING, self.feed, Woke(lane))
+            case Drained(lane):
+                self._drained(lane)
+
+    def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors | RequestError]) -> None:
+        for request in reply.requests:
+            _, answered = self._callers.pop(request.id)
+            self._observer.ended(request, reply, now)
+            answered(answers[request.id] if reply.outcome is Outcome.SERVED else _error(request, reply))
+
+
+def _error(request: Request, reply: Reply) -> RequestError:
+    """What a caller is told who gets no answer."""
+    match reply.outcome:
+        case Outcome.REFUSED:
+            text = f"request for model '{request.model}' refused: {reply.reason}"
+            return UnavailableError(text, retry_after=reply.retry_after)
+        case Outcome.EXPIRED:
+            return UnavailableError(f"request for model '{request.model}' expired: {reply.reason}")
+        case Outcome.CANCELLED:
+            return CancelledError(f"request for model '{request.model}' cancelled: {reply.reason}")
+        case _:
+            return FailedError(f"request for model '{request.model}' failed: {reply.reason}")

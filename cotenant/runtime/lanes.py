@@ -1,0 +1,56 @@
+"""From a plan to its lanes: what the dispatcher is told, in the simulator and live alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from cotenant.core.model import Model
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Profiles
+from cotenant.errors import PlanError
+from cotenant.runtime.events import LaneModel, LaneSpec
+
+
+def lanes_of(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> tuple[LaneSpec, ...]:
+    """The lanes of a plan. Raises PlanError where it places what is not in `models` or was not profiled.
+
+    A placement gives the latency of its largest batch beside its neighbours. What its profile gives for the same batch
+    alone tells the slowdown; smaller batches are slowed as much. So no predictor is asked twice, or differently.
+    """
+    return tuple(
+        LaneSpec(
+            id=f"{device.kind}{device.id}/{slot}",
+            models=tuple(
+                LaneModel(
+                    model=placement.model,
+                    latencies=_latencies(device, partition, placement, profiles),
+                    linger=_model(placement.model, models).linger,
+                    rate=placement.rate,
+                )
+                for placement in partition.placements
+            ),
+        )
+        for device in plan.devices
+        for slot, partition in enumerate(device.partitions)
+    )
+
+
+def _model(name: str, models: Mapping[str, Model]) -> Model:
+    if name not in models:
+        raise PlanError(f"the plan places {name!r}, which is not among the models {', '.join(models)}; plan again")
+    return models[name]
+
+
+def _latencies(device: Device, partition: Partition, placement: Placement, profiles: Profiles) -> tuple[float, ...]:
+    where = f"{placement.model!r} on {partition.share / 10:g} % of {device.kind!r}"
+    if placement.procs != 1:
+        raise PlanError(f"the plan has {placement.procs} workers of {where}; a partition runs one, set procs to 1")
+    profile = profiles.get((placement.model, device.kind))
+    alone = math.inf if profile is None else profile.latency(placement.batch, partition.share)
+    if profile is None or not math.isfinite(alone):
+        raise PlanError(
+            f"the plan has batches of {placement.batch} of {where}; that was not profiled, profile it first"
+        )
+    slowdown = placement.latency / alone
+    return tuple(latency * slowdown for latency in profile.curve(partition.share)[: placement.batch])

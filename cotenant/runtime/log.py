@@ -1,0 +1,68 @@
+"""A log of what a dispatcher was told and what it answered, one JSON line an event; and feeding it to a fresh one.
+
+Floats are written so that they read back exactly, so a replay gives the same commands or there is a bug to be found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import Command, Event, Reply
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True):
+    now: float
+    event: Event
+    commands: list[Command]
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """ends: requests by model and outcome. seconds: from the first event to the last. difference: the first line whose
+    commands were not the same, with both; empty where there is none."""
+
+    events: int
+    seconds: float
+    ends: dict[tuple[str, str], int]
+    difference: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(LogLine).decode
+
+
+def log_line(now: float, event: Event, commands: list[Command]) -> bytes:
+    return _encode(LogLine(now, event, commands)) + b"\n"
+
+
+def replay(lines: Iterable[str | bytes], place: str = "log") -> Replayed:
+    """Feed a log into a fresh dispatcher. Raises ConfigError, with `place` and the line, for what is not a log."""
+    dispatcher = Dispatcher()
+    ends: Counter[tuple[str, str]] = Counter()
+    first = now = 0.0
+    number = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = _decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{place}:{number}: not a line of an event log: {error}") from None
+        if number == 1:
+            first = entry.now
+        elif entry.now < now:
+            raise ConfigError(f"{place}:{number}: time goes backwards, from {now} to {entry.now}")
+        now = entry.now
+        commands = dispatcher.handle(entry.event, now)
+        if commands != entry.commands:
+            difference = f"{place}:{number}: logged {entry.commands}, but now {commands}"
+            return Replayed(events=number, seconds=now - first, ends=dict(ends), difference=difference)
+        for command in commands:
+            if isinstance(command, Reply):
+                for request in command.requests:
+                    ends[request.model, command.outcome.value] += 1
+    if not number:
+        raise ConfigError(f"{place}: the log is empty; a server writes one with `cotenant serve --log FILE`")
+    return Replayed(events=number, seconds=now - first, ends=dict(ends))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from cotenant.core.request import Request
+from cotenant.errors import ConfigError
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import Applied, Arrived, Event, Finished, LaneModel, LaneSpec, Ready
+from cotenant.runtime.log import log_line, replay
+
+
+def recorded() -> list[bytes]:
+    dispatcher = Dispatcher()
+    events: list[tuple[float, Event]] = [
+        (0.0, Applied((LaneSpec(id="a", models=(LaneModel(model="m", latencies=(0.1, 0.15)),)),))),
+        (0.1, Ready("a")),
+        (0.2, Arrived(Request(1, "m", 0.2, 1.2))),
+        (0.25, Arrived(Request(2, "m", 0.25, 1.25))),
+        (0.1 + 0.2, Finished("a", 1)),
+    ]
+    return [log_line(now, event, dispatcher.handle(event, now)) for now, event in events]
+
+
+def test_a_log_replays_with_the_same_commands() -> None:
+    replayed = replay(recorded())
+    assert replayed.difference == ""
+    assert replayed.events == 5
+    assert replayed.ends == {("m", "served"): 1}
+
+
+def test_a_replay_stops_at_the_first_line_that_differs_and_shows_both() -> None:
+    lines = recorded()
+    lines[3] = lines[3].replace(b'"time":1.25', b'"time":9.25')
+    replayed = replay(lines, "x.jsonl")
+    assert replayed.difference.startswith("x.jsonl:4: logged ")
+    assert " but now " in replayed.difference
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], r"^x: the log is empty; a server writes one with `cotenant serve --log FILE`$"),
+        ([b"{}\n"], r"^x:1: not a line of an event log: Expected `array`, got `object`$"),
+        (recorded()[:4] + recorded()[:1], r"^x:5: time goes backwards, from 0\.25 to 0\.0$"),
+    ],
+)
+def test_what_is_no_log_is_refused_with_the_line(lines: list[bytes], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replay(lines, "x")
