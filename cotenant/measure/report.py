@@ -1,0 +1,172 @@
+"""What a run amounts to, model by model: as a table, as JSON, and beside another run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from rich.table import Table
+
+from cotenant.core.model import Model
+from cotenant.core.units import show_seconds
+from cotenant.errors import ConfigError
+from cotenant.measure.stats import Tally
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model. Rates are per second, durations in seconds; None where there was nothing to measure.
+
+    offered: rate of arrivals; served: of answers; goodput: of answers in time. attainment: the fraction in time of all
+    that arrived and stayed; required: what it should be. ends: requests by outcome.
+    batch: rows in a batch on average; predicted, observed: what a batch was to take and took on average.
+    """
+
+    model: str
+    offered: float
+    served: float
+    goodput: float
+    attainment: float | None
+    required: float
+    target: float = msgspec.field(name="target_s")
+    mean: float | None = msgspec.field(name="mean_s")
+    p50: float | None = msgspec.field(name="p50_s")
+    p99: float | None = msgspec.field(name="p99_s")
+    p999: float | None = msgspec.field(name="p999_s")
+    ends: dict[str, int]
+    batch: float | None = None
+    predicted: float | None = msgspec.field(name="predicted_s", default=None)
+    observed: float | None = msgspec.field(name="observed_s", default=None)
+
+    @classmethod
+    def of(cls, model: Model, tally: Tally, seconds: float) -> ModelReport:
+        latency = tally.latency
+        return cls(
+            model=model.name,
+            offered=tally.arrived / seconds,
+            served=tally.served / seconds,
+            goodput=tally.on_time / seconds,
+            attainment=_known(tally.attainment),
+            required=model.attainment,
+            target=model.slo,
+            mean=_known(latency.mean),
+            p50=_known(latency.quantile(0.5)),
+            p99=_known(latency.quantile(0.99)),
+            p999=_known(latency.quantile(0.999)),
+            ends={"served": tally.served} | {outcome.value: count for outcome, count in tally.ends.items()},
+            batch=tally.rows / tally.batches if tally.batches else None,
+            predicted=tally.predicted / tally.batches if tally.batches else None,
+            observed=tally.observed / tally.batches if tally.batches else None,
+        )
+
+    @property
+    def kept(self) -> bool:
+        """Its promise was kept, or nobody asked."""
+        return self.attainment is None or self.attainment >= self.required
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """source: in a word, where the figures come from: ``simulated``, ``live``.
+
+    seconds: how long requests arrived; answers that came later are counted too.
+    lag: 99th percentile of how late the load generator itself sent, in seconds; None where it sends in virtual time.
+    """
+
+    source: str
+    seconds: float
+    models: tuple[ModelReport, ...]
+    lag: float | None = msgspec.field(name="lag_s", default=None)
+
+    @classmethod
+    def of(
+        cls,
+        source: str,
+        models: Sequence[Model],
+        tallies: Mapping[str, Tally],
+        seconds: float,
+        lag: float | None = None,
+    ) -> Report:
+        rows = tuple(ModelReport.of(model, tallies[model.name], seconds) for model in models)
+        return cls(source=source, seconds=seconds, models=rows, lag=lag)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: bytes | str, place: str = "report") -> Report:
+        """Raises ConfigError, naming `place` and the field, for anything that is not a report."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{place}: not a report: {error}") from None
+
+    def table(self) -> Table:
+        """One row a model. The columns on batches appear where they are known."""
+        batches = any(row.batch is not None for row in self.models)
+        table = Table(title=f"{self.source}, {self.seconds:.3g} s", title_justify="left")
+        table.add_column("model", no_wrap=True)
+        headings = ["offered/s", "served/s", "goodput/s", "p50", "p99", "target", "attained"]
+        for heading in headings + ["rows", "predicted", "observed"] * batches:
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("other ends")
+        for row in self.models:
+            cells = [row.model, f"{row.offered:.1f}", f"{row.served:.1f}", f"{row.goodput:.1f}"]
+            cells += [_duration(row.p50), _duration(row.p99), show_seconds(row.target), _attained(row)]
+            if batches:
+                cells += ["-" if row.batch is None else f"{row.batch:.1f}"]
+                cells += [_duration(row.predicted), _duration(row.observed)]
+            others = (f"{count} {name}" for name, count in row.ends.items() if count and name != "served")
+            table.add_row(*cells, ", ".join(others) or "-")
+        if self.lag is not None:
+            table.caption = f"sent at most {show_seconds(self.lag)} late in 99 % of cases"
+            table.caption_justify = "left"
+        return table
+
+
+def compare(one: Report, other: Report) -> Table:
+    """Two runs side by side, for the models that both have; differences are of the second from the first."""
+    table = Table(title=f"{one.source} → {other.source}", title_justify="left")
+    table.add_column("model", no_wrap=True)
+    for heading in ("offered/s", "goodput/s", "p50", "p99", "attained"):
+        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("Δ", justify="right", no_wrap=True)
+    others = {row.model: row for row in other.models}
+    for a in one.models:
+        if a.model not in others:
+            continue
+        b = others[a.model]
+        table.add_row(
+            a.model,
+            f"{a.offered:.1f} → {b.offered:.1f}",
+            _change(a.offered, b.offered),
+            f"{a.goodput:.1f} → {b.goodput:.1f}",
+            _change(a.goodput, b.goodput),
+            f"{_duration(a.p50)} → {_duration(b.p50)}",
+            _change(a.p50, b.p50),
+            f"{_duration(a.p99)} → {_duration(b.p99)}",
+            _change(a.p99, b.p99),
+            f"{_percent(a.attainment)} → {_percent(b.attainment)}",
+            "-" if a.attainment is None or b.attainment is None else f"{(b.attainment - a.attainment) * 100:+.2f} pt",
+        )
+    return table
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _duration(value: float | None) -> str:
+    return "-" if value is None else show_seconds(value)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.2f} %"
+
+
+def _attained(row: ModelReport) -> str:
+    colour = "green" if row.kept else "red"
+    return "-" if row.attainment is None else f"[{colour}]{_percent(row.attainment)}[/]"
+
+
+def _change(a: float | None, b: float | None) -> str:
+    return f"{(b / a - 1) * 100:+.1f} %" if a and b is not None else "-"
