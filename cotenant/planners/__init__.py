@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,6 +12,7 @@ import msgspec
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
+from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 from cotenant.predictors import Alone, Interference
 
@@ -33,6 +35,27 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     interference: Interference = msgspec.field(default_factory=Alone)
     current: Plan | None = None
 
+    def __post_init__(self) -> None:
+        """Raises PlanError for what makes no sense, so that no planner has to look."""
+        _once("model", [model.name for model in self.models])
+        _once("kind of device", [kind.name for kind in self.fleet])
+        for model in self.models:
+            if not model.slo > 0:
+                raise PlanError(f"model {model.name!r}: a target of {model.slo:g} s must lie above 0")
+            if not 0 < model.attainment <= 1:
+                raise PlanError(f"model {model.name!r}: attainment {model.attainment:g} must lie above 0 and at most at 1")
+            if model.max_batch is not None and model.max_batch < 1:
+                raise PlanError(f"model {model.name!r}: a largest batch of {model.max_batch} must be at least 1")
+        for name, rate in self.rates.items():
+            self.model(name)
+            if not (math.isfinite(rate) and rate >= 0):
+                raise PlanError(f"model {name!r}: a rate of {rate:g} requests/s must be finite and at least 0")
+        for kind in self.fleet:
+            if not kind.cuts or sorted({*kind.cuts}) != [*kind.cuts] or not (0 < kind.cuts[0] and kind.cuts[-1] <= WHOLE):
+                raise PlanError(f"kind {kind.name!r}: the cuts {kind.cuts} must ascend, above 0 and at most at {WHOLE} ‰")
+            if (kind.count is not None and kind.count < 0) or (kind.max_partitions is not None and kind.max_partitions < 1):
+                raise PlanError(f"kind {kind.name!r}: count must be at least 0, max_partitions at least 1")
+
     def model(self, name: str) -> Model:
         for model in self.models:
             if model.name == name:
@@ -47,6 +70,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     def profile(self, model: str, kind: str) -> Profile | None:
         return self.profiles.get((model, kind))
+
+
+def _once(what: str, names: list[str]) -> None:
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise PlanError(f"two entries for the {what} {name!r}; each may stand once")
 
 
 Planner = Callable[[Problem], Plan]

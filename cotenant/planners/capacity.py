@@ -1,0 +1,237 @@
+"""What a partition can carry: the arithmetic that every planner and the referee share.
+
+A partition works in rounds. In a round each of its models runs one batch, so a round lasts D = Σ L_m(b_m). It keeps up
+while b_m / D ≥ r_m, and a request that just missed its batch waits one round and then its own batch, so the promise
+holds while D + L_m(b_m) ≤ SLO_m (DESIGN.md, The referee; alone on a partition that is gpulet's 2 · L(b) ≤ SLO).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from cotenant.core.model import Kind
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.units import WHOLE
+from cotenant.planners import Problem
+from cotenant.predictors import Load
+
+# Sums of floats are compared with this much slack.
+SLACK = 1e-9
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One model's part of a round. curve: seconds of batches 1, 2, …, neighbours included; rate: requests/s."""
+
+    curve: Sequence[float]
+    rate: float
+    slo: float
+
+
+def curve(problem: Problem, model: str, kind: str, share: int) -> tuple[float, ...]:
+    """Seconds of batches 1, 2, … up to the model's largest, alone on a share (‰); empty where nothing was profiled."""
+    profile = problem.profile(model, kind)
+    if profile is None:
+        return ()
+    return profile.curve(share)[: problem.model(model).max_batch]
+
+
+def saturate(curve: Sequence[float], slo: float) -> tuple[int, float]:
+    """The batch that carries most alone on a partition within `slo`, and that rate in requests/s; (0, 0.0) if none."""
+    batch, rate = 0, 0.0
+    for rows, latency in enumerate(curve, 1):
+        if 2 * latency > slo:
+            break
+        if rows / latency >= rate:
+            batch, rate = rows, rows / latency
+    return batch, rate
+
+
+def least_round(works: Sequence[Work]) -> tuple[int, ...] | None:
+    """The smallest batches that keep up within every target, or None where none do.
+
+    Longer rounds need larger batches and larger batches make longer rounds, so the smallest batches that keep up are
+    the least fixed point of b_m = ⌈r_m · D(b)⌉. Every other choice is at least as large in each model, and the targets
+    only get harder with it: if these batches do not hold them, none do.
+    """
+    batches = [1] * len(works)
+    if any(not work.curve for work in works):
+        return None
+    length = sum(work.curve[0] for work in works)
+    while True:
+        grew = False
+        for i, work in enumerate(works):
+            if length + work.curve[batches[i] - 1] > work.slo:
+                return None
+            need = math.ceil(work.rate * length * (1 - SLACK))
+            if need > len(work.curve):
+                return None
+            if need > batches[i]:
+                batches[i] = need
+                grew = True
+        if not grew:
+            return tuple(batches)
+        length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
+
+
+def fullest_round(works: Sequence[Work]) -> tuple[int, ...] | None:
+    """The batches that carry the largest common multiple of the rates within every target, or None where none keep up.
+
+    Real arrivals come in bursts, and the dispatcher fills a batch only as far as requests wait: what a larger batch
+    adds is room. From the smallest batches on, the model that limits the multiple must grow for it to grow.
+    """
+    best = least_round(works)
+    if best is None:
+        return None
+    batches = list(best)
+    most = 0.0
+    while True:
+        length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
+        if any(length + work.curve[b - 1] > work.slo for work, b in zip(works, batches, strict=True)):
+            return best
+        multiple, limiting = min(
+            ((batch / (work.rate * length) if work.rate else math.inf), i)
+            for i, (work, batch) in enumerate(zip(works, batches, strict=True))
+        )
+        if multiple > most * (1 + SLACK):
+            most, best = multiple, tuple(batches)
+        if batches[limiting] == len(works[limiting].curve):
+            return best
+        batches[limiting] += 1
+
+
+def slowdown(problem: Problem, victim: Load, neighbours: Sequence[Sequence[Load]]) -> float:
+    """How much the other partitions of a device slow a batch: the worst of what each may run meanwhile."""
+
+    def alone_with(load: Load) -> float:
+        return problem.interference.slowdown(victim, (load,))
+
+    if not neighbours:
+        return 1.0
+    return problem.interference.slowdown(victim, [max(loads, key=alone_with) for loads in neighbours if loads])
+
+
+class Cut(msgspec.Struct):
+    """A partition while it is being planned. rates: requests/s by model."""
+
+    share: int
+    rates: dict[str, float]
+
+
+class Bin(msgspec.Struct):
+    """A device while it is being planned."""
+
+    kind: Kind
+    cuts: list[Cut]
+
+    @property
+    def free(self) -> int:
+        return WHOLE - sum(cut.share for cut in self.cuts)
+
+
+def partitions(
+    problem: Problem, kind: Kind, cuts: Sequence[Cut], *, full: bool = False
+) -> tuple[Partition, ...] | None:
+    """The cuts of one device with batches that hold every promise beside the neighbours, in memory; or None.
+
+    full: the batches with the most room, rather than the smallest ones.
+    Slowdowns and batches depend on each other: slowdowns only ever rise from one try to the next, until those that
+    were reckoned with cover those that result.
+    """
+    choose = fullest_round if full else least_round
+    curves = [[curve(problem, model, kind.name, cut.share) for model in cut.rates] for cut in cuts]
+    slos = {model.name: model.slo for model in problem.models}
+    slow = [[1.0] * len(cut.rates) for cut in cuts]
+    for _ in range(20):
+        chosen: list[tuple[int, ...]] = []
+        for cut, own, factors in zip(cuts, curves, slow, strict=True):
+            works = [
+                Work(known if factor == 1 else [factor * latency for latency in known], rate, slos[model])
+                for (model, rate), known, factor in zip(cut.rates.items(), own, factors, strict=True)
+            ]
+            batches = choose(works)
+            if batches is None:
+                return None
+            chosen.append(batches)
+        loads = [
+            [Load(model, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
+            for cut, batches in zip(cuts, chosen, strict=True)
+        ]
+        actual = [
+            [slowdown(problem, victim, loads[:i] + loads[i + 1 :]) for victim in own] for i, own in enumerate(loads)
+        ]
+        if all(a <= s for own, factors in zip(actual, slow, strict=True) for a, s in zip(own, factors, strict=True)):
+            break
+        slow = [[max(a, s) for a, s in zip(own, old, strict=True)] for own, old in zip(actual, slow, strict=True)]
+    else:
+        return None
+    needed = sum(
+        footprint(problem, kind.name, model, batch)
+        for cut, batches in zip(cuts, chosen, strict=True)
+        for model, batch in zip(cut.rates, batches, strict=True)
+    )
+    if needed > kind.memory:
+        return None
+    result = []
+    for cut, batches, own, factors in zip(cuts, chosen, curves, actual, strict=True):
+        latencies = [
+            factor * known[batch - 1] for factor, known, batch in zip(factors, own, batches, strict=True)
+        ]
+        duty = sum(latencies)
+        result.append(
+            Partition(
+                share=cut.share,
+                placements=tuple(
+                    Placement(model=model, batch=batch, rate=rate, duty=duty, latency=latency)
+                    for (model, rate), batch, latency in zip(cut.rates.items(), batches, latencies, strict=True)
+                ),
+            )
+        )
+    return tuple(result)
+
+
+def footprint(problem: Problem, kind: str, model: str, batch: int) -> int:
+    """Bytes of one worker."""
+    profile = problem.profile(model, kind)
+    return 0 if profile is None else profile.memory(batch)
+
+
+def fits(problem: Problem, kind: Kind, cuts: Sequence[Cut]) -> bool:
+    return partitions(problem, kind, cuts) is not None
+
+
+def by_price(fleet: Sequence[Kind]) -> list[Kind]:
+    """Cheapest first; kinds without a price last; else as listed."""
+    return sorted(fleet, key=lambda kind: math.inf if kind.price is None else kind.price)
+
+
+def assemble(problem: Problem, planner: str, bins: Sequence[Bin]) -> Plan:
+    """The plan of what planners put together; every bin must fit. Counts what stays unserved."""
+    numbers: dict[str, int] = {}
+    devices = []
+    for bin_ in bins:
+        if not any(cut.rates for cut in bin_.cuts):
+            continue
+        made = partitions(problem, bin_.kind, bin_.cuts, full=True) or partitions(problem, bin_.kind, bin_.cuts)
+        assert made is not None, "a planner put together what does not fit"  # noqa: S101  our own mistake
+        number = numbers.setdefault(bin_.kind.name, 0)
+        numbers[bin_.kind.name] += 1
+        devices.append(Device(kind=bin_.kind.name, id=number, partitions=made))
+    return accounted(Plan(planner=planner, objective="devices", devices=tuple(devices)), problem)
+
+
+def accounted(plan: Plan, problem: Problem) -> Plan:
+    """The plan with what it leaves `unserved` of the rates asked for, its scale and its cost."""
+    unserved = {}
+    scale = 1.0
+    for model, asked in problem.rates.items():
+        missing = asked - plan.rate(model)
+        if missing > SLACK * asked:
+            unserved[model] = missing
+            scale = min(scale, plan.rate(model) / asked)
+    prices = [problem.kind(device.kind).price for device in plan.devices]
+    cost = None if all(price is None for price in prices) else sum(price or 0.0 for price in prices)
+    return msgspec.structs.replace(plan, unserved=unserved, scale=scale, cost_per_hour=cost)
+

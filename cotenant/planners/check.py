@@ -1,0 +1,194 @@
+"""The referee, first half: what a plan violates. Deterministic, as the papers' own tests are; see `forecast` for chance.
+
+Nothing a plan says of itself is believed: rounds, latencies and memory are worked out again from the problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
+from cotenant.planners import Problem
+from cotenant.planners.capacity import slowdown
+from cotenant.predictors import Load
+
+# A plan may have been through a file that keeps fewer digits.
+SLACK = 1e-6
+
+Rule = Literal[
+    "kind", "count", "id", "partitions", "cut", "sum", "memory", "model", "twice", "batch", "profile", "rate",
+    "keeps up", "worst case", "latency", "duty", "served", "scale",
+]  # fmt: skip
+
+_LINES: dict[str, str] = {
+    "kind": "the problem has no devices of this kind",
+    "count": "{value:g} devices where there are {limit:g}",
+    "id": "{value:g} devices of one kind have this number",
+    "partitions": "{value:g} partitions where at most {limit:g} are allowed",
+    "cut": "{value_share} is no legal share; the nearest is {limit_share}",
+    "sum": "the partitions add up to {value_share} of the device",
+    "memory": "workers need {value_memory} where the device has {limit_memory}",
+    "model": "the problem has no such model",
+    "twice": "{value:g} placements on one partition",
+    "batch": "batch {value:g}, where the model and its profile allow 1 to {limit:g}",
+    "profile": "nothing was measured for this share and batch: latency is unknown",
+    "rate": "a rate of {value:g} requests/s",
+    "keeps up": "carries {limit:.6g} requests/s, is to carry {value:.6g}",
+    "worst case": "may take {value_seconds}, target {limit_seconds}",
+    "latency": "a batch takes {limit_seconds}, the plan says {value_seconds}",
+    "duty": "a round takes {limit_seconds}, the plan says {value_seconds}",
+    "served": "{value:.6g} requests/s are served or said to be unserved, {limit:.6g} were asked for",
+    "scale": "the plan says it serves {value:.6g} of the rates asked for, it serves {limit:.6g}",
+}
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """rule: which rule is broken. where: device, partition or model. value, limit: what is, and what may be."""
+
+    rule: Rule
+    where: str
+    value: float = 0.0
+    limit: float = 0.0
+
+    def __str__(self) -> str:
+        text = _LINES[self.rule].format(
+            value=self.value,
+            limit=self.limit,
+            value_share=show_share(round(self.value)),
+            limit_share=show_share(round(self.limit)),
+            value_memory=show_memory(self.value),
+            limit_memory=show_memory(self.limit),
+            value_seconds=show_seconds(self.value),
+            limit_seconds=show_seconds(self.limit),
+        )
+        return f"{self.where}: {text}"
+
+
+def check(plan: Plan, problem: Problem) -> list[Violation]:
+    """Everything that is wrong with a plan for a problem; empty for a sound one (DESIGN.md, The referee)."""
+    found = _fleet(plan, problem)
+    kinds = {kind.name: kind for kind in problem.fleet}
+    for device in plan.devices:
+        if device.kind in kinds:
+            found += _device(device, problem)
+    return found + _rates(plan, problem)
+
+
+def _fleet(plan: Plan, problem: Problem) -> list[Violation]:
+    found = []
+    kinds = {kind.name: kind for kind in problem.fleet}
+    for name, used in Counter(device.kind for device in plan.devices).items():
+        if name not in kinds:
+            found.append(Violation("kind", name))
+            continue
+        count = kinds[name].count
+        if count is not None and used > count:
+            found.append(Violation("count", name, used, count))
+    for (name, number), times in Counter((device.kind, device.id) for device in plan.devices).items():
+        if times > 1:
+            found.append(Violation("id", f"{name}{number}", times, 1))
+    return found
+
+
+def _device(device: Device, problem: Problem) -> list[Violation]:
+    found = []
+    kind = problem.kind(device.kind)
+    name = f"{device.kind}{device.id}"
+    if kind.max_partitions is not None and len(device.partitions) > kind.max_partitions:
+        found.append(Violation("partitions", name, len(device.partitions), kind.max_partitions))
+    if device.free < 0:
+        found.append(Violation("sum", name, WHOLE - device.free, WHOLE))
+    memory = 0
+    for slot, partition in enumerate(device.partitions):
+        where = f"{name}/{slot}"
+        if partition.share not in kind.cuts:
+            nearest = min(kind.cuts, key=lambda cut: abs(cut - partition.share))
+            found.append(Violation("cut", where, partition.share, nearest))
+        for model, times in Counter(placement.model for placement in partition.placements).items():
+            if times > 1:
+                found.append(Violation("twice", f"{where} {model}", times, 1))
+        known = [_placement(placement, partition, where, device.kind, problem) for placement in partition.placements]
+        faults = [fault for faults in known for fault in faults]
+        found += faults
+        if not faults:
+            neighbours = [other for i, other in enumerate(device.partitions) if i != slot]
+            found += _round(partition, neighbours, where, device.kind, problem)
+        for placement in partition.placements:
+            profile = problem.profile(placement.model, device.kind)
+            memory += 0 if profile is None else placement.procs * profile.memory(placement.batch)
+    if memory > kind.memory:
+        found.append(Violation("memory", name, memory, kind.memory))
+    return found
+
+
+def _placement(
+    placement: Placement, partition: Partition, where: str, kind: str, problem: Problem
+) -> list[Violation]:
+    """What makes a placement meaningless, so that its round cannot be reckoned."""
+    where = f"{where} {placement.model}"
+    model = next((model for model in problem.models if model.name == placement.model), None)
+    if model is None:
+        return [Violation("model", where)]
+    if not (math.isfinite(placement.rate) and placement.rate >= 0):
+        return [Violation("rate", where, placement.rate)]
+    profile = problem.profile(placement.model, kind)
+    if profile is None:
+        return [Violation("profile", where)]
+    largest = profile.max_batch if model.max_batch is None else min(profile.max_batch, model.max_batch)
+    if not 1 <= placement.batch <= largest:
+        return [Violation("batch", where, placement.batch, largest)]
+    if not math.isfinite(profile.latency(placement.batch, partition.share, placement.procs)):
+        return [Violation("profile", where)]
+    return []
+
+
+def _round(
+    partition: Partition, neighbours: list[Partition], where: str, kind: str, problem: Problem
+) -> list[Violation]:
+    found = []
+    beside = [_loads(neighbour) for neighbour in neighbours]
+    latencies = []
+    for placement, load in zip(partition.placements, _loads(partition), strict=True):
+        profile = problem.profiles[placement.model, kind]
+        alone = profile.latency(placement.batch, partition.share, placement.procs)
+        latencies.append(alone * slowdown(problem, load, beside))
+    length = sum(latencies)
+    for placement, latency in zip(partition.placements, latencies, strict=True):
+        here = f"{where} {placement.model}"
+        slo = problem.model(placement.model).slo
+        carries = placement.procs * placement.batch / length
+        if placement.rate > carries * (1 + SLACK):
+            found.append(Violation("keeps up", here, placement.rate, carries))
+        if length + latency > slo * (1 + SLACK):
+            found.append(Violation("worst case", here, length + latency, slo))
+        if abs(placement.latency - latency) > latency * SLACK:
+            found.append(Violation("latency", here, placement.latency, latency))
+        if abs(placement.duty - length) > length * SLACK:
+            found.append(Violation("duty", here, placement.duty, length))
+    return found
+
+
+def _loads(partition: Partition) -> list[Load]:
+    return [Load(placement.model, placement.batch, partition.share) for placement in partition.placements]
+
+
+def _rates(plan: Plan, problem: Problem) -> list[Violation]:
+    """Served plus unserved is what was asked for, or that multiple of it that the plan serves where it serves more."""
+    found = []
+    served = {name: plan.rate(name) for name in problem.rates}
+    for name, asked in problem.rates.items():
+        asked *= max(1.0, plan.scale)
+        unserved = plan.unserved.get(name, 0.0)
+        total = served[name] + unserved
+        if not unserved >= 0 or abs(total - asked) > asked * SLACK:
+            found.append(Violation("served", name, total, asked))
+    found += [Violation("model", name) for name in plan.unserved if name not in problem.rates]
+    scale = min([served[name] / asked for name, asked in problem.rates.items() if asked], default=1.0)
+    if abs(plan.scale - scale) > scale * SLACK:
+        found.append(Violation("scale", plan.planner, plan.scale, scale))
+    return found

@@ -1,0 +1,162 @@
+"""Elastic partitioning: devices are cut as the models need it, and cuts are shared in time where two fit into one.
+
+gpulet paper, section 4.3, Algorithm 1. Models come in ascending order of rate · SLO. A model asks for the smaller of the
+share that gives most per resource and the smallest share that serves what remains of its rate, and gets the best fit:
+a piece of a device that is just large enough, cut to size where the device may still be cut. If what it would put there
+can share a partition in time with what stands already, the two become one; the larger of their sizes holds both.
+
+The paper leaves open what happens when no piece is as large as asked for. Here the model then takes the largest that
+is left, and at last whatever room the partitions in use still have. Beside neighbours every step is checked with the
+slowdowns that all on that device suffer from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cotenant.core.model import Kind
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem
+from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, saturate
+
+
+def plan(problem: Problem) -> Plan:
+    fleet = _Fleet(problem)
+    order = sorted(
+        (name for name, rate in problem.rates.items() if rate > 0),
+        key=lambda name: problem.rates[name] * problem.model(name).slo,
+    )
+    for model in order:
+        left = problem.rates[model]
+        while left > SLACK * problem.rates[model]:
+            placed = fleet.place(model, left)
+            if placed == 0:
+                break
+            left -= placed
+    return assemble(problem, "elastic", fleet.bins)
+
+
+class _Want(msgspec.Struct, frozen=True):
+    """share: the one to ask for (‰); rate: what to put there."""
+
+    share: int
+    rate: float
+
+
+class _Fleet:
+    """Devices as they fill. bins: those in use."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.kinds = by_price(problem.fleet)
+        self.bins: list[Bin] = []
+        self._most: dict[tuple[str, str], dict[int, float]] = {}
+
+    def place(self, model: str, rate: float) -> float:
+        """Put as much of the rate as one step of Algorithm 1 does. Answers how much, 0 where nothing more goes."""
+        wants = {kind.name: want for kind in self.kinds if (want := self._want(model, kind, rate))}
+        for kind in self.kinds:
+            want = wants.get(kind.name)
+            if want and (placed := self._merge(model, want, kind) or self._best_fit(model, want, kind)):
+                return placed
+        return self._squeeze(model, rate)
+
+    def _rates(self, model: str, kind: Kind) -> dict[int, float]:
+        """Requests/s that the model reaches alone on each legal share, where it reaches any."""
+        key = model, kind.name
+        if key not in self._most:
+            slo = self.problem.model(model).slo
+            most = {cut: saturate(curve(self.problem, model, kind.name, cut), slo)[1] for cut in kind.cuts}
+            self._most[key] = {cut: reached for cut, reached in most.items() if reached > 0}
+        return self._most[key]
+
+    def _want(self, model: str, kind: Kind, rate: float) -> _Want | None:
+        """p_ideal = min(p_eff, p_req) of Algorithm 1, lines 6 to 8. p_eff: the most requests/s per resource."""
+        most = self._rates(model, kind)
+        if not most:
+            return None
+        efficient = max(most, key=lambda cut: (most[cut] / cut, cut))
+        share = next((cut for cut in most if cut <= efficient and most[cut] >= rate), efficient)
+        return _Want(share, min(rate, most[share]))
+
+    def _pieces(self, kind: Kind) -> Iterator[tuple[int, Bin]]:
+        """What is left to be cut from devices of a kind, with its size: those in use, and a fresh one if there is one."""
+        used = 0
+        for bin_ in self.bins:
+            if bin_.kind is kind:
+                used += 1
+                if kind.max_partitions is None or len(bin_.cuts) < kind.max_partitions:
+                    yield bin_.free, bin_
+        if kind.count is None or used < kind.count:
+            fresh = Bin(kind, [])
+            yield fresh.free, fresh
+
+    def _best_fit(self, model: str, want: _Want, kind: Kind) -> float:
+        """FindBestFit, lines 14 to 25: the smallest piece that is large enough; failing that, the largest there is."""
+        pieces = sorted(self._pieces(kind), key=lambda piece: (piece[0] < want.share, abs(piece[0] - want.share)))
+        for free, bin_ in pieces:
+            last = kind.max_partitions is not None and len(bin_.cuts) + 1 == kind.max_partitions
+            legal = [cut for cut in kind.cuts if cut <= free]
+            if not legal:
+                continue
+            share = want.share if want.share <= free and not last else legal[-1]
+            rate = min(want.rate, self._rates(model, kind).get(share, 0.0))
+            # Beside neighbours a share carries less than alone: halve until it fits, at most to an eighth.
+            for part in (1.0, 0.5, 0.25, 0.125):
+                cut = Cut(share, {model: rate * part})
+                if rate and fits(self.problem, kind, [*bin_.cuts, cut]):
+                    if not bin_.cuts:
+                        self.bins.append(bin_)
+                    bin_.cuts.append(cut)
+                    return rate * part
+        return 0.0
+
+    def _merge(self, model: str, want: _Want, kind: Kind) -> float:
+        """TemporalScheduling, line 22: share a partition in time that needs no growth, or less than a piece of its own
+        would take."""
+        choices = [
+            (size - cut.share, bin_, cut, size)
+            for bin_ in self.bins
+            if bin_.kind is kind
+            for cut in bin_.cuts
+            if model not in cut.rates
+            for size in kind.cuts
+            if 0 <= size - cut.share < want.share and size - cut.share <= bin_.free
+        ]
+        for _, bin_, cut, size in sorted(choices, key=lambda choice: choice[0]):
+            grown = Cut(size, cut.rates | {model: want.rate})
+            if self._fits(bin_, cut, grown):
+                bin_.cuts[bin_.cuts.index(cut)] = grown
+                return want.rate
+        return 0.0
+
+    def _squeeze(self, model: str, rate: float) -> float:
+        """Give the model the most that any one partition in use can take beside what it has, if it is worth while."""
+        best, choice = rate / 100, None
+        for bin_ in self.bins:
+            for cut in bin_.cuts:
+                size = max(size for size in bin_.kind.cuts if size <= cut.share + bin_.free)
+                before = cut.rates.get(model, 0.0)
+                low, high = best, rate
+                # The first try asks only whether this one beats the best so far.
+                added = low
+                while high - low > rate / 1000:
+                    grown = Cut(size, cut.rates | {model: before + added})
+                    if self._fits(bin_, cut, grown):
+                        low, best, choice = added, added, (bin_, cut, grown)
+                    elif choice is None or choice[1] is not cut:
+                        break
+                    else:
+                        high = added
+                    added = (low + high) / 2
+        if choice is None:
+            return 0.0
+        bin_, cut, grown = choice
+        bin_.cuts[bin_.cuts.index(cut)] = grown
+        return best
+
+    def _fits(self, bin_: Bin, old: Cut, new: Cut) -> bool:
+        """Whether the device holds with one of its cuts replaced."""
+        return fits(self.problem, bin_.kind, [new if cut is old else cut for cut in bin_.cuts])
