@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import heapq
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import msgspec
 
-from cotenant.core.tensor import ModelInfo, Tensor
-from cotenant.errors import RequestError
+from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec, nbytes
+from cotenant.errors import FailedError, InvalidError, RequestError
+
+NAME = "cotenant"
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+# How `struct`, `array` and `memoryview` name the datatypes that JSON and typed contents can carry.
+FORMATS = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP32": "f",
+    "FP64": "d",
+}
 
 Parameters = Mapping[str, bool | int | float | str]
+Data = bytes | bytearray | memoryview
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
@@ -99,3 +129,155 @@ class Core(Protocol):
     def cancel(self, ticket: int) -> None:
         """The caller left: `done` will be called with CancelledError unless it was called already."""
         ...
+
+
+# What both front ends do with a request before the server sees it, and with its answer after.
+
+
+def scheduling(parameters: Parameters) -> tuple[float | None, int]:
+    """`timeout` (µs; 0: none) in seconds, and `priority`, from the parameters of a request.
+
+    The protocol counts priorities from 1 and says 0 for the default, which is ours; we count from 0. Raises
+    InvalidError.
+    """
+    if not parameters:
+        return None, 0
+    for name in parameters:
+        if name.startswith("triton_") and name != "triton_enable_empty_final_response":
+            raise InvalidError(f"parameter {name!r}: names that begin with 'triton_' are reserved; choose another")
+    timeout = _natural(parameters, "timeout")
+    return timeout / 1e6 if timeout else None, max(_natural(parameters, "priority") - 1, 0)
+
+
+def _natural(parameters: Parameters, name: str) -> int:
+    value = parameters.get(name, 0)
+    if type(value) is not int or value < 0:  # True is an int, too
+        raise InvalidError(f"parameter {name!r}: {value!r} is not a whole number from 0 up")
+    return value
+
+
+def check_size(tensor: Tensor) -> None:
+    """Raises InvalidError where a tensor's data is not what its datatype and shape ask for."""
+    if tensor.datatype == "BYTES":
+        have, want, unit = len(elements(tensor)), math.prod(tensor.shape), "elements"
+    elif tensor.datatype in DTYPES:
+        have, want, unit = len(tensor.data), nbytes(tensor.datatype, tensor.shape), "bytes"
+    else:
+        raise InvalidError(f"tensor {tensor.name!r}: no datatype {tensor.datatype!r}; there are {_datatypes()}")
+    if have != want:
+        raise InvalidError(
+            f"tensor {tensor.name!r}: {have} {unit}, but {tensor.datatype} of shape {list(tensor.shape)} has {want}"
+        )
+
+
+def _datatypes() -> str:
+    return ", ".join((*DTYPES, "BYTES"))
+
+
+def check_request(info: ModelInfo, inputs: Iterable[Tensor], outputs: Iterable[RequestedOutput]) -> None:
+    """Raises InvalidError unless these are inputs and outputs of the model. Sizes of data are not looked at."""
+    missing = {spec.name: spec for spec in info.inputs}
+    rows = -1
+    for tensor in inputs:
+        spec = missing.pop(tensor.name, None)
+        if spec is None:
+            raise InvalidError(
+                f"unexpected input {tensor.name!r} for model {info.name!r}, which takes each of "
+                f"{_names(info.inputs)} once"
+            )
+        if tensor.datatype != spec.datatype:
+            raise InvalidError(
+                f"input {tensor.name!r} is {tensor.datatype}, but model {info.name!r} takes {spec.datatype}"
+            )
+        shape = tensor.shape
+        if len(shape) != len(spec.shape) or any(
+            want not in (-1, have) for want, have in zip(spec.shape, shape, strict=True)
+        ):
+            raise InvalidError(
+                f"input {tensor.name!r} has shape {list(shape)}, but model {info.name!r} takes "
+                f"{list(spec.shape)}, where -1 is any size"
+            )
+        if info.max_batch_size:
+            if not 1 <= shape[0] <= info.max_batch_size:
+                raise InvalidError(
+                    f"input {tensor.name!r} has {shape[0]} rows, but model {info.name!r} takes 1 to "
+                    f"{info.max_batch_size} in one request; send several"
+                )
+            if rows not in (-1, shape[0]):
+                raise InvalidError(f"input {tensor.name!r} has {shape[0]} rows, but an input before it has {rows}")
+            rows = shape[0]
+    if missing:
+        raise InvalidError(
+            f"model {info.name!r} takes {len(info.inputs)} inputs, but {_names(missing.values())} is missing"
+        )
+    for output in outputs:
+        datatype = next((spec.datatype for spec in info.outputs if spec.name == output.name), None)
+        if datatype is None:
+            raise InvalidError(
+                f"unexpected output {output.name!r} for model {info.name!r}, which has {_names(info.outputs)}"
+            )
+        if output.classification and datatype not in FORMATS:
+            raise InvalidError(f"output {output.name!r} is {datatype}, which cannot be classified; ask for it as it is")
+
+
+def _names(specs: Iterable[TensorSpec]) -> str:
+    return ", ".join(repr(spec.name) for spec in specs)
+
+
+def chosen(request: InferRequest, response: InferResponse, info: ModelInfo) -> Sequence[Tensor]:
+    """The outputs that the caller asked for, in that order, as labels where it asked for those."""
+    if not request.outputs:
+        return response.outputs
+    given = {tensor.name: tensor for tensor in response.outputs}
+    try:
+        return [
+            classify(given[wanted.name], wanted.classification, batched=info.max_batch_size > 0)
+            if wanted.classification
+            else given[wanted.name]
+            for wanted in request.outputs
+        ]
+    except KeyError as error:
+        raise FailedError(f"model {info.name!r} gave no output {error}") from None
+
+
+def classify(tensor: Tensor, count: int, *, batched: bool) -> Tensor:
+    """The `count` highest values, as Triton's classification extension writes them: BYTES ``score:index``.
+
+    Of each row where there are rows, else of the whole tensor. Only for the datatypes of FORMATS.
+    """
+    rows = tensor.shape[0] if batched else 1
+    flat = values(tensor)
+    size = len(flat) // max(rows, 1)
+    count = min(count, size)
+    form = "{:f}:{}" if tensor.datatype in ("FP32", "FP64") else "{:d}:{}"
+    labels = [
+        form.format(row[index], index).encode()
+        for row in (flat[n * size : (n + 1) * size] for n in range(rows))
+        for index in heapq.nlargest(count, range(size), key=row.__getitem__)
+    ]
+    return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack(labels))
+
+
+def values(tensor: Tensor) -> list[Any]:
+    """Its elements as Python's own numbers, row-major. Only for the datatypes of FORMATS."""
+    bare: memoryview[Any] = memoryview(tensor.data).cast("B")
+    return bare.cast(cast(Any, FORMATS[tensor.datatype])).tolist()
+
+
+def pack(items: Iterable[bytes]) -> bytes:
+    """BYTES elements → their wire form."""
+    return b"".join([struct.pack("<I", len(item)) + item for item in items])
+
+
+def elements(tensor: Tensor) -> list[memoryview]:
+    """The elements of a BYTES tensor. Raises InvalidError where a length points past the end."""
+    data = memoryview(tensor.data)
+    found: list[memoryview] = []
+    position, end = 0, len(data)
+    while position < end:
+        start = position + 4
+        position = start + int.from_bytes(data[position:start], "little")
+        if start > end or position > end:
+            raise InvalidError(f"tensor {tensor.name!r}: its element {len(found)} ends after its data do")
+        found.append(data[start:position])
+    return found

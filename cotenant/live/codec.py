@@ -1,0 +1,302 @@
+"""Inference requests and answers as HTTP carries them: JSON, and tensors in binary behind it.
+
+The binary tensor extension: a body is JSON, then the raw tensors of those inputs that state a `binary_data_size`, in
+their order. A header says how long the JSON is; where it says 0, the whole body is the one input of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+
+from cotenant.core.tensor import DTYPES, ModelInfo, Tensor
+from cotenant.errors import InvalidError, MalformedError, UnsupportedError
+from cotenant.live.oip import (
+    FORMATS,
+    Data,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    check_request,
+    check_size,
+    chosen,
+    elements,
+    pack,
+    scheduling,
+    values,
+)
+
+Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _TensorParameters(msgspec.Struct):
+    binary_data_size: Size | None = None
+    binary_data: bool | None = None
+    classification: Size = 0
+    shared_memory_region: str | None = None
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: list[Size]
+    datatype: str
+    data: msgspec.Raw = msgspec.Raw(b"")
+    parameters: _TensorParameters | None = None
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: _TensorParameters | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    outputs: list[_Output] = []
+    id: str = ""
+    parameters: dict[str, bool | int | float | str] = {}
+
+
+class _AnsweredTensor(msgspec.Struct, omit_defaults=True):
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    parameters: dict[str, int] | None = None
+    data: list[Any] | None = None
+
+
+class _Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    id: str = ""
+    model_name: str
+    model_version: str
+    outputs: list[_AnsweredTensor]
+
+
+class Form(msgspec.Struct, frozen=True):
+    """How a caller wants its outputs: in binary or not, by name, and otherwise."""
+
+    binary: bool = False
+    by_name: dict[str, bool] = {}
+
+    def is_binary(self, name: str) -> bool:
+        return self.by_name.get(name, self.binary)
+
+
+_JSON = Form()
+_BINARY = Form(binary=True)
+_TOO_DEEP = "the JSON is nested too deeply"
+
+_request = msgspec.json.Decoder(_Request)
+_encoder = msgspec.json.Encoder()
+_anything = msgspec.json.Decoder()
+_lists: dict[str, Any] = {
+    "BOOL": list[bool],
+    "FP32": list[float],
+    "FP64": list[float],
+    "BYTES": list[str],
+} | {name: list[int] for name in FORMATS if "INT" in name}
+_flat = {name: msgspec.json.Decoder(kind) for name, kind in _lists.items()}
+# `array` has no '?', but takes booleans for bytes.
+_codes = FORMATS | {"BOOL": "B"}
+
+
+def decode(
+    body: Data, info: ModelInfo, *, header: int | None = None, block: object | None = None, start: int = 0
+) -> tuple[InferRequest, Form]:
+    """A request for a model, checked against it, and how to answer it.
+
+    header: bytes of JSON at the beginning of the body; None where it is all JSON. block, start: the memory that
+    workers share, if the body lies there, and at which byte. Raises MalformedError, InvalidError, UnsupportedError.
+    """
+    if header is None:
+        wire, tail = _parse(body), None
+    elif header == 0:
+        return _decode_raw(body, info, block, start), _BINARY
+    elif header > len(body):
+        raise InvalidError(f"Inference-Header-Content-Length is {header}, but the body has {len(body)} bytes")
+    else:
+        view = memoryview(body)
+        wire, tail = _parse(view[:header]), view[header:]
+    position = 0
+    inputs = []
+    for given in wire.inputs:
+        size = None
+        if given.parameters is not None:
+            if given.parameters.shared_memory_region is not None:
+                raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
+            size = given.parameters.binary_data_size
+        if size is None:
+            inputs.append(Tensor(given.name, given.datatype, tuple(given.shape), _numbers(given)))
+            continue
+        if tail is None or position + size > len(tail):
+            raise InvalidError(
+                f"input {given.name!r}: binary_data_size is {size}, but {len(tail or b'') - position} bytes are left "
+                "behind the JSON; is Inference-Header-Content-Length right?"
+            )
+        data = tail[position : position + size]
+        assert header is not None
+        tensor = Tensor(given.name, given.datatype, tuple(given.shape), data, block, start + header + position)
+        check_size(tensor)
+        inputs.append(tensor)
+        position += size
+    if tail is not None and position < len(tail):
+        raise InvalidError(f"{len(tail) - position} bytes are left behind the last input")
+    return _request_for(info, wire, inputs)
+
+
+def _parse(text: Data) -> _Request:
+    try:
+        return _request.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedError(f"not an inference request: {error}") from None
+    except RecursionError:
+        raise MalformedError(_TOO_DEEP) from None
+
+
+def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple[InferRequest, Form]:
+    form = _JSON
+    parameters = wire.parameters
+    if parameters and parameters.pop("binary_data_output", False) is True:
+        form = _BINARY
+    outputs: tuple[RequestedOutput, ...] = ()
+    if wire.outputs:
+        outputs = tuple(
+            [
+                RequestedOutput(output.name, output.parameters.classification if output.parameters else 0)
+                for output in wire.outputs
+            ]
+        )
+        own = {
+            output.name: output.parameters.binary_data
+            for output in wire.outputs
+            if output.parameters and output.parameters.binary_data is not None
+        }
+        if own:
+            form = Form(form.binary, own)
+        if any(output.parameters and output.parameters.shared_memory_region is not None for output in wire.outputs):
+            raise UnsupportedError("no shared memory is registered here; take the outputs in the answer")
+    check_request(info, inputs, outputs)
+    timeout, priority = scheduling(parameters)
+    request = InferRequest(
+        model=info.name,
+        version=info.version,
+        id=wire.id,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        timeout=timeout,
+        priority=priority,
+        parameters=parameters,
+    )
+    _check_form(request, form, info)
+    return request, form
+
+
+def _check_form(request: InferRequest, form: Form, info: ModelInfo) -> None:
+    """JSON has no half precision: say so before the model runs, not after."""
+    for spec in info.outputs:
+        wanted = not request.outputs or any(output.name == spec.name for output in request.outputs)
+        if spec.datatype in ("FP16", "BF16") and wanted and not form.is_binary(spec.name):
+            raise InvalidError(
+                f"output {spec.name!r} is {spec.datatype}, which JSON cannot carry; ask for it with binary_data"
+            )
+
+
+def _numbers(given: _Input) -> bytes:
+    """The `data` of an input, flat or nested, as raw bytes."""
+    datatype, raw = given.datatype, given.data
+    decoder = _flat.get(datatype)
+    if decoder is None:
+        if datatype in DTYPES:
+            raise InvalidError(
+                f"input {given.name!r} is {datatype}, which JSON cannot carry; send it in binary, with binary_data_size"
+            )
+        raise InvalidError(f"input {given.name!r}: no datatype {datatype!r}; there are {', '.join((*DTYPES, 'BYTES'))}")
+    if not raw:
+        raise MalformedError(f"input {given.name!r} has neither 'data' nor a binary_data_size")
+    try:
+        try:
+            items = decoder.decode(raw)
+        except msgspec.ValidationError:
+            items = msgspec.convert(_flatten(_anything.decode(raw)), _lists[datatype])
+        data = pack([item.encode() for item in items]) if datatype == "BYTES" else array(_codes[datatype], items)
+    except (msgspec.DecodeError, UnicodeError, OverflowError, TypeError, ValueError) as error:
+        raise MalformedError(f"input {given.name!r}: 'data' is no list of {datatype}: {error}") from None
+    except RecursionError:
+        raise MalformedError(_TOO_DEEP) from None
+    if len(items) != math.prod(given.shape):
+        raise MalformedError(
+            f"input {given.name!r}: 'data' has {len(items)} elements, but shape {given.shape} has "
+            f"{math.prod(given.shape)}"
+        )
+    return data if isinstance(data, bytes) else data.tobytes()
+
+
+def _flatten(items: Any) -> list[Any]:
+    """Lists in lists, of one length at each level, as one list. Raises TypeError, ValueError."""
+    while isinstance(items, list) and items and isinstance(items[0], list):
+        width = len(items[0])
+        if any(len(item) != width for item in items):
+            raise ValueError("its rows differ in length")
+        items = list(chain.from_iterable(items))
+    if not isinstance(items, list):
+        raise TypeError("it is no list")
+    return items
+
+
+def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -> InferRequest:
+    """A raw binary request: the body is the one input of the model, as one row."""
+    if len(info.inputs) != 1:
+        raise InvalidError(f"a raw binary request has one input, but model {info.name!r} takes {len(info.inputs)}")
+    spec = info.inputs[0]
+    shape = [1, *spec.shape[1:]] if info.max_batch_size else list(spec.shape)
+    open_dimensions = [index for index, size in enumerate(shape) if size < 0]
+    if spec.datatype == "BYTES":
+        # The one element, without its length.
+        shape = [1 if size < 0 else size for size in shape]
+        body, block = pack([bytes(body)]), None
+    elif len(open_dimensions) > 1:
+        raise InvalidError(
+            f"a raw binary request says no shape, but input {spec.name!r} of model {info.name!r} leaves "
+            f"{len(open_dimensions)} dimensions open; send JSON before it"
+        )
+    elif open_dimensions:
+        known = math.prod(size for size in shape if size >= 0) * DTYPES[spec.datatype].itemsize
+        shape[open_dimensions[0]] = len(body) // known if known else 0
+    tensor = Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body), block, start)
+    check_size(tensor)
+    check_request(info, (tensor,), ())
+    return InferRequest(model=info.name, version=info.version, inputs=(tensor,))
+
+
+def encode(request: InferRequest, response: InferResponse, info: ModelInfo, form: Form) -> tuple[bytes, list[Data]]:
+    """The JSON of an answer, and the tensors that follow it in binary.
+
+    A number that JSON does not know (NaN, infinity) becomes null. Raises RequestError's children where the outputs
+    are not what was asked for.
+    """
+    outputs, tail = [], []
+    for tensor in chosen(request, response, info):
+        if form.is_binary(tensor.name):
+            tail.append(tensor.data)
+            outputs.append(
+                _AnsweredTensor(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
+            )
+        else:
+            outputs.append(_AnsweredTensor(tensor.name, tensor.datatype, tensor.shape, None, _listed(tensor)))
+    answer = _Answer(id=request.id, model_name=response.model, model_version=response.version, outputs=outputs)
+    return _encoder.encode(answer), tail
+
+
+def _listed(tensor: Tensor) -> list[Any]:
+    if tensor.datatype == "BYTES":
+        try:
+            return [str(item, "utf-8") for item in elements(tensor)]
+        except UnicodeDecodeError:
+            raise InvalidError(
+                f"output {tensor.name!r} holds bytes that are no text, which JSON cannot carry; ask for binary_data"
+            ) from None
+    return values(tensor)

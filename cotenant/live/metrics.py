@@ -1,0 +1,177 @@
+"""The metrics in Prometheus' text format: Triton's names where the meaning is the same, and what nobody else exports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from cotenant.core.request import Outcome
+from cotenant.core.units import WHOLE
+from cotenant.live.statistics import BUCKETS, ModelStatistics, Sum
+
+# Triton's reason of a failure → our ends. What it calls OTHER never reaches the dispatcher here.
+_FAILURES = {
+    "REJECTED": (Outcome.REFUSED, Outcome.EXPIRED),
+    "CANCELED": (Outcome.CANCELLED,),
+    "BACKEND": (Outcome.FAILED,),
+    "OTHER": (),
+}
+
+
+class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition at this moment.
+
+    share: ‰, as planned. obeyed: ‰, as seen from outside; None where it was not looked at. busy: seconds that it ran
+    batches since it started. waiting: requests in its queues, by model.
+    """
+
+    lane: str
+    share: int
+    obeyed: float | None = None
+    busy: float = 0.0
+    waiting: dict[str, int] = {}
+
+
+Sample = tuple[str, dict[str, str], float]  # what is added to the name of the family, labels, value
+
+
+def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading]) -> str:
+    models, lanes = list(models), list(lanes)
+    waiting = {model.name: sum(lane.waiting.get(model.name, 0) for lane in lanes) for model in models}
+    lines: list[str] = []
+
+    def family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> None:
+        lines.append(f"# HELP {name} {text}")
+        lines.append(f"# TYPE {name} {kind}")
+        lines.extend(f"{name}{suffix}{_labels(labels)} {_number(value)}" for suffix, labels, value in samples)
+
+    def by_model(name: str, kind: str, text: str, value: Callable[[ModelStatistics], float]) -> None:
+        family(name, kind, text, [("", {"model": m.name, "version": m.version}, value(m)) for m in models])
+
+    def by_lane(name: str, kind: str, text: str, value: Callable[[LaneReading], float | None]) -> None:
+        readings = [(lane.lane, value(lane)) for lane in lanes]
+        family(name, kind, text, [("", {"lane": lane}, reading) for lane, reading in readings if reading is not None])
+
+    by_model(
+        "nv_inference_request_success", "counter", "Requests that were answered.", lambda m: m.ends[Outcome.SERVED]
+    )
+    family(
+        "nv_inference_request_failure",
+        "counter",
+        "Requests that were not answered, by reason.",
+        [
+            (
+                "",
+                {"model": m.name, "version": m.version, "reason": reason},
+                sum(m.ends[outcome] for outcome in outcomes),
+            )
+            for m in models
+            for reason, outcomes in _FAILURES.items()
+        ],
+    )
+    by_model("nv_inference_count", "counter", "Rows that were inferred.", lambda m: m.rows)
+    by_model("nv_inference_exec_count", "counter", "Batches that were run.", lambda m: m.executions)
+    for phase, text, value in _DURATIONS:
+        by_model(f"nv_inference_{phase}_duration_us", "counter", text, value)
+    by_model(
+        "nv_inference_pending_request_count", "gauge", "Requests that wait for a batch.", lambda m: waiting[m.name]
+    )
+
+    by_model("cotenant_goodput_total", "counter", "Answers within their latency target.", lambda m: m.within)
+    by_model(
+        "cotenant_attainment_ratio",
+        "gauge",
+        "Fraction of requests answered within their target, of those whose caller stayed.",
+        lambda m: m.attainment,
+    )
+    family(
+        "cotenant_requests_total",
+        "counter",
+        "Requests that ended, by how.",
+        [("", {"model": m.name, "end": end.value}, count) for m in models for end, count in m.ends.items()],
+    )
+    family(
+        "cotenant_turned_away_total",
+        "counter",
+        "Requests that were refused at arrival or expired in the queue, by reason.",
+        [
+            ("", {"model": m.name, "end": end.value, "reason": reason}, count)
+            for m in models
+            for (end, reason), count in sorted(m.turned_away.items(), key=lambda item: (item[0][0].value, item[0][1]))
+        ],
+    )
+    family(
+        "cotenant_request_latency_seconds",
+        "histogram",
+        "From arrival to answer, of requests that were answered.",
+        [sample for m in models for sample in _histogram({"model": m.name}, m.latency, m.success)],
+    )
+    for name, text, sums in (
+        ("predicted", "Latency of batches as the plan predicted it.", lambda m: m.predicted),
+        ("observed", "Latency of batches as it was.", lambda m: m.observed),
+    ):
+        family(
+            f"cotenant_batch_{name}_seconds",
+            "summary",
+            text,
+            [
+                sample
+                for m in models
+                for lane, total in sums(m).items()
+                for sample in _summary({"lane": lane, "model": m.name}, total)
+            ],
+        )
+    by_lane(
+        "cotenant_partition_share_ratio", "gauge", "Share of the device, as planned.", lambda lane: lane.share / WHOLE
+    )
+    by_lane(
+        "cotenant_partition_obeyed_share_ratio",
+        "gauge",
+        "Share of the device that the partition was seen to use while it ran batches.",
+        lambda lane: None if lane.obeyed is None else lane.obeyed / WHOLE,
+    )
+    by_lane("cotenant_partition_busy_seconds_total", "counter", "Time in which it ran batches.", lambda lane: lane.busy)
+    family(
+        "cotenant_queue_length",
+        "gauge",
+        "Requests that wait.",
+        [("", {"lane": lane.lane, "model": model}, count) for lane in lanes for model, count in lane.waiting.items()],
+    )
+    return "\n".join(lines) + "\n"
+
+
+_DURATIONS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("request", "Time from arrival to answer.", lambda m: m.success.seconds * 1e6),
+    ("queue", "Time in the queue.", lambda m: m.queue.seconds * 1e6),
+    ("compute_input", "Time to put inputs together.", lambda m: m.gather.seconds * 1e6),
+    ("compute_infer", "Time to run the model.", lambda m: m.infer.seconds * 1e6),
+    ("compute_output", "Time to take outputs apart.", lambda m: m.scatter.seconds * 1e6),
+)
+
+
+def _summary(labels: dict[str, str], total: Sum) -> list[Sample]:
+    return [("_sum", labels, total.seconds), ("_count", labels, total.count)]
+
+
+def _histogram(labels: dict[str, str], counts: Sequence[int], total: Sum) -> list[Sample]:
+    bounds = [*map(str, BUCKETS), "+Inf"]
+    buckets: list[Sample] = [
+        ("_bucket", {**labels, "le": bound}, count) for bound, count in zip(bounds, accumulate(counts), strict=True)
+    ]
+    return buckets + _summary(labels, total)
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.9g}"

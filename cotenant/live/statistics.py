@@ -1,0 +1,148 @@
+"""What is counted of each model, in one place: `/stats`, gRPC's ModelStatistics and the metrics all read it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from cotenant.core.request import Outcome, Request
+from cotenant.runtime.events import Reply
+from cotenant.worker.wire import Timing
+
+# Upper bounds of the latency histogram, in seconds.
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Sum:
+    """How many, and their seconds together."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+
+    def to_json(self) -> dict[str, int]:
+        return {"count": self.count, "ns": round(self.seconds * 1e9)}
+
+
+class _Batches:
+    """Batches of one number of rows."""
+
+    __slots__ = ("gather", "infer", "scatter")
+
+    def __init__(self) -> None:
+        self.gather = Sum()
+        self.infer = Sum()
+        self.scatter = Sum()
+
+
+class ModelStatistics:
+    """Counts of one model. epoch: what to add to the driver's clock to get the seconds since 1970.
+
+    Of a batch that was held back to stay within its share, the wait counts as inference.
+    """
+
+    def __init__(self, name: str, version: str, epoch: float) -> None:
+        self.name = name
+        self.version = version
+        self.epoch = epoch
+        self.last = 0.0
+        self.rows = 0
+        self.ends = dict.fromkeys(Outcome, 0)
+        self.within = 0  # answers within their target
+        self.turned_away: dict[tuple[Outcome, str], int] = {}  # refused and expired requests, by reason
+        self.success = Sum()
+        self.fail = Sum()
+        self.queue = Sum()
+        self.gather = Sum()
+        self.infer = Sum()
+        self.scatter = Sum()
+        self.latency = [0] * (len(BUCKETS) + 1)
+        self.batches: dict[int, _Batches] = {}  # by rows
+        self.predicted: dict[str, Sum] = {}  # by lane
+        self.observed: dict[str, Sum] = {}
+        self._timings: dict[str, Timing] = {}  # of the last batch of each lane
+
+    def ran(self, lane: str, rows: int, predicted: float, observed: float, timing: Timing) -> None:
+        """A batch is back, predicted and observed to take so many seconds. To be told before its requests end."""
+        self._timings[lane] = timing
+        self.rows += rows
+        batches = self.batches.get(rows)
+        if batches is None:
+            batches = self.batches[rows] = _Batches()
+        batches.gather.add(timing.gather)
+        batches.infer.add(timing.infer + timing.pause)
+        batches.scatter.add(timing.scatter)
+        if lane not in self.observed:
+            self.predicted[lane], self.observed[lane] = Sum(), Sum()
+        self.predicted[lane].add(predicted)
+        self.observed[lane].add(observed)
+
+    def ended(self, request: Request, reply: Reply, now: float) -> None:
+        """A request of this model has ended, as that reply says."""
+        outcome = reply.outcome
+        self.ends[outcome] += 1
+        latency = now - request.arrived
+        if outcome is not Outcome.SERVED:
+            self.fail.add(latency)
+            if outcome is Outcome.REFUSED or outcome is Outcome.EXPIRED:
+                key = outcome, reply.reason
+                self.turned_away[key] = self.turned_away.get(key, 0) + 1
+            return
+        self.last = now
+        self.success.add(latency)
+        self.latency[bisect_left(BUCKETS, latency)] += 1
+        if now <= request.deadline:
+            self.within += 1
+        self.queue.add(reply.started - request.arrived)
+        timing = self._timings[reply.lane]
+        self.gather.add(timing.gather)
+        self.infer.add(timing.infer + timing.pause)
+        self.scatter.add(timing.scatter)
+
+    @property
+    def executions(self) -> int:
+        return sum(batches.infer.count for batches in self.batches.values())
+
+    @property
+    def attainment(self) -> float:
+        """The fraction of the requests whose caller stayed that were answered within their target; 1 of none."""
+        stayed = sum(self.ends.values()) - self.ends[Outcome.CANCELLED]
+        return self.within / stayed if stayed else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of Triton's `model_stats`."""
+        none = {"count": 0, "ns": 0}
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": round((self.last + self.epoch) * 1e3) if self.last else 0,
+            "inference_count": self.rows,
+            "execution_count": self.executions,
+            "inference_stats": {
+                "success": self.success.to_json(),
+                "fail": self.fail.to_json(),
+                "queue": self.queue.to_json(),
+                "compute_input": self.gather.to_json(),
+                "compute_infer": self.infer.to_json(),
+                "compute_output": self.scatter.to_json(),
+                "cache_hit": none,
+                "cache_miss": none,
+            },
+            "response_stats": {},
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": batches.gather.to_json(),
+                    "compute_infer": batches.infer.to_json(),
+                    "compute_output": batches.scatter.to_json(),
+                }
+                for rows, batches in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+        }
