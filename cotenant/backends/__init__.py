@@ -14,13 +14,16 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     env: added to the environment. cores: the only cores it may run on; empty: any. threads: for one batch.
     pace: processor seconds per second that the worker holds itself to, by ending each batch no earlier than its
-    processor time allows; None where something else holds it. fake: it sleeps for the profiled time, and runs nothing.
+    processor time allows; None where something else holds it. budget: processor seconds per second that its share
+    allows, whoever holds it, for the audit; None where a share is not of processor time. fake: it sleeps for the
+    profiled time, and runs nothing.
     """
 
     env: dict[str, str] = {}
     cores: tuple[int, ...] = ()
     threads: int = 1
     pace: float | None = None
+    budget: float | None = None
     fake: bool = False
 
 

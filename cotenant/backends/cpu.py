@@ -1,0 +1,102 @@
+"""Shares of the processors of this machine: a fraction of their time, not of their caches or of memory bandwidth.
+
+With `hold="bucket"` a worker holds itself (`worker.pace`), which any user may do on any system, and which makes latency
+go as 1/share. With `hold="quota"` the kernel holds it, through a control group that this user must be able to write; a
+batch then either fits into what is left of a period or waits for the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from typing import Literal
+
+from cotenant.backends import Launch, cgroup
+from cotenant.core.model import Kind
+from cotenant.core.units import WHOLE
+from cotenant.errors import ConfigError
+
+CUT = 50  # ‰: shares are multiples of it
+
+
+class Cpu:
+    """One device: the cores that this process may use, as far as it may use them.
+
+    reserve: the fraction of their time that is kept for the server itself.
+    """
+
+    name = "cpu"
+
+    def __init__(self, *, hold: Literal["bucket", "quota"] = "bucket", reserve: float = 0.1) -> None:
+        if not 0 <= reserve < 1:
+            raise ConfigError(f"reserve: {reserve:g} is no fraction of the cores; give 0 or more, and less than 1")
+        self._hold = hold
+        self._reserve = reserve
+        self._pinned: dict[str, tuple[tuple[int, ...], float]] = {}  # lane → its cores, and what it uses of each
+
+    @functools.cached_property
+    def cores(self) -> tuple[int, ...]:
+        if hasattr(os, "sched_getaffinity"):
+            return tuple(sorted(os.sched_getaffinity(0)))
+        return tuple(range(os.cpu_count() or 1))
+
+    @functools.cached_property
+    def capacity(self) -> float:
+        """Processor seconds per second of the whole device."""
+        return min(len(self.cores), cgroup.processors()) * (1 - self._reserve)
+
+    def fleet(self) -> tuple[Kind, ...]:
+        installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = int(min(installed, cgroup.memory()))
+        return (Kind(name="cpu", memory=memory, cuts=tuple(range(CUT, WHOLE + 1, CUT))),)
+
+    def holds(self) -> str:
+        if self._hold == "quota":
+            return "the kernel, by a quota of processor time in each 10 ms"
+        return "each worker itself, by ending a batch no earlier than its processor time allows; audited from outside"
+
+    def open(self, lane: str, share: int) -> Launch:
+        """Open the largest partitions first: each is pinned to the first cores that have room for it, and a partition
+        that finds none floats over all of them."""
+        budget = self.capacity * share / WHOLE
+        threads = math.ceil(budget)
+        pinned = self._pin(lane, threads, budget / threads)
+        if self._hold == "quota":
+            self._quotas.make(lane, budget)
+        return Launch(
+            cores=pinned or self.cores,
+            threads=threads,
+            pace=None if self._hold == "quota" else budget,
+            budget=budget,
+        )
+
+    def attach(self, lane: str, pid: int) -> None:
+        if self._hold == "quota":
+            self._quotas.put(lane, pid)
+
+    def close(self, lane: str) -> None:
+        self._pinned.pop(lane, None)
+        if self._hold == "quota":
+            self._quotas.remove(lane)
+
+    def _pin(self, lane: str, threads: int, each: float) -> tuple[int, ...]:
+        """Cores for a lane of that many threads, each busy for that fraction; none where they do not fit."""
+        used = dict.fromkeys(self.cores, 0.0)
+        for cores, fraction in self._pinned.values():
+            for core in cores:
+                used[core] += fraction
+        roomy = [core for core in self.cores if used[core] + each < 1 + 1e-9]
+        if len(roomy) < threads:
+            return ()
+        self._pinned[lane] = (tuple(roomy[:threads]), each)
+        return self._pinned[lane][0]
+
+    @functools.cached_property
+    def _quotas(self) -> cgroup.Quotas:
+        group = cgroup.own("cpu")
+        if group is None:
+            raise ConfigError('hold = "quota" needs control groups, which this system lacks; use hold = "bucket"')
+        quotas = cgroup.Quotas(group)
+        quotas.prepare()
+        return quotas

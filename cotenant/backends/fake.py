@@ -1,0 +1,29 @@
+"""Shares that are only numbers: a worker sleeps for as long as the profile says, and runs nothing."""
+
+from __future__ import annotations
+
+from cotenant.backends import Launch
+from cotenant.core.model import Kind
+from cotenant.core.units import WHOLE
+
+
+class Fake:
+    name = "fake"
+
+    def __init__(self, kinds: tuple[Kind, ...] = (Kind(name="fake", cuts=tuple(range(50, WHOLE + 1, 50))),)) -> None:
+        self._kinds = kinds
+
+    def fleet(self) -> tuple[Kind, ...]:
+        return self._kinds
+
+    def holds(self) -> str:
+        return "nothing: workers sleep for the profiled time"
+
+    def open(self, lane: str, share: int) -> Launch:
+        return Launch(fake=True)
+
+    def attach(self, lane: str, pid: int) -> None:
+        pass
+
+    def close(self, lane: str) -> None:
+        pass
