@@ -1,4 +1,4 @@
-"""The metrics in Prometheus' text format: Triton's names where the meaning is the same, and what nobody else exports."""
+"""Metrics in Prometheus' text format: Triton's names where the meaning is the same, and what nobody else exports."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ _FAILURES = {
 class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     """A partition at this moment.
 
-    share: ‰, as planned. obeyed: ‰, as seen from outside; None where it was not looked at. busy: seconds that it ran
-    batches since it started. waiting: requests in its queues, by model.
+    up: its worker is ready. share: ‰, as planned. obeyed: ‰ that it used of late, as seen from outside; None where that
+    is not known. breach: it used more than its share. busy: seconds in which it ran batches. restarts: of its worker.
+    waiting: requests in its queues, by model.
     """
 
     lane: str
+    up: bool
     share: int
     obeyed: float | None = None
+    breach: bool = False
     busy: float = 0.0
+    restarts: int = 0
     waiting: dict[str, int] = {}
 
 
@@ -108,10 +112,7 @@ def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading]) -> s
         "From arrival to answer, of requests that were answered.",
         [sample for m in models for sample in _histogram({"model": m.name}, m.latency, m.success)],
     )
-    for name, text, sums in (
-        ("predicted", "Latency of batches as the plan predicted it.", lambda m: m.predicted),
-        ("observed", "Latency of batches as it was.", lambda m: m.observed),
-    ):
+    for name, text in (("predicted", "Latency of batches as the plan had it."), ("observed", "Latency of batches.")):
         family(
             f"cotenant_batch_{name}_seconds",
             "summary",
@@ -119,20 +120,12 @@ def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading]) -> s
             [
                 sample
                 for m in models
-                for lane, total in sums(m).items()
+                for lane, total in getattr(m, name).items()
                 for sample in _summary({"lane": lane, "model": m.name}, total)
             ],
         )
-    by_lane(
-        "cotenant_partition_share_ratio", "gauge", "Share of the device, as planned.", lambda lane: lane.share / WHOLE
-    )
-    by_lane(
-        "cotenant_partition_obeyed_share_ratio",
-        "gauge",
-        "Share of the device that the partition was seen to use while it ran batches.",
-        lambda lane: None if lane.obeyed is None else lane.obeyed / WHOLE,
-    )
-    by_lane("cotenant_partition_busy_seconds_total", "counter", "Time in which it ran batches.", lambda lane: lane.busy)
+    for name, kind, text, reading in _PARTITION:
+        by_lane(f"cotenant_partition_{name}", kind, text, reading)
     family(
         "cotenant_queue_length",
         "gauge",
@@ -148,6 +141,21 @@ _DURATIONS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("compute_input", "Time to put inputs together.", lambda m: m.gather.seconds * 1e6),
     ("compute_infer", "Time to run the model.", lambda m: m.infer.seconds * 1e6),
     ("compute_output", "Time to take outputs apart.", lambda m: m.scatter.seconds * 1e6),
+)
+
+
+_PARTITION: tuple[tuple[str, str, str, Callable[[LaneReading], float | None]], ...] = (
+    ("up", "gauge", "Whether its worker is ready.", lambda r: int(r.up)),
+    ("share_ratio", "gauge", "Share of the device, as planned.", lambda r: r.share / WHOLE),
+    (
+        "obeyed_share_ratio",
+        "gauge",
+        "Share of the device that it used of late.",
+        lambda r: None if r.obeyed is None else r.obeyed / WHOLE,
+    ),
+    ("breach", "gauge", "Whether it uses more than its share.", lambda r: int(r.breach)),
+    ("busy_seconds_total", "counter", "Time in which it ran batches.", lambda r: r.busy),
+    ("restarts_total", "counter", "How often its worker was started again.", lambda r: r.restarts),
 )
 
 
@@ -174,4 +182,4 @@ def _escaped(value: str) -> str:
 
 
 def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.9g}"
+    return str(value) if isinstance(value, int) else repr(value)
