@@ -12,7 +12,7 @@ from cotenant.measure.report import Report
 from cotenant.runtime.events import LaneModel, LaneSpec
 from cotenant.sim.run import run
 from cotenant.sim.service import Service
-from cotenant.workload.arrivals import merge, poisson, streams
+from cotenant.workload.arrivals import independent
 
 SECONDS = 60.0
 RATES = {"a": 400.0, "b": 240.0, "c": 400.0, "d": 240.0, "e": 400.0, "f": 240.0, "g": 400.0, "h": 240.0}
@@ -27,9 +27,8 @@ def once() -> tuple[float, Report]:
         for slot, pair in enumerate(("ab", "cd", "ef", "gh"))
     )
     service = Service(lanes, 0, {(lane.id, model.model): 0.05 for lane in lanes for model in lane.models})
-    sources = [poisson(rate, rng) for rate, rng in zip(RATES.values(), streams(0, RATES).values(), strict=True)]
     start = time.process_time()
-    report = run(lanes, models, merge(sources, SECONDS), service, SECONDS)
+    report = run(lanes, models, independent(RATES, SECONDS, seed=0), service, SECONDS)
     return time.process_time() - start, report
 
 

@@ -48,7 +48,7 @@ def play(
                 case Reply():
                     ended(command, now)
                 case WakeAt(lane, time):
-                    heappush(heap, (max(time, now), next(order), Woke(lane)))
+                    heappush(heap, (max(time, now), next(order), Woke(lane, time)))
                 case Drained():
                     pass  # there is no worker to stop
     return now

@@ -18,7 +18,7 @@ from cotenant.runtime.events import Applied, Died, Event, LaneSpec, Ready, Reply
 from cotenant.runtime.lanes import lanes_of
 from cotenant.sim.loop import Handle, play
 from cotenant.sim.service import Service
-from cotenant.workload.arrivals import Arrivals, merge, poisson, streams
+from cotenant.workload.arrivals import Arrivals, independent
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,13 +46,10 @@ def simulate(
     `per_batch` and `per_request` seconds longer than it says.
     """
     rates = problem.rates if rates is None else rates
-    rngs = streams(seed, (f"arrivals {model.name}" for model in problem.models))
-    sources = [
-        poisson(rates.get(model.name, 0.0), rng) for model, rng in zip(problem.models, rngs.values(), strict=True)
-    ]
+    arrivals = independent({model.name: rates.get(model.name, 0.0) for model in problem.models}, seconds, seed)
     lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
     service = Service(lanes, seed, _cv(plan, problem), per_batch=per_batch, per_request=per_request)
-    return run(lanes, problem.models, merge(sources, seconds), service, seconds, deaths=deaths)
+    return run(lanes, problem.models, arrivals, service, seconds, deaths=deaths)
 
 
 def run(

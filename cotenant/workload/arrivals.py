@@ -7,7 +7,7 @@ arrivals of all others as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,20 @@ def uniform(rate: float, rng: np.random.Generator) -> Times:
     return _renewal(rate, lambda: gaps, first=phase - 1)
 
 
+def independent(rates: Mapping[str, float], seconds: float, seed: int, cv: float = 1.0) -> Arrivals:
+    """What the models of `rates` (requests/s) are asked for, each on its own: Poisson, or gamma where `cv` is not 1.
+
+    The same seed gives the same arrivals to the simulator and to a live server.
+    """
+    rngs = streams(seed, rates)
+    return merge(
+        [poisson(rate, rngs[name]) if cv == 1 else gamma(rate, cv, rngs[name]) for name, rate in rates.items()],
+        seconds,
+    )
+
+
 def merge(sources: Sequence[Times], seconds: float) -> Arrivals:
-    """All arrivals before `seconds`, in the order of time; those of the same time in the order of their sources."""
+    """All arrivals before `seconds`, in the order of time."""
     held = [np.empty(0) for _ in sources]
     running = set(range(len(sources)))
     start = 0.0

@@ -1,0 +1,85 @@
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from cotenant.core.model import Model
+from cotenant.core.request import Outcome, Request
+from cotenant.errors import ConfigError
+from cotenant.measure.report import Report, compare
+from cotenant.measure.stats import Tally
+
+MODELS = (Model(name="digits", slo=0.025), Model(name="idle", slo=0.1, attainment=0.95))
+
+
+def tallies() -> dict[str, Tally]:
+    digits = Tally()
+    for number in range(98):
+        digits.ended((Request(number, "digits", 1.0, 1.025),), Outcome.SERVED, 1.010)
+    digits.ended((Request(98, "digits", 1.0, 1.025),), Outcome.SERVED, 1.030)
+    digits.ended((Request(99, "digits", 1.0, 1.025),), Outcome.REFUSED, 1.0)
+    digits.ended((Request(100, "digits", 1.0, 1.025),), Outcome.CANCELLED, 1.0)
+    digits.ran(60, 0.008, 0.009)
+    digits.ran(40, 0.006, 0.006)
+    return {"digits": digits, "idle": Tally()}
+
+
+def report() -> Report:
+    return Report.of("simulated", MODELS, tallies(), 10.0, lag=0.0004)
+
+
+def text(table: Table) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_a_report_says_what_became_of_each_model() -> None:
+    digits, idle = report().models
+    assert (digits.offered, digits.served, digits.goodput) == (10.1, 9.9, 9.8)
+    assert digits.attainment == 0.98
+    assert digits.ends == {"served": 99, "refused": 1, "expired": 0, "failed": 0, "cancelled": 1}
+    assert digits.p50 == pytest.approx(0.010, rel=0.01)
+    assert digits.p999 == pytest.approx(0.030)
+    assert digits.batch == 50
+    assert digits.predicted == pytest.approx(0.007)
+    assert digits.observed == pytest.approx(0.0075)
+    assert not digits.kept
+    assert idle.attainment is idle.p99 is idle.batch is None
+    assert idle.kept
+
+
+def test_a_report_survives_its_file() -> None:
+    assert Report.from_json(report().to_json()) == report()
+    assert b'"p99_s": 0.0' in report().to_json()
+
+
+def test_what_is_no_report_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"^run\.json: not a report: Object missing required field `source`$"):
+        Report.from_json("{}", "run.json")
+    with pytest.raises(ConfigError, match=r"^report: not a report: "):
+        Report.from_json(b"\xff")
+
+
+def test_the_table_shows_every_model_and_its_ends() -> None:
+    shown = text(report().table())
+    assert "98.00 %" in shown
+    assert "1 refused, 1 cancelled" in shown
+    assert "25 ms" in shown
+    assert "idle" in shown
+    assert "sent at most 400 µs late in 99 % of cases" in shown
+
+
+def test_columns_on_batches_are_left_out_where_nothing_is_known_of_them() -> None:
+    assert "predicted" in text(report().table())
+    assert "predicted" not in text(Report.of("live", MODELS[1:], tallies(), 10.0).table())
+
+
+def test_a_comparison_gives_differences_of_the_second_from_the_first() -> None:
+    better = tallies()
+    for _ in range(100):
+        better["digits"].ended((Request(0, "digits", 1.0, 1.025),), Outcome.SERVED, 1.005)
+    shown = text(compare(report(), Report.of("live", MODELS, better, 10.0)))
+    assert "simulated → live" in shown
+    assert "+1.00 pt" in shown
+    assert "+102.0 %" in shown

@@ -1,0 +1,44 @@
+import pytest
+
+from cotenant.core.model import Model
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
+from cotenant.runtime.events import LaneModel, LaneSpec
+from cotenant.runtime.lanes import lanes_of
+
+PROFILES = {
+    ("m", "cpu"): Profile(
+        "m", "cpu", [Point(share=400, batch=b, latency=s, memory=0) for b, s in ((1, 0.002), (2, 0.003), (4, 0.005))]
+    )
+}
+MODELS = {"m": Model(name="m", slo=0.1, linger=0.001)}
+
+
+def plan(**changes: object) -> Plan:
+    fields = {"model": "m", "batch": 2, "rate": 7.0, "duty": 0.01, "latency": 0.003, "procs": 1} | changes
+    partition = Partition(share=400, placements=(Placement(**fields),))  # type: ignore[arg-type]
+    return Plan(planner="hand", devices=(Device(kind="cpu", id=3, partitions=(partition, partition)),))
+
+
+def test_a_lane_for_each_partition_with_the_latencies_of_its_batches() -> None:
+    model = LaneModel(model="m", latencies=(0.002, 0.003), linger=0.001, rate=7.0)
+    expected = tuple(LaneSpec(id=id_, models=(model,)) for id_ in ("cpu3/0", "cpu3/1"))
+    assert lanes_of(plan(), MODELS, PROFILES) == expected
+
+
+def test_the_slowdown_of_the_plan_holds_for_smaller_batches_too() -> None:
+    lane = lanes_of(plan(latency=0.0045), MODELS, PROFILES)[0]
+    assert lane.models[0].latencies == pytest.approx((0.003, 0.0045))
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"^the plan places 'm', which is not among the models other; plan again$"):
+        lanes_of(plan(), {"other": Model(name="other", slo=1.0)}, PROFILES)
+    unprofiled = r"^the plan has batches of 8 of 'm' on 40 % of 'cpu'; that was not profiled, profile it first$"
+    with pytest.raises(PlanError, match=unprofiled):
+        lanes_of(plan(batch=8), MODELS, PROFILES)
+    with pytest.raises(PlanError, match=r"^the plan has batches of 2 of 'm' on 40 % of 'cpu'; that was not profiled"):
+        lanes_of(plan(), MODELS, {})
+    with pytest.raises(PlanError, match=r"^the plan has 2 workers of 'm' on 40 % of 'cpu'; a partition runs one"):
+        lanes_of(plan(procs=2), MODELS, PROFILES)

@@ -1,0 +1,54 @@
+from cotenant.core.request import Outcome, Request
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import Applied, Command, Died, Event, Finished, LaneModel, LaneSpec, Ready, Reply, Run
+from cotenant.sim.loop import play
+
+LANE = LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(1.0, 1.5)),))
+UP: list[tuple[float, Event]] = [(0.0, Applied((LANE,))), (0.0, Ready("cpu0/0"))]
+
+
+def ends(requests: list[Request], events: list[tuple[float, Event]]) -> list[tuple[float, int, Outcome]]:
+    found: list[tuple[float, int, Outcome]] = []
+
+    def ended(reply: Reply, now: float) -> None:
+        found.extend((now, request.id, reply.outcome) for request in reply.requests)
+
+    def service(run: Run) -> float:
+        return LANE.models[0].latencies[len(run.requests) - 1]
+
+    play(Dispatcher().handle, requests, service, ended, UP + events)
+    return found
+
+
+def test_batches_take_their_time_and_answers_come_when_they_are_done() -> None:
+    requests = [Request(number, "m", at, at + 10) for number, at in enumerate((0.5, 0.6, 0.7))]
+    assert ends(requests, []) == [(1.5, 0, Outcome.SERVED), (3.0, 1, Outcome.SERVED), (3.0, 2, Outcome.SERVED)]
+
+
+def test_a_death_loses_the_batch_but_not_the_request() -> None:
+    requests = [Request(0, "m", 0.5, 10.0)]
+    events: list[tuple[float, Event]] = [(1.0, Died("cpu0/0", "test")), (1.2, Ready("cpu0/0"))]
+    assert ends(requests, events) == [(2.2, 0, Outcome.SERVED)]
+
+
+def test_a_request_that_waits_in_vain_expires_on_its_deadline() -> None:
+    events: list[tuple[float, Event]] = [(1.0, Died("cpu0/0", "test"))]
+    assert ends([Request(0, "m", 0.5, 3.0)], events) == [(3.0, 0, Outcome.EXPIRED)]
+
+
+def test_the_dispatcher_hears_events_in_the_order_of_time_and_arrivals_last() -> None:
+    heard: list[tuple[float, str]] = []
+    dispatcher = Dispatcher()
+
+    def handle(event: Event, now: float) -> list[Command]:
+        heard.append((now, type(event).__name__))
+        commands = dispatcher.handle(event, now)
+        dispatcher.invariants()
+        return commands
+
+    requests = [Request(0, "m", 1.0, 9.0), Request(1, "m", 2.0, 9.0)]
+    last = play(handle, requests, lambda run: 1.0, lambda reply, now: None, UP)
+    at_two = [name for now, name in heard if now == 2.0]
+    assert [now for now, _ in heard] == sorted(now for now, _ in heard)
+    assert at_two == [Finished.__name__, "Arrived"]
+    assert last == heard[-1][0]

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.errors import ConfigError
+from cotenant.workload.arrivals import Floats, Times, gamma, independent, merge, poisson, streams, uniform
+
+
+def rng() -> np.random.Generator:
+    return streams(0, ["x"])["x"]
+
+
+def first(times: Times, count: int) -> Floats:
+    chunks = []
+    while count > 0:
+        chunks.append(next(times)[:count])
+        count -= chunks[-1].size
+    return np.concatenate(chunks)
+
+
+def collected(rates: dict[str, float], seconds: float, seed: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in rates}
+    names = list(rates)
+    for times, sources in independent(rates, seconds, seed):
+        for time, source in zip(times.tolist(), sources.tolist(), strict=True):
+            found[names[source]].append(time)
+    return found
+
+
+def test_poisson_gaps_have_the_mean_and_spread_of_their_rate() -> None:
+    gaps = np.diff(first(poisson(200.0, rng()), 100_000))
+    assert gaps.min() > 0
+    assert gaps.mean() == pytest.approx(1 / 200, rel=0.02)
+    assert gaps.std() / gaps.mean() == pytest.approx(1, rel=0.02)
+
+
+@pytest.mark.parametrize("cv", [0.25, 2.0, 4.0])
+def test_gamma_gaps_have_the_given_cv(cv: float) -> None:
+    gaps = np.diff(first(gamma(50.0, cv, rng()), 200_000))
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+def test_uniform_arrivals_keep_their_distance_across_chunks() -> None:
+    times = first(uniform(10.0, rng()), 10_000)
+    assert 0 <= times[0] <= 0.1
+    assert np.diff(times) == pytest.approx(0.1)
+
+
+def test_a_rate_of_nothing_brings_nothing() -> None:
+    assert list(poisson(0.0, rng())) == []
+    assert list(merge([poisson(0.0, rng())], 10.0)) == []
+    assert list(merge([], 10.0)) == []
+
+
+def test_one_seed_gives_one_sequence() -> None:
+    assert collected({"a": 30.0, "b": 90.0}, 20.0, 7) == collected({"a": 30.0, "b": 90.0}, 20.0, 7)
+    assert collected({"a": 30.0}, 20.0, 7) != collected({"a": 30.0}, 20.0, 8)
+
+
+def test_a_model_keeps_its_arrivals_whatever_becomes_of_others() -> None:
+    alone = collected({"a": 30.0}, 20.0, 7)["a"]
+    assert collected({"new": 5.0, "a": 30.0, "b": 900.0}, 20.0, 7)["a"] == alone
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 100), max_size=30).map(sorted), max_size=5),
+    st.integers(1, 7),
+    st.floats(0.1, 120),
+)
+def test_merge_orders_all_before_the_end_and_keeps_the_order_of_each_source(
+    sources: list[list[float]], size: int, seconds: float
+) -> None:
+    def chunks(times: list[float]) -> Times:
+        return (np.array(times[start : start + size]) for start in range(0, len(times), size))
+
+    merged = [
+        (float(time), int(source))
+        for times, indices in merge([chunks(times) for times in sources], seconds)
+        for time, source in zip(times, indices, strict=True)
+    ]
+    assert [time for time, _ in merged] == sorted(time for times in sources for time in times if time < seconds)
+    for index, times in enumerate(sources):
+        assert [time for time, source in merged if source == index] == [time for time in times if time < seconds]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^a rate of -1 requests/s is none; take 0 or more$"):
+        poisson(-1.0, rng())
+    with pytest.raises(ConfigError, match=r"^cv 0 of the gaps between arrivals must lie above 0$"):
+        gamma(1.0, 0.0, rng())
+    with pytest.raises(ConfigError, match=r"^seed -3 is negative; take 0 or more$"):
+        streams(-3, ["a"])
