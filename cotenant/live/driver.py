@@ -35,7 +35,7 @@ from cotenant.worker.wire import Timing
 Tensors = tuple[Tensor, ...]
 Answered = Callable[[Tensors | RequestError], None]
 
-# The loop's timers are rounded to milliseconds; a wake that comes early only has to be asked for again.
+# uvloop rounds its timers to milliseconds, and a wake that comes early has to be asked for again.
 ROUNDING = 0.0005
 
 
@@ -65,13 +65,17 @@ class Driver:
         clock: Callable[[], float],
         drained: Callable[[str], None],
         log: BinaryIO | None = None,
+        rounding: float = ROUNDING,
     ) -> None:
+        """clock: monotonic seconds. drained: called with a lane whose worker may stop. rounding: seconds by which the
+        loop may be early."""
         self._dispatcher = dispatcher
         self._workers = workers
         self._observer = observer
         self._clock = clock
         self._drained = drained
         self._log = log
+        self._rounding = rounding
         self._loop = asyncio.get_running_loop()
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
         self._running: dict[str, tuple[Run, float]] = {}  # by lane, and since when
@@ -147,7 +151,7 @@ class Driver:
             case Reply():
                 self._reply(command, now, answers)
             case WakeAt(lane, time):
-                self._loop.call_later(max(0.0, time - now) + ROUNDING, self.feed, Woke(lane))
+                self._loop.call_later(max(0.0, time - now) + self._rounding, self.feed, Woke(lane, time))
             case Drained(lane):
                 self._drained(lane)
 

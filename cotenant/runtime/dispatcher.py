@@ -60,8 +60,8 @@ class Dispatcher:
                 return self._arrived(request, now)
             case Finished(lane, batch):
                 return self._finished(lane, batch, now)
-            case Woke(lane):
-                return self._woke(lane, now)
+            case Woke(lane, time):
+                return self._woke(lane, time, now)
             case Cancelled(request_id):
                 return self._cancelled(request_id, now)
             case Failed(lane, batch, reason):
@@ -219,10 +219,12 @@ class Dispatcher:
         else:
             self._advance(lane, now, commands)
 
-    def _woke(self, lane_id: str, now: float) -> list[Command]:
+    def _woke(self, lane_id: str, time: float, now: float) -> list[Command]:
         lane = self.lanes.get(lane_id)
-        if lane is None or now < lane.wake:
+        if lane is None or time != lane.wake:
             return []
+        if now < time:
+            return [WakeAt(lane_id, time)]
         lane.wake = math.inf
         commands: list[Command] = []
         for queue in lane.queues.values():

@@ -68,9 +68,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Woke(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The time that a `WakeAt` asked for has come. A stale one is harmless."""
+    """The `time` that a `WakeAt` asked for has come. A stale one is harmless, and so is one that comes early."""
 
     lane: str
+    time: float
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):
@@ -111,7 +112,7 @@ class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Say `Woke(lane)` at that time."""
+    """Say `Woke(lane, time)` at that time."""
 
     lane: str
     time: float

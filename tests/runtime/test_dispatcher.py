@@ -124,7 +124,13 @@ def test_a_request_expires_at_its_deadline_by_timer_while_the_lane_is_busy() -> 
     arrive(dispatcher, 0.0, request(0))
     commands = arrive(dispatcher, 0.0, request(1, within=0.030))
     assert commands == [WakeAt("a", 0.030)]
-    assert ends(dispatcher.handle(Woke("a"), 0.030)) == {1: Outcome.EXPIRED}
+    assert ends(dispatcher.handle(Woke("a", 0.030), 0.030)) == {1: Outcome.EXPIRED}
+
+
+def test_a_timer_that_comes_early_is_set_again() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1, within=0.030))
+    assert dispatcher.handle(Woke("a", 0.030), 0.029) == [WakeAt("a", 0.030)]
 
 
 def test_a_head_that_can_no_longer_make_it_is_dropped_for_those_that_can() -> None:
@@ -179,7 +185,7 @@ def test_linger_holds_a_batch_back_until_it_is_full_or_time_is_up() -> None:
 
     dispatcher = started(spec)
     arrive(dispatcher, 0.0, request(0))
-    assert runs(dispatcher.handle(Woke("a"), 0.020)) == [[0]]
+    assert runs(dispatcher.handle(Woke("a", 0.020), 0.020)) == [[0]]
 
 
 def test_linger_ends_early_where_the_deadline_asks_for_it() -> None:
@@ -252,7 +258,7 @@ def test_news_of_a_batch_that_is_gone_changes_nothing() -> None:
     arrive(dispatcher, 0.0, request(0))
     assert dispatcher.handle(Finished("a", 7), 0.001) == []
     assert dispatcher.handle(Finished("nowhere", 1), 0.001) == []
-    assert dispatcher.handle(Woke("a"), 0.001) == []
+    assert dispatcher.handle(Woke("a", 0.001), 0.001) == []
 
 
 def test_a_lane_that_is_taken_out_finishes_its_batch_and_hands_on_what_waits() -> None:
@@ -363,7 +369,10 @@ def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str,
                 batch = story.running.pop(done)
                 story.feed(Finished(done, batch) if what == "finish" else Failed(done, batch, "broken"))
             case "wake":
-                story.feed(Woke(lane_id))
+                due = story.dispatcher.lanes[lane_id].wake if lane_id in story.dispatcher.lanes else math.inf
+                if due < math.inf:
+                    story.now = max(story.now, due) if pick % 3 else story.now
+                    story.feed(Woke(lane_id, due))
             case "cancel" if story.arrived:
                 story.feed(Cancelled(sorted(story.arrived)[pick % len(story.arrived)]))
             case "die":
@@ -383,7 +392,8 @@ def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str,
         for done in sorted(story.running):
             story.feed(Finished(done, story.running.pop(done)))
         for spec in LANES:
-            story.feed(Woke(spec.id))
+            if spec.id in story.dispatcher.lanes and story.dispatcher.lanes[spec.id].wake < math.inf:
+                story.feed(Woke(spec.id, story.dispatcher.lanes[spec.id].wake))
     assert story.replied.keys() == story.arrived
 
     # A log replays exactly.

@@ -1,0 +1,154 @@
+"""The simulator and the live driver are strangers that carry out the commands of the same dispatcher: given the same
+arrivals, both must get the same commands at the same times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import looptime
+import numpy as np
+import pytest
+
+from cotenant.core.request import Outcome, Request
+from cotenant.core.tensor import Tensor
+from cotenant.errors import RequestError
+from cotenant.live.driver import Driver, Tensors
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run
+from cotenant.sim.loop import play
+from cotenant.worker.wire import Timing
+
+LANES = (
+    LaneSpec(id="a", models=(LaneModel(model="m", latencies=tuple(0.0101 + 0.0013 * n for n in range(1, 9))),)),
+    LaneSpec(
+        id="b",
+        models=(
+            LaneModel(model="m", latencies=tuple(0.0211 + 0.0017 * n for n in range(1, 5))),
+            LaneModel(model="n", latencies=tuple(0.0047 + 0.0029 * n for n in range(1, 7)), linger=0.0053),
+        ),
+    ),
+)
+TARGETS = {"m": 0.0803, "n": 0.0641}
+LATENCIES = {(lane.id, model.model): model.latencies for lane in LANES for model in lane.models}
+CAPACITY = {"m": 380.0, "n": 110.0}
+
+Story = list[tuple[float, list[Command]]]
+
+
+class Recorder(Dispatcher):
+    def __init__(self) -> None:
+        super().__init__()
+        self.story: Story = []
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        commands = super().handle(event, now)
+        self.invariants()
+        if not isinstance(event, Applied | Ready):
+            self.story.append((now, commands))
+        return commands
+
+
+def takes(run: Run) -> float:
+    """Up to 30 % longer than planned, for no reason that the dispatcher could know."""
+    return LATENCIES[run.lane, run.model][len(run.requests) - 1] * (1 + 0.3 * (run.batch * 0.6180339887 % 1))
+
+
+def arrivals(load: float, seed: int, count: int = 400) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    rate = load * sum(CAPACITY.values())
+    times = np.cumsum(rng.exponential(1 / rate, count)).tolist()
+    models = rng.choice(list(CAPACITY), count, p=[rate / sum(CAPACITY.values()) for rate in CAPACITY.values()])
+    return [
+        Request(number, model, time, time + TARGETS[model])
+        for number, (time, model) in enumerate(zip(times, models.tolist(), strict=True), 1)
+    ]
+
+
+def simulated(requests: Iterable[Request]) -> Story:
+    recorder = Recorder()
+    events: list[tuple[float, Event]] = [(0.0, Applied(LANES)), *((0.0, Ready(lane.id)) for lane in LANES)]
+    play(recorder.handle, requests, takes, lambda reply, now: None, events)
+    return recorder.story
+
+
+class Workers:
+    """Answers each batch after the time that it takes."""
+
+    driver: Driver
+
+    def run(self, lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        run = Run(lane, batch, model, tuple(Request(0, model, 0, 0) for _ in payloads))
+        timing = Timing(0, 0, 0, 0, 0, 0)
+        asyncio.get_running_loop().call_later(takes(run), self.driver.finished, lane, batch, list(payloads), timing)
+
+
+class Nobody:
+    def ended(self, request: Request, reply: Reply, now: float) -> None: ...
+
+    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
+
+
+async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Tensors | RequestError]]]:
+    loop = asyncio.get_running_loop()
+    recorder, workers = Recorder(), Workers()
+    start = loop.time()
+    driver = workers.driver = Driver(
+        recorder, workers, Nobody(), clock=lambda: loop.time() - start, drained=lambda lane: None, rounding=1e-9
+    )
+    driver.apply(LANES)
+    for lane in LANES:
+        driver.ready(lane.id)
+    answers: dict[int, list[Tensors | RequestError]] = {request.id: [] for request in requests}
+
+    def submit(request: Request) -> None:
+        payload = (Tensor("x", "UINT8", (1,), bytes([request.id % 256])),)
+        driver.submit(request.model, payload, answers[request.id].append, within=TARGETS[request.model])
+
+    for request in requests:
+        loop.call_at(start + request.arrived, submit, request)
+    await asyncio.sleep(requests[-1].arrived + 10.0)
+    assert driver.open == 0
+    return recorder.story, answers
+
+
+@pytest.mark.parametrize("load", [0.3, 0.9, 3.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_both_get_the_same_commands(load: float, seed: int) -> None:
+    requests = arrivals(load, seed)
+    loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
+    try:
+        live, answers = loop.run_until_complete(driven(requests))
+    finally:
+        loop.close()
+    expected = [entry for entry in simulated(requests) if entry[1]]
+    got = [entry for entry in live if entry[1]]
+    assert [_shape(commands) for _, commands in got] == [_shape(commands) for _, commands in expected]
+    # looptime keeps time in whole nanoseconds.
+    assert [now for now, _ in got] == pytest.approx([now for now, _ in expected], abs=1e-6)
+
+    served = {
+        r.id for _, cs in got for c in cs if isinstance(c, Reply) and c.outcome is Outcome.SERVED for r in c.requests
+    }
+    assert served
+    for request in requests:
+        (answer,) = answers[request.id]  # exactly one
+        if request.id in served:
+            assert isinstance(answer, tuple)
+            assert answer[0].data == bytes([request.id % 256])
+        else:
+            assert isinstance(answer, RequestError)
+
+
+def _shape(commands: list[Command]) -> list[tuple[object, ...]]:
+    """What is to be done, without the times."""
+    shapes: list[tuple[object, ...]] = []
+    for command in commands:
+        match command:
+            case Run(lane, batch, model, requests):
+                shapes.append(("run", lane, batch, model, *(request.id for request in requests)))
+            case Reply(requests, outcome, reason):
+                shapes.append(("reply", outcome, reason, *(request.id for request in requests)))
+            case _:
+                shapes.append((type(command).__name__, command.lane))
+    return shapes
