@@ -1,0 +1,109 @@
+"""Real input for the zoo's models, and in a sentence what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from cotenant.core.tensor import Tensor
+from cotenant.zoo import extra, recipe
+
+with extra():
+    from PIL import Image
+    from sklearn.datasets import load_sample_image
+
+    from cotenant.zoo import trained
+    from cotenant.zoo.text import Tokenizer
+
+# A question, and what it is to be nearest to.
+SENTENCES = (
+    "How do I get my money back?",
+    "Refunds are paid out within a week.",
+    "The cat sleeps on the warm sofa.",
+    "Our trains leave every half hour.",
+    "Add the flour to the butter and stir.",
+)
+PHOTOS = ("china.jpg", "flower.jpg")
+
+# Of ImageNet's pixels, scaled to 0 to 1, red, green, blue.
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+SPREAD = np.array([0.229, 0.224, 0.225], np.float32)
+
+Outputs = tuple[Tensor, ...]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """requests: inputs of one row each, since a plan may give the model no larger batch.
+
+    read: a sentence of what the model answered, given the outputs of each request, in order. what: is asked.
+    """
+
+    requests: tuple[tuple[Tensor, ...], ...]
+    read: Callable[[Sequence[Outputs]], str]
+    what: str
+
+
+def ask(model: str, rng: np.random.Generator) -> Question:
+    """Something to ask a model of the zoo. Raises ConfigError for any other."""
+    module = recipe(model).module
+    if module == "trained":
+        return _row(model, rng)
+    return _sentences() if module == "minilm" else _photo(model, rng)
+
+
+def _row(model: str, rng: np.random.Generator) -> Question:
+    known = trained.data(model)
+    index = int(rng.integers(len(known.held_out_y)))
+    truth = known.names[known.held_out_y[index]]
+    kind = "a" if model == "digits" else "class"
+
+    def read(answers: Sequence[Outputs]) -> str:
+        chances = answers[0][0].array()[0]
+        best = int(chances.argmax())
+        return f"read {kind} {known.names[best]} ({chances[best]:.0%} sure): it is {kind} {truth}"
+
+    name = "image" if model == "digits" else "features"
+    row = known.held_out_x[index : index + 1]
+    return Question(requests=((_fp32(name, row),),), read=read, what=f"held-out row {index} of {model}")
+
+
+def _sentences() -> Question:
+    tokenizer = Tokenizer()
+
+    def read(answers: Sequence[Outputs]) -> str:
+        query, *others = (outputs[0].array()[0] for outputs in answers)
+        closeness = [float(query @ other) for other in others]
+        best = int(np.argmax(closeness))
+        return f"nearest is {SENTENCES[1 + best]!r} ({closeness[best]:.2f}; the next {sorted(closeness)[-2]:.2f})"
+
+    return Question(requests=tuple(tokenizer([sentence]) for sentence in SENTENCES), read=read, what=repr(SENTENCES[0]))
+
+
+def _photo(model: str, rng: np.random.Generator) -> Question:
+    photo = str(rng.choice(PHOTOS))
+    side = {"ssd_mobilenet": 300, "lenet": 28}.get(model, 224)
+    image = Image.fromarray(load_sample_image(photo))
+    edge = min(image.size)
+    left, top = ((length - edge) // 2 for length in image.size)
+    square = image.crop((left, top, left + edge, top + edge)).resize((side, side), Image.Resampling.BILINEAR)
+    if model == "lenet":
+        pixels = np.asarray(square.convert("L"), np.float32)[None, None] / 255
+    else:
+        pixels = ((np.asarray(square, np.float32) / 255 - MEAN) / SPREAD).transpose(2, 0, 1)[None]
+
+    def read(answers: Sequence[Outputs]) -> str:
+        outputs = {tensor.name: tensor.array()[0] for tensor in answers[0]}
+        if "scores" in outputs:
+            box, label = np.unravel_index(outputs["scores"].argmax(), outputs["scores"].shape)
+            return f"{len(outputs['boxes']):,} boxes, the surest number {box} of class {label} (its weights are seeded)"
+        best = int(outputs["probabilities"].argmax())
+        return f"class {best}, {outputs['probabilities'][best]:.0%} sure (its weights are seeded)"
+
+    return Question(requests=((_fp32("image", pixels),),), read=read, what=photo)
+
+
+def _fp32(name: str, values: np.ndarray) -> Tensor:
+    data = np.ascontiguousarray(values, np.float32)
+    return Tensor(name, "FP32", data.shape, data.tobytes())
