@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,7 @@ def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except failures as error:
         raise ModelError(
-            f"{path}: no model that ONNX Runtime {onnxruntime.__version__} can load: {_first_sentence(str(error))}; "
+            f"{path}: no model that ONNX Runtime {onnxruntime.__version__} can load: {_short(str(error))}; "
             "export it again as ONNX, with an opset that this version knows"
         ) from None
     return tuple(_spec(path, node) for node in session.get_inputs()), tuple(
@@ -312,11 +313,11 @@ def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     )
 
 
-def _first_sentence(message: str) -> str:
+def _short(message: str) -> str:
     """ONNX Runtime's message without its own place, the file's, and where in its source it was raised."""
     message = message.partition(" failed:")[2] or message
     message = re.sub(r"^/\S+:\d+ .*?\) (?=[A-Z])", "", " ".join(message.split()))
-    return re.split(r"\. (?=[A-Z])", message)[0].rstrip(". ")
+    return textwrap.shorten(message, 240, placeholder=" …").rstrip(".")
 
 
 _ONNX_TYPES = {

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from cotenant.core.tensor import ModelInfo, TensorSpec
+from cotenant.errors import ConfigError, ModelError, NotFoundError
+from cotenant.worker import repository
+
+
+def onnx_bytes(
+    dims: tuple[int | str, ...] = ("n", 3), kind: int = TensorProto.FLOAT, opset: int = 20, op: str = "Identity"
+) -> bytes:
+    """A model from `x` to `y`, both of that shape."""
+    x, y = (helper.make_tensor_value_info(name, kind, dims) for name in "xy")
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"])], "g", [x], [y])
+    opsets = [helper.make_opsetid("", opset)]
+    model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return model
+
+
+def put(root: Path, name: str = "m", config: str | None = None, model: bytes | None = None, version: str = "1") -> Path:
+    """The model's file."""
+    file = root / name / version / "model.onnx"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(onnx_bytes() if model is None else model)
+    if config is not None:
+        (root / name / "config.pbtxt").write_text(config)
+    return file
+
+
+def describe(root: Path) -> ModelInfo:
+    return repository.describe(repository.find(root, "m"))
+
+
+def refused(root: Path, error: str) -> None:
+    with pytest.raises(ModelError, match=f"^{re.escape(error)}$"):
+        describe(root)
+
+
+def test_a_model_without_a_config(tmp_path: Path) -> None:
+    file = put(tmp_path)
+    (entry,) = repository.scan(tmp_path)
+    assert (entry.name, entry.version, entry.path, entry.reason) == ("m", "1", file, "")
+    assert repository.describe(entry) == ModelInfo(
+        name="m",
+        version="1",
+        platform="onnxruntime_onnx",
+        inputs=(TensorSpec("x", "FP32", (-1, 3)),),
+        outputs=(TensorSpec("y", "FP32", (-1, 3)),),
+        max_batch_size=repository.DEFAULT_MAX_BATCH,
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "served"),
+    [
+        ("", ["10"]),
+        ("version_policy { latest { num_versions: 2 } }", ["9", "10"]),
+        ("version_policy: { all: {} }", ["2", "9", "10"]),
+        ("version_policy { specific { versions: [9, 2, 7] } }", ["2", "9"]),
+    ],
+)
+def test_versions_are_numbers(tmp_path: Path, policy: str, served: list[str]) -> None:
+    for version in ("2", "10", "9", "007", ".3", "old", "0"):
+        put(tmp_path, version=version)
+    (tmp_path / "m" / "config.pbtxt").write_text(policy)
+    assert [entry.version for entry in repository.scan(tmp_path)] == served
+    assert repository.find(tmp_path, "m").version == served[-1]
+    assert repository.find(tmp_path, "m", served[0]).version == served[0]
+    with pytest.raises(NotFoundError, match=f"^model 'm' has no version '007' to serve; it has {', '.join(served)}$"):
+        repository.find(tmp_path, "m", "007")
+
+
+def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
+    put(tmp_path, "good")
+    put(tmp_path, "bad_config", "max_batch_size: -")
+    put(tmp_path, "bad_type", 'max_batch_size: "8"')
+    put(tmp_path, "empty", model=b"")
+    (tmp_path / "no_version").mkdir()
+    (tmp_path / "no_file" / "1").mkdir(parents=True)
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "README").write_text("not a model")
+    reasons = {entry.name: entry.reason for entry in repository.scan(tmp_path)}
+    assert reasons == {
+        "bad_config": f"{tmp_path}/bad_config/config.pbtxt:1: 'the end' where a number was due; "
+        "expected protobuf text, such as `max_batch_size: 8`",
+        "bad_type": f"{tmp_path}/bad_type/config.pbtxt: Expected `int | null`, got `str` - at `$.max_batch_size`; "
+        "see Triton's ModelConfig for the field's type",
+        "empty": f"{tmp_path}/empty/1/model.onnx: the file is empty; export the model again",
+        "good": "",
+        "no_file": f"{tmp_path}/no_file/1: no model in it that can be run; put model.onnx there",
+        "no_version": f"{tmp_path}/no_version: no version; put the model into {tmp_path}/no_version/1/model.onnx",
+    }
+    with pytest.raises(ModelError, match="^" + re.escape(reasons["empty"])):
+        repository.describe(repository.find(tmp_path, "empty"))
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../m", "m/1", "m/", "/etc", "m\0", "M", "x" * 300, "\ud800", ".hidden"]
+)
+def test_a_name_is_a_folder_of_the_repository(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "models"
+    put(root)
+    put(tmp_path)
+    put(root, ".hidden")
+    error = f"no model {name!r} in '{root}'; a model is one of its folders"
+    with pytest.raises(NotFoundError, match=f"^{re.escape(error)}$"):
+        repository.find(root, name)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.text(), version=st.text())
+def test_no_name_finds_what_is_outside(tmp_path: Path, name: str, version: str) -> None:
+    root = tmp_path / "models"
+    if not root.exists():
+        put(root)
+        put(tmp_path, "outside")
+    try:
+        entry = repository.find(root, name, version)
+    except NotFoundError:
+        return
+    assert entry.path == root / "m" / "1" / "model.onnx"
+
+
+def test_links_stay_inside(tmp_path: Path) -> None:
+    """A link within the repository, such as a mounted volume has, is fine."""
+    root = tmp_path / "models"
+    outside = put(tmp_path, "outside")
+    put(root, ".data")
+    (root / "inside").symlink_to(".data")
+    (root / "folder").symlink_to(outside.parents[1])
+    (root / "file" / "1").mkdir(parents=True)
+    (root / "file" / "1" / "model.onnx").symlink_to(outside)
+    (root / "loop" / "1").mkdir(parents=True)
+    (root / "loop" / "1" / "model.onnx").symlink_to("model.onnx")
+    reasons = {entry.name: entry.reason for entry in repository.scan(root)}
+    assert reasons == {
+        "file": f"{root}/file/1/model.onnx: leads out of the repository, to {outside}; move the model into {root}",
+        "folder": f"{root}/folder: leads out of the repository, to {outside.parents[1]}; move the model into {root}",
+        "inside": "",
+        "loop": f"{root}/loop/1: no model in it that can be run; put model.onnx there",
+    }
+
+
+def test_no_repository(tmp_path: Path) -> None:
+    error = f"no model repository at '{tmp_path}/models': No such file or directory; name a folder of "
+    with pytest.raises(ConfigError, match=f"^{re.escape(error)}<model>/<version>/model.onnx$"):
+        repository.scan(tmp_path / "models")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_no_permission(tmp_path: Path) -> None:
+    put(tmp_path).chmod(0)
+    refused(tmp_path, f"{tmp_path}/m/1/model.onnx: no permission to read it; let this user read it")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ('name: "other"', "name 'other' in the folder 'm'; make them the same"),
+        ("max_batch_size: -1", "max_batch_size -1 is below 0; 0 means no batch dimension"),
+        ("sequence_batching {}", "sequence_batching is not supported; take it out, or serve this model elsewhere"),
+        ('backend: "python"', "there is nothing to run 'python' models with; give platform: \"onnxruntime_onnx\""),
+        (
+            'default_model_filename: "../2/model.onnx"',
+            "default_model_filename '../2/model.onnx' leaves the version; give the name of a file in it",
+        ),
+        (
+            'input { name: "x" reshape { shape: [1, 3] } }',
+            "reshape of 'x' is not supported; give dims as the model has them",
+        ),
+        (
+            "version_policy { specific { versions: 3 } }",
+            "version_policy asks for none of the versions that are there: [1]",
+        ),
+        ('input { name: "z" }', "input 'z' is not in model.onnx; it has x"),
+        (
+            'input { name: "x" data_type: TYPE_INT64 }',
+            "input 'x' is TYPE_INT64, but FP32 in model.onnx; make them the same",
+        ),
+        (
+            'max_batch_size: 4 output { name: "y" dims: [4] }',
+            "output 'y' has dims [4], but [3] in model.onnx after the batch dimension; make them the same",
+        ),
+        (
+            'max_batch_size: 4 output { name: "y" dims: [3, 1] }',
+            "output 'y' has dims [3, 1], but [3] in model.onnx after the batch dimension; make them the same",
+        ),
+    ],
+)
+def test_a_config_that_is_wrong(tmp_path: Path, config: str, reason: str) -> None:
+    put(tmp_path, config=config)
+    refused(tmp_path, f"{tmp_path}/m/config.pbtxt: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (b"not a model at all", "Protobuf parsing failed"),
+        (onnx_bytes()[:-20], "Protobuf parsing failed"),
+        (onnx_bytes(opset=99), "Opset 99 is under development and support for this is limited"),
+        (onnx_bytes(op="Frobnicate"), "No Op registered for Frobnicate"),
+    ],
+    ids=["text", "cut", "opset", "operator"],
+)
+def test_a_file_that_is_no_model(tmp_path: Path, model: bytes, reason: str) -> None:
+    put(tmp_path, model=model)
+    with pytest.raises(ModelError) as caught:
+        describe(tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path}/m/1/model.onnx: no model that ONNX Runtime ") and reason in message
+    assert message.endswith("; export it again as ONNX, with an opset that this version knows")
+    assert len(message.splitlines()) == 1 and "/onnxruntime" not in message
+
+
+@pytest.mark.parametrize(
+    ("dims", "config", "batch"),
+    [
+        (("n", 3), "max_batch_size: 8", 8),
+        (("n", 3), "max_batch_size: 0", 0),
+        (("n", 3), 'input { name: "x" dims: [3] }', 32),
+        (("n", 3), 'input { name: "x" dims: [-1, 3] }', 0),
+        ((1, 3), "", 0),
+        ((), "", 0),
+    ],
+)
+def test_the_batch_dimension(tmp_path: Path, dims: tuple[int | str, ...], config: str, batch: int) -> None:
+    put(tmp_path, config=config, model=onnx_bytes(dims))
+    assert describe(tmp_path).max_batch_size == batch
+
+
+def test_a_batch_that_the_model_cannot_take(tmp_path: Path) -> None:
+    put(tmp_path, config="max_batch_size: 8", model=onnx_bytes((1, 3)))
+    refused(
+        tmp_path,
+        f"{tmp_path}/m/config.pbtxt: max_batch_size 8, but 'x' of model.onnx has the shape [1, 3]; "
+        "export it with a dynamic first dimension, or set max_batch_size: 0",
+    )
+
+
+def test_the_config_may_say_more_exactly(tmp_path: Path) -> None:
+    put(tmp_path, config='input { name: "x" dims: [16, -1] }', model=onnx_bytes(("n", "length", 8)))
+    assert describe(tmp_path).inputs == (TensorSpec("x", "FP32", (-1, 16, 8)),)
+
+
+def test_what_is_not_known_is_kept(tmp_path: Path) -> None:
+    put(tmp_path, config="max_batch_size: 8 instance_group [ { count: 2 kind: KIND_CPU } ] something { else: 1 }")
+    assert repository.find(tmp_path, "m").config.fields == {
+        "max_batch_size": 8,
+        "instance_group": [{"count": 2, "kind": "KIND_CPU"}],
+        "something": {"else": 1},
+    }
+
+
+def test_labels(tmp_path: Path) -> None:
+    put(tmp_path, config='output { name: "y" label_filename: "y.txt" }')
+    entry = repository.find(tmp_path, "m")
+    with pytest.raises(ModelError, match=r"y\.txt: cannot read the labels of 'y'"):
+        repository.labels(entry, "y")
+    (tmp_path / "m" / "y.txt").write_text("cat\ndog\n")
+    assert repository.labels(entry, "y") == ("cat", "dog")
+    assert repository.labels(entry, "x") == ()
+
+
+@pytest.mark.parametrize("kind", sorted(set(TensorProto.DataType.values()) - {0}))
+def test_a_sample_of_every_type_runs(tmp_path: Path, kind: int) -> None:
+    """What ONNX Runtime cannot take is refused by name; all else gets a sample of the right type and shape."""
+    put(tmp_path, model=onnx_bytes(("n", 3), kind))
+    entry = repository.find(tmp_path, "m")
+    try:
+        info = repository.describe(entry)
+    except ModelError:
+        assert TensorProto.DataType.Name(kind).startswith(("FLOAT", "COMPLEX", "INT", "UINT"))
+        return
+    (tensor,) = repository.sample(entry, info, 5, np.random.default_rng(0))
+    assert (tensor.name, tensor.datatype, tensor.shape) == ("x", info.inputs[0].datatype, (5, 3))
+    if tensor.datatype == "BYTES":
+        assert bytes(tensor.data) == 15 * b"\x04\0\0\0text"
+        return
+    values = tensor.array()
+    if tensor.datatype == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    expected = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    assert 0 <= values.min() <= values.max() <= 1 and values.std() > 0
+    assert tensor.array().dtype.itemsize == expected.itemsize
+
+
+def test_a_dynamic_dimension_needs_a_sample(tmp_path: Path) -> None:
+    put(tmp_path, model=onnx_bytes(("n", "length", 8)))
+    rng = np.random.default_rng(0)
+    entry = repository.find(tmp_path, "m")
+    info = repository.describe(entry)
+    hint = 'model_warmup { inputs { key: "x" value { dims: [16, 8] } } }'
+    with pytest.raises(ModelError) as caught:
+        repository.sample(entry, info, 1, rng)
+    assert str(caught.value) == (
+        f"{tmp_path}/m/config.pbtxt: input 'x' has dims [-1, 8], and model_warmup gives []; add `{hint}`"
+    )
+    (tmp_path / "m" / "config.pbtxt").write_text(hint.replace("dims", "zero_data: true dims"))
+    entry = repository.find(tmp_path, "m")
+    (tensor,) = repository.sample(entry, info, 4, rng)
+    assert tensor.shape == (4, 16, 8) and not tensor.array().any()
+
+
+@pytest.mark.parametrize(("dims", "most"), [((1, 3), 1), (("n", 3), 32)])
+def test_a_sample_is_no_larger_than_the_model_takes(tmp_path: Path, dims: tuple[int | str, ...], most: int) -> None:
+    put(tmp_path, model=onnx_bytes(dims))
+    entry = repository.find(tmp_path, "m")
+    info = repository.describe(entry)
+    assert repository.sample(entry, info, most, np.random.default_rng(0))[0].shape == (most, 3)
+    for rows in (0, most + 1):
+        with pytest.raises(ModelError, match=f"{rows} rows at once; this model takes 1 to {most}$"):
+            repository.sample(entry, info, rows, np.random.default_rng(0))
