@@ -224,13 +224,15 @@ def assemble(problem: Problem, planner: str, bins: Sequence[Bin]) -> Plan:
 
 def accounted(plan: Plan, problem: Problem) -> Plan:
     """The plan with what it leaves `unserved` of the rates asked for, its scale and its cost."""
-    unserved = {}
-    scale = 1.0
-    for model, asked in problem.rates.items():
-        missing = asked - plan.rate(model)
-        if missing > SLACK * asked:
-            unserved[model] = missing
-            scale = min(scale, plan.rate(model) / asked)
+    served = {model: plan.rate(model) for model in problem.rates}
+    unserved = {
+        model: asked - served[model]
+        for model, asked in problem.rates.items()
+        if asked - served[model] > SLACK * asked
+    }
+    scale = min((served[model] / asked for model, asked in problem.rates.items() if asked), default=1.0)
+    if abs(scale - 1) <= SLACK:
+        scale = 1.0
     prices = [problem.kind(device.kind).price for device in plan.devices]
     cost = None if all(price is None for price in prices) else sum(price or 0.0 for price in prices)
     return msgspec.structs.replace(plan, unserved=unserved, scale=scale, cost_per_hour=cost)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -102,12 +103,14 @@ class _Queue:
         self.model, self.curve, self.rate, self.slo = model, curve, rate, slo
         self.pool = min(max(pool, 1), POOL)
         self.batch = len(curve)
-        # Moments of one batch's time over the mean number that waits, for the rounds of others.
-        self.means = np.linspace(0.0, self.batch + 4 * math.sqrt(self.batch), 65)
-        runs = np.concatenate(([0.0], curve))
-        counts = _counts(self.means, self.batch, 1)
-        self.first = counts @ runs
-        self.second = counts @ runs**2
+
+    @cached_property
+    def moments(self) -> tuple[Array, Array, Array]:
+        """For a mean number that waits: E and E² of the seconds that one batch takes, 0 where nothing waits."""
+        mean = np.linspace(0.0, self.batch + 4 * math.sqrt(self.batch), 65)
+        counts = _counts(mean, self.batch, 1)
+        seconds = np.concatenate(([0.0], self.curve))
+        return mean, counts @ seconds, counts @ seconds**2
 
 
 class _Turns(msgspec.Struct, frozen=True):
@@ -130,9 +133,8 @@ def _loads(partition: Partition) -> list[Load]:
 def _counts(mean: Array, top: int, pool: int) -> Array:
     """P(k arrivals), k = 0 … top on a new last axis, the last one with the tail; every `pool`-th of a Poisson stream."""
     k = np.arange(top * pool + pool)
-    with np.errstate(divide="ignore"):
-        logs = np.log(mean * pool)[..., None]
-    pmf = np.exp(np.where(k == 0, 0.0, k * logs) - (mean * pool)[..., None] - _LOG_FACTORIAL[: len(k)])
+    spread = np.maximum(mean * pool, 1e-300)[..., None]
+    pmf = np.exp(k * np.log(spread) - spread - _LOG_FACTORIAL[: len(k)])
     if pool > 1:
         # An arrival is the lane's with a phase that is uniform in 0 … pool - 1.
         cumulated = np.cumsum(pmf, axis=-1)
@@ -145,30 +147,27 @@ def _counts(mean: Array, top: int, pool: int) -> Array:
 
 
 def _rounds(queue: _Queue, others: Sequence[_Queue]) -> tuple[Array, Array, float]:
-    """Seconds from one turn with 0 … b requests run to the next, and their probabilities, three atoms each.
+    """Seconds from one turn with 0 … b requests run to the next, and their probabilities, an atom or three each.
 
     Also how likely the lane is idle when the model's turn comes and nothing waits.
     """
     own = np.concatenate(([0.0], queue.curve))
-    time = np.repeat(own[:, None], 3, axis=1)
-    weight = np.zeros_like(time)
-    weight[:, 0] = 1.0
     if not others:
-        return time, weight, 1.0
+        return own[:, None], np.ones((len(own), 1)), 1.0
     total = sum(other.rate for other in others)
     length = own.copy()
     # With nothing of its own to run, the model sees the others' rounds; the shortest is one request's.
     length[0] = sum(other.rate * other.curve[0] for other in others) / total
     first = second = np.zeros_like(own)
     for _ in range(12):
-        firsts = [np.interp(other.rate * length, other.means, other.first) for other in others]
+        firsts = [np.interp(other.rate * length, other.moments[0], other.moments[1]) for other in others]
         first = sum(firsts, np.zeros_like(own))
         empty = np.exp(-total * length)
         length = own + first
         length[0] /= 1 - empty[0]
     empty = np.exp(-total * length)
-    seconds = [np.interp(other.rate * length, other.means, other.second) for other in others]
-    firsts = [np.interp(other.rate * length, other.means, other.first) for other in others]
+    seconds = [np.interp(other.rate * length, other.moments[0], other.moments[2]) for other in others]
+    firsts = [np.interp(other.rate * length, other.moments[0], other.moments[1]) for other in others]
     first = sum(firsts, np.zeros_like(own))
     second = first**2 + sum((b - a**2 for a, b in zip(firsts, seconds, strict=True)), np.zeros_like(own))
     mean, square = first / (1 - empty), second / (1 - empty)
@@ -177,10 +176,8 @@ def _rounds(queue: _Queue, others: Sequence[_Queue]) -> tuple[Array, Array, floa
     mean[0] = sum(a[0] for a in firsts) / waiting.sum()
     square[0] = sum(b[0] for b in seconds) / waiting.sum()
     spread = np.sqrt(np.maximum(square - mean**2, 0.0))
-    time[:, 1] += np.maximum(mean - spread, 0.0)
-    time[:, 2] += mean + spread
-    weight[:, 0] = empty
-    weight[:, 1] = weight[:, 2] = (1 - empty) / 2
+    time = own[:, None] + np.stack([0 * mean, np.maximum(mean - spread, 0.0), mean + spread], axis=1)
+    weight = np.stack([empty, (1 - empty) / 2, (1 - empty) / 2], axis=1)
     return time, weight, float(empty[0] * queue.rate / (queue.rate + total))
 
 
@@ -188,45 +185,43 @@ def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
     batch, curve, slo = queue.batch, queue.curve, queue.slo
     time, chance, instant = _rounds(queue, others)
     full = float((time[batch] * chance[batch]).sum())
-    longest = _longest(queue, full)
+    longest = _longest(queue, (time * chance).sum(axis=1))
 
-    # Axes: requests waiting at the turn, atom of its length, arrivals until the next.
+    # Axes: requests waiting at the turn, atom of the time to the next, arrivals within it.
     waiting = np.arange(longest + 1)
     run = np.minimum(waiting, batch)
     time, chance = time[run], chance[run]
-    chance[0, 0], chance[0, 1:] = 0.0, chance[0, 1:] / max(chance[0, 1:].sum(), 1e-300) * (1 - instant)
+    # An empty queue's turn comes after a batch of the others, or at once with its own next arrival.
+    chance[0, 0] = 0.0
+    chance[0] *= (1 - instant) / max(chance[0].sum(), 1e-300)
     mean = queue.rate * float(time.max())
     top = min(2 * LONGEST, math.ceil(mean + 6 * math.sqrt(mean) + 4))
     weight = chance[..., None] * _counts(queue.rate * time, top, queue.pool)
     arrivals = np.arange(top + 1)
-    rest = (waiting - run)[:, None]
-    total = rest + arrivals
+    rest = waiting - run
 
-    # Batch by batch of those that will run next: how many of the arrivals are in it, and when they will be answered.
-    step = time[..., None] / np.maximum(arrivals, 1)
-    parts = []
-    for turn in range(-(-(longest + top) // batch)):
-        first = np.clip(turn * batch - rest, 0, arrivals)
-        last = np.clip((turn + 1) * batch - rest, 0, arrivals)
-        # A batch that is not next still gathers.
-        more = round(queue.rate * turn * full)
-        size = np.clip(total - turn * batch + more, 1, batch)
-        done = turn * full + curve[size - 1]
-        low = done[:, None, :] + step * (arrivals - last)[:, None, :]
-        width = step * (last - first)[:, None, :]
-        if low.min() > slo:
-            break
-        within = np.clip((slo - low) / np.maximum(width, 1e-12), 0.0, 1.0)
-        parts.append((low, width * within, within * (last - first)[:, None, :]))
-    admitted = sum((part[2] for part in parts), np.zeros_like(weight))
+    # Before them the batches that will run next, as far as the target lets any wait: how many of the arrivals each
+    # takes, between which of the waits, and how many of those are admitted. Admission reckons with full batches.
+    batches = 1 + min(int(rest[-1] + top - 1) // batch, max(0, int((slo - curve[-1]) // full)))
+    number = np.arange(batches)[:, None, None]
+    first = np.minimum(np.maximum(number * batch - rest[:, None], 0), arrivals)
+    last = np.minimum(np.maximum((number + 1) * batch - rest[:, None], 0), arrivals)
+    gap = time[..., None] / np.maximum(arrivals, 1)
+    wait = (number * full)[..., None] + gap * (arrivals - last)[:, :, None]
+    width = gap * (last - first)[:, :, None]
+    within = np.minimum(np.maximum(slo - curve[-1] - wait, 0.0) / np.maximum(width, 1e-12), 1.0)
+    taken = within * (last - first)[:, :, None]
+    # A batch that is not next still gathers.
+    size = rest[:, None] + arrivals - number * batch + np.rint(queue.rate * full * number).astype(np.int64)
+    low = wait + curve[np.minimum(np.maximum(size, 1), batch) - 1][:, :, None]
+    admitted = taken.sum(axis=0)
 
-    after = np.minimum(rest[..., None] + admitted, longest)
+    after = np.minimum(rest[:, None, None] + admitted, longest)
     floor = after.astype(np.int64)
     up = after - floor
     origin = waiting[:, None, None] * (longest + 1)
-    size = (longest + 1) ** 2
-    moves = np.bincount((origin + floor).ravel(), (weight * (1 - up)).ravel(), size)
-    moves += np.bincount((origin + np.minimum(floor + 1, longest)).ravel(), (weight * up).ravel(), size)
+    moves = np.bincount((origin + floor).ravel(), (weight * (1 - up)).ravel(), (longest + 1) ** 2)
+    moves += np.bincount((origin + np.minimum(floor + 1, longest)).ravel(), (weight * up).ravel(), (longest + 1) ** 2)
     matrix = moves.reshape(longest + 1, longest + 1)
     matrix[0, 1] += instant
     balance = matrix.T - np.eye(longest + 1)
@@ -236,26 +231,31 @@ def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
     weight *= stationary[:, None, None]
     at_once = float(stationary[0]) * instant
     asked = float((weight * arrivals).sum()) + at_once
-    low = np.concatenate([part[0][part[2] > 0] for part in parts] + [curve[:1]])
-    width = np.concatenate([part[1][part[2] > 0] for part in parts] + [[0.0]])
-    mass = np.concatenate([(weight * part[2])[part[2] > 0] for part in parts] + [[at_once * (curve[0] <= slo)]])
+    mass = (weight * taken).ravel()
     kept = mass > 1e-7 * asked
+    prompt = at_once if curve[0] <= slo else 0.0
     return _Turns(
-        attainment=float(mass.sum()) / asked,
+        attainment=(float(mass.sum()) + prompt) / asked,
         cost=float(stationary[1:] @ curve[run[1:] - 1] / (stationary[1:] @ run[1:])),
-        weight=mass[kept] / asked,
-        low=low[kept],
-        width=width[kept],
+        weight=np.append(mass[kept], prompt) / asked,
+        low=np.append(low.ravel()[kept], curve[0]),
+        width=np.append((width * within).ravel()[kept], 0.0),
     )
 
 
-def _longest(queue: _Queue, full: float) -> int:
-    """The longest queue to tell apart: admission lets none grow beyond the target, and few come near that."""
-    mean = queue.rate * full
-    usual = math.inf
-    if mean < queue.batch:
-        usual = max(queue.batch, mean + 6 * math.sqrt(mean)) + 6 * mean / (queue.batch - mean) + 4
-    return max(1, int(min(queue.batch * (queue.slo // full + 1), usual, LONGEST)))
+def _longest(queue: _Queue, rounds: Array) -> int:
+    """The longest queue to tell apart: what rounds gather, and admission lets none grow beyond the target."""
+    usual = 1
+    for _ in range(8):
+        mean = queue.rate * rounds[min(usual, queue.batch)]
+        usual, before = math.ceil(mean + 6 * math.sqrt(mean) + 4), usual
+        if usual <= before:
+            break
+    mean = queue.rate * float(rounds[-1])
+    if usual > queue.batch:
+        # Beyond a full batch the queue drifts down by b - mean a round, against a variance of mean.
+        usual += LONGEST if mean >= queue.batch else min(LONGEST, math.ceil(6 * mean / (queue.batch - mean)))
+    return max(1, min(usual, LONGEST, int(queue.batch * (queue.slo // rounds[-1] + 1))))
 
 
 def _join(seen: Sequence[tuple[float, _Turns]], offered: float) -> ModelForecast:
@@ -266,21 +266,20 @@ def _join(seen: Sequence[tuple[float, _Turns]], offered: float) -> ModelForecast
     weight = np.concatenate([rate * turns.weight for rate, turns in seen])
     low = np.concatenate([turns.low for _, turns in seen])
     width = np.concatenate([turns.width for _, turns in seen])
-    return ModelForecast(
-        rate=rate,
-        attainment=min(rate / offered, 1.0),
-        p50=_quantile(weight, low, width, 0.5),
-        p99=_quantile(weight, low, width, 0.99),
-    )
+    p50, p99 = _quantiles(weight, low, width, (0.5, 0.99))
+    return ModelForecast(rate=rate, attainment=min(rate / offered, 1.0), p50=p50, p99=p99)
 
 
-def _quantile(weight: Array, low: Array, width: Array, part: float) -> float:
-    """The value below which `part` of a mixture of uniforms lies."""
-    wanted = part * float(weight.sum())
-    slope = weight / np.maximum(width, 1e-12)
-    left, right = float(low.min()), float((low + width).max())
-    for _ in range(16):
-        middle = (left + right) / 2
-        below = float(np.minimum(np.maximum(middle - low, 0.0) * slope, weight).sum())
-        left, right = (middle, right) if below < wanted else (left, middle)
-    return right
+def _quantiles(weight: Array, low: Array, width: Array, parts: Sequence[float]) -> list[float]:
+    """Where the parts of a mixture of uniforms end. Its distribution is exact at the edges of 256 bins."""
+    bins = 256
+    high = low + np.maximum(width, 1e-9)
+    slope = weight / (high - low)
+    start, end = float(low.min()), float(high.max())
+    edges = np.linspace(start, end, bins + 1)
+    below = np.zeros(bins + 1)
+    for sign, corner in ((1.0, low), (-1.0, high)):
+        index = np.minimum(((corner - start) * (bins / (end - start))).astype(np.int64), bins - 1) + 1
+        slopes = np.cumsum(np.bincount(index, slope, bins + 1))
+        below += sign * (slopes * edges - np.cumsum(np.bincount(index, slope * corner, bins + 1)))
+    return [float(np.interp(part * below[-1], below, edges)) for part in parts]
