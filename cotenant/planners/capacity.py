@@ -176,9 +176,7 @@ def partitions(
         return None
     result = []
     for cut, batches, own, factors in zip(cuts, chosen, curves, actual, strict=True):
-        latencies = [
-            factor * known[batch - 1] for factor, known, batch in zip(factors, own, batches, strict=True)
-        ]
+        latencies = [factor * known[batch - 1] for factor, known, batch in zip(factors, own, batches, strict=True)]
         duty = sum(latencies)
         result.append(
             Partition(
@@ -226,9 +224,7 @@ def accounted(plan: Plan, problem: Problem) -> Plan:
     """The plan with what it leaves `unserved` of the rates asked for, its scale and its cost."""
     served = {model: plan.rate(model) for model in problem.rates}
     unserved = {
-        model: asked - served[model]
-        for model, asked in problem.rates.items()
-        if asked - served[model] > SLACK * asked
+        model: asked - served[model] for model, asked in problem.rates.items() if asked - served[model] > SLACK * asked
     }
     scale = min((served[model] / asked for model, asked in problem.rates.items() if asked), default=1.0)
     if abs(scale - 1) <= SLACK:
@@ -236,4 +232,3 @@ def accounted(plan: Plan, problem: Problem) -> Plan:
     prices = [problem.kind(device.kind).price for device in plan.devices]
     cost = None if all(price is None for price in prices) else sum(price or 0.0 for price in prices)
     return msgspec.structs.replace(plan, unserved=unserved, scale=scale, cost_per_hour=cost)
-

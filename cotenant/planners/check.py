@@ -126,9 +126,7 @@ def _device(device: Device, problem: Problem) -> list[Violation]:
     return found
 
 
-def _placement(
-    placement: Placement, partition: Partition, where: str, kind: str, problem: Problem
-) -> list[Violation]:
+def _placement(placement: Placement, partition: Partition, where: str, kind: str, problem: Problem) -> list[Violation]:
     """What makes a placement meaningless, so that its round cannot be reckoned."""
     where = f"{where} {placement.model}"
     model = next((model for model in problem.models if model.name == placement.model), None)

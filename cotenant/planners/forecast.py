@@ -85,9 +85,7 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
                 seen[queue.model].append((queue.rate, turns))
                 busy += queue.rate * turns.attainment * turns.cost
             utilisation[f"{device.kind}{device.id}/{slot}"] = min(busy, 1.0)
-    return Forecast(
-        models={model: _join(seen[model], offered[model]) for model in offered}, utilisation=utilisation
-    )
+    return Forecast(models={model: _join(seen[model], offered[model]) for model in offered}, utilisation=utilisation)
 
 
 def attains(plan: Plan, problem: Problem) -> bool:

@@ -78,9 +78,7 @@ def _residue(model: str, rate: float, curve: tuple[float, ...], slo: float) -> N
     return Node({model: rate}, duty, latency / duty)
 
 
-def _merge(
-    problem: Problem, kind: Kind, curves: dict[str, tuple[float, ...]], a: Node, b: Node
-) -> Node | None:
+def _merge(problem: Problem, kind: Kind, curves: dict[str, tuple[float, ...]], a: Node, b: Node) -> Node | None:
     duty = min(a.duty, b.duty)
     rates = a.rates | b.rates
     busy = 0.0
