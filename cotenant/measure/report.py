@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 
 from cotenant.core.model import Model
@@ -110,7 +111,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("other ends")
         for row in self.models:
-            cells = [row.model, f"{row.offered:.1f}", f"{row.served:.1f}", f"{row.goodput:.1f}"]
+            cells = [escape(row.model), f"{row.offered:.1f}", f"{row.served:.1f}", f"{row.goodput:.1f}"]
             cells += [_duration(row.p50), _duration(row.p99), show_seconds(row.target), _attained(row)]
             if batches:
                 cells += ["-" if row.batch is None else f"{row.batch:.1f}"]
@@ -136,7 +137,7 @@ def compare(one: Report, other: Report) -> Table:
             continue
         b = others[a.model]
         table.add_row(
-            a.model,
+            escape(a.model),
             f"{a.offered:.1f} → {b.offered:.1f}",
             _change(a.offered, b.offered),
             f"{a.goodput:.1f} → {b.goodput:.1f}",

@@ -96,7 +96,7 @@ class Run(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """These requests have ended. reason: for people, empty where served.
+    """These requests, all of one model, have ended. reason: for people, empty where served.
 
     retry_after: seconds after which a refused caller may have better luck. lane, batch, started: where and in which
     batch a served request ran, and since when.

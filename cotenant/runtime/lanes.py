@@ -20,7 +20,7 @@ def lanes_of(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> tup
     """
     return tuple(
         LaneSpec(
-            id=f"{device.kind}{device.id}/{slot}",
+            id=lane_id(device, slot),
             models=tuple(
                 LaneModel(
                     model=placement.model,
@@ -34,6 +34,10 @@ def lanes_of(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> tup
         for device in plan.devices
         for slot, partition in enumerate(device.partitions)
     )
+
+
+def lane_id(device: Device, slot: int) -> str:
+    return f"{device.kind}{device.id}/{slot}"
 
 
 def _model(name: str, models: Mapping[str, Model]) -> Model:

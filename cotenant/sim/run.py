@@ -15,7 +15,7 @@ from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Died, Event, LaneSpec, Ready, Reply, Run
-from cotenant.runtime.lanes import lanes_of
+from cotenant.runtime.lanes import lane_id, lanes_of
 from cotenant.sim.loop import Handle, play
 from cotenant.sim.service import Service
 from cotenant.workload.arrivals import Arrivals, independent
@@ -46,6 +46,8 @@ def simulate(
     `per_batch` and `per_request` seconds longer than it says.
     """
     rates = problem.rates if rates is None else rates
+    for name in rates:
+        problem.model(name)  # refuses a name that it does not know
     arrivals = independent({model.name: rates.get(model.name, 0.0) for model in problem.models}, seconds, seed)
     lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
     service = Service(lanes, seed, _cv(plan, problem), per_batch=per_batch, per_request=per_request)
@@ -102,5 +104,5 @@ def _cv(plan: Plan, problem: Problem) -> dict[tuple[str, str], float]:
             for placement in partition.placements:
                 profile = problem.profiles[placement.model, device.kind]
                 features = profile.features(placement.batch, partition.share)
-                cv[f"{device.kind}{device.id}/{slot}", placement.model] = features.get("cv_pct", 0.0) / 100
+                cv[lane_id(device, slot), placement.model] = features.get("cv_pct", 0.0) / 100
     return cv

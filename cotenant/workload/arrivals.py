@@ -49,6 +49,15 @@ def uniform(rate: float, rng: np.random.Generator) -> Times:
     return _renewal(rate, lambda: gaps, first=phase - 1)
 
 
+def varying(rates: Floats, step: float, rng: np.random.Generator) -> Times:
+    """Poisson at `rates[n]` requests/s from n · step to (n + 1) · step seconds, and then no more."""
+    if not (np.isfinite(rates).all() and (rates >= 0).all()):
+        raise ConfigError("not all rates are finite numbers of 0 or more")
+    counts = rng.poisson(rates * step).tolist()
+    # Given their number, the arrivals of a Poisson process are spread evenly over the interval.
+    return (np.sort(n * step + rng.random(count) * step) for n, count in enumerate(counts))
+
+
 def independent(rates: Mapping[str, float], seconds: float, seed: int, cv: float = 1.0) -> Arrivals:
     """What the models of `rates` (requests/s) are asked for, each on its own: Poisson, or gamma where `cv` is not 1.
 
@@ -63,6 +72,8 @@ def independent(rates: Mapping[str, float], seconds: float, seed: int, cv: float
 
 def merge(sources: Sequence[Times], seconds: float) -> Arrivals:
     """All arrivals before `seconds`, in the order of time."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigError(f"{seconds:g} s is no time to run for; take more than 0")
     held = [np.empty(0) for _ in sources]
     running = set(range(len(sources)))
     start = 0.0

@@ -6,6 +6,7 @@ import pytest
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
 from cotenant.runtime.dispatcher import Dispatcher
@@ -76,6 +77,11 @@ def test_a_model_without_a_lane_is_refused() -> None:
     unplaced = row(simulate(PROBLEM, half, seconds=2), "b")
     assert unplaced.ends["refused"] == sum(unplaced.ends.values()) > 0
     assert unplaced.attainment == 0
+
+
+def test_a_rate_for_a_model_that_is_not_there_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"^no model 'c' in this problem; it has a, b$"):
+        simulate(PROBLEM, PLAN, seconds=1, rates={"c": 1.0})
 
 
 def test_a_death_costs_time_and_a_restart_ends_it() -> None:

@@ -90,5 +90,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         poisson(-1.0, rng())
     with pytest.raises(ConfigError, match=r"^cv 0 of the gaps between arrivals must lie above 0$"):
         gamma(1.0, 0.0, rng())
+    with pytest.raises(ConfigError, match=r"^0 s is no time to run for; take more than 0$"):
+        next(independent({"a": 1.0}, 0.0, 0))
     with pytest.raises(ConfigError, match=r"^seed -3 is negative; take 0 or more$"):
         streams(-3, ["a"])
