@@ -315,7 +315,7 @@ def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
 
 def _short(message: str) -> str:
     """ONNX Runtime's message without its own place, the file's, and where in its source it was raised."""
-    message = message.partition(" failed:")[2] or message
+    message = message.partition(" failed:")[2] or re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message)
     message = re.sub(r"^/\S+:\d+ .*?\) (?=[A-Z])", "", " ".join(message.split()))
     return textwrap.shorten(message, 240, placeholder=" …").rstrip(".")
 

@@ -46,7 +46,7 @@ def digits(g: Graph) -> None:
     images = np.concatenate([framed[:, down : down + 8, right : right + 8] for down, right in moves]).reshape(-1, 64)
     network = MLPClassifier((256, 128), alpha=1e-3, learning_rate_init=2e-3, batch_size=128, random_state=_seed(g))
     with threadpool_limits(1):  # two threads that share a busy machine wait for each other more than they work
-        for _ in range(40):
+        for _ in range(20):
             network.partial_fit(images, np.tile(known.y, len(moves)), classes=np.arange(10))
     x = g.op("Flatten", g.input("image", "FP32", (1, 8, 8)))
     for layer, (weight, bias) in enumerate(zip(network.coefs_, network.intercepts_, strict=True)):

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from cotenant.errors import ConfigError
+from cotenant.zoo import ZOO, answers
+from tests.zoo.conftest import Run
+
+
+def answer(run: Run, model: str, seed: int = 0) -> tuple[str, str]:
+    question = answers.ask(model, np.random.default_rng(seed))
+    return question.what, question.read([run(model, inputs) for inputs in question.requests])
+
+
+def test_digits_are_read(run: Run) -> None:
+    for seed in range(5):
+        what, said = answer(run, "digits", seed)
+        match = re.fullmatch(r"read a (\d) \((\d+)% sure\): it is a (\d)", said)
+        assert re.fullmatch(r"held-out row \d+ of digits", what) and match and match[1] == match[3]
+
+
+def test_the_nearest_sentence_is_found(run: Run) -> None:
+    what, said = answer(run, "minilm")
+    assert what == "'How do I get my money back?'"
+    assert re.fullmatch(r"nearest is 'Refunds are paid out within a week\.' \(0\.\d\d; the next 0\.\d\d\)", said)
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern"),
+    [
+        ("cancer", r"read class (malignant|benign) \(\d+% sure\): it is class \1"),
+        ("wine", r"read class (class_[012]) \(\d+% sure\): it is class class_[012]"),
+        ("mobilenet_v2", r"class \d+, \d+% sure \(its weights are seeded\)"),
+        ("lenet", r"class \d+, \d+% sure \(its weights are seeded\)"),
+        ("ssd_mobilenet", r"1,917 boxes, the surest number \d+ of class \d+ \(its weights are seeded\)"),
+    ],
+)
+def test_every_kind_answers(run: Run, model: str, pattern: str) -> None:
+    _, said = answer(run, model)
+    assert re.fullmatch(pattern, said), said
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_requests_are_of_one_row(model: str) -> None:
+    question = answers.ask(model, np.random.default_rng(0))
+    assert question.requests and all(tensor.shape[0] == 1 for inputs in question.requests for tensor in inputs)
+
+
+def test_an_unknown_model() -> None:
+    with pytest.raises(ConfigError, match=r"^no model 'vgg17' in the zoo; did you mean 'vgg16'\?"):
+        answers.ask("vgg17", np.random.default_rng(0))
