@@ -104,11 +104,12 @@ def _host_port(address: str) -> tuple[str, int]:
 
 
 def _wire(host: str, port: int, model: str, body: Body) -> bytes:
+    name = f"[{host}]" if ":" in host else host
     lines = [
         f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1",
-        f"Host: {host}:{port}",
+        f"Host: {name}:{port}",
         f"Content-Length: {len(body.content)}",
-        *(f"{name}: {value}" for name, value in body.headers.items()),
+        *(f"{header}: {value}" for header, value in body.headers.items()),
     ]
     return "\r\n".join([*lines, "", ""]).encode() + body.content
 
@@ -119,7 +120,7 @@ class _Client:
     def __init__(self, host: str, port: int, names: Sequence[str], limit: int) -> None:
         self.tallies = {name: Tally() for name in names}
         self.lag = Histogram()
-        self.idle: list[_Connection] = []
+        self._idle: list[_Connection] = []
         self._address = host, port
         self._limit = limit
         self._open: set[_Connection] = set()
@@ -134,8 +135,8 @@ class _Client:
 
     def send(self, request: Request, wire: bytes) -> None:
         self._pending += 1
-        if self.idle:
-            self._write(self.idle.pop(), request, wire)
+        if self._idle:
+            self._write(self._idle.pop(), request, wire)
         else:
             self._waiting.append((request, wire))
             self._grow()
@@ -172,8 +173,8 @@ class _Client:
 
     def lost(self, connection: _Connection) -> None:
         self._open.discard(connection)
-        if connection in self.idle:
-            self.idle.remove(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
         if connection.request is not None:
             self.ended(connection.request, Outcome.FAILED)
         self._grow()
@@ -182,7 +183,7 @@ class _Client:
         if self._waiting:
             self._write(connection, *self._waiting.popleft())
         else:
-            self.idle.append(connection)
+            self._idle.append(connection)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         if self._closed:

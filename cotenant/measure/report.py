@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         lag: float | None = None,
     ) -> Report:
         rows = tuple(ModelReport.of(model, tallies[model.name], seconds) for model in models)
-        return cls(source=source, seconds=seconds, models=rows, lag=lag)
+        return cls(source=source, seconds=seconds, models=rows, lag=None if lag is None else _known(lag))
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2)

@@ -52,7 +52,12 @@ def arrivals(count: int, gap: float = 0.0002) -> Arrivals:
 
 
 def loaded(
-    reply: Callable[[int], bytes | None], count: int, seen: list[bytes] | None = None, **options: float
+    reply: Callable[[int], bytes | None],
+    count: int,
+    seen: list[bytes] | None = None,
+    *,
+    gap: float = 0.0002,
+    **options: object,
 ) -> Report:
     async def main() -> Report:
         loop = asyncio.get_running_loop()
@@ -60,7 +65,7 @@ def loaded(
         server = await loop.create_server(lambda: Stub(reply, requests), "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            return await load(f"127.0.0.1:{port}", [MODEL], BODIES, arrivals(count), 0.1, **options)  # type: ignore[arg-type]
+            return await load(f"127.0.0.1:{port}", [MODEL], BODIES, arrivals(count, gap), 0.1, **options)  # type: ignore[arg-type]
 
     return uvloop.run(main())
 
@@ -86,6 +91,18 @@ def test_each_end_is_counted_under_its_own_reason() -> None:
     replies = [answer(200), refusal(TOO_LATE), refusal(PASSED), refusal(HOPELESS), answer(500), answer(404)]
     report = loaded(lambda number: replies[number], len(replies))
     assert ends(report) == {"served": 1, "refused": 1, "expired": 2, "failed": 2}
+
+
+def test_a_run_without_requests_has_an_empty_report() -> None:
+    report = loaded(lambda number: answer(200), 0)
+    assert ends(report) == {}
+    assert report.lag is report.models[0].attainment is None
+
+
+def test_it_ticks_while_it_runs() -> None:
+    seen: list[Report] = []
+    loaded(lambda number: answer(200), 12, gap=0.1, on_tick=seen.append)
+    assert [0 < sum(report.models[0].ends.values()) < 12 for report in seen] == [True]
 
 
 def test_an_answer_in_chunks_is_understood() -> None:
