@@ -1,7 +1,8 @@
 """An open-loop load generator: requests leave when they are due, whether or not earlier ones were answered.
 
 A closed loop slows down with the server that it measures, and so hides what real callers would have seen. Here a
-request counts from the moment it was due, and how late the generator itself was is part of the report.
+request counts from when its turn to be sent came, the wait for a connection included. How late that was, for want of
+processor time on this side, is the generator's fault and not the server's: the report gives it apart, as `lag`.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ async def load(
     except OSError as error:
         raise ConfigError(f"no server answers at {address}: {error}; start one with `cotenant serve`") from None
 
+    lag = Histogram()
     start = monotonic()
     next_tick = start + _TICK
 
     def report(elapsed: float) -> Report:
-        return Report.of("live", models, client.tallies, elapsed, lag=client.lag.quantile(0.99))
+        return Report.of("live", models, client.tallies, elapsed, lag=lag.quantile(0.99))
 
     try:
         sent = burst = 0
@@ -82,7 +84,9 @@ async def load(
                         if on_tick is not None:
                             on_tick(report(now - start))
                 name, slo = named[source]
-                client.send(Request(sent, name, due, due + slo), wires[source])
+                now = monotonic()
+                client.send(Request(sent, name, now, now + slo), wires[source])
+                lag.extend((max(0.0, now - due),))
                 sent += 1
                 burst += 1
         elapsed = max(seconds, monotonic() - start)
@@ -119,7 +123,6 @@ class _Client:
 
     def __init__(self, host: str, port: int, names: Sequence[str], limit: int) -> None:
         self.tallies = {name: Tally() for name in names}
-        self.lag = Histogram()
         self._idle: list[_Connection] = []
         self._address = host, port
         self._limit = limit
@@ -136,18 +139,10 @@ class _Client:
     def send(self, request: Request, wire: bytes) -> None:
         self._pending += 1
         if self._idle:
-            self._write(self._idle.pop(), request, wire)
+            self._idle.pop().send(request, wire)
         else:
             self._waiting.append((request, wire))
             self._grow()
-
-    def _write(self, connection: _Connection, request: Request, wire: bytes) -> None:
-        now = monotonic()
-        late = now - request.arrived
-        self.lag.extend((max(0.0, late),))
-        if late < 0:
-            request = Request(request.id, request.model, now, request.deadline + late)
-        connection.send(request, wire)
 
     def _grow(self) -> None:
         room = not self._closed and len(self._open) + len(self._opening) < self._limit
@@ -181,7 +176,7 @@ class _Client:
 
     def free(self, connection: _Connection) -> None:
         if self._waiting:
-            self._write(connection, *self._waiting.popleft())
+            connection.send(*self._waiting.popleft())
         else:
             self._idle.append(connection)
 
