@@ -19,10 +19,10 @@ import msgspec
 from cotenant.backends import Backend, Launch
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
-from cotenant.errors import WorkerError
+from cotenant.errors import FailedError, RequestError, WorkerError
 from cotenant.live.process import Process, own_memory, processor_time
 from cotenant.worker.arena import Arena, Block
-from cotenant.worker.wire import LARGE, Answer, Failure, Part, Run, Setup, Timing, WorkerModel, aligned
+from cotenant.worker.wire import LARGE, Answer, Part, Run, Setup, Timing, WorkerModel, aligned
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ class Listener(Protocol):
         """The lane's worker is up and warm: for the first time, or again."""
         ...
 
-    def finished(self, lane: str, batch: int, answers: list[Payload], timing: Timing) -> None:
-        """answers: the outputs of each request of the batch."""
+    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+        """answers: the outputs of each request of the batch, or why the model failed on that one."""
         ...
 
     def failed(self, lane: str, batch: int, reason: str) -> None:
-        """The model raised an error on this batch; the worker lives."""
+        """The model failed on every request of this batch; the worker lives."""
         ...
 
     def died(self, lane: str, reason: str) -> None:
@@ -135,7 +135,7 @@ class Pool:
         self._flights: dict[Process, _Flight] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def start(self, lane: str, *, share: int, models: Sequence[WorkerModel]) -> None:
+    async def start(self, lane: str, share: int, models: Sequence[WorkerModel]) -> None:
         """Raises WorkerError, with the reason, where the worker does not become ready."""
         if lane in self._lanes:
             raise WorkerError(f"lane {lane!r} has a worker already; stop it first")
@@ -280,7 +280,7 @@ class Pool:
         if not quietly:
             self._listener.ready(lane.name)
 
-    def _answered(self, process: Process, message: Answer | Failure, size: int) -> None:
+    def _answered(self, process: Process, answer: Answer, size: int) -> None:
         flight = self._flights.pop(process)
         lane = self._processes[process]
         if lane.flying is not process:
@@ -288,17 +288,27 @@ class Pool:
         lane.flying = None
         if lane.sample_due:
             self._sample(lane)
-        if isinstance(message, Failure):
-            self._listener.failed(lane.name, flight.batch, message.reason)
-            return
         if size >= LARGE:
-            self._learn(process, flight, message)
-        answers = [tuple([_tensor(part, flight.room) for part in parts]) for parts in message.requests]
-        self._listener.finished(lane.name, flight.batch, answers, message.timing)
+            self._learn(process, flight, answer)
+        reasons = [parts for parts in answer.requests if isinstance(parts, str)]
+        if reasons and len(reasons) == len(answer.requests):
+            self._listener.failed(lane.name, flight.batch, reasons[0])
+            return
+        answers: list[Payload | RequestError] = [
+            FailedError(parts) if isinstance(parts, str) else tuple([_tensor(part, flight.room) for part in parts])
+            for parts in answer.requests
+        ]
+        self._listener.finished(lane.name, flight.batch, answers, answer.timing)
 
     def _learn(self, process: Process, flight: _Flight, answer: Answer) -> None:
         """These outputs were larger than their room: leave more to the next."""
-        parts = [part for parts in answer.requests for part in parts if part.datatype != "BYTES"]
+        parts = [
+            part
+            for parts in answer.requests
+            if not isinstance(parts, str)
+            for part in parts
+            if part.datatype != "BYTES"
+        ]
         size = sum(aligned(part.size if part.data is None else len(part.data)) for part in parts)
         known = process.footprints[flight.model]
         process.footprints[flight.model] = max(known, -(-size // max(flight.rows, 1)))

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import WorkerError
-from cotenant.worker.wire import Answer, Broken, Failure, FromWorker, Inbox, Ready, ToWorker, pack
+from cotenant.worker.wire import Answer, Broken, FromWorker, Inbox, Ready, ToWorker, pack
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Process:
         arena: int,
         env: Mapping[str, str],
         *,
-        answered: Callable[[Process, Answer | Failure, int], None],
+        answered: Callable[[Process, Answer, int], None],
         left: Callable[[Process, str], None],
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from cotenant.core.tensor import DTYPES
 from cotenant.errors import ModelError
-from cotenant.worker.runners import Array, Runner, datatype, decode_strings, encode_strings
+from cotenant.worker.runners import Array, Runner, datatype, decode_strings, encode_strings, one_line
 from cotenant.worker.wire import LARGE, Part, aligned
 
 Request = Sequence[Part]
@@ -32,41 +34,65 @@ class Batch:
         self._start = room[0]
         self._end = room[0] + room[1]
 
-    def run(self, requests: Sequence[Request]) -> list[list[Part]]:
-        """The outputs of each request. Requests that differ in more than their rows run one after another."""
-        answers: list[list[Part]] = [[] for _ in requests]
-        for members in self._groups(requests):
-            begun = time.monotonic()
-            group = [requests[member] for member in members]
-            sizes = [request[0].shape[0] for request in group] if self._runner.model.batched else [1]
-            inputs = {parts[0].name: self._join(parts) for parts in zip(*group, strict=True)}
-            gathered = time.monotonic()
-            outputs = self._runner.run(inputs)
-            inferred = time.monotonic()
-            for name, array in outputs:
-                for member, part in zip(members, self._split(name, array, sizes), strict=True):
-                    answers[member].append(part)
-            self.rows += sum(sizes)
-            self.gather += gathered - begun
-            self.infer += inferred - gathered
-            self.scatter += time.monotonic() - inferred
+    def run(self, requests: Sequence[Request]) -> list[list[Part] | str]:
+        """The outputs of each request, or why the model failed on it.
+
+        Requests that differ in more than their rows run one after another. Where a batch fails its halves run on their
+        own, so that one bad request is found and costs no other its answer.
+        """
+        answers: list[list[Part] | str] = [[] for _ in requests]
+        pending = self._groups(requests)
+        while pending:
+            members = pending.pop()
+            try:
+                outputs = self._once([requests[member] for member in members])
+            except (ModelError, ValueError, MemoryError) as error:
+                if len(members) > 1:
+                    half = len(members) // 2
+                    pending += [members[:half], members[half:]]
+                else:
+                    answers[members[0]] = one_line(error)
+            else:
+                for member, parts in zip(members, outputs, strict=True):
+                    answers[member] = parts
         return answers
 
-    def _groups(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+    def _once(self, requests: Sequence[Request]) -> list[list[Part]]:
+        begun = time.monotonic()
+        sizes = [request[0].shape[0] for request in requests] if self._runner.model.batched else [1]
+        rows = sum(sizes)
+        inputs = {parts[0].name: self._join(parts, rows) for parts in zip(*requests, strict=True)}
+        gathered = time.monotonic()
+        self.rows += rows
+        self.gather += gathered - begun
+        try:
+            outputs = self._runner.run(inputs)
+        finally:
+            inferred = time.monotonic()
+            self.infer += inferred - gathered
+        divided = [self._split(name, array, sizes) for name, array in outputs]
+        self.scatter += time.monotonic() - inferred
+        return [list(parts) for parts in zip(*divided, strict=True)]
+
+    def _groups(self, requests: Sequence[Request]) -> list[list[int]]:
         """Indices of requests that fit into one batch."""
         if not self._runner.model.batched:
-            return ([index] for index in range(len(requests)))
+            return [[index] for index in range(len(requests))]
         alike: dict[tuple[object, ...], list[int]] = {}
         for index, request in enumerate(requests):
             key = tuple([(part.name, part.datatype, part.shape[1:]) for part in request])
             alike.setdefault(key, []).append(index)
-        return iter(alike.values())
+        return list(alike.values())
 
-    def _join(self, parts: Sequence[Part]) -> Array:
-        arrays = [self._array(part) for part in parts]
-        if len(arrays) > 1:
-            return np.concatenate(arrays)
-        return arrays[0] if arrays[0].flags.aligned else arrays[0].copy()
+    def _join(self, parts: Sequence[Part], rows: int) -> Array:
+        first = parts[0]
+        if len(parts) == 1:
+            array = self._array(first)
+            return array if array.flags.aligned else array.copy()
+        inside = [part.data for part in parts if part.data is not None]
+        if len(inside) == len(parts) and first.datatype != "BYTES":  # many small ones: much faster than numpy
+            return np.frombuffer(b"".join(inside), DTYPES[first.datatype]).reshape(rows, *first.shape[1:])
+        return np.concatenate([self._array(part) for part in parts])
 
     def _array(self, part: Part) -> Array:
         data = memoryview(self._memory)[part.start : part.start + part.size] if part.data is None else part.data
@@ -75,26 +101,30 @@ class Batch:
         return np.frombuffer(data, DTYPES[part.datatype]).reshape(part.shape)
 
     def _split(self, name: str, array: Array, sizes: Sequence[int]) -> list[Part]:
+        """An output, divided by the rows of each request."""
         if len(sizes) == 1:
-            pieces = [array]
+            shapes = [array.shape]
         elif array.shape[:1] == (sum(sizes),):
-            ends = np.cumsum(sizes).tolist()
-            pieces = [array[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            shapes = [(size, *array.shape[1:]) for size in sizes]
         else:
             raise ModelError(
                 f"output {name!r} has the shape {list(array.shape)} for {sum(sizes)} rows, so it cannot be divided "
                 "among requests; set max_batch_size: 0 in the model's config.pbtxt"
             )
         if array.dtype == object:
-            return [Part(name, "BYTES", piece.shape, memoryview(encode_strings(piece))) for piece in pieces]
+            ends = itertools.accumulate(sizes)
+            rows = [array[end - size : end] if len(sizes) > 1 else array for end, size in zip(ends, sizes, strict=True)]
+            return [Part(name, "BYTES", row.shape, memoryview(encode_strings(row))) for row in rows]
         kind = datatype(array)
-        if array.nbytes < LARGE or self._start + array.nbytes > self._end:
-            return [Part(name, kind, piece.shape, memoryview(piece.tobytes())) for piece in pieces]
-        start = self._start
-        self._start += aligned(array.nbytes)
-        np.frombuffer(self._memory, array.dtype, array.size, start).reshape(array.shape)[...] = array
+        place, data = self._start, None
+        if array.nbytes >= LARGE and place + array.nbytes <= self._end:
+            self._start += aligned(array.nbytes)
+            np.frombuffer(self._memory, array.dtype, array.size, place).reshape(array.shape)[...] = array
+        else:
+            place, data = 0, memoryview(array.tobytes())
         parts = []
-        for piece in pieces:
-            parts.append(Part(name, kind, piece.shape, None, start, piece.nbytes))
-            start += piece.nbytes
+        for shape in shapes:
+            size = array.itemsize * math.prod(shape)
+            parts.append(Part(name, kind, shape, None if data is None else data[place : place + size], place, size))
+            place += size
         return parts

@@ -22,7 +22,7 @@ from cotenant.worker import runners
 from cotenant.worker.arena import map_memory
 from cotenant.worker.batch import Batch
 from cotenant.worker.pace import Pace
-from cotenant.worker.wire import Answer, Broken, Failure, FromWorker, Inbox, Ready, Run, Setup, Timing, ToWorker, pack
+from cotenant.worker.wire import Answer, Broken, FromWorker, Inbox, Ready, Run, Setup, Timing, ToWorker, pack
 
 _PR_SET_PDEATHSIG = 1
 
@@ -73,21 +73,14 @@ def serve(connection: socket.socket, arena: int) -> None:
         started = time.monotonic()
         runner = loaded[run.model]
         batch = Batch(runner, memory, run.room)
-        reason = ""
-        try:
-            answers = batch.run(run.requests)
-        except (ModelError, ValueError, MemoryError) as error:
-            reason = runners.one_line(error)
+        answers = batch.run(run.requests)
         done = time.monotonic()
         due, cpu = pace.charge(started)
         due = max(due, started + runner.least(batch.rows))
         wait(connection, due)
         pace.ended(due, time.monotonic())
-        if reason:
-            send(Failure(run.batch, reason))
-        else:
-            timing = Timing(started, batch.gather, batch.infer, batch.scatter, max(due - done, 0.0), cpu)
-            send(Answer(run.batch, answers, timing))
+        timing = Timing(started, batch.gather, batch.infer, batch.scatter, max(due - done, 0.0), cpu)
+        send(Answer(run.batch, answers, timing))
 
 
 def wait(connection: socket.socket, until: float) -> None:

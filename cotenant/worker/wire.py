@@ -1,8 +1,8 @@
 """What the server and a worker say to each other, over one socket.
 
 The server sends `Setup`, the worker answers `Ready` or `Broken`. Then the server sends one `Run` at a time, and the
-worker answers each with `Answer` or `Failure`. The end of the stream is the order to stop. A message is its length in
-eight bytes and its msgpack. Small tensors travel inside it; of a large one only the place in the arena does.
+worker sends an `Answer` to each. The end of the stream is the order to stop. A message is its length in eight bytes and
+its msgpack. Small tensors travel inside it; of a large one only the place in the arena does.
 """
 
 from __future__ import annotations
@@ -101,18 +101,11 @@ class Run(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """The outputs of each request, in their order."""
+    """The outputs of each request, in their order, or why the model failed on it."""
 
     batch: int
-    requests: list[list[Part]]
+    requests: list[list[Part] | str]
     timing: Timing
-
-
-class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model raised an error on this batch."""
-
-    batch: int
-    reason: str
 
 
 def aligned(size: int) -> int:
@@ -120,7 +113,7 @@ def aligned(size: int) -> int:
 
 
 ToWorker = Setup | Run
-FromWorker = Ready | Broken | Answer | Failure
+FromWorker = Ready | Broken | Answer
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
@@ -154,6 +147,9 @@ class Inbox:
     def take(self) -> bytes | None:
         """The next message, or None where `fill` has to come first."""
         held = self._end - self._start
+        if not held and len(self._buffer) == self._ROOM:
+            self._start = self._end = 0
+            return None
         if held >= _LENGTH.size:
             size = _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._start)[0]
             if held >= size:
