@@ -203,10 +203,7 @@ def _entry(root: Path, folder: Path, config: Config, version: str) -> Entry:
 
 def _file(version: Path, config: Config) -> tuple[str, str]:
     """The name of the model's file, and its platform."""
-    place = version.parent / CONFIG
     name = config.default_model_filename
-    if name and (name in (".", "..") or re.search(r"[/\\\0]", name)):
-        raise ModelError(f"{place}: default_model_filename {name!r} leaves the version; give the name of a file in it")
     said = config.platform or config.backend
     for file, (platform, backend) in PLATFORMS.items():
         if said:
@@ -217,7 +214,7 @@ def _file(version: Path, config: Config) -> tuple[str, str]:
             return name or file, platform
     if said:
         known = " or ".join(f'platform: "{platform}"' for platform, _ in PLATFORMS.values())
-        raise ModelError(f"{place}: there is nothing to run {said!r} models with; give {known}")
+        raise ModelError(f"{version.parent / CONFIG}: there is nothing to run {said!r} models with; give {known}")
     raise ModelError(f"{version}: no model in it that can be run; put {' or '.join(PLATFORMS)} there")
 
 
@@ -235,6 +232,8 @@ def read_config(folder: Path) -> Config:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return Config()
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}; let this user read it, or take it away") from None
     except UnicodeDecodeError:
         raise ModelError(f"{path}: not text; write it as protobuf text, such as `max_batch_size: 8`") from None
     fields = pbtxt.read(text, REPEATED, str(path))
@@ -249,6 +248,9 @@ def read_config(folder: Path) -> Config:
     for field in UNSUPPORTED:
         if field in fields:
             raise ModelError(f"{path}: {field} is not supported; take it out, or serve this model elsewhere")
+    for file in (config.default_model_filename, *(tensor.label_filename for tensor in config.output)):
+        if file in (".", "..") or re.search(r"[/\\\0]", file):
+            raise ModelError(f"{path}: {file!r} is not the name of a file; give one, without folders")
     for tensor in (*config.input, *config.output):
         if tensor.reshape is not None:
             raise ModelError(f"{path}: reshape of {tensor.name!r} is not supported; give dims as the model has them")

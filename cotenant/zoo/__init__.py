@@ -12,15 +12,13 @@ import hashlib
 import importlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.worker import repository
-
-MAX_BATCH = 32
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,16 +77,12 @@ def build(
     wanted = DEMO if names is None else tuple(dict.fromkeys(names))
     for name in wanted:
         recipe(name)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _only_builder(root):
-            built = []
-            for done, name in enumerate(wanted):
-                progress(name, done, len(wanted))
-                built.append(_stand(root, name, seed) or _make(root, name, seed))
-            return built
-    except OSError as error:
-        raise ConfigError(f"cannot write models into {str(root)!r}: {error.strerror}; name another folder") from None
+    built = []
+    with _only_builder(root):
+        for done, name in enumerate(wanted):
+            progress(name, done, len(wanted))
+            built.append(_stand(root, name, seed) or _make(root, name, seed))
+    return built
 
 
 def recipe(name: str) -> Recipe:
@@ -111,12 +105,23 @@ def extra() -> Iterator[None]:
 
 
 @contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write models into {str(root)!r}: {error.strerror}; name another folder") from None
+
+
+@contextmanager
 def _only_builder(root: Path) -> Iterator[None]:
-    with (root / ".zoo.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is building models in {str(root)!r}; wait until it is done") from None
+    with ExitStack() as stack:
+        with _writing(root):
+            root.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((root / ".zoo.lock").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process builds models in {str(root)!r}; wait until it is done") from None
         yield
 
 
@@ -155,16 +160,19 @@ def _make(root: Path, name: str, seed: int) -> Built:
     draw(graph)
     graph.notes["zoo"] = _key(name, seed)
 
+    model = graph.model()
+
     target, new, old = root / name, root / f".{name}.new", root / f".{name}.old"
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    (new / "1").mkdir(parents=True)
-    (new / "1" / "model.onnx").write_bytes(graph.model())
-    (new / repository.CONFIG).write_text(graph.config(MAX_BATCH), encoding="utf-8")
-    for output, labels in graph.labels.items():
-        (new / f"{output}.labels").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-    if target.exists():
-        target.rename(old)
-    new.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    with _writing(root):
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        (new / "1").mkdir(parents=True)
+        (new / "1" / "model.onnx").write_bytes(model)
+        (new / repository.CONFIG).write_text(graph.config(), encoding="utf-8")
+        for output, labels in graph.labels.items():
+            (new / f"{output}.labels").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+        if target.exists():
+            target.rename(old)
+        new.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
     return Built(name=name, path=target / "1" / "model.onnx", fresh=True, notes=graph.notes)

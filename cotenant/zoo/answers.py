@@ -57,12 +57,12 @@ def _row(model: str, rng: np.random.Generator) -> Question:
     known = trained.data(model)
     index = int(rng.integers(len(known.held_out_y)))
     truth = known.names[known.held_out_y[index]]
-    kind = "a" if model == "digits" else "class"
+    kind = "a " if model == "digits" else ""
 
     def read(answers: Sequence[Outputs]) -> str:
         chances = answers[0][0].array()[0]
         best = int(chances.argmax())
-        return f"read {kind} {known.names[best]} ({chances[best]:.0%} sure): it is {kind} {truth}"
+        return f"read {kind}{known.names[best]} ({chances[best]:.0%} sure): it is {kind}{truth}"
 
     name = "image" if model == "digits" else "features"
     row = known.held_out_x[index : index + 1]

@@ -22,6 +22,8 @@ from cotenant.worker import pbtxt
 OPSETS = {"": 20, "ai.onnx.ml": 3}
 IR_VERSION = 10
 
+MAX_BATCH = 32
+
 _TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
 
 
@@ -179,7 +181,7 @@ class Graph:
         onnx.checker.check_model(model)
         return model.SerializeToString()
 
-    def config(self, max_batch_size: int) -> str:
+    def config(self) -> str:
         """Its config.pbtxt."""
 
         def tensor(name: str, datatype: str, dims: tuple[int, ...]) -> pbtxt.Message:
@@ -189,7 +191,7 @@ class Graph:
         config: pbtxt.Message = {
             "name": self.name,
             "platform": "onnxruntime_onnx",
-            "max_batch_size": max_batch_size,
+            "max_batch_size": MAX_BATCH,
             "input": [tensor(*edge) for edge in self._inputs],
             "output": [tensor(*edge) for edge in self._outputs],
         }

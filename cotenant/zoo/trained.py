@@ -4,6 +4,7 @@ ensemble of trees, a search among neighbours. Each notes how it does on the quar
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ class Data(NamedTuple):
     names: tuple[str, ...]
 
 
+@cache
 def data(name: str) -> Data:
     """The same split every time: "digits" (images [1, 8, 8] of 0 to 1), "cancer" or "wine" (features)."""
     loaded = {"digits": datasets.load_digits, "cancer": datasets.load_breast_cancer, "wine": datasets.load_wine}[name]()

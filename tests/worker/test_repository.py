@@ -172,7 +172,11 @@ def test_no_permission(tmp_path: Path) -> None:
         ('backend: "python"', "there is nothing to run 'python' models with; give platform: \"onnxruntime_onnx\""),
         (
             'default_model_filename: "../2/model.onnx"',
-            "default_model_filename '../2/model.onnx' leaves the version; give the name of a file in it",
+            "'../2/model.onnx' is not the name of a file; give one, without folders",
+        ),
+        (
+            'output { name: "y" label_filename: "a\\000b" }',
+            "'a\\x00b' is not the name of a file; give one, without folders",
         ),
         (
             'input { name: "x" reshape { shape: [1, 3] } }',

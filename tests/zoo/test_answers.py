@@ -31,8 +31,8 @@ def test_the_nearest_sentence_is_found(run: Run) -> None:
 @pytest.mark.parametrize(
     ("model", "pattern"),
     [
-        ("cancer", r"read class (malignant|benign) \(\d+% sure\): it is class \1"),
-        ("wine", r"read class (class_[012]) \(\d+% sure\): it is class class_[012]"),
+        ("cancer", r"read (malignant|benign) \(\d+% sure\): it is \1"),
+        ("wine", r"read class_[012] \(\d+% sure\): it is class_[012]"),
         ("mobilenet_v2", r"class \d+, \d+% sure \(its weights are seeded\)"),
         ("lenet", r"class \d+, \d+% sure \(its weights are seeded\)"),
         ("ssd_mobilenet", r"1,917 boxes, the surest number \d+ of class \d+ \(its weights are seeded\)"),

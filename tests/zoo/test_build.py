@@ -11,6 +11,7 @@ import pytest
 from cotenant import zoo
 from cotenant.errors import ConfigError
 from cotenant.worker import repository
+from cotenant.zoo.graph import MAX_BATCH
 from tests.zoo.conftest import Run
 
 SMALL = ["lenet", "wine"]
@@ -22,7 +23,7 @@ def test_every_model_is_what_its_config_says_and_runs(models: Path, run: Run) ->
     for entry in entries:
         assert not entry.reason
         info = repository.describe(entry)
-        assert info.max_batch_size == zoo.MAX_BATCH
+        assert info.max_batch_size == MAX_BATCH
         assert {tensor.name for tensor in entry.config.input} == {tensor.name for tensor in info.inputs}
         assert {tensor.name for tensor in entry.config.output} == {tensor.name for tensor in info.outputs}
         outputs = run(entry.name, repository.sample(entry, info, 2, np.random.default_rng(0)))
@@ -87,7 +88,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_one_builder_at_a_time(tmp_path: Path) -> None:
     with (tmp_path / ".zoo.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match=r"^another process is building models in .*; wait until it is done$"):
+        with pytest.raises(ConfigError, match=r"^another process builds models in .*; wait until it is done$"):
             zoo.build(tmp_path, SMALL)
 
 

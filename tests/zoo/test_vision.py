@@ -62,11 +62,11 @@ def test_ssd_mobilenet() -> None:
     assert 3 * 19**2 + 6 * (10**2 + 5**2 + 3**2 + 2**2 + 1) == 1917
 
 
-@pytest.mark.parametrize("name", ["googlenet", "resnet18", "resnet50", "mnasnet", "densenet121"])
+@pytest.mark.parametrize("name", ["googlenet", "resnet18", "resnet50", "mnasnet"])
 def test_activations_stay_level(name: str) -> None:
     """So that what a model says depends on its image, and no number overflows."""
     session = onnxruntime.InferenceSession(draw(name).model(), providers=["CPUExecutionProvider"])
-    images = np.random.default_rng(0).standard_normal((3, 3, 224, 224), np.float32)
+    images = np.random.default_rng(0).standard_normal((2, 3, 224, 224), np.float32)
     (found,) = session.run(None, {"image": images})
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-4)
     assert np.isfinite(found).all() and found.max() < 0.9999
