@@ -7,7 +7,7 @@ their order. A header says how long the JSON is; where it says 0, the whole body
 from __future__ import annotations
 
 import math
-from array import array
+import struct
 from collections.abc import Sequence
 from itertools import chain
 from typing import Annotated, Any
@@ -66,7 +66,7 @@ class _AnsweredTensor(msgspec.Struct, omit_defaults=True):
     datatype: str
     shape: Sequence[int]
     parameters: dict[str, int] | None = None
-    data: list[Any] | None = None
+    data: Sequence[Any] | None = None
 
 
 class _Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -100,8 +100,6 @@ _lists: dict[str, Any] = {
     "BYTES": list[str],
 } | {name: list[int] for name in FORMATS if "INT" in name}
 _flat = {name: msgspec.json.Decoder(kind) for name, kind in _lists.items()}
-# `array` has no '?', but takes booleans for bytes.
-_codes = FORMATS | {"BOOL": "B"}
 
 
 def decode(
@@ -222,8 +220,11 @@ def _numbers(given: _Input) -> bytes:
             items = decoder.decode(raw)
         except msgspec.ValidationError:
             items = msgspec.convert(_flatten(_anything.decode(raw)), _lists[datatype])
-        data = pack([item.encode() for item in items]) if datatype == "BYTES" else array(_codes[datatype], items)
-    except (msgspec.DecodeError, UnicodeError, OverflowError, TypeError, ValueError) as error:
+        if datatype == "BYTES":
+            data = pack([item.encode() for item in items])
+        else:
+            data = struct.pack(f"<{len(items)}{FORMATS[datatype]}", *items)
+    except (msgspec.DecodeError, UnicodeError, OverflowError, TypeError, ValueError, struct.error) as error:
         raise MalformedError(f"input {given.name!r}: 'data' is no list of {datatype}: {error}") from None
     except RecursionError:
         raise MalformedError(_TOO_DEEP) from None
@@ -232,7 +233,7 @@ def _numbers(given: _Input) -> bytes:
             f"input {given.name!r}: 'data' has {len(items)} elements, but shape {given.shape} has "
             f"{math.prod(given.shape)}"
         )
-    return data if isinstance(data, bytes) else data.tobytes()
+    return data
 
 
 def _flatten(items: Any) -> list[Any]:
@@ -291,7 +292,7 @@ def encode(request: InferRequest, response: InferResponse, info: ModelInfo, form
     return _encoder.encode(answer), tail
 
 
-def _listed(tensor: Tensor) -> list[Any]:
+def _listed(tensor: Tensor) -> Sequence[Any]:
     if tensor.datatype == "BYTES":
         try:
             return [str(item, "utf-8") for item in elements(tensor)]

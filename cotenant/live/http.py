@@ -77,7 +77,14 @@ _HEADS = {
     for kind in (_JSON, _BINARY, _HTML, _PROMETHEUS)
 }
 _HEADERS = frozenset(
-    (b"content-length", b"inference-header-content-length", b"content-encoding", b"accept-encoding", b"expect")
+    (
+        b"accept-encoding",
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"expect",
+        b"inference-header-content-length",
+    )
 )
 
 
@@ -382,7 +389,7 @@ class _Connection(asyncio.BufferedProtocol):
         exchange = _Exchange(self, parser.get_method(), self.url, self.headers)
         if not parser.should_keep_alive() or parser.should_upgrade():
             self.deaf = exchange.last = True
-        else:
+        elif b"connection" in self.headers:
             exchange.old = parser.get_http_version() == "1.0"
         exchange.body, exchange.block, exchange.start = self.body, self.block, self.start
         self.body, self.block = b"", None

@@ -6,7 +6,7 @@ import heapq
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,7 +24,7 @@ EXTENSIONS = (
     "statistics",
 )
 
-# How `struct`, `array` and `memoryview` name the datatypes that JSON and typed contents can carry.
+# How `struct` names the datatypes that JSON and typed contents can carry.
 FORMATS = {
     "BOOL": "?",
     "UINT8": "B",
@@ -190,9 +190,7 @@ def check_request(info: ModelInfo, inputs: Iterable[Tensor], outputs: Iterable[R
                 f"input {tensor.name!r} is {tensor.datatype}, but model {info.name!r} takes {spec.datatype}"
             )
         shape = tensor.shape
-        if len(shape) != len(spec.shape) or any(
-            want not in (-1, have) for want, have in zip(spec.shape, shape, strict=True)
-        ):
+        if shape != spec.shape and not _fits(shape, spec.shape):
             raise InvalidError(
                 f"input {tensor.name!r} has shape {list(shape)}, but model {info.name!r} takes "
                 f"{list(spec.shape)}, where -1 is any size"
@@ -218,6 +216,15 @@ def check_request(info: ModelInfo, inputs: Iterable[Tensor], outputs: Iterable[R
             )
         if output.classification and datatype not in FORMATS:
             raise InvalidError(f"output {output.name!r} is {datatype}, which cannot be classified; ask for it as it is")
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    if len(shape) != len(wanted):
+        return False
+    for have, want in zip(shape, wanted, strict=True):  # noqa: SIM110  # a third of the time that all() takes
+        if want not in (-1, have):
+            return False
+    return True
 
 
 def _names(specs: Iterable[TensorSpec]) -> str:
@@ -258,10 +265,12 @@ def classify(tensor: Tensor, count: int, *, batched: bool) -> Tensor:
     return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack(labels))
 
 
-def values(tensor: Tensor) -> list[Any]:
+def values(tensor: Tensor) -> tuple[Any, ...]:
     """Its elements as Python's own numbers, row-major. Only for the datatypes of FORMATS."""
-    bare: memoryview[Any] = memoryview(tensor.data).cast("B")
-    return bare.cast(cast(Any, FORMATS[tensor.datatype])).tolist()
+    try:
+        return struct.unpack(f"<{math.prod(tensor.shape)}{FORMATS[tensor.datatype]}", tensor.data)
+    except struct.error as error:
+        raise FailedError(f"output {tensor.name!r} is not what its shape says: {error}") from None
 
 
 def pack(items: Iterable[bytes]) -> bytes:
