@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.errors import ConfigError, CotenantError
+from cotenant.errors import ConfigError, ModelError
 from cotenant.worker import repository
 
 
@@ -138,13 +138,14 @@ def _stand(root: Path, name: str, seed: int) -> Built | None:
     if not folder.exists():
         return None
     try:
-        entry = repository.find(root, name)
-    except CotenantError:
-        entry = None
-    notes = {key: value.string_value for key, value in entry.config.parameters.items()} if entry else {}
+        parameters = repository.read_config(folder).parameters
+    except ModelError:
+        parameters = {}
+    notes = {key: value.string_value for key, value in parameters.items()}
     if "zoo" not in notes:
         raise ConfigError(f"{folder} is not of the zoo, and stays as it is; move it, or leave {name!r} out")
-    if notes["zoo"] != _key(name, seed) or entry is None or entry.reason:
+    entry = repository.find(root, name)
+    if notes["zoo"] != _key(name, seed) or entry.reason:
         return None
     return Built(name=name, path=entry.path, fresh=False, notes=notes)
 

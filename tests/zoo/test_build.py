@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_a_seed_gives_the_same_model_whatever_is_built_beside_it(tmp_path: Path)
 def test_what_is_broken_is_built_anew(tmp_path: Path) -> None:
     (built,) = zoo.build(tmp_path, ["lenet"])
     whole = built.path.read_bytes()
-    built.path.unlink()
+    shutil.rmtree(built.path.parent)
     (tmp_path / ".lenet.new").mkdir()  # a build that was killed
     (again,) = zoo.build(tmp_path, ["lenet"])
     assert again.fresh and again.path.read_bytes() == whole
