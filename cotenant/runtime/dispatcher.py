@@ -152,9 +152,8 @@ class Dispatcher:
         again = math.inf
         if lane.batch is None and lane.up:
             for queue in lane.queues.values():
-                if queue.waiting:
-                    self._end(drop_hopeless(queue, now), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
-                    self._end(drop_for_throughput(queue, now), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
+                if queue.waiting and (dropped := drop_hopeless(queue, now) + drop_for_throughput(queue, now)):
+                    self._end(dropped, Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
                 self._run(lane, best, count, rows, now, commands)
@@ -338,12 +337,6 @@ class Dispatcher:
             if name not in lane.queues:
                 lane.queues[name] = Queue(model)
         return homeless
-
-    # For people and tests
-
-    def waiting(self, model: str) -> int:
-        """Requests of a model that wait for their batch."""
-        return sum(len(lane.queues[model].waiting) for lane in self._by_model.get(model, ()))
 
     def invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
