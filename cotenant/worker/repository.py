@@ -301,18 +301,23 @@ def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    # ONNX Runtime's exceptions have no class of their own in common.
-    failures = tuple(it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception))
+    # ONNX Runtime's exceptions have no class of their own in common. Text that is not UTF-8 gives a ValueError.
+    failures: tuple[type[Exception], ...] = (
+        *(it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception)),
+        RuntimeError,
+        ValueError,
+    )
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        # Its fallback would print, and try the same again.
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        inputs = tuple(_spec(path, node) for node in session.get_inputs())
+        outputs = tuple(_spec(path, node) for node in session.get_outputs())
     except failures as error:
         raise ModelError(
             f"{path}: no model that ONNX Runtime {onnxruntime.__version__} can load: {_short(str(error))}; "
             "export it again as ONNX, with an opset that this version knows"
         ) from None
-    return tuple(_spec(path, node) for node in session.get_inputs()), tuple(
-        _spec(path, node) for node in session.get_outputs()
-    )
+    return inputs, outputs
 
 
 def _short(message: str) -> str:

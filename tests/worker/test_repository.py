@@ -213,8 +213,9 @@ def test_a_config_that_is_wrong(tmp_path: Path, config: str, reason: str) -> Non
         (onnx_bytes()[:-20], "Protobuf parsing failed"),
         (onnx_bytes(opset=99), "Opset 99 is under development and support for this is limited"),
         (onnx_bytes(op="Frobnicate"), "No Op registered for Frobnicate"),
+        (onnx_bytes().replace(b"\x01x", b"\x01\xff"), "'utf-8' codec can't decode byte 0xff"),
     ],
-    ids=["text", "cut", "opset", "operator"],
+    ids=["text", "cut", "opset", "operator", "name"],
 )
 def test_a_file_that_is_no_model(tmp_path: Path, model: bytes, reason: str) -> None:
     put(tmp_path, model=model)
