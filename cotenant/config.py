@@ -176,7 +176,7 @@ def read_problem(path: Path) -> Problem:
 
 def read_profiles_file(path: Path) -> dict[tuple[str, str], Profile]:
     """Profiles by (model, kind), from a CSV file."""
-    return read_profiles(_text(path).splitlines(), str(path))
+    return read_profiles(_text(path).splitlines(keepends=True), str(path))
 
 
 def read_settings(path: Path | None = None) -> Settings:
@@ -300,7 +300,7 @@ def _or(names: Any) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

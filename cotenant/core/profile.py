@@ -9,8 +9,9 @@ promised outside the grid: a share below the smallest, or a batch above the larg
 from __future__ import annotations
 
 import csv
+import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from cotenant.errors import ConfigError
 
 REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
 MIB = 1 << 20
+LARGEST = 1 << 16  # batch: a curve has an entry for each up to it
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +92,10 @@ class Profile:
             return tuple(grid[above].tolist())
         low, high = shares[above - 1], shares[above]
         weight = (1 / share - 1 / high) / (1 / low - 1 / high)
-        # Not (1 - w) * high + w * low: where low is unknown (inf) and w is 0, that would be nan.
-        return tuple((grid[above] + weight * (grid[above - 1] - grid[above])).tolist())
+        # What is unknown on the lower share stays so.
+        slower = np.full(self.max_batch, math.inf)
+        np.subtract(grid[above - 1], grid[above], out=slower, where=np.isfinite(grid[above - 1]))
+        return tuple((grid[above] + weight * slower).tolist())
 
     def _grid(self, procs: int) -> tuple[list[int], NDArray[np.float64]]:
         """Measured shares, and for each a row of latencies over batches 1 to max_batch, monotone in both."""
@@ -104,13 +108,16 @@ class Profile:
         for row, measured in enumerate(shares):
             here = [(point.batch, point.latency) for point in points if point.share == measured]
             batches, latencies = zip(*here, strict=True)
-            known = wanted <= batches[-1]
-            grid[row, known] = np.interp(wanted[known], batches, np.maximum.accumulate(latencies))
-        for row in range(len(shares) - 2, -1, -1):
-            larger = grid[row + 1]
-            grid[row] = np.where(np.isfinite(larger), np.maximum(grid[row], larger), grid[row])
-        for row in range(1, len(shares)):
-            grid[row] = np.minimum(grid[row], grid[row - 1])  # only fills what was not measured: see above
+            reached = wanted <= batches[-1]
+            grid[row, reached] = np.interp(wanted[reached], batches, np.maximum.accumulate(latencies))
+        # What is known is at least as slow as what has fewer rows or more share; what is not is at most as slow as what
+        # has more rows or less share.
+        known = np.isfinite(grid)
+        slowest = np.maximum.accumulate(np.where(known, grid, 0.0), axis=1)
+        slowest = np.maximum.accumulate(slowest[::-1], axis=0)[::-1]
+        grid = np.where(known, slowest, math.inf)
+        grid = np.minimum.accumulate(grid[:, ::-1], axis=1)[:, ::-1]
+        grid = np.minimum.accumulate(grid, axis=0)
         self._grids[procs] = shares, grid
         return shares, grid
 
@@ -121,21 +128,23 @@ Profiles = Mapping[tuple[str, str], Profile]
 
 def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Profile]:
     """Profiles from the lines of a CSV file (DESIGN.md, Files). Raises ConfigError with `place` and the line."""
-    rows = csv.reader(lines)
-    header = [column.strip() for column in next(rows, [])]
+    rows = _rows(lines, place)
+    header = [column.strip() for column in next(rows, (1, []))[1]]
     missing = [column for column in REQUIRED if column not in header]
     if missing:
         raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; a profile has {', '.join(REQUIRED)}")
     if len(set(header)) != len(header):
         raise ConfigError(f"{place}:1: two columns have the same name: {', '.join(header)}")
     collected: dict[tuple[str, str], dict[tuple[int, int, int], Point]] = {}
-    for row in rows:
-        line = rows.line_num
+    for line, row in rows:
         if not row or not any(cell.strip() for cell in row):
             continue
         if len(row) != len(header):
             raise ConfigError(f"{place}:{line}: {len(row)} cells where the header names {len(header)}")
         cells = dict(zip(header, (cell.strip() for cell in row), strict=True))
+        for column in ("model", "kind"):
+            if not cells[column]:
+                raise ConfigError(f"{place}:{line}: {column} is empty")
         name, kind = cells.pop("model"), cells.pop("kind")
         numbers = {column: _number(text, f"{place}:{line}: {column}") for column, text in cells.items() if text}
         for column in ("share_pct", "batch", "latency_ms", "memory_mib"):
@@ -144,8 +153,8 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
         batch, procs = numbers.pop("batch"), numbers.pop("procs", 1.0)
         latency = numbers.pop("latency_ms") / 1e3
         memory = numbers.pop("memory_mib")
-        if batch < 1 or batch != int(batch):
-            raise ConfigError(f"{place}:{line}: batch {batch:g} is not a whole number of at least 1")
+        if not 1 <= batch <= LARGEST or batch != int(batch):
+            raise ConfigError(f"{place}:{line}: batch {batch:g} is not a whole number from 1 to {LARGEST}")
         if procs < 1 or procs != int(procs):
             raise ConfigError(f"{place}:{line}: procs {procs:g} is not a whole number of at least 1")
         if latency <= 0:
@@ -167,6 +176,8 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
                 f"{place}:{line}: {name} on {kind} at {point.share / 10:g} % and batch {point.batch} stands twice"
             )
         points[key] = point
+    if not collected:
+        raise ConfigError(f"{place}: no row below the header; a profile has at least one point")
     return {(name, kind): Profile(name, kind, points.values()) for (name, kind), points in collected.items()}
 
 
@@ -174,21 +185,37 @@ def write_profiles(profiles: Iterable[Profile]) -> str:
     """The CSV text that `read_profiles` reads."""
     every = list(profiles)
     extra = sorted({name for profile in every for point in profile.points for name in point.features})
-    lines = [",".join((*REQUIRED, "procs", *extra))]
+    text = io.StringIO()
+    file = csv.writer(text, lineterminator="\n")
+    file.writerow((*REQUIRED, "procs", *extra))
     for profile in every:
         for point in profile.points:
-            cells = [
-                profile.model,
-                profile.kind,
-                f"{point.share / 10:g}",
-                str(point.batch),
-                f"{point.latency * 1e3:.6g}",
-                f"{point.memory / MIB:.6g}",
-                str(point.procs),
-                *(f"{point.features[name]:.6g}" if name in point.features else "" for name in extra),
-            ]
-            lines.append(",".join(cells))
-    return "\n".join(lines) + "\n"
+            file.writerow(
+                (
+                    profile.model,
+                    profile.kind,
+                    f"{point.share / 10:g}",
+                    point.batch,
+                    f"{point.latency * 1e3:.6g}",
+                    f"{point.memory / MIB:.6g}",
+                    point.procs,
+                    *(f"{point.features[name]:.6g}" if name in point.features else "" for name in extra),
+                )
+            )
+    return text.getvalue()
+
+
+def _rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a CSV file with the number of their last line."""
+    rows = csv.reader(lines)
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise ConfigError(f"{place}:{rows.line_num}: is not CSV: {error}") from None
+        if row is None:
+            return
+        yield rows.line_num, row
 
 
 def _number(text: str, place: str) -> float:

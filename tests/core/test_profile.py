@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core.profile import MIB, Point, Profile, read_profiles, write_profiles
+from cotenant.errors import ConfigError
+
+HEADER = "model,kind,share_pct,batch,latency_ms,memory_mib\n"
+
+
+def point(share: int, batch: int, latency: float, memory: int = MIB, procs: int = 1) -> Point:
+    return Point(share=share, batch=batch, latency=latency, memory=memory, procs=procs)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Any measured points: with gaps, noise, and batches that some shares lack."""
+    keys = draw(st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 24)), min_size=1, max_size=12, unique=True))
+    return Profile("m", "k", [point(share, batch, draw(st.floats(1e-4, 10.0))) for share, batch in keys])
+
+
+@given(profiles(), st.integers(1, 24), st.integers(1, 24), st.integers(1, 1000), st.integers(1, 1000))
+def test_a_smaller_batch_or_a_larger_share_is_never_slower(profile: Profile, a: int, b: int, p: int, q: int) -> None:
+    small, large = sorted((a, b))
+    less, more = sorted((p, q))
+    assert profile.latency(small, more) <= profile.latency(large, less) * (1 + 1e-12)
+
+
+@given(profiles())
+def test_no_measured_point_is_promised_faster(profile: Profile) -> None:
+    for measured in profile.points:
+        assert profile.latency(measured.batch, measured.share) >= measured.latency * (1 - 1e-12)
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=1, max_size=5, unique=True).map(sorted),
+    st.lists(st.integers(1, 24), min_size=1, max_size=5, unique=True).map(sorted),
+    st.floats(1e-4, 1.0),
+    st.floats(1e-4, 1.0),
+)
+def test_a_monotone_grid_is_met_exactly(shares: list[int], batches: list[int], work: float, fixed: float) -> None:
+    profile = Profile("m", "k", [point(s, b, fixed + work * b * 1000 / s) for s in shares for b in batches])
+    for share in shares:
+        for batch in batches:
+            assert profile.latency(batch, share) == fixed + work * batch * 1000 / share
+
+
+def test_between_points_latency_is_linear_in_the_batch_and_in_one_over_the_share() -> None:
+    profile = Profile("m", "k", [point(s, b, 0.001 + 0.002 * b * 1000 / s) for s in (200, 1000) for b in (1, 5)])
+    assert profile.latency(3, 500) == pytest.approx(0.001 + 0.002 * 3 * 2)
+
+
+def test_nothing_is_promised_outside_the_grid() -> None:
+    profile = Profile("m", "k", [point(200, 1, 0.01), point(500, 1, 0.005), point(500, 4, 0.01)])
+    assert profile.latency(1, 199) == math.inf
+    assert profile.latency(5, 500) == math.inf
+    assert profile.latency(0, 500) == math.inf
+    assert profile.latency(1, 500, procs=2) == math.inf
+    assert profile.latency(4, 200) == math.inf
+    assert profile.latency(1, 1000) == 0.005
+
+
+def test_a_batch_below_the_smallest_measured_takes_as_long() -> None:
+    assert Profile("m", "k", [point(1000, 4, 0.01)]).latency(1, 1000) == 0.01
+
+
+def test_memory_grows_with_the_batch_and_rounds_up() -> None:
+    profile = Profile("m", "k", [point(1000, 1, 0.01, 30), point(1000, 4, 0.02, 20), point(1000, 8, 0.03, 50)])
+    assert [profile.memory(batch) for batch in (1, 2, 4, 5, 8)] == [30, 30, 30, 50, 50]
+
+
+def test_features_are_those_of_the_nearest_point() -> None:
+    points = [
+        Point(share=200, batch=1, latency=0.1, memory=1, features={"l2": 1.0}),
+        Point(share=800, batch=8, latency=0.1, memory=1, features={"l2": 2.0}),
+    ]
+    assert Profile("m", "k", points).features(batch=8, share=300) == {"l2": 1.0}
+
+
+def test_a_profile_needs_a_point() -> None:
+    with pytest.raises(ConfigError, match=r"^the profile of 'm' on 'k' has no point$"):
+        Profile("m", "k", [])
+
+
+@given(profiles())
+def test_what_was_written_is_read(profile: Profile) -> None:
+    text = write_profiles([profile])
+    (read,) = read_profiles(text.splitlines(), "p.csv").values()
+    assert (read.model, read.kind) == (profile.model, profile.kind)
+    assert [(p.share, p.batch, p.memory, p.procs) for p in read.points] == [
+        (p.share, p.batch, p.memory, p.procs) for p in profile.points
+    ]
+    assert [p.latency for p in read.points] == pytest.approx([p.latency for p in profile.points], rel=1e-5)
+    assert write_profiles([read]) == text
+
+
+@given(st.text(alphabet='ab ,"\n#;', max_size=8).map(lambda text: f"m{text}m"))
+def test_any_name_survives_the_file(name: str) -> None:
+    profile = Profile(name, "k", [point(1000, 1, 0.01)])
+    text = write_profiles([profile])
+    assert (name, "k") in read_profiles(text.splitlines(keepends=True), "p.csv")
+
+
+def test_further_columns_are_kept_as_features() -> None:
+    text = "model,kind,share_pct,batch,latency_ms,memory_mib,procs,l2_util_pct\nm,k,14.2,1,2,3,2,55.5\nm,k,20,1,2,3,,\n"
+    profile = read_profiles(text.splitlines(), "p.csv")["m", "k"]
+    assert [(p.share, p.procs, p.features) for p in profile.points] == [(200, 1, {}), (142, 2, {"l2_util_pct": 55.5})]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "p.csv:1: column 'model' is missing; a profile has model, kind, share_pct, batch, latency_ms, memory_mib"),
+        (HEADER.replace("batch", "rows"), "p.csv:1: column 'batch' is missing"),
+        (HEADER.strip() + ",batch\n", "p.csv:1: two columns have the same name"),
+        (HEADER + "m,k,20,1,2\n", "p.csv:2: 5 cells where the header names 6"),
+        (HEADER + "m,k,20,1,2,3,4\n", "p.csv:2: 7 cells where the header names 6"),
+        (HEADER + "m,k,20,1,fast,3\n", "p.csv:2: latency_ms: 'fast' is not a number"),
+        (HEADER + "m,k,20,1,inf,3\n", "p.csv:2: latency_ms: 'inf' is not a finite number"),
+        (HEADER + "m,k,20,1,,3\n", "p.csv:2: latency_ms is empty"),
+        (HEADER + "m,k,20,1,0,3\n", "p.csv:2: latency_ms 0 must lie above 0"),
+        (HEADER + "m,k,20,1.5,2,3\n", "p.csv:2: batch 1.5 is not a whole number from 1 to 65536"),
+        (HEADER + "m,k,20,1e9,2,3\n", "p.csv:2: batch 1e+09 is not a whole number from 1 to 65536"),
+        (HEADER + "m,k,20,1,2,-3\n", "p.csv:2: memory_mib -3 must not be negative"),
+        (HEADER + "m,k,0,1,2,3\n", "p.csv:2: share_pct: a share of 0 % must lie above 0 and at most at 100"),
+        (HEADER + "\nm,k,20,1,2,3\n\nm,k,20,1,2,3\n", "p.csv:5: m on k at 20 % and batch 1 stands twice"),
+        (HEADER + ",k,20,1,2,3\n", "p.csv:2: model is empty"),
+        (HEADER + "m,k,20,1,2," + 200_000 * "3", "p.csv:2: is not CSV: field larger than field limit"),
+        (HEADER, "p.csv: no row below the header; a profile has at least one point"),
+    ],
+)
+def test_what_is_no_profile_is_named_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+        read_profiles(text.splitlines(), "p.csv")
