@@ -1,0 +1,66 @@
+"""What holds for whatever planner, on whatever problem. A new planner is covered by its line in PLANNERS."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.core.plan import Plan
+from cotenant.planners import PLANNERS, Problem, load
+from cotenant.planners.check import check
+from cotenant.planners.forecast import forecast
+from cotenant.planners.solve import solve
+from tests.planners.problems import embedded, problems
+
+every = pytest.mark.parametrize("name", sorted(PLANNERS))
+
+
+@every
+@settings(max_examples=150, deadline=None)
+@given(problem=problems())
+def test_plans_are_sound_and_unserved_is_honest(name: str, problem: Problem) -> None:
+    plan = load(name)(problem)
+    assert [str(violation) for violation in check(plan, problem)] == []
+    for model, rate in problem.rates.items():
+        assert plan.rate(model) + plan.unserved.get(model, 0.0) == pytest.approx(rate)
+    assert [str(violation) for violation in check(Plan.from_json(plan.to_json()), problem)] == []
+    expected = forecast(plan, problem)
+    assert all(0 <= model.attainment <= 1 for model in expected.models.values())
+    assert all(0 <= busy <= 1 for busy in expected.utilisation.values())
+
+
+@every
+@given(problem=problems())
+@settings(max_examples=30, deadline=None)
+def test_planning_is_deterministic(name: str, problem: Problem) -> None:
+    assert load(name)(problem) == load(name)(problem)
+
+
+@every
+@settings(max_examples=15, deadline=None)
+@given(problem=problems(), rate=st.booleans())
+def test_what_is_solved_is_sound_for_either_objective(name: str, problem: Problem, rate: bool) -> None:
+    if rate:
+        fleet = tuple(msgspec.structs.replace(kind, count=kind.count or 1) for kind in problem.fleet)
+        problem = msgspec.structs.replace(problem, fleet=fleet, objective="rate")
+    plan = solve(name, problem)
+    assert [str(violation) for violation in check(plan, problem)] == []
+    assert plan.objective == problem.objective
+
+
+@every
+def test_nothing_asked_is_nothing_planned(name: str) -> None:
+    plan = load(name)(embedded(0.0))
+    assert (plan.devices, plan.unserved, plan.scale) == ((), {}, 1.0)
+
+
+@every
+def test_more_devices_serve_no_less(name: str) -> None:
+    problem = embedded(20.0)
+    served = []
+    for count in (0, 1, 2, 4, 8):
+        fleet = (msgspec.structs.replace(problem.fleet[0], count=count),)
+        served.append(load(name)(msgspec.structs.replace(problem, fleet=fleet)).scale)
+    assert served == sorted(served)
