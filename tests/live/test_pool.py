@@ -1,0 +1,420 @@
+"""The pool with real worker processes: what it answers, and what it does when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cotenant.backends import Launch
+from cotenant.backends.cpu import Cpu
+from cotenant.backends.fake import Fake
+from cotenant.core.tensor import Tensor
+from cotenant.errors import FailedError, WorkerError
+from cotenant.live import pool as pool_module
+from cotenant.worker.wire import WorkerModel
+from tests.live.workers import PATIENCE, floats, pool_of, sleeper
+from tests.worker import graphs
+
+LANE = "cpu0/0"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def stuck(folder: Path) -> WorkerModel:
+    """A model that takes for ever to load: its file is a pipe that nobody writes to."""
+    path = folder / "pipe.onnx"
+    os.mkfifo(path)
+    return WorkerModel(name="stuck", path=str(path), inputs=())
+
+
+class Unable(Cpu):
+    """Its workers cannot even start Python."""
+
+    def open(self, lane: str, share: int) -> Launch:
+        return Launch(env={"PYTHONHOME": "/nowhere"})
+
+
+def test_a_batch_comes_back_to_each_request(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[graphs.identity(folder / "m.onnx", 2)])
+            assert await told.next() == ("ready", LANE)
+            pool.run(LANE, 7, "identity", [floats(1, 2), floats(3, 4, 5, 6)])
+            kind, lane, batch, answers, timing = await told.next()
+            assert (kind, lane, batch) == ("finished", LANE, 7)
+            assert [answer[0].array().tolist() for answer in answers] == [[[1, 2]], [[3, 4], [5, 6]]]
+            assert 0 < timing.cpu < 1 and timing.latency >= timing.infer > 0
+            (status,) = pool.status()
+            assert (status.state, status.share, status.restarts, status.models) == ("ready", 500, 0, ("identity",))
+            assert status.memory > 1 << 20
+
+    asyncio.run(scenario())
+
+
+def test_large_tensors_cross_through_the_arena(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, told, arena):
+            width = 50_000
+            await pool.start(LANE, share=500, models=[graphs.identity(folder / "m.onnx", width)])
+            await told.next()
+            values = np.random.default_rng(0).random((1, width), np.float32)
+            inside = arena.allocate(values.nbytes + 3)
+            assert inside is not None
+            inside.view[3:] = values.tobytes()
+            copied = Tensor("x", "FP32", values.shape, values.tobytes())
+            placed = Tensor("x", "FP32", values.shape, inside.view[3:], inside, 3)
+            held = []
+            for batch in range(3):
+                pool.run(LANE, batch, "identity", [(copied,), (placed,)])
+                held.append((await told.next())[3])
+            # Answers of earlier batches are still what they were: nobody wrote over them.
+            for answers in held:
+                for (answer,) in answers:
+                    assert answer.block is not None
+                    np.testing.assert_array_equal(answer.array(), values)
+            held.clear()
+            del answer, answers, inside, placed
+
+    asyncio.run(scenario())
+
+
+def test_without_room_in_the_arena_tensors_travel_in_line(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu(), size=4096) as (pool, told, _):
+            width = 500_000  # more than the socket takes at once
+            await pool.start(LANE, share=500, models=[graphs.identity(folder / "m.onnx", width, max_batch=1)])
+            await told.next()
+            values = np.random.default_rng(0).random((1, width), np.float32)
+            for batch in range(2):
+                pool.run(LANE, batch, "identity", [(Tensor("x", "FP32", values.shape, values.tobytes()),)])
+                (answer,) = (await told.next())[3][0]
+                np.testing.assert_array_equal(answer.array(), values)
+
+    asyncio.run(scenario())
+
+
+def test_outputs_larger_than_foreseen_have_room_the_next_time(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[graphs.lookup(folder / "m.onnx")])
+            await told.next()
+            indices = np.zeros((1, 20_000), np.int64)
+            blocks = []
+            for batch in range(2):
+                pool.run(LANE, batch, "lookup", [(Tensor("x", "INT64", indices.shape, indices.tobytes()),)])
+                (answer,) = (await told.next())[3][0]
+                blocks.append(answer.block is not None)
+                del answer
+            assert blocks == [False, True]
+
+    asyncio.run(scenario())
+
+
+def test_the_model_s_errors_reach_those_who_caused_them(folder: Path) -> None:
+    def index(value: int) -> tuple[Tensor]:
+        return (Tensor("x", "INT64", (1, 1), value.to_bytes(8, "little")),)
+
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[graphs.lookup(folder / "m.onnx")])
+            await told.next()
+            pool.run(LANE, 1, "lookup", [index(1), index(9), index(3)])
+            kind, _, batch, (first, second, third), _ = await told.next()
+            assert (kind, batch) == ("finished", 1)
+            assert (first[0].array().tolist(), third[0].array().tolist()) == ([[10]], [[30]])
+            assert isinstance(second, FailedError) and "idx=9" in str(second)
+            pool.run(LANE, 2, "lookup", [index(9)])
+            kind, _, batch, reason = await told.next()
+            assert (kind, batch) == ("failed", 2) and "idx=9" in reason
+            pool.run(LANE, 3, "lookup", [index(2)])
+            assert (await told.next())[0] == "finished"
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_takes_one_batch_at_a_time() -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            with pytest.raises(WorkerError, match=f"^lane '{LANE}' cannot take batch 1: there is no such lane$"):
+                pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            await told.next()
+            with pytest.raises(WorkerError, match=f"^lane '{LANE}' has a worker already; stop it first$"):
+                await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            with pytest.raises(WorkerError, match=f"^lane '{LANE}' cannot take batch 2: it runs another$"):
+                pool.run(LANE, 2, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
+    (folder / "m.onnx").write_text("no model")
+
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, told, _):
+            model = WorkerModel(name="m", path=str(folder / "m.onnx"), inputs=())
+            with pytest.raises(
+                WorkerError, match=r"^the worker of cpu0/0 did not start: .*m\.onnx: ONNX Runtime cannot"
+            ):
+                await pool.start(LANE, share=500, models=[model])
+            assert pool.status() == [] and told.told.empty()
+            await pool.start(LANE, share=500, models=[graphs.identity(folder / "good.onnx")])
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_exits_while_it_starts_says_why() -> None:
+    async def scenario() -> None:
+        async with pool_of(Unable()) as (pool, _, _):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it exited with status 1: \S"):
+                await pool.start(LANE, share=500, models=[])
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_killed_while_it_loads_says_so(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, _, _):
+            start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
+            while not (children := _children()):
+                await asyncio.sleep(0.01)
+            os.kill(children[0], signal.SIGKILL)
+            with pytest.raises(WorkerError, match="^the worker of cpu0/0 did not start: it was killed by SIGKILL$"):
+                await start
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_never_gets_ready_is_given_up(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu(), patience=0.4) as (pool, _, _):
+            with pytest.raises(
+                WorkerError, match=r"^the worker of cpu0/0 did not start: it was not ready after 0\.4 s"
+            ):
+                await pool.start(LANE, share=500, models=[stuck(folder)])
+
+    asyncio.run(scenario())
+
+
+def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, _, _):
+            start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
+            while not _children():
+                await asyncio.sleep(0.01)
+            await pool.stop(LANE, grace=5.0)
+            with pytest.raises(WorkerError, match="^the worker of cpu0/0 did not start: it did not stop within 5 s$"):
+                await start
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_worker_that_dies_is_replaced(busy: bool, number: signal.Signals) -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(100.0, name="long"), sleeper(0.0)])
+            assert await told.next() == ("ready", LANE)
+            (before,) = pool.status()
+            if busy:
+                pool.run(LANE, 1, "long", [floats(1, 2)])
+            assert before.pid is not None
+            os.kill(before.pid, number)
+            assert await told.next() == ("died", LANE, f"it was killed by {number.name}")
+            with pytest.raises(WorkerError, match="^lane 'cpu0/0' cannot take batch 2: its worker is restarting$"):
+                pool.run(LANE, 2, "sleeper", [floats(1, 2)])
+            assert await told.next() == ("ready", LANE)
+            pool.run(LANE, 3, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 3)
+            (after,) = pool.status()
+            assert (after.restarts, after.reason) == (1, f"it was killed by {number.name}")
+            assert after.pid != before.pid
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_again_and_again_is_given_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu(), lives=3) as (pool, told, _):
+            model = graphs.identity(folder / "m.onnx")
+            await pool.start(LANE, share=500, models=[model])
+            await told.next()
+            Path(model.path).unlink()
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert (await told.next())[0] == "died"
+            async with asyncio.timeout(PATIENCE):
+                while pool.status()[0].state != "failed":
+                    await asyncio.sleep(0.01)
+            (status,) = pool.status()
+            assert (status.pid, status.restarts) == (None, 2)
+            assert "m.onnx: ONNX Runtime cannot load it" in status.reason
+            assert told.told.empty()
+
+    asyncio.run(scenario())
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1 and errors[0].startswith("cpu0/0 is given up: its worker died 3 times in a row: ")
+
+
+def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
+
+    async def scenario() -> None:
+        async with pool_of(Fake(), hang=0.2) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(100.0)])
+            await told.next()
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            assert await told.next() == ("died", LANE, "a batch of 1 of 'sleeper' took longer than 0.2 s")
+            assert await told.next() == ("ready", LANE)
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_models_disturbs_nothing(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.5, name="old")])
+            await told.next()
+            before = pool.status()[0].pid
+            pool.run(LANE, 1, "old", [floats(1, 2)])
+            await pool.change(LANE, [sleeper(0.0, name="new")])
+            assert (await told.next())[:3] == ("finished", LANE, 1)
+            pool.run(LANE, 2, "new", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 2)
+            (status,) = pool.status()
+            assert (status.models, status.restarts) == (("new",), 0) and status.pid != before
+
+    asyncio.run(scenario())
+
+
+def test_a_change_to_a_broken_model_changes_nothing(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, told, _):
+            model = graphs.identity(folder / "m.onnx", 2)
+            await pool.start(LANE, share=500, models=[model])
+            await told.next()
+            before = pool.status()[0].pid
+            (folder / "bad.onnx").write_text("no model")
+            with pytest.raises(WorkerError, match=r"bad\.onnx: ONNX Runtime cannot load it"):
+                await pool.change(LANE, [model, WorkerModel(name="bad", path=str(folder / "bad.onnx"), inputs=())])
+            with pytest.raises(WorkerError, match="^there is no lane 'cpu0/9'; there are cpu0/0$"):
+                await pool.change("cpu0/9", [model])
+            pool.run(LANE, 1, "identity", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 1)
+            assert pool.status()[0].pid == before
+
+    asyncio.run(scenario())
+
+
+def test_the_last_batch_of_a_retiring_worker_is_not_lost_silently() -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(100.0)])
+            await told.next()
+            old = pool.status()[0].pid
+            assert old is not None
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            os.kill(old, signal.SIGSTOP)  # it cannot see that it is to retire
+            await pool.change(LANE, [sleeper(0.0)])
+            os.kill(old, signal.SIGKILL)
+            assert await told.next() == ("died", LANE, "it was killed by SIGKILL")
+            assert await told.next() == ("ready", LANE)
+            pool.run(LANE, 2, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(100.0)])
+            await told.next()
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            begun = time.monotonic()
+            await pool.stop(LANE, grace=50.0)
+            assert time.monotonic() - begun < 50.0
+            assert (await told.next())[:3] == ("finished", LANE, 1)
+            assert pool.status() == []
+
+    asyncio.run(scenario())
+
+
+def test_killing_the_pool_leaves_nothing_at_once(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            await pool.start("fake0/0", share=500, models=[sleeper(100.0)])
+            await pool.start("fake0/1", share=500, models=[sleeper(100.0)])
+            pool.run("fake0/0", 1, "sleeper", [floats(1, 2)])
+            children = _children()
+            pool.kill()
+            assert len(children) == 2 and _children() == []
+            assert pool.status() == []
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from cotenant.backends.fake import Fake
+from tests.live.workers import floats, pool_of, sleeper
+from tests.live.test_pool import Cpu, stuck
+
+async def main():
+    async with pool_of(Fake()) as (pool, told, _):
+        await pool.start("fake0/0", share=500, models=[sleeper(100.0)])
+        await pool.start("fake0/1", share=500, models=[sleeper(100.0)])
+        pool.run("fake0/0", 1, "sleeper", [floats(1, 2)])
+        print(*[status.pid for status in pool.status()], flush=True)
+        pool._backend = Cpu()
+        await pool.start("cpu0/0", share=500, models=[stuck(Path(sys.argv[1]))])
+
+asyncio.run(main())
+"""
+
+
+def test_no_worker_outlives_a_server_that_is_killed(folder: Path) -> None:
+    """One that is idle, one in a batch, one that loads."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        deadline = time.monotonic() + PATIENCE
+        while len(children := _children(parent.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(children) == 3 and set(pids) < set(children)
+        parent.kill()
+    while any(_alive(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [pid for pid in children if _alive(pid)] == []
+
+
+def _children(parent: int | None = None) -> list[int]:
+    parent = parent or os.getpid()
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def _alive(pid: int) -> bool:
+    """Running, not merely unburied."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

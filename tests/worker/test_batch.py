@@ -1,0 +1,178 @@
+"""Batches through real models of ONNX Runtime, in this process."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.core.tensor import DTYPES, TensorSpec
+from cotenant.errors import ModelError
+from cotenant.worker import runners
+from cotenant.worker.batch import Batch
+from cotenant.worker.runners import Array, Runner, datatype, decode_strings, encode_strings
+from cotenant.worker.wire import LARGE, Part, WorkerModel
+from tests.worker import graphs
+
+NO_ROOM = (0, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def load(model: WorkerModel) -> Runner:
+    return runners.load(model, threads=1, fake=False)[0]
+
+
+@pytest.fixture
+def memory() -> mmap.mmap:
+    return mmap.mmap(-1, 1 << 20)
+
+
+def part(array: Array) -> Part:
+    data = encode_strings(array) if array.dtype == object else array.tobytes()
+    return Part("x", datatype(array), array.shape, memoryview(data))
+
+
+def value(part: Part, memory: mmap.mmap) -> Array:
+    data = part.data if part.data is not None else memoryview(memory)[part.start : part.start + part.size]
+    if part.datatype == "BYTES":
+        return decode_strings(data, part.shape)
+    return np.frombuffer(bytes(data), DTYPES[part.datatype]).reshape(part.shape)
+
+
+def run(runner: Runner, arrays: list[Array], memory: mmap.mmap, room: tuple[int, int] = NO_ROOM) -> list[Any]:
+    """One output of each request, or the reason why there is none."""
+    answers = Batch(runner, memory, room).run([[part(array)] for array in arrays])
+    return [answer if isinstance(answer, str) else value(answer[0], memory) for answer in answers]
+
+
+@pytest.mark.parametrize("room", [NO_ROOM, (4096, 1 << 19)])
+def test_each_request_gets_its_own_rows(folder: Path, memory: mmap.mmap, room: tuple[int, int]) -> None:
+    runner = load(graphs.identity(folder / "identity.onnx", 1000))
+    rng = np.random.default_rng(0)
+    arrays = [rng.random((rows, 1000), np.float32) for rows in (1, 3, 2)]
+    for got, sent in zip(run(runner, arrays, memory, room), arrays, strict=True):
+        np.testing.assert_array_equal(got, sent)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=12))
+def test_requests_of_many_shapes_all_get_their_answer(folder: Path, shapes: list[tuple[int, int]]) -> None:
+    runner = load(graphs.lookup(folder / "lookup.onnx"))
+    rng = np.random.default_rng(1)
+    arrays = [rng.integers(0, 4, shape) for shape in shapes]
+    with mmap.mmap(-1, 4096) as memory:
+        for got, sent in zip(run(runner, arrays, memory), arrays, strict=True):
+            np.testing.assert_array_equal(got, sent * 10)
+
+
+@pytest.mark.parametrize("bad", [[0], [3], [0, 1, 6], range(7)])
+def test_a_bad_request_costs_no_other_its_answer(folder: Path, memory: mmap.mmap, bad: list[int]) -> None:
+    runner = load(graphs.lookup(folder / "lookup.onnx"))
+    arrays = [np.array([[index % 4, 9 if index in bad else 1]]) for index in range(7)]
+    for index, answer in enumerate(run(runner, arrays, memory)):
+        if index in bad:
+            assert "idx=9 must be within the inclusive range [-4,3]" in answer
+            assert "\n" not in answer and "ONNXRuntimeError" not in answer
+        else:
+            assert answer.tolist() == [[index % 4 * 10, 10]]
+
+
+def test_strings_cross_both_ways(folder: Path, memory: mmap.mmap) -> None:
+    runner = load(graphs.strings(folder / "strings.onnx"))
+    arrays = [np.array([["a", ""]], object), np.array([["é\0x", "long " * 50], ["", "b"]], object)]
+    assert [got.tolist() for got in run(runner, arrays, memory)] == [array.tolist() for array in arrays]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x01\0\0\0\xff\0\0\0\0", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (b"\x01\0\0\0a", "BYTES of shape [1, 2] end after 1 of 2 elements"),
+        (b"\x09\0\0\0a", "BYTES of shape [1, 2] end after 0 of 2 elements"),
+    ],
+)
+def test_strings_that_are_none_are_refused(folder: Path, memory: mmap.mmap, data: bytes, reason: str) -> None:
+    runner = load(graphs.strings(folder / "strings.onnx"))
+    answers = Batch(runner, memory, NO_ROOM).run([[Part("x", "BYTES", (1, 2), memoryview(data))]])
+    assert answers == [reason]
+
+
+def test_inputs_in_the_arena_at_any_byte(folder: Path, memory: mmap.mmap) -> None:
+    runner = load(graphs.identity(folder / "identity.onnx", 16))
+    sent = np.arange(16, dtype=np.float32).reshape(1, 16)
+    memory[4099 : 4099 + 64] = sent.tobytes()
+    placed = Part("x", "FP32", (1, 16), None, 4099, 64)
+    for requests in ([[placed]], [[placed], [part(sent)]]):
+        for answer in Batch(runner, memory, NO_ROOM).run(requests):
+            assert not isinstance(answer, str)
+            np.testing.assert_array_equal(value(answer[0], memory), sent)
+
+
+def test_a_large_output_takes_its_room_or_travels_in_line(folder: Path, memory: mmap.mmap) -> None:
+    runner = load(graphs.identity(folder / "large.onnx", LARGE // 4))
+    request = [part(np.ones((1, LARGE // 4), np.float32))]
+    (placed,) = Batch(runner, memory, (8192, LARGE)).run([request])
+    assert placed[0] == Part("y", "FP32", (1, LARGE // 4), None, 8192, LARGE)
+    (inside,) = Batch(runner, memory, (8192, LARGE - 1)).run([request])
+    assert isinstance(inside[0], Part) and inside[0].data is not None and len(inside[0].data) == LARGE
+
+
+def test_an_output_without_rows_is_answered_one_request_at_a_time(folder: Path, memory: mmap.mmap) -> None:
+    runner = load(graphs.total(folder / "total.onnx"))
+    assert run(runner, [np.full((1, 2), n, np.float32) for n in (1, 2, 3)], memory) == [2, 4, 6]
+
+
+def test_a_model_without_a_batch_dimension_runs_each_request(folder: Path, memory: mmap.mmap) -> None:
+    model = WorkerModel(
+        name="t",
+        path=graphs.total(folder / "total.onnx").path,
+        batched=False,
+        inputs=(TensorSpec("x", "FP32", (3, 2)),),
+    )
+    assert run(load(model), [np.ones((3, 2), np.float32), np.ones((3, 2), np.float32)], memory) == [6, 6]
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", None])
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.onnx: ONNX Runtime cannot load it: ") as raised:
+        load(WorkerModel(name="m", path=str(path), inputs=()))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_cannot_run_is_not_ready(folder: Path) -> None:
+    model = graphs.identity(folder / "identity.onnx", 16)
+    wrong = WorkerModel(name="m", path=model.path, max_batch=4, inputs=(TensorSpec("x", "FP32", (-1, 7)),))
+    with pytest.raises(ModelError, match="^model 'm' cannot run a batch of 4: Got invalid dimensions for input: x"):
+        load(wrong)
+
+
+def test_a_fake_model_repeats_what_is_alike_and_fills_the_rest(memory: mmap.mmap) -> None:
+    inputs = (TensorSpec("x", "FP32", (-1, 2)),)
+    outputs = (TensorSpec("y", "FP32", (-1, 2)), TensorSpec("z", "INT64", (-1, -1, 3)))
+    runner, _ = runners.load(
+        WorkerModel(name="f", inputs=inputs, outputs=outputs, latencies=(0.5,)), threads=1, fake=True
+    )
+    (answer,) = Batch(runner, memory, NO_ROOM).run([[part(np.array([[1, 2]], np.float32))]])
+    y, z = (value(it, memory) for it in answer if not isinstance(it, str))
+    assert (y.tolist(), z.tolist()) == ([[1, 2]], [[[0, 0, 0]]])
+    assert runner.least(1) == 0.5
+
+
+def test_a_fake_model_without_latencies_is_refused() -> None:
+    model = WorkerModel(name="f", max_batch=3, inputs=(), latencies=(0.1, 0.2))
+    with pytest.raises(
+        ModelError, match="^model 'f' has latencies for 2 rows, and 3 as its largest batch; profile it up to there$"
+    ):
+        runners.load(model, threads=1, fake=True)
