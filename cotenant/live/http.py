@@ -487,11 +487,19 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class HttpServer:
-    """Serves a core. `page` makes what is shown at ``/``."""
+    """Serves a core. page: makes what is shown at ``/``; status: what ``/cotenant/status`` answers, as JSON."""
 
-    def __init__(self, core: Core, *, page: Callable[[], str] | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        *,
+        page: Callable[[], str] | None = None,
+        status: Callable[[], Any] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         self.core = core
         self.page = page
+        self.status = status
         self.limits = limits or Limits()
         self.buffer = memoryview(bytearray(_RECEIVE))
         self.connections: set[_Connection] = set()
@@ -503,11 +511,15 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
 
+    def connect(self) -> asyncio.BufferedProtocol:
+        """The protocol of one more connection."""
+        return _Connection(self)
+
     async def listen(self, host: str, port: int) -> int:
         """Begin to serve; answers the port, which is a free one where 0 was asked. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
+            self._server = await loop.create_server(self.connect, host, port, backlog=1024)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"cannot serve HTTP on {host}:{port}: {getattr(error, 'strerror', None) or error}; "
@@ -624,6 +636,11 @@ class HttpServer:
             raise NotFoundError("Not Found")
         return _Text(self.page(), _HTML)
 
+    def _status(self, route: _Route, body: Data) -> Any:
+        if self.status is None:
+            raise NotFoundError("Not Found")
+        return self.status()
+
     def _metrics(self, route: _Route, body: Data) -> Any:
         return _Text(self.core.metrics(), _PROMETHEUS)
 
@@ -716,6 +733,7 @@ _ADDRESSES: list[tuple[re.Pattern[str], dict[bytes, Callable[..., Any]]]] = [
     for pattern, handlers in (
         (_INFER, {b"POST": _Exchange.infer}),
         (r"/", {b"GET": HttpServer._page}),
+        (r"/cotenant/status", {b"GET": HttpServer._status}),
         (r"/metrics", {b"GET": HttpServer._metrics}),
         (r"/v2", {b"GET": HttpServer._server_metadata}),
         (r"/v2/health/live", {b"GET": HttpServer._live}),

@@ -44,7 +44,10 @@ class StubCore:
             _identity("held", "FP32"),
             _identity("refused", "FP32"),
             _identity("broken", "FP32"),
-            *(_identity(datatype.lower(), datatype) for datatype in ("BYTES", "FP16", "BF16", "BOOL", "INT8", "UINT64")),
+            *(
+                _identity(datatype.lower(), datatype)
+                for datatype in ("BYTES", "FP16", "BF16", "BOOL", "INT8", "UINT64")
+            ),
             _identity("flat", "FP32", (4,), rows=0),
             ModelInfo(
                 name="pair",
@@ -178,7 +181,9 @@ class StubCore:
     def _count(self, request: InferRequest) -> None:
         """As if it had taken 1 ms in the queue and 3 in a batch of its own."""
         counts = self.counts[request.model]
-        counts.ran("cpu0/0", 1, 0.002, 0.003, Timing(started=9.0, gather=0.0005, infer=0.002, scatter=0.0005, pause=0, cpu=0))
+        counts.ran(
+            "cpu0/0", 1, 0.002, 0.003, Timing(started=9.0, gather=0.0005, infer=0.002, scatter=0.0005, pause=0, cpu=0)
+        )
         end = Reply((), Outcome.SERVED, lane="cpu0/0", batch=1, started=9.001)
         counts.ended(Request(1, request.model, 9.0, 9.05), end, 9.004)
 
