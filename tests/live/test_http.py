@@ -132,7 +132,7 @@ def core() -> Iterator[StubCore]:
 
 @pytest.fixture
 def server(core: StubCore) -> HttpServer:
-    return HttpServer(core, page=lambda: "<h1>Cotenant</h1>")
+    return HttpServer(core, page=lambda: "<h1>Cotenant</h1>", status=lambda: {"ready": True})
 
 
 @pytest.fixture
@@ -273,7 +273,9 @@ def test_other_pages(wire: Wire, core: StubCore) -> None:
     assert b"Cotenant" in ask(wire, request("GET", "/")).body
     assert ask(wire, request("GET", "/metrics?x=1")).headers["content-type"].startswith("text/plain")
     assert ask(wire, request("GET", "http://host/v2/models/identity")).status == 200
-    assert ask(Wire(HttpServer(core)), request("GET", "/")).status == 404
+    assert ask(wire, request("GET", "/cotenant/status")).json == {"ready": True}
+    for path in ("/", "/cotenant/status"):
+        assert ask(Wire(HttpServer(core)), request("GET", path)).status == 404
     core.is_ready = False
     assert ask(wire, request("GET", "/v2/health/ready")).status == 400
 
