@@ -266,6 +266,7 @@ class Pool:
         finally:
             if reason:
                 process.kill(reason)
+                await process.stop(grace=0.0)
         if reason:
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
         self._backend.attach(lane.name, process.pid)

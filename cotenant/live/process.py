@@ -59,7 +59,7 @@ class Process:
         self._output, printed = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cotenant.worker.main", str(arena)],
+                [sys.executable, "-m", "cotenant.worker.main", str(arena), str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=printed,
                 stderr=printed,

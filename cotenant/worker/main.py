@@ -1,7 +1,7 @@
 """A worker: one process for one partition. It loads models, then receives a batch, runs it, sends it back.
 
-Its standard input is the socket to the server; its argument is the file descriptor of the arena. It stops when the
-server closes its end of the socket or is gone.
+Its standard input is the socket to the server; its arguments are the file descriptor of the arena and the server's
+process. It stops when the server closes its end of the socket or is gone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def main() -> None:
     if sys.platform == "linux":
         # The end of the stream says as much, but not to a worker in the middle of a long batch.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):
+        sys.exit(1)  # it was gone before
     connection = socket.socket(fileno=sys.stdin.fileno())
     try:
         serve(connection, int(sys.argv[1]))

@@ -147,14 +147,14 @@ def test_the_model_s_errors_reach_those_who_caused_them(folder: Path) -> None:
 def test_a_lane_takes_one_batch_at_a_time() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
-            with pytest.raises(WorkerError, match=f"^lane '{LANE}' cannot take batch 1: there is no such lane$"):
+            with pytest.raises(WorkerError, match=rf"^lane '{LANE}' cannot take batch 1: there is no such lane$"):
                 pool.run(LANE, 1, "sleeper", [floats(1, 2)])
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
             await told.next()
-            with pytest.raises(WorkerError, match=f"^lane '{LANE}' has a worker already; stop it first$"):
+            with pytest.raises(WorkerError, match=rf"^lane '{LANE}' has a worker already; stop it first$"):
                 await pool.start(LANE, share=500, models=[sleeper(0.0)])
             pool.run(LANE, 1, "sleeper", [floats(1, 2)])
-            with pytest.raises(WorkerError, match=f"^lane '{LANE}' cannot take batch 2: it runs another$"):
+            with pytest.raises(WorkerError, match=rf"^lane '{LANE}' cannot take batch 2: it runs another$"):
                 pool.run(LANE, 2, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", LANE, 1)
 
@@ -193,7 +193,7 @@ def test_a_worker_that_is_killed_while_it_loads_says_so(folder: Path) -> None:
             while not (children := _children()):
                 await asyncio.sleep(0.01)
             os.kill(children[0], signal.SIGKILL)
-            with pytest.raises(WorkerError, match="^the worker of cpu0/0 did not start: it was killed by SIGKILL$"):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it was killed by SIGKILL$"):
                 await start
 
     asyncio.run(scenario())
@@ -217,7 +217,7 @@ def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
             while not _children():
                 await asyncio.sleep(0.01)
             await pool.stop(LANE, grace=5.0)
-            with pytest.raises(WorkerError, match="^the worker of cpu0/0 did not start: it did not stop within 5 s$"):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it did not stop within 5 s$"):
                 await start
 
     asyncio.run(scenario())
@@ -236,7 +236,7 @@ def test_a_worker_that_dies_is_replaced(busy: bool, number: signal.Signals) -> N
             assert before.pid is not None
             os.kill(before.pid, number)
             assert await told.next() == ("died", LANE, f"it was killed by {number.name}")
-            with pytest.raises(WorkerError, match="^lane 'cpu0/0' cannot take batch 2: its worker is restarting$"):
+            with pytest.raises(WorkerError, match=r"^lane 'cpu0/0' cannot take batch 2: its worker is restarting$"):
                 pool.run(LANE, 2, "sleeper", [floats(1, 2)])
             assert await told.next() == ("ready", LANE)
             pool.run(LANE, 3, "sleeper", [floats(1, 2)])
@@ -286,7 +286,7 @@ def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(scenario())
 
 
-def test_a_change_of_models_disturbs_nothing(folder: Path) -> None:
+def test_a_change_of_models_disturbs_nothing() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(0.5, name="old")])
@@ -313,7 +313,7 @@ def test_a_change_to_a_broken_model_changes_nothing(folder: Path) -> None:
             (folder / "bad.onnx").write_text("no model")
             with pytest.raises(WorkerError, match=r"bad\.onnx: ONNX Runtime cannot load it"):
                 await pool.change(LANE, [model, WorkerModel(name="bad", path=str(folder / "bad.onnx"), inputs=())])
-            with pytest.raises(WorkerError, match="^there is no lane 'cpu0/9'; there are cpu0/0$"):
+            with pytest.raises(WorkerError, match=r"^there is no lane 'cpu0/9'; there are cpu0/0$"):
                 await pool.change("cpu0/9", [model])
             pool.run(LANE, 1, "identity", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", LANE, 1)
@@ -356,9 +356,9 @@ def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
     asyncio.run(scenario())
 
 
-def test_killing_the_pool_leaves_nothing_at_once(folder: Path) -> None:
+def test_killing_the_pool_leaves_nothing_at_once() -> None:
     async def scenario() -> None:
-        async with pool_of(Fake()) as (pool, told, _):
+        async with pool_of(Fake()) as (pool, _, _):
             await pool.start("fake0/0", share=500, models=[sleeper(100.0)])
             await pool.start("fake0/1", share=500, models=[sleeper(100.0)])
             pool.run("fake0/0", 1, "sleeper", [floats(1, 2)])

@@ -154,7 +154,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None) -> N
 def test_a_model_that_cannot_run_is_not_ready(folder: Path) -> None:
     model = graphs.identity(folder / "identity.onnx", 16)
     wrong = WorkerModel(name="m", path=model.path, max_batch=4, inputs=(TensorSpec("x", "FP32", (-1, 7)),))
-    with pytest.raises(ModelError, match="^model 'm' cannot run a batch of 4: Got invalid dimensions for input: x"):
+    with pytest.raises(ModelError, match=r"^model 'm' cannot run a batch of 4: Got invalid dimensions for input: x"):
         load(wrong)
 
 
@@ -173,6 +173,6 @@ def test_a_fake_model_repeats_what_is_alike_and_fills_the_rest(memory: mmap.mmap
 def test_a_fake_model_without_latencies_is_refused() -> None:
     model = WorkerModel(name="f", max_batch=3, inputs=(), latencies=(0.1, 0.2))
     with pytest.raises(
-        ModelError, match="^model 'f' has latencies for 2 rows, and 3 as its largest batch; profile it up to there$"
+        ModelError, match=r"^model 'f' has latencies for 2 rows, and 3 as its largest batch; profile it up to there$"
     ):
         runners.load(model, threads=1, fake=True)

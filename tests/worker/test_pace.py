@@ -24,7 +24,7 @@ def test_a_batch_takes_its_processor_time_over_the_rate() -> None:
     machine = Machine()
     pace = Pace(0.25, lambda: machine.used)
     machine.work(0.010)
-    assert pace.charge(0.0) == (pytest.approx(0.040), pytest.approx(0.010))
+    assert pace.charge(0.0) == pytest.approx((0.040, 0.010))
 
 
 def test_what_is_used_between_two_batches_is_charged_to_the_second() -> None:
@@ -34,7 +34,7 @@ def test_what_is_used_between_two_batches_is_charged_to_the_second() -> None:
     started = machine.now
     machine.work(0.010)
     due, cost = pace.charge(started)
-    assert (due - started, cost) == (pytest.approx(0.022), pytest.approx(0.011))
+    assert (due - started, cost) == pytest.approx((0.022, 0.011))
 
 
 def test_time_overslept_is_given_back_within_bounds() -> None:
