@@ -40,31 +40,25 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         _once("model", [model.name for model in self.models])
         _once("kind of device", [kind.name for kind in self.fleet])
         for model in self.models:
+            where = f"model {model.name!r}"
             if not model.slo > 0:
-                raise PlanError(f"model {model.name!r}: a target of {model.slo:g} s must lie above 0")
+                raise PlanError(f"{where}: a target of {model.slo:g} s must lie above 0")
             if not 0 < model.attainment <= 1:
-                raise PlanError(
-                    f"model {model.name!r}: attainment {model.attainment:g} must lie above 0 and at most at 1"
-                )
+                raise PlanError(f"{where}: attainment {model.attainment:g} must lie above 0 and at most at 1")
             if model.max_batch is not None and model.max_batch < 1:
-                raise PlanError(f"model {model.name!r}: a largest batch of {model.max_batch} must be at least 1")
+                raise PlanError(f"{where}: a largest batch of {model.max_batch} must be at least 1")
         for name, rate in self.rates.items():
             self.model(name)
             if not (math.isfinite(rate) and rate >= 0):
                 raise PlanError(f"model {name!r}: a rate of {rate:g} requests/s must be finite and at least 0")
         for kind in self.fleet:
-            if (
-                not kind.cuts
-                or sorted({*kind.cuts}) != [*kind.cuts]
-                or not (0 < kind.cuts[0] and kind.cuts[-1] <= WHOLE)
-            ):
-                raise PlanError(
-                    f"kind {kind.name!r}: the cuts {kind.cuts} must ascend, above 0 and at most at {WHOLE} ‰"
-                )
-            if (kind.count is not None and kind.count < 0) or (
-                kind.max_partitions is not None and kind.max_partitions < 1
-            ):
-                raise PlanError(f"kind {kind.name!r}: count must be at least 0, max_partitions at least 1")
+            where = f"kind {kind.name!r}"
+            if kind.count is not None and kind.count < 0:
+                raise PlanError(f"{where}: a count of {kind.count} must be at least 0")
+            if kind.max_partitions is not None and kind.max_partitions < 1:
+                raise PlanError(f"{where}: max_partitions {kind.max_partitions} must be at least 1")
+            if not kind.cuts or list(kind.cuts) != sorted(set(kind.cuts)) or kind.cuts[0] < 1 or kind.cuts[-1] > WHOLE:
+                raise PlanError(f"{where}: the cuts {kind.cuts} must ascend, from at least 1 to at most {WHOLE} ‰")
 
     def model(self, name: str) -> Model:
         for model in self.models:

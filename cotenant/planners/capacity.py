@@ -213,7 +213,7 @@ def assemble(problem: Problem, planner: str, bins: Sequence[Bin]) -> Plan:
         if not any(cut.rates for cut in bin_.cuts):
             continue
         made = partitions(problem, bin_.kind, bin_.cuts, full=True) or partitions(problem, bin_.kind, bin_.cuts)
-        assert made is not None, "a planner put together what does not fit"  # noqa: S101  our own mistake
+        assert made is not None, "a planner put together what does not fit"
         number = numbers.setdefault(bin_.kind.name, 0)
         numbers[bin_.kind.name] += 1
         devices.append(Device(kind=bin_.kind.name, id=number, partitions=made))

@@ -1,4 +1,4 @@
-"""The referee, first half: what a plan violates. Deterministic, as the papers' own tests are; see `forecast` for chance.
+"""The referee, first half: what a plan violates. Deterministic, as the papers' own tests are.
 
 Nothing a plan says of itself is believed: rounds, latencies and memory are worked out again from the problem.
 """

@@ -1,9 +1,9 @@
 """Elastic partitioning: devices are cut as the models need it, and cuts are shared in time where two fit into one.
 
-gpulet paper, section 4.3, Algorithm 1. Models come in ascending order of rate · SLO. A model asks for the smaller of the
-share that gives most per resource and the smallest share that serves what remains of its rate, and gets the best fit:
-a piece of a device that is just large enough, cut to size where the device may still be cut. If what it would put there
-can share a partition in time with what stands already, the two become one; the larger of their sizes holds both.
+gpulet paper, section 4.3, Algorithm 1. Models come in ascending order of rate · SLO. A model asks for the smaller of
+the share that gives most per resource and the smallest share that serves what remains of its rate, and gets the best
+fit: a piece of a device that is just large enough, cut to size where the device may still be cut. If what it would put
+there can share a partition in time with what stands already, the two become one.
 
 The paper leaves open what happens when no piece is as large as asked for. Here the model then takes the largest that
 is left, and at last whatever room the partitions in use still have. Beside neighbours every step is checked with the
@@ -82,7 +82,7 @@ class _Fleet:
         return _Want(share, min(rate, most[share]))
 
     def _pieces(self, kind: Kind) -> Iterator[tuple[int, Bin]]:
-        """What is left to be cut from devices of a kind, with its size: those in use, and a fresh one if there is one."""
+        """What is left to be cut from devices of a kind, and its size: those in use, and a fresh one where there is."""
         used = 0
         for bin_ in self.bins:
             if bin_.kind is kind:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 import numpy as np
@@ -34,9 +34,10 @@ from cotenant.predictors import Load
 
 Array = NDArray[np.float64]
 
-LONGEST = 256  # queue lengths that are told apart at most
+LONGEST = 128  # queue, in requests or groups of them
+LARGEST = 64  # batch; larger ones are reckoned in groups of requests
 POOL = 8  # lanes of a model beyond these change little
-_LOG_FACTORIAL = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, POOL * (2 * LONGEST + 2))))))
+_LOG_FACTORIAL = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, 4096)))))
 
 
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,20 +70,25 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
             beside = [_loads(other) for i, other in enumerate(device.partitions) if i != slot]
-            queues = []
+            names, queues = [], []
             for placement, load in zip(partition.placements, _loads(partition), strict=True):
                 if not carried.get(placement.model):
                     continue
-                profile = problem.profiles[placement.model, device.kind]
-                alone = profile.curve(partition.share, placement.procs)[: placement.batch]
-                rate = offered[placement.model] * placement.rate / carried[placement.model] / placement.procs
+                alone = problem.profiles[placement.model, device.kind].curve(partition.share, placement.procs)
                 slow = slowdown(problem, load, beside)
-                slo = problem.model(placement.model).slo
-                queues.append(_Queue(placement.model, np.array(alone) * slow, rate, slo, lanes[placement.model]))
+                rate = offered[placement.model] * placement.rate / carried[placement.model] / placement.procs
+                names.append(placement.model)
+                queues.append(
+                    _Queue(
+                        curve=tuple(slow * latency for latency in alone[: placement.batch]),
+                        rate=rate,
+                        slo=problem.model(placement.model).slo,
+                        pool=min(lanes[placement.model], POOL),
+                    )
+                )
             busy = 0.0
-            for queue in queues:
-                turns = _turns(queue, [other for other in queues if other is not queue])
-                seen[queue.model].append((queue.rate, turns))
+            for name, queue, turns in zip(names, queues, _lane(tuple(queues)), strict=True):
+                seen[name].append((queue.rate, turns))
                 busy += queue.rate * turns.attainment * turns.cost
             utilisation[f"{device.kind}{device.id}/{slot}"] = min(busy, 1.0)
     return Forecast(models={model: _join(seen[model], offered[model]) for model in offered}, utilisation=utilisation)
@@ -94,19 +100,20 @@ def attains(plan: Plan, problem: Problem) -> bool:
     return all(expected[name].attainment >= problem.model(name).attainment for name in expected)
 
 
-class _Queue:
-    """One model on one lane. curve[n - 1]: seconds of n rows; rate: requests/s of one worker; pool: workers of all."""
+class _Queue(msgspec.Struct, frozen=True, dict=True):
+    """One model on one lane. curve: seconds of batches 1, 2, …; rate: requests/s of one worker; pool: of how many."""
 
-    def __init__(self, model: str, curve: Array, rate: float, slo: float, pool: int) -> None:
-        self.model, self.curve, self.rate, self.slo = model, curve, rate, slo
-        self.pool = min(max(pool, 1), POOL)
-        self.batch = len(curve)
+    curve: tuple[float, ...]
+    rate: float
+    slo: float
+    pool: int
 
     @cached_property
     def moments(self) -> tuple[Array, Array, Array]:
         """For a mean number that waits: E and E² of the seconds that one batch takes, 0 where nothing waits."""
-        mean = np.linspace(0.0, self.batch + 4 * math.sqrt(self.batch), 65)
-        counts = _counts(mean, self.batch, 1)
+        batch = len(self.curve)
+        mean = np.linspace(0.0, batch + 4 * math.sqrt(batch), 65)
+        counts = _counts(mean, batch, 1)
         seconds = np.concatenate(([0.0], self.curve))
         return mean, counts @ seconds, counts @ seconds**2
 
@@ -124,12 +131,31 @@ class _Turns(msgspec.Struct, frozen=True):
     width: Array
 
 
+@lru_cache(maxsize=1024)
+def _lane(queues: tuple[_Queue, ...]) -> tuple[_Turns, ...]:
+    """The chains of one lane. Plans that are compared differ in few lanes, hence the cache."""
+    grains = [-(-len(queue.curve) // LARGEST) for queue in queues]
+    coarse = [_coarse(queue, grain) for queue, grain in zip(queues, grains, strict=True)]
+    turns = [_turns(queue, coarse[:i] + coarse[i + 1 :]) for i, queue in enumerate(coarse)]
+    return tuple(msgspec.structs.replace(t, cost=t.cost / grain) for t, grain in zip(turns, grains, strict=True))
+
+
+def _coarse(queue: _Queue, grain: int) -> _Queue:
+    """Very large batches, in groups of `grain` requests."""
+    return msgspec.structs.replace(
+        queue,
+        curve=queue.curve[grain - 1 :: grain],
+        rate=queue.rate / grain,
+        pool=min(queue.pool * grain, POOL),
+    )
+
+
 def _loads(partition: Partition) -> list[Load]:
     return [Load(placement.model, placement.batch, partition.share) for placement in partition.placements]
 
 
 def _counts(mean: Array, top: int, pool: int) -> Array:
-    """P(k arrivals), k = 0 … top on a new last axis, the last one with the tail; every `pool`-th of a Poisson stream."""
+    """P(k arrivals), k = 0 … top on a new last axis, the last with the tail; every `pool`-th of a Poisson stream."""
     k = np.arange(top * pool + pool)
     spread = np.maximum(mean * pool, 1e-300)[..., None]
     pmf = np.exp(k * np.log(spread) - spread - _LOG_FACTORIAL[: len(k)])
@@ -180,7 +206,7 @@ def _rounds(queue: _Queue, others: Sequence[_Queue]) -> tuple[Array, Array, floa
 
 
 def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
-    batch, curve, slo = queue.batch, queue.curve, queue.slo
+    batch, curve, slo = len(queue.curve), np.array(queue.curve), queue.slo
     time, chance, instant = _rounds(queue, others)
     full = float((time[batch] * chance[batch]).sum())
     longest = _longest(queue, (time * chance).sum(axis=1))
@@ -193,15 +219,15 @@ def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
     chance[0, 0] = 0.0
     chance[0] *= (1 - instant) / max(chance[0].sum(), 1e-300)
     mean = queue.rate * float(time.max())
-    top = min(2 * LONGEST, math.ceil(mean + 6 * math.sqrt(mean) + 4))
+    # What comes beyond the longest queue and a batch is refused, however much it is.
+    top = min(math.ceil(mean + 6 * math.sqrt(mean) + 4), longest + batch)
     weight = chance[..., None] * _counts(queue.rate * time, top, queue.pool)
     arrivals = np.arange(top + 1)
     rest = waiting - run
 
     # Before them the batches that will run next, as far as the target lets any wait: how many of the arrivals each
     # takes, between which of the waits, and how many of those are admitted. Admission reckons with full batches.
-    batches = 1 + min(int(rest[-1] + top - 1) // batch, max(0, int((slo - curve[-1]) // full)))
-    number = np.arange(batches)[:, None, None]
+    number = rest[:, None] // batch + np.arange(top // batch + 2)[:, None, None]
     first = np.minimum(np.maximum(number * batch - rest[:, None], 0), arrivals)
     last = np.minimum(np.maximum((number + 1) * batch - rest[:, None], 0), arrivals)
     gap = time[..., None] / np.maximum(arrivals, 1)
@@ -228,7 +254,7 @@ def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
 
     weight *= stationary[:, None, None]
     at_once = float(stationary[0]) * instant
-    asked = float((weight * arrivals).sum()) + at_once
+    asked = queue.rate * float(stationary @ (chance * time).sum(axis=1)) + at_once
     mass = (weight * taken).ravel()
     kept = mass > 1e-7 * asked
     prompt = at_once if curve[0] <= slo else 0.0
@@ -245,15 +271,15 @@ def _longest(queue: _Queue, rounds: Array) -> int:
     """The longest queue to tell apart: what rounds gather, and admission lets none grow beyond the target."""
     usual = 1
     for _ in range(8):
-        mean = queue.rate * rounds[min(usual, queue.batch)]
+        mean = queue.rate * rounds[min(usual, len(queue.curve))]
         usual, before = math.ceil(mean + 6 * math.sqrt(mean) + 4), usual
         if usual <= before:
             break
     mean = queue.rate * float(rounds[-1])
-    if usual > queue.batch:
+    if usual > len(queue.curve):
         # Beyond a full batch the queue drifts down by b - mean a round, against a variance of mean.
-        usual += LONGEST if mean >= queue.batch else min(LONGEST, math.ceil(6 * mean / (queue.batch - mean)))
-    return max(1, min(usual, LONGEST, int(queue.batch * (queue.slo // rounds[-1] + 1))))
+        usual += LONGEST if mean >= len(queue.curve) else min(LONGEST, math.ceil(6 * mean / (len(queue.curve) - mean)))
+    return max(1, min(usual, LONGEST, int(len(queue.curve) * (queue.slo // rounds[-1] + 1))))
 
 
 def _join(seen: Sequence[tuple[float, _Turns]], offered: float) -> ModelForecast:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -16,15 +17,16 @@ from cotenant.errors import PlanError
 from cotenant.planners import Planner, Problem, load
 from cotenant.planners.capacity import accounted
 from cotenant.planners.check import check
-from cotenant.planners.forecast import attains, forecast
+from cotenant.planners.forecast import attains
+from cotenant.planners.polish import lacking, polish
 
 Accept = Callable[[Plan, Problem], bool]
 
 
 def solve(name: str, problem: Problem) -> Plan:
     """The plan of a named planner for either objective, with room for Poisson arrivals where the fleet has it."""
-    planner = load(name)
-    return largest_scale(planner, problem) if problem.objective == "rate" else promised(planner, problem)
+    planner = partial(promised, load(name))
+    return largest_scale(planner, problem) if problem.objective == "rate" else planner(problem)
 
 
 def promised(planner: Planner, problem: Problem) -> Plan:
@@ -35,11 +37,11 @@ def promised(planner: Planner, problem: Problem) -> Plan:
     for _ in range(12):
         if plan.unserved:
             break
-        expected = forecast(plan, problem).models
-        lacking = [name for name, model in expected.items() if model.attainment < problem.model(name).attainment]
-        if not lacking:
+        plan = polish(plan, problem)
+        missing = lacking(plan, problem)
+        if not missing:
             break
-        room |= {name: room[name] * 1.15 for name in lacking}
+        room |= {name: room[name] * 1.15 for name in missing}
         wider = planner(_at(problem, {name: rate * room[name] for name, rate in problem.rates.items()}))
         if wider.unserved:
             break
