@@ -27,7 +27,7 @@ BackendName = Literal["cpu", "fake"]
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is told of one model. None: the server chooses.
 
-    slo, linger: seconds. rate: requests/s to expect. shape: of inputs whose model file leaves it open, by name.
+    slo, linger: seconds. rate: requests/s to expect.
     """
 
     name: str
@@ -35,8 +35,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float = 0.99
     rate: float | None = None
     max_batch: int | None = None
-    linger: float = 0.0
-    shape: dict[str, tuple[int, ...]] = {}
+    linger: float | None = None
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -51,12 +50,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     profiles: a CSV file; None: what was measured on this machine. grace: seconds that a stop waits for requests in
     flight. log: where the event log goes, if anywhere. reserve: the fraction of processor time kept for the server.
-    cuts: legal shares of the device `cpu`, in ‰.
+    cuts: legal shares of the device `cpu`, in ‰. objective: None: the largest multiple of the rates, where one is not
+    given; else the fewest devices.
     """
 
     repository: Path
     profiles: Path | None
     planner: str
+    objective: Objective | None
     interference: Interference
     backend: BackendName
     http: Address
@@ -105,8 +106,7 @@ class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
     rate: float | None = None
     attainment: str | float = 0.99
     max_batch: int | None = None
-    linger: str | float = "0ms"
-    shape: dict[str, list[int]] = {}
+    linger: str | float | None = None
 
 
 class _HttpEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -134,6 +134,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     repository: str = "models"
     profiles: str | None = None
     planner: str = "elastic"
+    objective: str | None = None
     interference: Any = "alone"
     backend: str = "cpu"
     grace: str | float = "10s"
@@ -194,6 +195,7 @@ def read_settings(path: Path | None = None) -> Settings:
         repository=base / file.repository,
         profiles=None if file.profiles is None else base / file.profiles,
         planner=file.planner,
+        objective=None if file.objective is None else _one_of(file.objective, Objective, f"{place}: objective"),
         interference=_interference(file.interference, f"{place}: interference"),
         backend=_one_of(file.backend, BackendName, f"{place}: backend"),
         http=_address(file.http, f"{place}: http"),
@@ -223,17 +225,13 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
         raise ConfigError(f"{place}.max_batch: {entry.max_batch} must be at least 1")
     if entry.rate is not None and not 0 <= entry.rate < float("inf"):
         raise ConfigError(f"{place}.rate: {entry.rate:g} requests/s must be finite and at least 0")
-    for name, shape in entry.shape.items():
-        if any(size < 1 for size in shape):
-            raise ConfigError(f"{place}.shape.{name}: {shape} has a size below 1; leave the batch dimension out")
     return ModelSettings(
         name=entry.name,
         slo=None if entry.slo is None else _target(entry.slo, f"{place}.slo"),
         attainment=units.fraction(entry.attainment, f"{place}.attainment"),
         rate=entry.rate,
         max_batch=entry.max_batch,
-        linger=units.seconds(str(entry.linger), f"{place}.linger"),
-        shape={name: tuple(shape) for name, shape in entry.shape.items()},
+        linger=None if entry.linger is None else units.seconds(str(entry.linger), f"{place}.linger"),
     )
 
 

@@ -39,12 +39,6 @@ Answered = Callable[[Tensors | RequestError], None]
 ROUNDING = 0.0005
 
 
-class Workers(Protocol):
-    """What the driver asks of the pool."""
-
-    def run(self, lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None: ...
-
-
 class Observer(Protocol):
     """Hears of everything that is worth counting. Times are of the driver's clock, durations in seconds."""
 
@@ -59,7 +53,7 @@ class Driver:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        workers: Workers,
+        run: Callable[[str, int, str, Sequence[Tensors]], None],
         observer: Observer,
         *,
         clock: Callable[[], float],
@@ -67,10 +61,12 @@ class Driver:
         log: BinaryIO | None = None,
         rounding: float = ROUNDING,
     ) -> None:
-        """clock: monotonic seconds. drained: called with a lane whose worker may stop. rounding: seconds by which the
-        loop may be early."""
+        """run: gives a lane a batch of a model, with the inputs of each request. clock: monotonic seconds.
+
+        drained: called with a lane whose worker may stop. rounding: seconds by which the loop's timers may be early.
+        """
         self._dispatcher = dispatcher
-        self._workers = workers
+        self._run = run
         self._observer = observer
         self._clock = clock
         self._drained = drained
@@ -87,6 +83,11 @@ class Driver:
     def open(self) -> int:
         """Requests that have not ended."""
         return len(self._callers)
+
+    def waiting(self, lane: str) -> dict[str, int]:
+        """Requests in the queues of a lane, by model."""
+        held = self._dispatcher.lanes.get(lane)
+        return {} if held is None else {name: len(queue.waiting) for name, queue in held.queues.items()}
 
     def submit(
         self, model: str, inputs: Tensors, answered: Answered, *, within: float, size: int = 1, priority: int = 0
@@ -147,7 +148,7 @@ class Driver:
         match command:
             case Run(lane, batch, model, requests):
                 self._running[lane] = command, now
-                self._workers.run(lane, batch, model, [self._callers[request.id][0] for request in requests])
+                self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
             case Reply():
                 self._reply(command, now, answers)
             case WakeAt(lane, time):

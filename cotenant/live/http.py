@@ -233,8 +233,9 @@ class _Exchange:
 
     def send(self, status: int, kind: str, body: Sequence[Data], more: bytes = b"") -> None:
         connection = self.connection
-        if self.last or connection.server.draining:
+        if connection.server.draining and connection.pending and connection.pending[-1] is self:
             self.last = True
+        if self.last:
             more += b"Connection: close\r\n"
         elif self.old:
             more += b"Connection: keep-alive\r\n"
@@ -284,10 +285,7 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
         self.body, self.block = b"", None
-        for exchange in self.pending:
-            if exchange.ticket is not None and exchange.answer is None:
-                self.server.core.cancel(exchange.ticket)
-        self.pending.clear()
+        self._forget()
         self.server.lost(self)
 
     def eof_received(self) -> bool:
@@ -424,6 +422,13 @@ class _Connection(asyncio.BufferedProtocol):
         self.pending.append(exchange)
         exchange.refuse(status, message)
 
+    def _forget(self) -> None:
+        """Nobody will read what is still to be answered."""
+        pending, self.pending = self.pending, deque()
+        for exchange in pending:
+            if exchange.ticket is not None and exchange.answer is None:
+                self.server.core.cancel(exchange.ticket)
+
     def flush(self) -> None:
         """Send the answers that are there, up to the first that is not."""
         transport, pending = self.transport, self.pending
@@ -436,6 +441,7 @@ class _Connection(asyncio.BufferedProtocol):
                 transport.writelines(answer)
             if pending.popleft().last:
                 self.deaf = True
+                self._forget()
                 if self.cut and transport.can_write_eof():
                     # Closed at once, the connection would be reset by what is still coming, and the answer lost.
                     transport.write_eof()

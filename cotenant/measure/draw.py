@@ -1,8 +1,9 @@
-"""A plan for people: as a table, as bars in a terminal, as a picture."""
+"""Plans and profiles for people: as tables, as bars in a terminal, as pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,13 @@ from rich.text import Text
 
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
+from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE, show_seconds, show_share
 from cotenant.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart by colour-blind eyes too, without black and the palest.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#9A8C98")
@@ -78,14 +81,8 @@ def plan_bars(plan: Plan) -> RenderableType:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """A picture of the plan, SVG or PNG or PDF by the path's suffix. Raises ConfigError where it cannot be made."""
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ConfigError(f"{path}: cannot draw a {path.suffix or 'file without suffix'}; take .svg, .png or .pdf")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(f"{path}: drawing needs matplotlib; install `cotenant[plot]`") from None
     colours = _colours(plan)
-    figure = Figure(figsize=(11, 1.1 + 0.9 * min(max(len(plan.devices), 1), 40)), layout="constrained")
+    figure = _figure(path, 11, 1.1 + 0.9 * min(max(len(plan.devices), 1), 40))
     axes = figure.subplots()
     for row, device in enumerate(plan.devices):
         for start, end, partition in _spans(device):
@@ -97,7 +94,66 @@ def save_plan(plan: Plan, path: Path) -> None:
     axes.set_title(f"{plan.planner}: {_summary(plan)}", loc="left", fontsize=11)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
+    _save(figure, path)
+
+
+def profile_table(profile: Profile) -> Table:
+    """Latency of each measured batch on each measured share."""
+    table = Table(title=f"{profile.model} on {profile.kind}", title_justify="left")
+    table.add_column("share", justify="right")
+    batches = sorted({point.batch for point in profile.points})
+    for batch in batches:
+        table.add_column(f"batch {batch}", justify="right", no_wrap=True)
+    for share in profile.shares:
+        measured = {point.batch: point.latency for point in profile.points if point.share == share}
+        table.add_row(
+            show_share(share), *(show_seconds(measured[batch]) if batch in measured else "-" for batch in batches)
+        )
+    return table
+
+
+def save_profiles(profiles: Sequence[Profile], path: Path) -> None:
+    """Latency over batch, a panel for each model and a line for each share. Raises ConfigError as `save_plan` does."""
+    columns = min(3, max(1, len(profiles)))
+    rows = -(-len(profiles) // columns)
+    figure = _figure(path, 4 * columns, 3 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, profile in zip(panels, profiles, strict=False):
+        for colour, share in zip(itertools.cycle(COLOURS), profile.shares, strict=False):
+            points = [point for point in profile.points if point.share == share]
+            axes.plot(
+                [point.batch for point in points],
+                [point.latency * 1e3 for point in points],
+                marker=".",
+                color=colour,
+                label=show_share(share),
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_title(f"{profile.model} on {profile.kind}", loc="left", fontsize=10)
+        axes.set_xlabel("batch, rows")
+        axes.set_ylabel("latency, ms")
+        axes.legend(fontsize=7, title="share", title_fontsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels:
+        axes.set_visible(False)
+    _save(figure, path)
+
+
+def _figure(path: Path, width: float, height: float) -> Figure:
+    """A figure, in inches, for a path whose suffix can be drawn."""
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise ConfigError(f"{path}: cannot draw a {path.suffix or 'file without suffix'}; take .svg, .png or .pdf")
     try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(f"{path}: drawing needs matplotlib; install `cotenant[plot]`") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -36,19 +36,19 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ZOO = {
-    "digits": Recipe(summary="reads an 8x8 digit", module="trained", slo=0.025, weight=20, demo=True),
-    "cancer": Recipe(summary="300 trees, cell measurements", module="trained", slo=0.025, weight=10, demo=True),
-    "wine": Recipe(summary="nearest neighbours, wines", module="trained", slo=0.025, weight=10),
-    "minilm": Recipe(summary="sentence to vector", module="minilm", slo=0.15, weight=4, demo=True),
-    "mobilenet_v2": Recipe(summary="image classes, 3.5 M weights", module="vision", slo=0.15, weight=4, demo=True),
-    "mnasnet": Recipe(summary="image classes, 4.4 M weights", module="vision", slo=0.15, weight=4),
-    "ssd_mobilenet": Recipe(summary="boxes in an image, 6.8 M weights", module="vision", slo=0.4, weight=2, demo=True),
-    "googlenet": Recipe(summary="image classes, 7.0 M weights", module="vision", slo=0.5, weight=1, demo=True),
-    "densenet121": Recipe(summary="image classes, 8.0 M weights", module="vision", slo=1.0, weight=1),
-    "resnet18": Recipe(summary="image classes, 11.7 M weights", module="vision", slo=0.5, weight=1, demo=True),
-    "resnet50": Recipe(summary="image classes, 25.6 M weights", module="vision", slo=1.0, weight=0.5, demo=True),
+    "digits": Recipe(summary="reads an 8x8 digit", module="trained", slo=0.05, weight=20, demo=True),
+    "cancer": Recipe(summary="300 trees, cell measurements", module="trained", slo=0.05, weight=10, demo=True),
+    "wine": Recipe(summary="nearest neighbours, wines", module="trained", slo=0.05, weight=10),
+    "minilm": Recipe(summary="sentence to vector", module="minilm", slo=0.25, weight=4, demo=True),
+    "mobilenet_v2": Recipe(summary="image classes, 3.5 M weights", module="vision", slo=0.25, weight=4, demo=True),
+    "mnasnet": Recipe(summary="image classes, 4.4 M weights", module="vision", slo=0.25, weight=4),
+    "ssd_mobilenet": Recipe(summary="boxes in an image, 6.8 M weights", module="vision", slo=0.6, weight=2, demo=True),
+    "googlenet": Recipe(summary="image classes, 7.0 M weights", module="vision", slo=0.8, weight=1, demo=True),
+    "densenet121": Recipe(summary="image classes, 8.0 M weights", module="vision", slo=1.2, weight=1),
+    "resnet18": Recipe(summary="image classes, 11.7 M weights", module="vision", slo=0.8, weight=1, demo=True),
+    "resnet50": Recipe(summary="image classes, 25.6 M weights", module="vision", slo=1.2, weight=0.5, demo=True),
     "vgg16": Recipe(summary="image classes, 138 M weights", module="vision", slo=4.0, weight=0.1),
-    "lenet": Recipe(summary="digit classes, 62 k weights", module="vision", slo=0.025, weight=10),
+    "lenet": Recipe(summary="digit classes, 62 k weights", module="vision", slo=0.05, weight=10),
 }
 
 DEMO = tuple(name for name, recipe in ZOO.items() if recipe.demo)

@@ -94,7 +94,7 @@ async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Ten
     recorder, workers = Recorder(), Workers()
     start = loop.time()
     driver = workers.driver = Driver(
-        recorder, workers, Nobody(), clock=lambda: loop.time() - start, drained=lambda lane: None, rounding=1e-9
+        recorder, workers.run, Nobody(), clock=lambda: loop.time() - start, drained=lambda lane: None, rounding=1e-9
     )
     driver.apply(LANES)
     for lane in LANES:

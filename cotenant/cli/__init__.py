@@ -1,0 +1,27 @@
+"""The command line: each command is one operation of the library, with progress, `--json`, and errors in words."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from cotenant.errors import CotenantError
+
+
+def main() -> None:
+    """The program `cotenant`. Exits with 1 where something cannot be done, having said why."""
+    from cotenant.cli.commands import app
+    from cotenant.cli.serving import Interrupted
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        app()
+    except CotenantError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

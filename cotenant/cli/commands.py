@@ -1,0 +1,354 @@
+"""The commands, one function each. What takes long to import is imported where it is used."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cotenant import __version__
+from cotenant.cli.show import aside, console, profile_progress, show_json
+from cotenant.core.plan import Plan
+from cotenant.errors import ConfigError
+
+app = typer.Typer(
+    name="cotenant",
+    help="Serve many machine-learning models on few shared accelerators, each within its latency target.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+SettingsFile = Annotated[
+    Path | None, typer.Argument(metavar="[SETTINGS]", help="TOML file; without it, the models of ./models are served.")
+]
+Repository = Annotated[Path | None, typer.Option("--repository", "-r", help="Folder of models, in Triton's layout.")]
+PlannerName = Annotated[str | None, typer.Option("--planner", "-p", help="Who plans: elastic, squishy.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf.")]
+Seconds = Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="How long requests arrive.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
+Rates = Annotated[
+    list[str] | None, typer.Option("--rate", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"cotenant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+def read(settings: Path | None, repository: Path | None = None, planner: str | None = None, **changes: Any) -> Any:
+    """Settings from a file, or the defaults, with what the command line says instead."""
+    from cotenant.config import read_settings
+    from cotenant.planners import load
+
+    known = read_settings(settings)
+    if planner is not None:
+        load(planner)  # an unknown name is an error here, not after minutes of profiling
+        changes["planner"] = planner
+    if repository is not None:
+        changes["repository"] = repository
+    return msgspec.structs.replace(known, **changes)
+
+
+def site_of(settings: Any, *, again: bool = False) -> Any:
+    """The site that settings ask for, profiling with a progress bar what was not profiled yet."""
+    from cotenant.cli.prepare import Preparation, backend_of
+
+    with profile_progress() as progress:
+        preparation = Preparation(settings, backend_of(settings), progress, again=again)
+        return asyncio.run(preparation.site())
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Stay up after the report, until Ctrl-C.")] = False,
+    seconds: Seconds = 10.0,
+    load: Annotated[float, typer.Option("--load", min=0.01, help="Multiple of the planned rates.")] = 1.0,
+    repository: Annotated[Path, typer.Option("--repository", "-r", help="Where the models go.")] = Path("models"),
+    port: Annotated[int, typer.Option(help="For HTTP; gRPC takes the next, metrics the one after. 0: any.")] = 8000,
+    planner: PlannerName = None,
+    plot: Annotated[Path, typer.Option("--plot", help="Draw the plan into this file.")] = Path("demo/plan.svg"),
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Build models, profile them, plan, serve, ask them something, put them under load, and report."""
+    import uvloop
+
+    from cotenant.cli.demo import run
+
+    uvloop.run(
+        run(
+            keep=keep,
+            seconds=seconds,
+            load=load,
+            repository=repository,
+            port=port,
+            planner=planner,
+            plot=plot,
+            seed=seed,
+            json=json,
+        )
+    )
+
+
+@app.command()
+def zoo(
+    names: Annotated[list[str] | None, typer.Argument(help="Which models; without names, those of the demo.")] = None,
+    repository: Annotated[Path, typer.Option("--repository", "-r", help="Where they go.")] = Path("models"),
+    seed: Seed = 0,
+    list_: Annotated[bool, typer.Option("--list", help="Only say which there are.")] = False,
+    json: Json = False,
+) -> None:
+    """Build ONNX models to begin with: the papers' architectures, small trained models, a sentence embedder."""
+    from cotenant.cli.demo import build_zoo
+    from cotenant.zoo import ZOO
+
+    if list_:
+        if json:
+            show_json(msgspec.json.format(msgspec.json.encode(ZOO), indent=2))
+        else:
+            for name, recipe in ZOO.items():
+                console.print(f"{name:16} {recipe.summary}", highlight=False)
+        return
+    built = build_zoo(repository, names, seed)
+    if json:
+        show_json(msgspec.json.format(msgspec.json.encode(built, enc_hook=str), indent=2))
+
+
+@app.command()
+def profile(
+    settings: SettingsFile = None,
+    repository: Repository = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the profiles into this CSV file.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure what was measured before, too.")] = False,
+    plot: PlotFile = None,
+    json: Json = False,
+) -> None:
+    """Measure every model of a repository over batch and share of this machine's CPU. Kept for the next time."""
+    from cotenant.core.profile import write_profiles
+    from cotenant.measure.draw import profile_table, save_profiles
+
+    site = site_of(read(settings, repository), again=again)
+    profiles = list(site.problem.profiles.values())
+    for name, reason in site.broken.items():
+        aside.print(f"[red]{name}[/]: {reason}", highlight=False)
+    text = write_profiles(profiles)
+    if output is not None:
+        write(output, text)
+    if plot is not None:
+        save_profiles(profiles, plot)
+    if json:
+        show_json(msgspec.json.encode([{"model": p.model, "kind": p.kind, "points": p.points} for p in profiles]))
+    elif output is None:
+        for each in profiles:
+            console.print(profile_table(each))
+
+
+@app.command()
+def plan(
+    problem: Annotated[
+        Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
+    ] = None,
+    repository: Repository = None,
+    planner: PlannerName = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
+    plot: PlotFile = None,
+    json: Json = False,
+) -> None:
+    """Decide which model runs where, on what share, in batches of what size; and say what it promises."""
+    from cotenant.cli.show import forecast_table
+    from cotenant.measure.draw import plan_bars, plan_table, save_plan
+    from cotenant.planners.check import check
+    from cotenant.planners.forecast import forecast
+
+    asked, answer = planned(problem, repository, planner)
+    if output is not None:
+        write(output, answer.to_json().decode())
+    if plot is not None:
+        save_plan(answer, plot)
+    if json:
+        show_json(answer.to_json())
+        return
+    console.print(plan_table(answer, asked.models))
+    console.print(plan_bars(answer))
+    console.print(forecast_table(forecast(answer, asked), asked.models))
+    for violation in check(answer, asked):
+        console.print(f"[red]violates[/]: {violation}", highlight=False)
+
+
+def planned(problem: Path | None, repository: Path | None, planner: str | None) -> tuple[Any, Plan]:
+    """A problem and its plan: of a problem file, or of the models of a repository."""
+    from cotenant.cli.prepare import timed
+    from cotenant.config import read_problem
+
+    if problem is None:
+        site = site_of(read(None, repository, planner))
+        return site.problem, site.plan
+    if repository is not None:
+        raise ConfigError("--repository goes without a PROBLEM: that names its own profiles")
+    asked = read_problem(problem)
+    return asked, timed(planner or "elastic", asked)
+
+
+@app.command()
+def simulate(
+    problem: Annotated[
+        Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
+    ] = None,
+    repository: Repository = None,
+    planner: PlannerName = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", help="Simulate this plan instead of a new one.")] = None,
+    rate: Rates = None,
+    load: Annotated[float, typer.Option("--load", min=0.0, help="Multiple of the rates.")] = 1.0,
+    seconds: Seconds = 60.0,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Play random arrivals through the server's own dispatcher in virtual time."""
+    from cotenant.cli.prepare import chosen_rates
+    from cotenant.sim.run import simulate as run
+
+    asked, answer = planned(problem, repository, planner)
+    if plan_file is not None:
+        answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
+    planned_rates = {model.name: answer.rate(model.name) for model in asked.models}
+    rates = chosen_rates(planned_rates, rate or (), load)
+    report = run(asked, answer, seconds=seconds, seed=seed, rates=rates)
+    if json:
+        show_json(report.to_json())
+    else:
+        console.print(report.table())
+
+
+@app.command()
+def serve(
+    settings: SettingsFile = None,
+    repository: Repository = None,
+    planner: PlannerName = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen at.")] = None,
+    port: Annotated[int | None, typer.Option(help="For HTTP; gRPC takes the next, metrics the one after.")] = None,
+    log: Annotated[Path | None, typer.Option("--log", help="Write an event log, for `cotenant replay`.")] = None,
+    json: Json = False,
+) -> None:
+    """Serve a repository of models over HTTP and gRPC, until Ctrl-C."""
+    import uvloop
+
+    from cotenant.cli.serve import run
+
+    known = read(settings, repository, planner)
+    if log is not None:
+        known = msgspec.structs.replace(known, log=log)
+    uvloop.run(run(listening(known, host, port), json=json))
+
+
+def listening(settings: Any, host: str | None, port: int | None) -> Any:
+    """Settings whose three addresses are on a host, at a port and the two after it."""
+    changes = {}
+    for offset, name in enumerate(("http", "grpc", "metrics")):
+        address = getattr(settings, name)
+        if host is not None:
+            address = msgspec.structs.replace(address, host=host)
+        if port is not None:
+            if not 0 <= port <= 65533:
+                raise ConfigError(f"--port: {port} must lie between 0 (any) and 65533: two more follow it")
+            address = msgspec.structs.replace(address, port=port + offset if port else 0)
+        changes[name] = address
+    return msgspec.structs.replace(settings, **changes)
+
+
+@app.command()
+def load(
+    address: Annotated[str, typer.Argument(help="Of the server's HTTP front end.")] = "127.0.0.1:8000",
+    rate: Rates = None,
+    factor: Annotated[float, typer.Option("--load", min=0.0, help="Multiple of the planned rates.")] = 1.0,
+    seconds: Seconds = 10.0,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Send random requests to a server at given rates, whether or not it keeps up, and report what came back."""
+    import uvloop
+
+    from cotenant.cli.client import run
+
+    report = uvloop.run(run(address, rate or (), factor=factor, seconds=seconds, seed=seed, quiet=json))
+    if json:
+        show_json(report.to_json())
+    else:
+        console.print(report.table())
+
+
+@app.command()
+def replay(
+    log: Annotated[Path, typer.Argument(help="What `cotenant serve --log FILE` wrote.")],
+    json: Json = False,
+) -> None:
+    """Feed an event log into a fresh dispatcher and say whether it decides the same."""
+    from cotenant.runtime.log import replay as run
+
+    result = run(read_bytes(log).splitlines(), str(log))
+    ends = [{"model": model, "outcome": outcome, "count": n} for (model, outcome), n in sorted(result.ends.items())]
+    if json:
+        show_json(
+            msgspec.json.encode(
+                {
+                    "events": result.events,
+                    "seconds": result.seconds,
+                    "ends": ends,
+                    "identical": not result.difference,
+                    "difference": result.difference,
+                }
+            )
+        )
+    else:
+        console.print(f"{result.events} events in {result.seconds:.3f} s", highlight=False)
+        for end in ends:
+            console.print(f"  {end['model']}: {end['count']} {end['outcome']}", highlight=False)
+        console.print("identical commands" if not result.difference else f"[red]differs[/] at {result.difference}")
+    if result.difference:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    address: Annotated[str, typer.Argument(help="Of the server's HTTP front end.")] = "127.0.0.1:8000",
+    json: Json = False,
+) -> None:
+    """What a server serves, on which partitions, and how it goes."""
+    from cotenant.cli.client import fetch_status, status_view
+
+    found = fetch_status(address)
+    if json:
+        show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        console.print(status_view(found))
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    aside.print(f"wrote {path}", highlight=False)

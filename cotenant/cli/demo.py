@@ -1,0 +1,155 @@
+"""`cotenant demo`: everything once, on real models and real input, on shares of this machine's processor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cotenant.cli.client import body_of, infer, under_load
+from cotenant.cli.prepare import Preparation, backend_of
+from cotenant.cli.serve import show_addresses, show_site
+from cotenant.cli.serving import Addresses, interruptible, serving
+from cotenant.cli.show import aside, console, profile_progress, show_json
+from cotenant.config import ModelSettings, Settings, read_settings
+from cotenant.errors import FailedError
+from cotenant.live.server import Server, Site
+from cotenant.measure.draw import save_plan
+from cotenant.measure.report import Report
+from cotenant.zoo import ZOO, Built, build
+from cotenant.zoo.answers import Question, ask
+
+
+async def run(
+    *,
+    keep: bool,
+    seconds: float,
+    load: float,
+    repository: Path,
+    port: int,
+    planner: str | None,
+    plot: Path,
+    seed: int,
+    json: bool,
+) -> None:
+    async with interruptible():
+        built = await asyncio.to_thread(build_zoo, repository, None, seed, quiet=json)
+        settings = _settings(repository, port, planner)
+        backend = backend_of(settings)
+        with profile_progress() as progress:
+            preparation = Preparation(settings, backend, progress)
+            site = await preparation.site([model.name for model in built])
+        save_plan(site.plan, plot)
+        if not json:
+            show_site(site, backend.holds())
+            console.print(f"drawn in {plot}", highlight=False)
+        async with serving(settings, backend, preparation, site) as (server, addresses):
+            questions = {name: ask(name, np.random.default_rng(seed)) for name in _placed(site)}
+            if not json:
+                show_addresses(addresses)
+                console.print("try:", _example(addresses, questions, plot.parent), highlight=False, soft_wrap=True)
+                await _answers(addresses, questions)
+            report = await _load(server, addresses, questions, seconds=seconds, factor=load, seed=seed, quiet=json)
+            if json:
+                show_json(report.to_json())
+            else:
+                console.print(report.table())
+                for row in report.models:
+                    if not row.kept:
+                        console.print(f"[red]{row.model} did not keep its promise[/]", highlight=False)
+            if keep:
+                aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)
+                await asyncio.Event().wait()
+
+
+def build_zoo(repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False) -> list[Built]:
+    """With a progress bar, and a line for each model."""
+    columns = TextColumn("building {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=aside, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(name: str, done: int, of: int) -> None:
+            progress.update(task, description=name, completed=done, total=of)
+
+        built = build(repository, names, seed, show)
+    if not quiet:
+        for model in built:
+            score = f"; {model.notes['score']}" if "score" in model.notes else ""
+            state = "built" if model.fresh else "stands"
+            console.print(f"{model.name:16} {state}: {ZOO[model.name].summary}{score}", highlight=False)
+    return built
+
+
+def _settings(repository: Path, port: int, planner: str | None) -> Settings:
+    """The zoo's targets; rates in the zoo's proportions, as large as the machine can serve."""
+    known = read_settings(None)
+    http, grpc, metrics = (
+        msgspec.structs.replace(address, port=port + offset if port else 0)
+        for offset, address in enumerate((known.http, known.grpc, known.metrics))
+    )
+    return msgspec.structs.replace(
+        known,
+        repository=repository,
+        planner=planner or known.planner,
+        http=http,
+        grpc=grpc,
+        metrics=metrics,
+        models=tuple(
+            ModelSettings(name=name, slo=recipe.slo, rate=recipe.weight) for name, recipe in ZOO.items() if recipe.demo
+        ),
+        objective="rate",
+    )
+
+
+def _placed(site: Site) -> list[str]:
+    return [model.name for model in site.problem.models if site.plan.rate(model.name)]
+
+
+def _example(addresses: Addresses, questions: dict[str, Question], folder: Path) -> str:
+    """One line that anybody can paste: a real request, written into a file as JSON."""
+    name = "digits" if "digits" in questions else next(iter(questions))
+    inputs = [
+        {"name": it.name, "datatype": it.datatype, "shape": it.shape, "data": it.array().ravel().tolist()}
+        for it in questions[name].requests[0]
+    ]
+    path = folder / f"{name}.json"
+    path.write_bytes(msgspec.json.encode({"inputs": inputs}))
+    return f"curl -d @{path} http://{addresses.http}/v2/models/{name}/infer"
+
+
+async def _answers(addresses: Addresses, questions: dict[str, Question]) -> None:
+    """Real input through each model, one after the other."""
+    table = Table(title="real input, real answers", title_justify="left")
+    for heading in ("model", "asked", "answered"):
+        table.add_column(heading)
+    for name, question in questions.items():
+        try:
+            answers = [await asyncio.to_thread(infer, addresses.http, name, inputs) for inputs in question.requests]
+            table.add_row(name, question.what, question.read(answers))
+        except FailedError as error:
+            table.add_row(name, question.what, f"[red]{error}[/]")
+    console.print(table)
+
+
+async def _load(
+    server: Server,
+    addresses: Addresses,
+    questions: dict[str, Question],
+    *,
+    seconds: float,
+    factor: float,
+    seed: int,
+    quiet: bool,
+) -> Report:
+    """Poisson arrivals of the same real inputs, on all models at once, at a multiple of the planned rates."""
+    site = server.site
+    models = [model for model in site.problem.models if model.name in questions]
+    rates = {model.name: site.plan.rate(model.name) * factor for model in models}
+    bodies = {name: body_of(question.requests[0]) for name, question in questions.items()}
+    report = await under_load(addresses.http, models, bodies, rates, seconds=seconds, seed=seed, quiet=quiet)
+    return server.with_batches(report)

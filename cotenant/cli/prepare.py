@@ -1,0 +1,221 @@
+"""From a repository and settings to what a server serves: describe the models, profile what was not, plan."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import msgspec
+import numpy as np
+import onnxruntime
+
+from cotenant import __version__
+from cotenant.backends import Backend
+from cotenant.backends.cpu import Cpu
+from cotenant.backends.fake import Fake
+from cotenant.config import ModelSettings, Settings, read_profiles_file
+from cotenant.core.model import Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Profile
+from cotenant.core.tensor import ModelInfo
+from cotenant.errors import ConfigError, ModelError
+from cotenant.live.server import Offered, Site
+from cotenant.planners import Problem
+from cotenant.planners.solve import solve
+from cotenant.profiling import cache
+from cotenant.profiling.grid import Grid, profile
+from cotenant.worker.repository import Entry, describe, sample, scan
+from cotenant.worker.wire import WorkerModel
+
+# A model without a target gets twice the latency of 8 rows (or the most that were worth measuring) on half a device.
+# The papers' rule takes 32 rows on a whole one, which is long where the device is a processor. Below the least target,
+# what a busy machine adds would be most of it.
+DEFAULT_ROWS = 8
+DEFAULT_SHARE = 500
+LEAST_SLO = 0.05
+
+Progress = Callable[[str, int, int], None]  # model, points done, points in all
+
+
+def backend_of(settings: Settings) -> Backend:
+    if settings.backend == "cpu":
+        return Cpu(hold=settings.hold, reserve=settings.reserve)
+    return Fake()
+
+
+class Preparation:
+    """Knows the repository and the profiles measured so far; makes sites for any of its models."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        backend: Backend,
+        progress: Progress = lambda model, done, of: None,
+        *,
+        again: bool = False,
+    ) -> None:
+        """again: measure what was measured in an earlier run, too."""
+        self._settings = settings
+        self._backend = backend
+        self._progress = progress
+        self._again = again
+        (kind,) = backend.fleet()
+        self.kind = msgspec.structs.replace(kind, cuts=settings.cuts)
+        self._measured: dict[str, Profile] = {}
+        self._given = {}
+        if settings.profiles is not None:
+            self._given = read_profiles_file(settings.profiles)
+
+    async def site(self, names: Collection[str] | None = None) -> Site:
+        """Of the models with these names, by default all of the repository. A model that cannot be served is `broken`.
+
+        Raises ConfigError for what settings say of models that are not there, and where no model is left.
+        """
+        offered, broken = await asyncio.to_thread(self._look)
+        unknown = [model.name for model in self._settings.models if model.name not in offered | broken]
+        if unknown:
+            raise ConfigError(
+                f"model {unknown[0]!r} has settings, but is not in {self._settings.repository}; it holds "
+                f"{', '.join(sorted(offered | broken)) or 'none'}"
+            )
+        wanted = {name: entry for name, entry in offered.items() if names is None or name in names}
+        infos: dict[str, tuple[Entry, ModelInfo]] = {}
+        profiles: dict[str, Profile] = {}
+        for name, entry in wanted.items():
+            try:
+                info = await asyncio.to_thread(describe, entry)
+                profiles[name] = await self.profile(entry, info)
+                infos[name] = entry, info
+            except ModelError as error:
+                broken[name] = str(error)
+        if not infos:
+            reasons = "".join(f"\n  {name}: {reason}" for name, reason in broken.items())
+            raise ConfigError(f"no model in {self._settings.repository} can be served; see `cotenant zoo`{reasons}")
+        return self._plan(infos, profiles, broken)
+
+    def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
+        entries = scan(self._settings.repository)
+        broken = {entry.name: entry.reason for entry in entries if entry.reason}
+        # Of several versions the last is served.
+        return {entry.name: entry for entry in entries if not entry.reason}, broken
+
+    async def profile(self, entry: Entry, info: ModelInfo) -> Profile:
+        """As given in a file, as measured before on this machine, or measured now."""
+        given = self._given.get((entry.name, self.kind.name))
+        if given is not None:
+            return given
+        if self._backend.name == "fake":
+            raise ModelError(f"model {entry.name!r} has no profile; give one with `profiles` in the settings")
+        key = await asyncio.to_thread(
+            cache.key,
+            entry.path,
+            str(msgspec.json.encode(entry.config.fields)),
+            cache.machine(),
+            self._backend.holds(),
+            f"{self._settings.reserve}",
+            f"cotenant {__version__}, onnxruntime {onnxruntime.__version__}",
+            str(Grid()),
+        )
+        known = self._measured.get(key) or (None if self._again else cache.load(key))
+        if known is None:
+            known = await self._measure(entry, info)
+            cache.keep(key, known)
+        self._measured[key] = known
+        return known
+
+    async def _measure(self, entry: Entry, info: ModelInfo) -> Profile:
+        grid = Grid()
+        done = 0
+
+        def measured(points: int) -> None:
+            nonlocal done
+            done += points
+            self._progress(entry.name, done, grid.points)
+
+        rng = np.random.default_rng(0)
+        model = WorkerModel(
+            name=entry.name,
+            path=str(entry.path),
+            max_batch=max(1, info.max_batch_size),
+            inputs=info.inputs,
+            outputs=info.outputs,
+            batched=info.max_batch_size > 0,
+        )
+        return await profile(
+            self._backend,
+            model,
+            lambda rows: sample(entry, info, rows, rng),
+            kind=self.kind.name,
+            grid=grid,
+            measured=measured,
+        )
+
+    def _plan(
+        self, infos: Mapping[str, tuple[Entry, ModelInfo]], profiles: Mapping[str, Profile], broken: dict[str, str]
+    ) -> Site:
+        settings = {model.name: model for model in self._settings.models}
+        models = {}
+        for name, (entry, info) in infos.items():
+            models[name] = _model(settings.get(name, ModelSettings(name=name)), entry, info, profiles[name])
+        given = {name: settings[name].rate for name in infos if name in settings}
+        rates = {name: given.get(name) for name in infos}
+        known = {name: rate for name, rate in rates.items() if rate is not None}
+        problem = Problem(
+            models=tuple(models.values()),
+            # A model without a rate is to be served as often as any other of them.
+            rates={name: known.get(name, 1.0) for name in infos},
+            fleet=(self.kind,),
+            profiles={(name, self.kind.name): profiles[name] for name in infos},
+            objective=self._settings.objective or ("devices" if len(known) == len(infos) else "rate"),
+            interference=self._settings.interference,
+        )
+        return Site(
+            offered={name: Offered(entry=infos[name][0], info=infos[name][1], model=models[name]) for name in infos},
+            problem=problem,
+            plan=timed(self._settings.planner, problem),
+            broken=broken,
+        )
+
+
+def timed(planner: str, problem: Problem) -> Plan:
+    """The planner's answer, with how long it took."""
+    begun = time.perf_counter()
+    plan = solve(planner, problem)
+    return msgspec.structs.replace(plan, solve_s=time.perf_counter() - begun)
+
+
+def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Profile) -> Model:
+    limit = info.max_batch_size or 1
+    linger = entry.config.dynamic_batching.max_queue_delay_microseconds / 1e6 if entry.config.dynamic_batching else 0.0
+    slo = settings.slo
+    if slo is None:
+        usual = [latency for latency in profile.curve(DEFAULT_SHARE)[:DEFAULT_ROWS] if latency < math.inf]
+        if not usual:
+            raise ModelError(f"model {entry.name!r} takes too long for half a device; give it a target with `slo`")
+        slo = max(LEAST_SLO, 2 * usual[-1])
+    return Model(
+        name=entry.name,
+        slo=slo,
+        attainment=settings.attainment,
+        max_batch=min(limit, settings.max_batch or limit),
+        linger=linger if settings.linger is None else settings.linger,
+    )
+
+
+def chosen_rates(planned: Mapping[str, float], given: Iterable[str], factor: float) -> dict[str, float]:
+    """Requests/s by model: the planned ones, times a factor; or those given as ``MODEL=RATE``, and no others."""
+    rates = {}
+    for text in given:
+        name, equals, number = text.rpartition("=")
+        try:
+            rate = float(number)
+        except ValueError:
+            rate = -1.0
+        if not equals or not 0 <= rate < math.inf:
+            raise ConfigError(f"--rate {text}: write MODEL=REQUESTS_PER_SECOND, such as resnet50=20")
+        if name not in planned:
+            raise ConfigError(f"--rate {text}: no model {name!r}; there are {', '.join(planned) or 'none'}")
+        rates[name] = rate
+    return {name: rate * factor for name, rate in (rates or planned).items()}

@@ -1,0 +1,99 @@
+"""A server and its front ends, from the first listening socket to the last worker's end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+
+import msgspec
+
+from cotenant.backends import Backend
+from cotenant.cli.prepare import Preparation
+from cotenant.config import Settings
+from cotenant.errors import ConfigError
+from cotenant.live.http import HttpServer
+from cotenant.live.page import page
+from cotenant.live.rpc import RpcServer
+from cotenant.live.server import Server, Site
+
+
+class Addresses(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to reach a server; ports as they were given out."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, backend: Backend, preparation: Preparation, site: Site
+) -> AsyncIterator[tuple[Server, Addresses]]:
+    """A server that is up within, and drained and stopped after: no process is left behind, whatever happens.
+
+    Sockets come first, so that a port in use is known before any model is loaded. The second SIGINT or SIGTERM, or one
+    that comes while it stops, ends everything at once.
+    """
+    with ExitStack() as files:
+        log = None
+        if settings.log is not None:
+            try:
+                log = files.enter_context(settings.log.open("wb"))
+            except OSError as error:
+                raise ConfigError(f"{settings.log}: cannot write the event log: {error.strerror}") from None
+        server = Server(site, backend, preparation.site, log=log)
+        http = HttpServer(server, page=lambda: page(server), status=server.status)
+        metrics, rpc = HttpServer(server), RpcServer(server)
+        try:
+            addresses = Addresses(
+                http=_address(settings.http.host, await http.listen(settings.http.host, settings.http.port)),
+                grpc=_address(settings.grpc.host, await rpc.listen(settings.grpc.host, settings.grpc.port)),
+                metrics=_address(
+                    settings.metrics.host, await metrics.listen(settings.metrics.host, settings.metrics.port)
+                ),
+            )
+            await server.start()
+            yield server, addresses
+        finally:
+            await server.drain(settings.grace)
+            await asyncio.gather(http.stop(settings.grace), metrics.stop(0.0), rpc.stop(settings.grace))
+            await server.stop(grace=1.0)
+
+
+def _address(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"{shown}:{port}"
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A signal asked the program to end."""
+
+
+@asynccontextmanager
+async def interruptible() -> AsyncIterator[asyncio.Event]:
+    """Within, the first SIGINT or SIGTERM sets the event and cancels what runs; the next ends the process at once."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    task = asyncio.current_task()
+
+    def on_signal() -> None:
+        if asked.is_set():
+            os._exit(130)  # workers follow: their parent is gone
+        asked.set()
+        if task is not None:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield asked
+    except asyncio.CancelledError:
+        if not asked.is_set():
+            raise
+        raise Interrupted from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,61 @@
+"""What commands show: tables and progress for people, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cotenant.core.model import Model
+from cotenant.core.units import show_seconds
+from cotenant.planners.forecast import Forecast
+
+# Where nobody's terminal sets the width, tables get room for all their columns.
+WIDTH = None if sys.stdout.isatty() else 150
+
+console = Console(width=WIDTH)
+aside = Console(stderr=True)  # what is not the result: progress, notes
+
+
+def show_json(text: bytes) -> None:
+    sys.stdout.write(text.decode() + "\n")
+
+
+def forecast_table(expected: Forecast, models: Iterable[Model]) -> Table:
+    """What a plan will do under Poisson arrivals, model by model."""
+    table = Table(title="forecast, under Poisson arrivals", title_justify="left")
+    table.add_column("model", no_wrap=True)
+    for heading in ("goodput/s", "p50", "p99", "target", "attained"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model in models:
+        if model.name in expected.models:
+            it = expected.models[model.name]
+            colour = "green" if it.attainment >= model.attainment else "red"
+            attained = f"[{colour}]{it.attainment * 100:.2f} %[/]"
+            times = (show_seconds(seconds) for seconds in (it.p50, it.p99, model.slo))
+            table.add_row(model.name, f"{it.rate:.1f}", *times, attained)
+    return table
+
+
+class ProfileProgress:
+    """A bar for each model that is being measured, which appears with its first point."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, model: str, done: int, of: int) -> None:
+        if model not in self._tasks:
+            self._tasks[model] = self._progress.add_task(model, total=of)
+        self._progress.update(self._tasks[model], completed=done)
+
+
+@contextmanager
+def profile_progress() -> Iterator[ProfileProgress]:
+    columns = TextColumn("profiling {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=aside) as progress:
+        yield ProfileProgress(progress)

@@ -1,0 +1,66 @@
+"""The web page at ``/``: what is served, and how it goes."""
+
+from __future__ import annotations
+
+from html import escape
+
+from cotenant.core.units import show_seconds, show_share
+from cotenant.live.server import Server
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1c2733 }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0 2rem }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #dde3e9 }
+.number { text-align: right; font-variant-numeric: tabular-nums }
+.bad { color: #b3261e }
+.bar { display: flex; height: 3rem; border: 1px solid #8796a5; border-radius: 4px; overflow: hidden }
+.cut { background: #d6e6f5; border-right: 2px solid #fff; padding: .2rem .5rem; font-size: 12px; overflow: hidden }
+"""
+
+
+def page(server: Server) -> str:
+    """The whole page. It asks for itself again every two seconds."""
+    status = server.status()
+    plan = server.site.plan
+    bars = []
+    for device in plan.devices:
+        cuts = "".join(
+            f'<div class="cut" style="width:{partition.share / 10}%">{show_share(partition.share)}<br>'
+            + ", ".join(escape(placement.model) for placement in partition.placements)
+            + "</div>"
+            for partition in device.partitions
+        )
+        bars.append(f'<p>{escape(device.kind)} {device.id}</p><div class="bar">{cuts}</div>')
+    models = []
+    for entry in status.models:
+        counts = status.statistics.get(entry.name)
+        cells = [escape(entry.name), escape(entry.state)]
+        if counts is None or entry.name not in status.targets:
+            cells += [""] * 5 + [escape(entry.reason)]
+        else:
+            others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
+            cells += [
+                show_seconds(status.targets[entry.name]),
+                f"{plan.rate(entry.name):.1f}",
+                str(counts.ends["served"]),
+                show_seconds(counts.mean) if counts.mean else "-",
+                f"{counts.attainment * 100:.2f} %",
+                escape(entry.reason) or others,
+            ]
+        models.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    workers = "".join(
+        f'<tr class="{"bad" if worker.breach or worker.state != "ready" else ""}"><td>{escape(worker.lane)}</td>'
+        f"<td>{escape(worker.state)}</td><td>{show_share(worker.share)}</td>"
+        f"<td>{'-' if worker.obeyed is None else show_share(round(worker.obeyed))}</td>"
+        f"<td>{worker.memory / 2**20:.0f} MiB</td><td>{worker.restarts}</td><td>{escape(worker.reason)}</td></tr>"
+        for worker in status.workers
+    )
+    return (
+        f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Cotenant</title>'
+        f"<style>{STYLE}</style><h1>Cotenant</h1>"
+        f"<p>Plan by {escape(plan.planner)}; shares are held by {escape(status.holds)}.</p>{''.join(bars)}"
+        "<table><tr><th>model<th>state<th>target<th>planned /s<th>served<th>mean<th>in time<th>other ends</tr>"
+        f"{''.join(models)}</table>"
+        "<table><tr><th>partition<th>worker<th>share<th>used<th>memory<th>restarts<th>last death</tr>"
+        f"{workers}</table>"
+    )

@@ -1,0 +1,528 @@
+"""The server: a plan made real, and what the front ends ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from cotenant.backends import Backend
+from cotenant.core.model import Model
+from cotenant.core.plan import Device, Partition, Plan
+from cotenant.core.request import Request
+from cotenant.core.tensor import ModelInfo, TensorSpec
+from cotenant.errors import (
+    CotenantError,
+    FailedError,
+    InvalidError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+    UnsupportedError,
+    WorkerError,
+)
+from cotenant.live.driver import Driver, Tensors
+from cotenant.live.metrics import LaneReading, render
+from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
+from cotenant.live.pool import Pool, WorkerStatus
+from cotenant.live.statistics import ModelStatistics
+from cotenant.measure.report import ModelReport, Report
+from cotenant.planners import Problem
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import LaneSpec, Reply
+from cotenant.runtime.lanes import lanes_of
+from cotenant.worker.arena import Arena, Block
+from cotenant.worker.repository import Entry
+from cotenant.worker.wire import Timing, WorkerModel
+
+EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
+ARENA = 4 << 30  # bytes of address space; memory is taken as bodies need it
+
+
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the repository that can be served."""
+
+    entry: Entry
+    info: ModelInfo
+    model: Model
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server serves: the models of a repository, a plan, and the problem that it solves.
+
+    broken: models of the repository that cannot be served, with the reason.
+    """
+
+    offered: dict[str, Offered]
+    problem: Problem
+    plan: Plan
+    broken: dict[str, str] = {}
+
+
+# From the names of the models to serve to a site: profiles what was not profiled yet, and plans.
+Prepare = Callable[[Collection[str]], Awaitable[Site]]
+
+
+class _Lane(msgspec.Struct, frozen=True):
+    """A partition that a worker holds. `device` and `partition` are as in the plan that made it."""
+
+    spec: LaneSpec
+    device: Device
+    partition: Partition
+
+
+def _sized(site: Site) -> Site:
+    """The site, with models that take as many rows as the largest batch that the plan has for them."""
+    batches: dict[str, int] = {}
+    for _, _, placement in site.plan.placements():
+        batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
+    offered = {
+        name: msgspec.structs.replace(
+            given,
+            info=msgspec.structs.replace(given.info, max_batch_size=min(given.info.max_batch_size, batches[name])),
+        )
+        if name in batches
+        else given
+        for name, given in site.offered.items()
+    }
+    return msgspec.structs.replace(site, offered=offered)
+
+
+class Server:
+    """Owns the dispatcher, its driver and the pool of workers. The front ends see it as `oip.Core`."""
+
+    def __init__(self, site: Site, backend: Backend, prepare: Prepare, *, log: BinaryIO | None = None) -> None:
+        self._site = _sized(site)
+        self._backend = backend
+        self._prepare = prepare
+        self._lanes: dict[str, _Lane] = {}
+        self._slots: defaultdict[str, int] = defaultdict(int)  # by device: no lane gets the name of an earlier one
+        self._moving: dict[str, str] = {}  # models on their way in or out: LOADING or UNLOADING
+        self._changing = asyncio.Lock()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._open = False
+        self._arena = Arena(ARENA)
+        self._driver = Driver(Dispatcher(), self._run, self, clock=time.monotonic, drained=self._drained, log=log)
+        self._pool = Pool(backend, self._arena, self._driver)
+        self._statistics: dict[str, ModelStatistics] = {}
+        self._busy: defaultdict[str, float] = defaultdict(float)  # seconds in batches, by lane
+
+    @property
+    def site(self) -> Site:
+        return self._site
+
+    async def start(self) -> None:
+        """Start the workers. Raises WorkerError where one does not come up, with nothing left behind."""
+        try:
+            await self.apply(self._site)
+        except WorkerError:
+            await self._pool.close(grace=0.0)
+            raise
+        self._open = True
+
+    async def drain(self, grace: float) -> None:
+        """Take nothing new in, and wait for what is under way, for `grace` seconds at most."""
+        self._open = False
+        until = time.monotonic() + grace
+        while self._driver.open and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+
+    async def stop(self, grace: float) -> None:
+        await self._pool.close(grace)
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+
+    def kill(self) -> None:
+        self._pool.kill()
+
+    # Plans
+
+    async def apply(self, site: Site) -> None:
+        """Go over to another plan: its new partitions start and warm up, take over, and only then the old ones stop.
+
+        A partition that both plans have goes on as it is. Raises WorkerError where a new one does not come up; then
+        nothing has changed.
+        """
+        async with self._changing:
+            site = _sized(site)
+            wanted = self._match(site)
+            fresh = {name: lane for name, lane in wanted.items() if name not in self._lanes}
+            await self._start(fresh, site)
+            for name, offered in site.offered.items():
+                self._statistics.setdefault(name, ModelStatistics(name, offered.info.version, EPOCH))
+            self._site = site
+            self._driver.apply(tuple(lane.spec for lane in (self._lanes | fresh).values()))
+            for name in fresh:
+                self._driver.ready(name)
+            self._driver.apply(tuple(lane.spec for lane in wanted.values()))
+            self._lanes = wanted
+
+    def _match(self, site: Site) -> dict[str, _Lane]:
+        """The lanes of a plan by name: that of the lane which serves the same partition already, or a new one."""
+        models = {name: offered.model for name, offered in site.offered.items()}
+        specs = iter(lanes_of(site.plan, models, site.problem.profiles))
+        wanted: dict[str, _Lane] = {}
+        for device in site.plan.devices:
+            for partition in device.partitions:
+                spec = next(specs)
+                same = [
+                    name
+                    for name, lane in self._lanes.items()
+                    if name not in wanted
+                    and (lane.device.kind, lane.device.id) == (device.kind, device.id)
+                    and lane.partition.share == partition.share
+                    and all(
+                        any(old.model == new.model and old.batch >= new.batch for old in lane.partition.placements)
+                        for new in partition.placements
+                    )
+                    and len(lane.partition.placements) == len(partition.placements)
+                    and all(self._unchanged(placement.model, site) for placement in partition.placements)
+                ]
+                if same:
+                    name = same[0]
+                else:
+                    where = f"{device.kind}{device.id}"
+                    name = f"{where}/{self._slots[where]}"
+                    self._slots[where] += 1
+                wanted[name] = _Lane(msgspec.structs.replace(spec, id=name), device, partition)
+        return wanted
+
+    def _unchanged(self, model: str, site: Site) -> bool:
+        """Whether a model's file is the one that is being served."""
+        return model in self._site.offered and self._site.offered[model].entry == site.offered[model].entry
+
+    async def _start(self, lanes: Mapping[str, _Lane], site: Site) -> None:
+        # The largest first, so that the backend can give them cores of their own.
+        order = sorted(lanes, key=lambda name: -lanes[name].partition.share)
+        starting = [
+            self._pool.start(name, share=lanes[name].partition.share, models=self._worker_models(lanes[name], site))
+            for name in order
+        ]
+        results = await asyncio.gather(*starting, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await asyncio.gather(*(self._pool.stop(name, grace=0.0) for name in order))
+            raise failures[0]
+
+    def _worker_models(self, lane: _Lane, site: Site) -> list[WorkerModel]:
+        return [
+            WorkerModel(
+                name=model.model,
+                path=str(site.offered[model.model].entry.path),
+                max_batch=len(model.latencies),
+                inputs=site.offered[model.model].info.inputs,
+                outputs=site.offered[model.model].info.outputs,
+                batched=site.offered[model.model].info.max_batch_size > 0,
+                latencies=model.latencies,
+            )
+            for model in lane.spec.models
+        ]
+
+    def _run(self, lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        self._pool.run(lane, batch, model, payloads)
+
+    def _drained(self, lane: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._pool.stop(lane, grace=1.0))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    # What the driver tells
+
+    def ended(self, request: Request, reply: Reply, now: float) -> None:
+        self._statistics[request.model].ended(request, reply, now)
+
+    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None:
+        self._busy[lane] += seconds
+        served = self._lanes.get(lane)
+        predicted = next((m.latencies for m in served.spec.models if m.model == model), ()) if served else ()
+        expected = predicted[rows - 1] if rows <= len(predicted) else seconds
+        self._statistics[model].ran(lane, rows, expected, seconds, timing)
+
+    # What the front ends ask
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return self._open
+
+    def model(self, name: str, version: str = "") -> ModelInfo:
+        offered = self._site.offered.get(name)
+        if offered is None:
+            if name in self._site.broken:
+                raise NotFoundError(f"model '{name}' cannot be served: {self._site.broken[name]}")
+            known = ", ".join(sorted(self._site.offered)) or "none"
+            raise NotFoundError(f"unknown model '{name}'; there are: {known}")
+        info = offered.info
+        if version not in ("", info.version):
+            raise NotFoundError(
+                f"unknown version '{version}' of model '{name}'; it is served in version {info.version}"
+            )
+        return info
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        offered = self._site.offered.get(name)
+        return offered is not None and version in ("", offered.info.version) and self._state(name)[0] == "READY"
+
+    def _state(self, model: str) -> tuple[str, str]:
+        """As the repository index calls it, and the reason where it is not READY."""
+        if model in self._moving:
+            return self._moving[model], ""
+        lanes = {name for name, lane in self._lanes.items() if any(m.model == model for m in lane.spec.models)}
+        if not lanes:
+            return "UNAVAILABLE", self._absent(model)
+        states = {status.lane: status for status in self._pool.status()}
+        if self._open and any(states[lane].state == "ready" for lane in lanes if lane in states):
+            return "READY", ""
+        return "UNAVAILABLE", next((states[lane].reason for lane in lanes if lane in states), "")
+
+    def _absent(self, model: str) -> str:
+        """Why no lane has a model."""
+        if model in self._site.plan.unserved:
+            return "no share of the devices can serve it within its target; give it more time, or plan for less"
+        return "unloaded"
+
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        info = self.model(name, version)
+        entry = self._site.offered[name].entry
+        batching: dict[str, Any] = {}
+        if info.max_batch_size:
+            linger = round(self._site.offered[name].model.linger * 1e6)
+            batching = {
+                "dynamic_batching": {
+                    "preferred_batch_size": [info.max_batch_size],
+                    "max_queue_delay_microseconds": linger,
+                    "priority_queue_policy": {},
+                }
+            }
+        first = 1 if info.max_batch_size else 0
+        return {
+            "name": name,
+            "platform": info.platform,
+            "backend": "",
+            "version_policy": {"specific": {"versions": [int(info.version)]}},
+            "max_batch_size": info.max_batch_size,
+            "input": [_tensor_config(spec, first) for spec in info.inputs],
+            "output": [_tensor_config(spec, first) for spec in info.outputs],
+            **batching,
+            "instance_group": [
+                {"name": lane, "kind": "KIND_CPU" if held.device.kind == "cpu" else "KIND_GPU", "count": 1}
+                for lane, held in self._lanes.items()
+                if any(placement.model == name for placement in held.partition.placements)
+            ],
+            "default_model_filename": entry.path.name,
+            "parameters": {
+                name: {"string_value": parameter.string_value} for name, parameter in entry.config.parameters.items()
+            },
+        }
+
+    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        if name:
+            self.model(name, version)
+        return [counts.to_json() for model, counts in self._statistics.items() if name in ("", model)]
+
+    def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        entries = []
+        for name, offered in self._site.offered.items():
+            state, reason = self._state(name)
+            if not ready or state == "READY":
+                entries.append(IndexEntry(name=name, version=offered.info.version, state=state, reason=reason))
+        if not ready:
+            entries += [
+                IndexEntry(name=name, state="UNAVAILABLE", reason=reason) for name, reason in self._site.broken.items()
+            ]
+        return entries
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Serve a model beside the others: plan again with it, and go over to that plan."""
+        if "config" in parameters or any(key.startswith("file:") for key in parameters):
+            raise UnsupportedError(
+                f"model '{name}': load takes no configuration or files; put them into the repository"
+            )
+        placed = {placement.model for _, _, placement in self._site.plan.placements()}
+        self._moving[name] = "LOADING"
+        try:
+            site = await self._prepare(placed | {name})
+            if name in site.broken:
+                raise FailedError(f"failed to load '{name}': {site.broken[name]}")
+            if name in site.plan.unserved and not site.plan.rate(name):
+                raise FailedError(
+                    f"failed to load '{name}': no share of the devices is free that serves it within its target; "
+                    "unload another model, or give it more time"
+                )
+            await self.apply(site)
+        except RequestError:
+            raise
+        except CotenantError as error:
+            raise FailedError(f"failed to load '{name}': {error}") from None
+        finally:
+            del self._moving[name]
+
+    async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Take a model out of its partitions; the others stay where they are. Harmless where it is not served."""
+        if name not in self._site.offered:
+            return
+        devices = []
+        for device in self._site.plan.devices:
+            partitions = [
+                Partition(share=partition.share, placements=kept)
+                for partition in device.partitions
+                if (kept := tuple(p for p in partition.placements if p.model != name))
+            ]
+            if partitions:
+                devices.append(Device(kind=device.kind, id=device.id, partitions=tuple(partitions)))
+        plan = msgspec.structs.replace(self._site.plan, devices=tuple(devices))
+        self._moving[name] = "UNLOADING"
+        try:
+            await self.apply(msgspec.structs.replace(self._site, plan=plan))
+        finally:
+            del self._moving[name]
+
+    def trace_setting(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        if model:
+            self.model(model)
+        return _settled(_TRACE, update, "trace setting")
+
+    def log_settings(self, update: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return _settled(_LOG, update, "log setting")
+
+    def metrics(self) -> str:
+        return render(self._statistics.values(), self.readings())
+
+    def readings(self) -> list[LaneReading]:
+        """The partitions at this moment."""
+        return [
+            LaneReading(
+                lane=status.lane,
+                up=status.state == "ready",
+                share=status.share,
+                obeyed=status.obeyed,
+                breach=status.breach,
+                busy=self._busy[status.lane],
+                restarts=status.restarts,
+                waiting=self._driver.waiting(status.lane),
+            )
+            for status in self._pool.status()
+        ]
+
+    def allocate(self, size: int) -> Block | None:
+        return self._arena.allocate(size)
+
+    def infer(self, request: InferRequest, done: Done) -> int:
+        if not self._open:
+            raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
+        offered = self._site.offered[request.model]
+        info, model = offered.info, offered.model
+
+        def answered(result: Tensors | RequestError) -> None:
+            if isinstance(result, RequestError):
+                done(result)
+            else:
+                done(InferResponse(model=info.name, version=info.version, id=request.id, outputs=result))
+
+        return self._driver.submit(
+            request.model,
+            request.inputs,
+            answered,
+            within=model.slo if request.timeout is None else request.timeout,
+            size=request.inputs[0].shape[0] if info.max_batch_size else 1,
+            priority=request.priority,
+        )
+
+    def cancel(self, ticket: int) -> None:
+        self._driver.cancel(ticket)
+
+    def with_batches(self, report: Report) -> Report:
+        """A report of what callers saw, with what its batches were to take and took: means over all since the start."""
+
+        def row(seen: ModelReport) -> ModelReport:
+            counts = self._statistics[seen.model]
+            batches = counts.executions
+            if not batches:
+                return seen
+            return msgspec.structs.replace(
+                seen,
+                batch=counts.rows / batches,
+                predicted=sum(total.seconds for total in counts.predicted.values()) / batches,
+                observed=sum(total.seconds for total in counts.observed.values()) / batches,
+            )
+
+        return msgspec.structs.replace(report, models=tuple(row(seen) for seen in report.models))
+
+    def status(self) -> Status:
+        """All that `cotenant status` shows."""
+        return Status(
+            backend=self._backend.name,
+            holds=self._backend.holds(),
+            ready=self._open,
+            plan=msgspec.Raw(self._site.plan.to_json()),
+            targets={name: offered.model.slo for name, offered in self._site.offered.items()},
+            models=self.index(),
+            statistics={
+                name: ModelStatus(
+                    ends={outcome.value: count for outcome, count in counts.ends.items()},
+                    attainment=counts.attainment,
+                    mean=counts.success.seconds / counts.success.count if counts.success.count else 0.0,
+                )
+                for name, counts in self._statistics.items()
+            },
+            workers=self._pool.status(),
+        )
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """ends: requests so far by outcome. mean: latency of the answered, in seconds."""
+
+    ends: dict[str, int]
+    attainment: float
+    mean: float
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """holds: what keeps workers to their shares, in words. targets: seconds by model."""
+
+    backend: str
+    holds: str
+    ready: bool
+    plan: msgspec.Raw
+    targets: dict[str, float]
+    models: list[IndexEntry]
+    statistics: dict[str, ModelStatus]
+    workers: list[WorkerStatus]
+
+
+# Nothing is traced, and the log goes to standard error: what can be read, and what it can be set to.
+_TRACE: dict[str, Any] = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+_LOG: dict[str, Any] = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def _settled(settings: dict[str, Any], update: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+    """The settings, after an update that changes nothing; any other is refused, so that nobody believes in it."""
+    for name, value in (update or {}).items():
+        if name not in settings:
+            raise InvalidError(f"unknown {what} '{name}'; there are: {', '.join(settings)}")
+        if value not in (None, settings[name]):
+            raise UnsupportedError(f"{what} '{name}' is {settings[name]!r} and cannot be set to {value!r}")
+    return settings
+
+
+def _tensor_config(spec: TensorSpec, first: int) -> dict[str, Any]:
+    kind = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{kind}", "dims": list(spec.shape[first:])}

@@ -1,0 +1,66 @@
+"""Profiles that were measured before, kept under what they depend on: the model, the machine and the runtime."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+from cotenant.core.profile import Profile, read_profiles, write_profiles
+from cotenant.errors import ConfigError
+
+
+def folder() -> Path:
+    """``$XDG_CACHE_HOME/cotenant/profiles``, by default under ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "cotenant" / "profiles"
+
+
+def machine() -> str:
+    """This machine's processor, in words that change when it does."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return f"{os.cpu_count()} x {model}"
+
+
+def key(model: Path, *circumstances: str) -> str:
+    """Of a model's file and of everything else that its profile depends on, as words."""
+    digest = hashlib.sha256()
+    with model.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    for words in circumstances:
+        digest.update(b"\0" + words.encode())
+    return digest.hexdigest()[:32]
+
+
+def load(name: str) -> Profile | None:
+    """The profile that was kept under a key, or None. What cannot be read is as good as absent."""
+    path = folder() / f"{name}.csv"
+    try:
+        (profile,) = read_profiles(path.read_text().splitlines(), str(path)).values()
+    except (OSError, UnicodeDecodeError, ConfigError, ValueError):
+        return None
+    return profile
+
+
+def keep(name: str, profile: Profile) -> Path:
+    """Write a profile down under a key, whole or not at all. Raises ConfigError where the folder cannot be written."""
+    path = folder() / f"{name}.csv"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".csv")
+        with os.fdopen(handle, "w") as file:
+            file.write(write_profiles([profile]))
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot keep the profile: {error.strerror}; set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    return path
