@@ -100,3 +100,16 @@ def serving(*command: str) -> Iterator[tuple[int, str]]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+@contextmanager
+def target() -> Iterator[tuple[int, str]]:
+    """The server to measure: pid and URL. The one that the command line names, or our HTTP layer before a core in
+    process."""
+    if len(sys.argv) == 3:
+        yield int(sys.argv[2]), sys.argv[1].rstrip("/")
+    elif len(sys.argv) == 1:
+        with serving("-m", "benchmarks.floor", "ours") as served:
+            yield served
+    else:
+        sys.exit("usage: python -m benchmarks.<name> [URL PID]")

@@ -647,11 +647,6 @@ class HttpServer:
             raise NotFoundError("Not Found")
         return self.status()
 
-    def _status(self, route: _Route, body: Data) -> Any:
-        if self.status is None:
-            raise NotFoundError("Not Found")
-        return self.status()
-
     def _metrics(self, route: _Route, body: Data) -> Any:
         return _Text(self.core.metrics(), _PROMETHEUS)
 
@@ -744,7 +739,6 @@ _ADDRESSES: list[tuple[re.Pattern[str], dict[bytes, Callable[..., Any]]]] = [
     for pattern, handlers in (
         (_INFER, {b"POST": _Exchange.infer}),
         (r"/", {b"GET": HttpServer._page}),
-        (r"/cotenant/status", {b"GET": HttpServer._status}),
         (r"/cotenant/status", {b"GET": HttpServer._status}),
         (r"/metrics", {b"GET": HttpServer._metrics}),
         (r"/v2", {b"GET": HttpServer._server_metadata}),

@@ -219,7 +219,7 @@ class RpcServer:
     async def _infer(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await self._submit(message, context)
-        except RequestError as error:
+        except CotenantError as error:
             await _abort(context, error)
 
     def _submit(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> asyncio.Future[Any]:
@@ -247,17 +247,21 @@ class RpcServer:
         self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         """Requests are taken in as they come, and answered in their order."""
-        waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]] | None] = asyncio.Queue(_STREAMED)
+        waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(_STREAMED)
 
         async def read() -> None:
-            async for message in requests:
-                try:
-                    answer = self._submit(message, context)
-                except RequestError as error:
-                    answer = asyncio.get_running_loop().create_future()
-                    answer.set_exception(error)
-                await waiting.put((message.id, answer))
-            await waiting.put(None)
+            try:
+                async for message in requests:
+                    await room.acquire()
+                    try:
+                        answer = self._submit(message, context)
+                    except CotenantError as error:
+                        answer = asyncio.get_running_loop().create_future()
+                        answer.set_exception(error)
+                    waiting.put_nowait((message.id, answer))
+            finally:
+                waiting.put_nowait(None)
 
         reader = asyncio.create_task(read())
         try:
@@ -267,9 +271,10 @@ class RpcServer:
                 try:
                     response.infer_response.CopyFrom(await answer)
                     response.infer_response.parameters["triton_final_response"].bool_param = True
-                except RequestError as error:
+                except CotenantError as error:
                     response.error_message = str(error)
                     response.infer_response.id = request_id
+                room.release()
                 yield response
         finally:
             reader.cancel()

@@ -108,7 +108,8 @@ def test_codes_are_tritons(call: Callable[..., Any], method: str, fields: dict[s
 
 def test_both_integer_kinds_are_taken_for_priority_and_timeout(front: Running, call: Callable[..., Any]) -> None:
     call("ModelInfer", **infer(parameters={"priority": {"uint64_param": 3}, "timeout": {"int64_param": 9}}))
-    assert (front.core.requests[-1].priority, front.core.requests[-1].timeout) == (2, pytest.approx(9e-6))
+    assert front.core.requests[-1].priority == 2
+    assert front.core.requests[-1].timeout == pytest.approx(9e-6)
 
 
 def test_a_deadline_that_is_nearer_than_the_timeout_counts(front: Running, call: Callable[..., Any]) -> None:
