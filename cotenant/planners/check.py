@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -25,25 +26,26 @@ Rule = Literal[
     "keeps up", "worst case", "latency", "duty", "served", "scale",
 ]  # fmt: skip
 
-_LINES: dict[str, str] = {
-    "kind": "the problem has no devices of this kind",
-    "count": "{value:g} devices where there are {limit:g}",
-    "id": "{value:g} devices of one kind have this number",
-    "partitions": "{value:g} partitions where at most {limit:g} are allowed",
-    "cut": "{value_share} is no legal share; the nearest is {limit_share}",
-    "sum": "the partitions add up to {value_share} of the device",
-    "memory": "workers need {value_memory} where the device has {limit_memory}",
-    "model": "the problem has no such model",
-    "twice": "{value:g} placements on one partition",
-    "batch": "batch {value:g}, where the model and its profile allow 1 to {limit:g}",
-    "profile": "nothing was measured for this share and batch: latency is unknown",
-    "rate": "a rate of {value:g} requests/s",
-    "keeps up": "carries {limit:.6g} requests/s, is to carry {value:.6g}",
-    "worst case": "may take {value_seconds}, target {limit_seconds}",
-    "latency": "a batch takes {limit_seconds}, the plan says {value_seconds}",
-    "duty": "a round takes {limit_seconds}, the plan says {value_seconds}",
-    "served": "{value:.6g} requests/s are served or said to be unserved, {limit:.6g} were asked for",
-    "scale": "the plan says it serves {value:.6g} of the rates asked for, it serves {limit:.6g}",
+# What is said of each, and how its numbers are shown.
+_LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
+    "kind": ("the problem has no devices of this kind", str),
+    "count": ("{value} devices where there are {limit}", "{:g}".format),
+    "id": ("{value} devices of one kind have this number", "{:g}".format),
+    "partitions": ("{value} partitions where at most {limit} are allowed", "{:g}".format),
+    "cut": ("{value} is no legal share; the nearest is {limit}", lambda value: show_share(round(value))),
+    "sum": ("the partitions add up to {value} of the device", lambda value: show_share(round(value))),
+    "memory": ("workers need {value} where the device has {limit}", show_memory),
+    "model": ("the problem has no such model", str),
+    "twice": ("{value} placements on one partition", "{:g}".format),
+    "batch": ("batch {value}, where the model and its profile allow 1 to {limit}", "{:g}".format),
+    "profile": ("nothing was measured for this share and batch: latency is unknown", str),
+    "rate": ("a rate of {value} requests/s", "{:g}".format),
+    "keeps up": ("carries {limit} requests/s, is to carry {value}", "{:.6g}".format),
+    "worst case": ("may take {value}, target {limit}", show_seconds),
+    "latency": ("a batch takes {limit}, the plan says {value}", show_seconds),
+    "duty": ("a round takes {limit}, the plan says {value}", show_seconds),
+    "served": ("{value} requests/s are served or said to be unserved, {limit} were asked for", "{:.6g}".format),
+    "scale": ("the plan says it serves {value} of the rates asked for, it serves {limit}", "{:.6g}".format),
 }
 
 
@@ -56,17 +58,8 @@ class Violation(msgspec.Struct, frozen=True):
     limit: float = 0.0
 
     def __str__(self) -> str:
-        text = _LINES[self.rule].format(
-            value=self.value,
-            limit=self.limit,
-            value_share=show_share(round(self.value)),
-            limit_share=show_share(round(self.limit)),
-            value_memory=show_memory(self.value),
-            limit_memory=show_memory(self.limit),
-            value_seconds=show_seconds(self.value),
-            limit_seconds=show_seconds(self.limit),
-        )
-        return f"{self.where}: {text}"
+        line, show = _LINES[self.rule]
+        return f"{self.where}: {line.format(value=show(self.value), limit=show(self.limit))}"
 
 
 def check(plan: Plan, problem: Problem) -> list[Violation]:

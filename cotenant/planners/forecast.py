@@ -7,7 +7,7 @@ partition run a batch each of what gathered meanwhile; the next turn comes after
 one batch of the others, or, where they are idle too, with the next arrival.
 
 - V is not tracked jointly but as a mean field: each other model k finds min(Poisson(λ_k · c), b_k) requests, where c is
-  the length of the very round that V belongs to. It is carried as three atoms: nobody else waits, and mean ± deviation.
+  the length of the very round that V belongs to. It is carried as four atoms: nobody else waits, or three around the mean.
 - Arrivals during T are Poisson, and spread evenly over it. Where p lanes share a model, each request goes to the lane
   that will be done first, so a lane sees about every p-th arrival of all: counts vary p times less.
 - A request that arrives at u waits T - u, then for the full batches before its own, then for its own. One that cannot
@@ -171,7 +171,7 @@ def _counts(mean: Array, top: int, pool: int) -> Array:
 
 
 def _rounds(queue: _Queue, others: Sequence[_Queue]) -> tuple[Array, Array, float]:
-    """Seconds from one turn with 0 … b requests run to the next, and their probabilities, an atom or three each.
+    """Seconds from one turn with 0 … b requests run to the next, and their probabilities, an atom or four each.
 
     Also how likely the lane is idle when the model's turn comes and nothing waits.
     """
@@ -199,9 +199,10 @@ def _rounds(queue: _Queue, others: Sequence[_Queue]) -> tuple[Array, Array, floa
     waiting = np.array([1 - math.exp(-other.rate * length[0]) for other in others])
     mean[0] = sum(a[0] for a in firsts) / waiting.sum()
     square[0] = sum(b[0] for b in seconds) / waiting.sum()
-    spread = np.sqrt(np.maximum(square - mean**2, 0.0))
-    time = own[:, None] + np.stack([0 * mean, np.maximum(mean - spread, 0.0), mean + spread], axis=1)
-    weight = np.stack([empty, (1 - empty) / 2, (1 - empty) / 2], axis=1)
+    # Gauss and Hermite's three points.
+    apart = math.sqrt(3) * np.sqrt(np.maximum(square - mean**2, 0.0))
+    time = own[:, None] + np.stack([0 * mean, np.maximum(mean - apart, 0.0), mean, mean + apart], axis=1)
+    weight = np.stack([empty, *((1 - empty) * part for part in (1 / 6, 2 / 3, 1 / 6))], axis=1)
     return time, weight, float(empty[0] * queue.rate / (queue.rate + total))
 
 

@@ -68,16 +68,16 @@ def problems(draw: st.DrawFn) -> Problem:
             if draw(st.integers(0, 9)):
                 bend = draw(st.sampled_from((0.0, 0.5, 1.0)))
                 latency = {
-                    (s, b): (fixed + work * b) * (bend + (1 - bend) * 1000 / s) for s in kind.cuts for b in (1, 3, 8, 20)
+                    (s, b): (fixed + work * b) * (bend + (1 - bend) * 1000 / s)
+                    for s in kind.cuts
+                    for b in (1, 3, 8, 20)
                 }
                 profiles[name, kind.name] = profile(name, kind.name, latency)
         largest = draw(st.sampled_from((None, None, 1, 5)))
         models.append(Model(name=name, slo=draw(st.floats(0.005, 0.6)), max_batch=largest))
         rates[name] = draw(st.sampled_from((0.0, 0.2)) | st.floats(0.1, 2000.0))
-    interference: Interference = draw(st.sampled_from((Alone(), Alone(), Crowded(0.1), Crowded(1.0))))
-    return Problem(
-        models=tuple(models), rates=rates, fleet=tuple(kinds), profiles=profiles, interference=interference
-    )
+    neighbours: list[Interference] = [Alone(), Alone(), Crowded(0.1), Crowded(1.0)]
+    return Problem(models=tuple(models), rates=rates, fleet=tuple(kinds), profiles=profiles, interference=interference)
 
 
 def embedded(scale: float = 1.0) -> Problem:

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Partition
+from cotenant.planners import Problem
+from cotenant.planners.capacity import Cut, Work, curve, fullest_round, least_round, partitions, saturate
+from tests.planners.problems import MIB, Crowded, linear
+
+works = st.builds(
+    lambda fixed, steps, rate, slo: Work(tuple(itertools.accumulate(steps, initial=fixed)), rate, slo),
+    st.floats(0.001, 0.05),
+    st.lists(st.floats(0.0, 0.02), max_size=4),
+    st.sampled_from((0.0,)) | st.floats(0.1, 200.0),
+    st.floats(0.01, 1.0),
+)
+
+
+def holds(works: list[Work], batches: tuple[int, ...], slack: float = 1e-9) -> bool:
+    length = sum(work.curve[b - 1] for work, b in zip(works, batches, strict=True))
+    return all(
+        b >= work.rate * length * (1 - slack) and length + work.curve[b - 1] <= work.slo * (1 + slack)
+        for work, b in zip(works, batches, strict=True)
+    )
+
+
+def every_choice(works: list[Work]) -> list[tuple[int, ...]]:
+    return [b for b in itertools.product(*(range(1, len(w.curve) + 1) for w in works)) if holds(works, b)]
+
+
+@given(st.lists(works, min_size=1, max_size=3))
+def test_the_least_round_is_below_every_choice_that_holds(works: list[Work]) -> None:
+    choices = every_choice(works)
+    least = least_round(works)
+    if least is None:
+        assert not any(holds(works, choice, slack=-1e-9) for choice in choices)
+    else:
+        assert holds(works, least)
+        assert all(a <= b for choice in choices for a, b in zip(least, choice, strict=True))
+
+
+@given(st.lists(works, min_size=1, max_size=3))
+def test_the_fullest_round_carries_the_largest_multiple(works: list[Work]) -> None:
+    def multiple(batches: tuple[int, ...]) -> float:
+        length = sum(work.curve[b - 1] for work, b in zip(works, batches, strict=True))
+        return min((b / work.rate / length for work, b in zip(works, batches, strict=True) if work.rate), default=1.0)
+
+    fullest = fullest_round(works)
+    assert (fullest is None) == (least_round(works) is None)
+    if fullest is not None:
+        assert holds(works, fullest)
+        assert multiple(fullest) >= max(map(multiple, every_choice(works))) * (1 - 1e-6)
+
+
+def test_alone_the_worst_case_is_twice_the_batch() -> None:
+    assert saturate((0.010, 0.014, 0.020, 0.030), slo=0.041) == (3, 150.0)
+    assert saturate((0.010, 0.014, 0.020, 0.030), slo=0.040) == (3, 150.0)
+    assert saturate((0.010,), slo=0.019) == (0, 0.0)
+    assert saturate((math.inf,), slo=1.0) == (0, 0.0)
+    assert saturate((), slo=1.0) == (0, 0.0)
+
+
+def test_a_batch_that_is_larger_but_carries_less_is_not_taken() -> None:
+    assert saturate((0.010, 0.030), slo=1.0) == (1, 100.0)
+
+
+def small(memory: int = 1 << 40, *, crowding: float = 0.0) -> Problem:
+    return Problem(
+        models=(Model(name="a", slo=0.2, max_batch=8), Model(name="b", slo=0.5)),
+        rates={"a": 10.0, "b": 5.0},
+        fleet=(Kind(name="k", cuts=(200, 400, 600, 1000), memory=memory),),
+        profiles={(name, "k"): linear(name, "k", 0.001, 0.002, cuts=(200, 600, 1000)) for name in "ab"},
+        interference=Crowded(crowding),
+    )
+
+
+def test_the_curve_stops_at_the_models_largest_batch() -> None:
+    assert len(curve(small(), "a", "k", 600)) == 8
+    assert len(curve(small(), "b", "k", 600)) == 16
+    assert curve(small(), "a", "other", 600) == ()
+
+
+def test_partitions_say_what_their_rounds_take() -> None:
+    problem = small()
+    (partition,) = partitions(problem, problem.fleet[0], [Cut(600, {"a": 10.0, "b": 5.0})]) or ()
+    a, b = partition.placements
+    assert (a.batch, b.batch) == (1, 1)
+    assert (a.latency, a.duty) == pytest.approx((0.005, 0.010))
+
+
+def test_models_that_exceed_the_memory_do_not_fit() -> None:
+    problem = small(2 * MIB)
+    kind = problem.fleet[0]
+    assert partitions(problem, kind, [Cut(200, {"a": 1.0}), Cut(200, {"b": 1.0})]) is not None
+    assert partitions(problem, kind, [Cut(200, {"a": 1.0, "b": 1.0}), Cut(200, {"b": 1.0})]) is None
+
+
+def test_neighbours_slow_each_other_as_much_as_their_batches_do() -> None:
+    problem = small(crowding=1.0)
+    kind = problem.fleet[0]
+    made = partitions(problem, kind, [Cut(200, {"a": 10.0}), Cut(600, {"b": 5.0})])
+    assert made is not None
+
+    def slow(victim: Partition, neighbour: Partition) -> float:
+        alone = problem.profiles[victim.placements[0].model, "k"].latency(victim.placements[0].batch, victim.share)
+        expected = 1 + neighbour.share / 1000 * (1 + neighbour.placements[0].batch / 32)
+        assert victim.placements[0].latency == pytest.approx(alone * expected)
+        return expected
+
+    assert slow(made[0], made[1]) > slow(made[1], made[0]) > 1

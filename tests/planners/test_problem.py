@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from cotenant.core.model import Kind, Model
+from cotenant.errors import PlanError
+from cotenant.planners import load
+from tests.planners.problems import embedded
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"models": (Model(name="a", slo=1.0),) * 2, "rates": {}},
+            "two entries for the model 'a'; each may stand once",
+        ),
+        ({"fleet": (Kind(name="k"),) * 2}, "two entries for the kind of device 'k'; each may stand once"),
+        ({"models": (Model(name="a", slo=0.0),), "rates": {}}, "model 'a': a target of 0 s must lie above 0"),
+        ({"models": (Model(name="a", slo=1, attainment=1.1),), "rates": {}}, "model 'a': attainment 1.1 must lie"),
+        ({"models": (Model(name="a", slo=1, max_batch=0),), "rates": {}}, "model 'a': a largest batch of 0 must be"),
+        ({"rates": {"bert": -1.0}}, "model 'bert': a rate of -1 requests/s must be finite and at least 0"),
+        ({"rates": {"bert": float("inf")}}, "model 'bert': a rate of inf requests/s must be finite"),
+        ({"rates": {"z": 1.0}}, "no model 'z' in this problem; it has resnet50, "),
+        ({"fleet": (Kind(name="k", count=-1),)}, "kind 'k': a count of -1 must be at least 0"),
+        ({"fleet": (Kind(name="k", max_partitions=0),)}, "kind 'k': max_partitions 0 must be at least 1"),
+        (
+            {"fleet": (Kind(name="k", cuts=()),)},
+            r"kind 'k': the cuts \(\) must ascend, from at least 1 to at most 1000",
+        ),
+        ({"fleet": (Kind(name="k", cuts=(500, 200)),)}, r"kind 'k': the cuts \(500, 200\) must ascend"),
+        ({"fleet": (Kind(name="k", cuts=(500, 1200)),)}, r"kind 'k': the cuts \(500, 1200\) must ascend"),
+    ],
+)
+def test_a_problem_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match="^" + message):
+        msgspec.structs.replace(embedded(), **change)
+
+
+def test_an_unknown_planner_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(PlanError, match=r"^no planner 'best'; there are elastic, squishy"):
+        load("best")
