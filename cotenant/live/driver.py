@@ -75,7 +75,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
         self._running: dict[str, tuple[Run, float]] = {}  # by lane, and since when
-        self._pending: deque[tuple[Event, dict[int, Tensors | RequestError]]] = deque()
+        self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
         self._requests = 0
 
@@ -114,8 +114,14 @@ class Driver:
         run, since = self._running.pop(lane)
         rows = sum(request.size for request in run.requests)
         self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
-        ids = [request.id for request in run.requests]
-        self.feed(Finished(lane, batch), dict(zip(ids, answers, strict=True)))
+        outputs: dict[int, Tensors] = {}
+        failed = []
+        for request, answer in zip(run.requests, answers, strict=True):
+            if isinstance(answer, RequestError):
+                failed.append((request.id, str(answer)))
+            else:
+                outputs[request.id] = answer
+        self.feed(Finished(lane, batch, tuple(failed)), outputs)
 
     def failed(self, lane: str, batch: int, reason: str) -> None:
         self._running.pop(lane, None)
@@ -125,7 +131,7 @@ class Driver:
         self._running.pop(lane, None)
         self.feed(Died(lane, reason))
 
-    def feed(self, event: Event, answers: dict[int, Tensors | RequestError] | None = None) -> None:
+    def feed(self, event: Event, answers: dict[int, Tensors] | None = None) -> None:
         """Tell the dispatcher, and do what it says. What happens meanwhile (an answer may let its connection go on with
         the next request) waits for its turn, so that events keep their order."""
         self._pending.append((event, answers or {}))
@@ -144,7 +150,7 @@ class Driver:
         finally:
             self._busy = False
 
-    def _perform(self, command: Command, now: float, answers: dict[int, Tensors | RequestError]) -> None:
+    def _perform(self, command: Command, now: float, answers: dict[int, Tensors]) -> None:
         match command:
             case Run(lane, batch, model, requests):
                 self._running[lane] = command, now
@@ -156,7 +162,7 @@ class Driver:
             case Drained(lane):
                 self._drained(lane)
 
-    def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors | RequestError]) -> None:
+    def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors]) -> None:
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
             self._observer.ended(request, reply, now)

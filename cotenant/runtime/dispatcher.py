@@ -58,8 +58,8 @@ class Dispatcher:
         match event:
             case Arrived(request):
                 return self._arrived(request, now)
-            case Finished(lane, batch):
-                return self._finished(lane, batch, now)
+            case Finished(lane, batch, failed):
+                return self._finished(lane, batch, failed, now)
             case Woke(lane, time):
                 return self._woke(lane, time, now)
             case Cancelled(request_id):
@@ -189,7 +189,7 @@ class Dispatcher:
         batch, lane.batch = lane.batch, None
         return lane, batch
 
-    def _finished(self, lane_id: str, batch_id: int, now: float) -> list[Command]:
+    def _finished(self, lane_id: str, batch_id: int, failed: tuple[tuple[int, str], ...], now: float) -> list[Command]:
         released = self._release(lane_id, batch_id)
         if released is None:
             return []
@@ -197,7 +197,14 @@ class Dispatcher:
         batch.queue.observe(batch.rows, now - batch.started)
         commands: list[Command] = []
         self._proceed(lane, now, commands)  # before the answers: the lane should not idle while they are written
-        self._end(batch.requests, Outcome.SERVED, "", commands, batch, lane.id)
+        requests = batch.requests
+        if failed:
+            reasons = dict(failed)
+            for request in requests:
+                if request.id in reasons:
+                    self._end((request,), Outcome.FAILED, reasons[request.id], commands, batch, lane.id)
+            requests = tuple([request for request in requests if request.id not in reasons])
+        self._end(requests, Outcome.SERVED, "", commands, batch, lane.id)
         return commands
 
     def _failed(self, lane_id: str, batch_id: int, reason: str, now: float) -> list[Command]:

@@ -42,12 +42,15 @@ class Cancelled(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A batch is done. failed: those of its requests, by id, that the model could not answer, with its reason."""
+
     lane: str
     batch: int
+    failed: tuple[tuple[int, str], ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The model raised an error on a batch; its worker lives."""
+    """The model raised an error on a whole batch; its worker lives."""
 
     lane: str
     batch: int

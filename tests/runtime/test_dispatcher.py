@@ -242,6 +242,15 @@ def test_a_model_that_fails_a_batch_fails_its_requests_and_no_other() -> None:
     assert runs(commands) == [[1]]
 
 
+def test_a_request_that_the_model_cannot_answer_fails_alone() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1), request(2))
+    dispatcher.handle(Finished("a", 1), 0.011)
+    commands = dispatcher.handle(Finished("a", 2, ((1, "no such row"),)), 0.025)
+    assert ends(commands) == {1: Outcome.FAILED, 2: Outcome.SERVED}
+    assert [c.reason for c in commands if isinstance(c, Reply)] == ["no such row", ""]
+
+
 def test_callers_that_leave_are_answered_once_and_hurt_nobody() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1), request(2))
