@@ -89,11 +89,11 @@ class _Flight(msgspec.Struct):
 class _Lane:
     """`process` takes the next batch. `flying` runs the one under way: the same, or one that retires after it."""
 
-    def __init__(self, name: str, share: int, launch: Launch, models: tuple[WorkerModel, ...]) -> None:
+    def __init__(self, name: str, share: int, launch: Launch, models: Sequence[WorkerModel]) -> None:
         self.name = name
         self.share = share
         self.launch = launch
-        self.models = models
+        self.models = {model.name: model for model in models}
         self.state = "starting"
         self.process: Process | None = None
         self.flying: Process | None = None
@@ -139,11 +139,11 @@ class Pool:
         """Raises WorkerError, with the reason, where the worker does not become ready."""
         if lane in self._lanes:
             raise WorkerError(f"lane {lane!r} has a worker already; stop it first")
-        it = self._lanes[lane] = _Lane(lane, share, self._backend.open(lane, share), tuple(models))
+        it = self._lanes[lane] = _Lane(lane, share, self._backend.open(lane, share), models)
         self._timer = self._timer or asyncio.get_running_loop().call_later(TICK, self._tick)
         process = None
         try:
-            process = await self._spawn(it, it.models)
+            process = await self._spawn(it, models)
         finally:
             if process is None:
                 self._lanes.pop(lane, None)
@@ -153,12 +153,12 @@ class Pool:
     def run(self, lane: str, batch: int, model: str, payloads: Sequence[Payload]) -> None:
         """Give a lane its next batch: the input tensors of each request. It holds none, and its worker is ready."""
         it = self._lanes.get(lane)
-        if it is None or it.process is None or it.flying is not None:
-            raise WorkerError(f"lane {lane!r} cannot take batch {batch}: {_why_not(it)}")
+        if it is None or it.process is None or it.flying is not None or model not in it.models:
+            raise WorkerError(f"lane {lane!r} cannot take batch {batch}: {_why_not(it, model)}")
         process = it.process
         kept: list[object] = []
         requests = [[self._part(tensor, kept) for tensor in payload] for payload in payloads]
-        rows = sum([payload[0].shape[0] for payload in payloads if payload[0].shape])
+        rows = sum([payload[0].shape[0] for payload in payloads]) if it.models[model].batched else len(payloads)
         room = None
         if (size := rows * process.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
@@ -172,8 +172,8 @@ class Pool:
         if it is None:
             raise WorkerError(f"there is no lane {lane!r}; there are {', '.join(self._lanes) or 'none'}")
         async with it.changing:
-            process = await self._spawn(it, tuple(models))
-            it.models = tuple(models)
+            process = await self._spawn(it, models)
+            it.models = {model.name: model for model in models}
             old = it.process
             if it.revival:
                 it.revival.cancel()
@@ -223,7 +223,7 @@ class Pool:
                 breach=lane.breach,
                 restarts=lane.restarts,
                 memory=own_memory(lane.process.pid) if lane.process else 0,
-                models=tuple(model.name for model in lane.models),
+                models=tuple(lane.models),
                 reason=lane.reason,
             )
             for lane in self._lanes.values()
@@ -242,7 +242,7 @@ class Pool:
             return Part(tensor.name, tensor.datatype, tensor.shape, None, block.offset, size)
         return Part(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
 
-    async def _spawn(self, lane: _Lane, models: tuple[WorkerModel, ...]) -> Process:
+    async def _spawn(self, lane: _Lane, models: Sequence[WorkerModel]) -> Process:
         """A worker that is ready. Raises WorkerError, and leaves nothing behind, where it does not get there."""
         launch = lane.launch
         process = Process(lane.name, self._arena.fd, launch.env, answered=self._answered, left=self._left)
@@ -250,7 +250,7 @@ class Pool:
         process.send(
             Setup(
                 arena=self._arena.size,
-                models=models,
+                models=tuple(models),
                 cores=launch.cores,
                 threads=launch.threads,
                 pace=launch.pace,
@@ -346,7 +346,7 @@ class Pool:
             await asyncio.sleep(min(FIRST_DELAY * 2 ** (lane.quick_deaths - 1), LONGEST_DELAY))
             lane.restarts += 1
             try:
-                process = await self._spawn(lane, lane.models)
+                process = await self._spawn(lane, list(lane.models.values()))
             except WorkerError as error:
                 lane.quick_deaths += 1
                 lane.reason = str(error)
@@ -395,10 +395,12 @@ class Pool:
         lane.breach = breach
 
 
-def _why_not(lane: _Lane | None) -> str:
+def _why_not(lane: _Lane | None, model: str) -> str:
     if lane is None:
         return "there is no such lane"
-    return "it runs another" if lane.flying is not None else f"its worker is {lane.state}"
+    if lane.process is None:
+        return f"its worker is {lane.state}"
+    return "it runs another" if lane.flying is not None else f"it has no model {model!r}, only {', '.join(lane.models)}"
 
 
 def _tensor(part: Part, room: Block | None) -> Tensor:

@@ -28,6 +28,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    # A supervisor, or a terminal, tells all processes to stop; workers wait for the server to let them go.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         # The end of the stream says as much, but not to a worker in the middle of a long batch.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

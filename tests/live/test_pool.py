@@ -157,6 +157,25 @@ def test_a_lane_takes_one_batch_at_a_time() -> None:
             with pytest.raises(WorkerError, match=rf"^lane '{LANE}' cannot take batch 2: it runs another$"):
                 pool.run(LANE, 2, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", LANE, 1)
+            with pytest.raises(WorkerError, match=r"cannot take batch 3: it has no model 'other', only sleeper$"):
+                pool.run(LANE, 3, "other", [floats(1, 2)])
+
+    asyncio.run(scenario())
+
+
+def test_workers_obey_only_the_server() -> None:
+    """Ctrl-C and a supervisor's stop reach every process; those in a batch are still to answer."""
+
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.2)])
+            await told.next()
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            pid = pool.status()[0].pid
+            assert pid is not None and os.getpgid(pid) != os.getpgid(0)
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+            assert (await told.next())[:3] == ("finished", LANE, 1)
 
     asyncio.run(scenario())
 
@@ -284,6 +303,39 @@ def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) ->
             assert await told.next() == ("ready", LANE)
 
     asyncio.run(scenario())
+
+
+class Lax(Cpu):
+    """Nothing holds its workers."""
+
+    def open(self, lane: str, share: int) -> Launch:
+        return Launch(budget=0.001)
+
+
+def test_a_worker_that_takes_more_than_its_share_is_reported_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(pool_module, "WINDOW", 0.2)
+
+    async def scenario() -> None:
+        async with pool_of(Lax()) as (pool, told, _):
+            await pool.start(LANE, share=50, models=[graphs.convolutions(folder / "m.onnx", max_batch=2, layers=3)])
+            await told.next()
+            assert (pool.status()[0].obeyed, pool.status()[0].breach) == (None, False)
+            picture = np.zeros((1, 3, 32, 32), np.float32)
+            async with asyncio.timeout(PATIENCE):
+                while not pool.status()[0].breach:
+                    pool.run(LANE, 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
+                    await told.next()
+                assert (pool.status()[0].obeyed or 0) > 80
+                while pool.status()[0].breach:  # it does nothing any more
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(scenario())
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and warnings[0].startswith("cpu0/0 uses ")
+    assert warnings[0].endswith(" of its device, and its share is 5 %")
 
 
 def test_a_change_of_models_disturbs_nothing() -> None:

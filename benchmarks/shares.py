@@ -1,0 +1,155 @@
+"""Are shares of the processor held, and what latency comes of them? One line for each lane that was measured.
+
+`python -m benchmarks.shares [bucket|quota]`: lanes alone at 20 to 100 % and batches of 1, 8 and 32; then with a greedy
+neighbour on the rest of the device, and, to tell shares from cores, with one on the rest of the same core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from cotenant.backends.cpu import Cpu
+from cotenant.core.tensor import Tensor
+from cotenant.errors import RequestError
+from cotenant.live.pool import Payload, Pool
+from cotenant.live.process import processor_time
+from cotenant.worker.arena import Arena
+from cotenant.worker.wire import Timing
+from tests.worker import graphs
+
+Hold = Literal["bucket", "quota"]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """share, obeyed: percent of the device. p50, p99: seconds from handing a batch over to having its answer."""
+
+    share: float
+    batch: int
+    obeyed: float
+    p50: float
+    p99: float
+    cores: tuple[int, ...]
+
+
+class _Lane:
+    """Always has a batch under way. marks: time, and processor time used until then, at the end of each batch."""
+
+    def __init__(self, name: str, share: int, batch: int) -> None:
+        self.name = name
+        self.share = share
+        self.batch = batch
+        self.pid = 0
+        self.marks: list[tuple[float, float]] = []
+
+
+class _Greedy:
+    """Gives a lane its next batch as soon as it has answered."""
+
+    def __init__(self, lanes: Sequence[_Lane], shape: tuple[int, ...]) -> None:
+        self.pool: Pool | None = None
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lanes = {lane.name: lane for lane in lanes}
+        rng = np.random.default_rng(0)
+        self._inputs: dict[str, list[Payload]] = {}
+        for lane in lanes:
+            picture = rng.random((1, *shape), np.float32)
+            self._inputs[lane.name] = [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)] * lane.batch
+
+    def go(self, name: str) -> None:
+        if self.pool is not None and not self.failure.done():
+            self.pool.run(name, 0, "convolutions", self._inputs[name])
+
+    def ready(self, lane: str) -> None:
+        pass
+
+    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+        it = self._lanes[lane]
+        it.marks.append((time.monotonic(), processor_time(it.pid) or 0.0))
+        self.go(lane)
+
+    def failed(self, lane: str, batch: int, reason: str) -> None:
+        self.died(lane, reason)
+
+    def died(self, lane: str, reason: str) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(RuntimeError(f"{lane}: {reason}"))
+
+
+async def measure(
+    shares: Sequence[tuple[int, int]], seconds: float, *, hold: Hold = "bucket", share_a_core: bool = False
+) -> list[Measured]:
+    """Lanes of these shares (‰) and batches, all busy at once for that long. Each is warmed up for a few batches."""
+    lanes = [_Lane(f"cpu0/{slot}", share, batch) for slot, (share, batch) in enumerate(shares)]
+    backend = Cpu(hold=hold)
+    if share_a_core:
+        backend.cores = backend.cores[:1]
+    with tempfile.TemporaryDirectory() as folder:
+        model = graphs.convolutions(Path(folder) / "m.onnx")
+        arena = Arena(1 << 28)
+        greedy = _Greedy(lanes, model.inputs[0].shape[1:])
+        pool = greedy.pool = Pool(backend, arena, greedy)
+        try:
+            for lane in sorted(lanes, key=lambda lane: -lane.share):
+                await pool.start(lane.name, share=lane.share, models=[model])
+            pids = {status.lane: status.pid for status in pool.status()}
+            for lane in lanes:
+                lane.pid = pids[lane.name] or 0
+                greedy.go(lane.name)
+            await asyncio.wait([greedy.failure], timeout=seconds)
+            if greedy.failure.done():
+                greedy.failure.result()
+        finally:
+            greedy.pool = None
+            cores = {name: pinned[0] for name, pinned in backend._pinned.items()}
+            await pool.close(grace=5.0)
+    return [_summary(lane, backend.capacity, cores.get(lane.name, ())) for lane in lanes]
+
+
+def _summary(lane: _Lane, capacity: float, cores: tuple[int, ...]) -> Measured:
+    marks = lane.marks[min(3, len(lane.marks) // 3) :]  # caches and clocks settle
+    times = [time for time, _ in marks]
+    latencies = sorted(after - before for before, after in itertools.pairwise(times))
+    used = marks[-1][1] - marks[0][1]
+    return Measured(
+        share=lane.share / 10,
+        batch=lane.batch,
+        obeyed=100 * used / (times[-1] - times[0]) / capacity,
+        p50=statistics.median(latencies),
+        p99=latencies[int(0.99 * (len(latencies) - 1))],
+        cores=cores,
+    )
+
+
+def _line(what: str, it: Measured) -> str:
+    where = f"core {','.join(map(str, it.cores))}" if it.cores else "all cores"
+    return (
+        f"{what:<22} share {it.share:5.1f} %  obeyed {it.obeyed:5.1f} %  batch {it.batch:2}  "
+        f"p50 {it.p50 * 1e3:7.1f} ms  p99 {it.p99 * 1e3:7.1f} ms  {where}"
+    )
+
+
+async def _main(hold: Hold) -> None:
+    for batch in (1, 8, 32):
+        for share in (200, 400, 600, 800, 1000):
+            for it in await measure([(share, batch)], 3.0, hold=hold):
+                print(_line(f"{hold}, alone", it), flush=True)
+    for share in (200, 400, 600, 800):
+        for it in await measure([(share, 8), (1000 - share, 32)], 5.0, hold=hold):
+            print(_line(f"{hold}, with a neighbour", it), flush=True)
+    for it in await measure([(400, 8), (600, 32)], 5.0, hold=hold, share_a_core=True):
+        print(_line(f"{hold}, on one core", it), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main("quota" if "quota" in sys.argv[1:] else "bucket"))

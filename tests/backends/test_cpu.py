@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.backends import cgroup
+from cotenant.backends.cgroup import Group, Quotas
+from cotenant.backends.cpu import Cpu
+from cotenant.errors import ConfigError
+
+
+def machine(cores: int, *, reserve: float = 0.0) -> Cpu:
+    backend = Cpu(reserve=reserve)
+    backend.cores = tuple(range(cores))  # whatever this one has
+    backend.capacity = cores * (1 - reserve)
+    return backend
+
+
+def test_partitions_get_cores_of_their_own_where_they_fit() -> None:
+    backend = machine(2)
+    assert backend.open("a", 300).cores == (0,)
+    assert backend.open("b", 250).cores == (1,)
+    assert backend.open("c", 200).cores == (0,)
+    assert backend.open("d", 250).cores == (1,)
+    backend.close("a")
+    assert backend.open("e", 250).cores == (0,)
+
+
+def test_a_partition_that_fits_no_core_floats() -> None:
+    backend = machine(2)
+    backend.open("a", 400)
+    backend.open("b", 400)
+    assert backend.open("c", 200).cores == (0, 1)
+
+
+@pytest.mark.parametrize(("share", "threads"), [(50, 1), (500, 1), (550, 2), (1000, 2)])
+def test_a_batch_has_as_many_threads_as_its_share_has_cores(share: int, threads: int) -> None:
+    launch = machine(2).open("a", share)
+    assert (launch.threads, launch.pace, launch.budget) == (threads, share / 500, share / 500)
+
+
+def test_the_reserve_is_nobody_s() -> None:
+    assert machine(2, reserve=0.1).open("a", 500).pace == pytest.approx(0.9)
+    with pytest.raises(ConfigError, match=r"^reserve: 1 is no fraction of the cores; give 0 or more, and less than 1$"):
+        Cpu(reserve=1.0)
+
+
+@given(shares=st.lists(st.integers(1, 20).map(lambda n: 50 * n), max_size=12), cores=st.integers(1, 8))
+def test_no_core_is_promised_more_than_once(shares: list[int], cores: int) -> None:
+    backend = machine(cores)
+    busy = [0.0] * cores
+    for index, share in enumerate(shares):
+        launch = backend.open(str(index), share)
+        if str(index) in backend._pinned:
+            assert launch.threads == len(set(launch.cores))
+            for core in launch.cores:
+                busy[core] += share * cores / 1000 / launch.threads
+    assert max(busy) <= 1 + 1e-6
+
+
+def quotas(folder: Path, version: int) -> Quotas:
+    return Quotas(Group(folder, folder, version))
+
+
+def test_a_quota_of_version_2(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("memory cpu")
+    groups = quotas(tmp_path, 2)
+    groups.prepare()
+    groups.make("cpu0/1", 0.4)
+    group = tmp_path / f"cotenant-{os.getpid()}-cpu0.1"
+    assert (group / "cpu.max").read_text() == "4000 10000"
+    groups.put("cpu0/1", 123)
+    assert (group / "cgroup.procs").read_text() == "123"
+
+
+def test_a_quota_of_version_1_is_no_smaller_than_the_kernel_takes(tmp_path: Path) -> None:
+    groups = quotas(tmp_path, 1)
+    groups.prepare()
+    groups.make("lane", 0.08)
+    group = tmp_path / f"cotenant-{os.getpid()}-lane"
+    assert (group / "cpu.cfs_quota_us").read_text() == "1000"
+    assert (group / "cpu.cfs_period_us").read_text() == "12500"
+
+
+def test_this_server_moves_out_of_the_way_of_its_groups(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("")
+    quotas(tmp_path, 2).prepare()
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (tmp_path / f"cotenant-{os.getpid()}-server" / "cgroup.procs").read_text() == str(os.getpid())
+
+
+def test_what_dead_servers_left_is_swept_up(tmp_path: Path) -> None:
+    (tmp_path / "cotenant-4194305-cpu0.0").mkdir()  # above the largest process number
+    (tmp_path / f"cotenant-{os.getpid()}-cpu0.0").mkdir()
+    (tmp_path / "cotenant-of-somebody").mkdir()
+    quotas(tmp_path, 1).prepare()
+    assert {path.name for path in tmp_path.iterdir()} == {f"cotenant-{os.getpid()}-cpu0.0", "cotenant-of-somebody"}
+
+
+def test_a_group_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ConfigError, match=r"^no cgroup quota can be set at .*: Not a directory; run as root, or under "
+    ):
+        quotas(tmp_path / "file", 1).make("lane", 0.5)
+    with pytest.raises(ConfigError, match=r"No such file or directory; .* let workers hold themselves with hold = "):
+        quotas(tmp_path, 2).prepare()
+
+
+def test_limits_come_from_all_groups_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
+    (inner / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "a" / "memory.max").write_text("1000\n")
+    (inner / "memory.max").write_text("max\n")
+    monkeypatch.setattr(cgroup, "own", lambda controller: Group(inner, tmp_path, 2))
+    assert (cgroup.processors(), cgroup.memory()) == (1.5, 1000)
+
+
+def test_this_machine_can_be_read() -> None:
+    backend = Cpu()
+    (kind,) = backend.fleet()
+    assert kind.memory > 1 << 20
+    assert 0 < backend.capacity <= len(backend.cores)

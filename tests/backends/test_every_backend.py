@@ -1,0 +1,78 @@
+"""What every backend must do: say what it has, open a partition for a real worker, close it, survive its death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cotenant.backends import Backend
+from cotenant.backends.cpu import Cpu
+from cotenant.backends.fake import Fake
+from cotenant.core.units import WHOLE
+from cotenant.errors import ConfigError
+from cotenant.worker.wire import WorkerModel
+from tests.live.workers import floats, pool_of, sleeper
+from tests.worker import graphs
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "fake": Fake,
+    "cpu bucket": Cpu,
+    "cpu quota": lambda: Cpu(hold="quota"),
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    made = BACKENDS[request.param]()
+    try:
+        made.open("probe", WHOLE)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    made.close("probe")
+    return made
+
+
+def model(backend: Backend, folder: Path) -> WorkerModel:
+    return sleeper(0.001, name="identity") if backend.name == "fake" else graphs.identity(folder / "m.onnx", 2)
+
+
+def test_the_fleet_can_be_cut(backend: Backend) -> None:
+    assert backend.fleet()
+    for kind in backend.fleet():
+        assert kind.memory > 0
+        assert list(kind.cuts) == sorted(set(kind.cuts)) and kind.cuts[0] > 0 and kind.cuts[-1] == WHOLE
+    assert backend.holds()
+
+
+def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path) -> None:
+    lane = f"{backend.fleet()[0].name}0/0"
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            for _ in range(2):  # a lane may be used again
+                await pool.start(lane, share=500, models=[model(backend, tmp_path)])
+                assert await told.next() == ("ready", lane)
+                pool.run(lane, 1, "identity", [floats(1, 2)])
+                assert (await told.next())[:3] == ("finished", lane, 1)
+                pid = pool.status()[0].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                assert (await told.next())[0] == "died"
+                assert await told.next() == ("ready", lane)
+                pool.run(lane, 2, "identity", [floats(3, 4)])
+                assert (await told.next())[3][0][0].array().tolist() == [[3, 4]]
+                await pool.stop(lane, grace=5.0)
+
+    asyncio.run(scenario())
+
+
+def test_closing_what_is_not_open_is_harmless(backend: Backend) -> None:
+    backend.close("never")
+    backend.open("lane", 100)
+    backend.close("lane")
+    backend.close("lane")
