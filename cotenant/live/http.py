@@ -21,7 +21,6 @@ from urllib.parse import unquote_to_bytes
 import httptools
 import msgspec
 
-from cotenant import __version__
 from cotenant.errors import (
     CancelledError,
     ConfigError,
@@ -34,7 +33,7 @@ from cotenant.errors import (
     UnsupportedError,
 )
 from cotenant.live import codec
-from cotenant.live.oip import EXTENSIONS, NAME, Core, Data, InferRequest, InferResponse
+from cotenant.live.oip import EXTENSIONS, NAME, VERSION, Core, Data, InferRequest, InferResponse
 
 _JSON = "application/json"
 _BINARY = "application/octet-stream"
@@ -651,7 +650,7 @@ class HttpServer:
         return _Text(self.core.metrics(), _PROMETHEUS)
 
     def _server_metadata(self, route: _Route, body: Data) -> Any:
-        return {"name": NAME, "version": __version__, "extensions": EXTENSIONS}
+        return {"name": NAME, "version": VERSION, "extensions": EXTENSIONS}
 
     def _live(self, route: _Route, body: Data) -> Any:
         if not self.core.live():

@@ -6,6 +6,7 @@ import heapq
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +15,7 @@ from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError, InvalidError, RequestError
 
 NAME = "cotenant"
+VERSION = version(NAME)
 EXTENSIONS = (
     "classification",
     "model_repository",

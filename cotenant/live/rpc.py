@@ -19,7 +19,6 @@ import msgspec
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
-from cotenant import __version__
 from cotenant.core.tensor import DTYPES, Tensor
 from cotenant.errors import (
     CancelledError,
@@ -36,6 +35,7 @@ from cotenant.live.oip import (
     EXTENSIONS,
     FORMATS,
     NAME,
+    VERSION,
     Core,
     Data,
     InferRequest,
@@ -292,7 +292,7 @@ class RpcServer:
         return {"ready": self._core.model_ready(message.name, message.version)}
 
     def _server_metadata(self, message: Any) -> Mapping[str, Any]:
-        return {"name": NAME, "version": __version__, "extensions": EXTENSIONS}
+        return {"name": NAME, "version": VERSION, "extensions": EXTENSIONS}
 
     def _model_metadata(self, message: Any) -> Mapping[str, Any]:
         _check_version(message.version)
