@@ -145,8 +145,8 @@ class Pool:
         try:
             process = await self._spawn(it, models)
         finally:
-            if process is None:
-                self._lanes.pop(lane, None)
+            if process is None and self._lanes.get(lane) is it:  # else `stop` has seen to it
+                del self._lanes[lane]
                 self._backend.close(lane)
         self._adopt(it, process)
 
@@ -180,6 +180,8 @@ class Pool:
             self._adopt(it, process, quietly=old is not None)
             if old is not None:
                 old.retire()
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._hang, old.kill, f"it did not retire within {self._hang:g} s")
 
     async def stop(self, lane: str, grace: float) -> None:
         """Let a lane finish its batch, within `grace` seconds. Harmless where there is no such lane."""
@@ -260,7 +262,9 @@ class Pool:
         reason = "it was stopped while it loaded its models"
         try:
             async with asyncio.timeout(self._patience):
-                reason = await process.started
+                await process.started
+            # It may have died since, before this task had its turn.
+            reason = process.gone.result() if process.gone.done() else process.started.result()
         except TimeoutError:
             reason = f"it was not ready after {self._patience:g} s; is a model too large, or its disk too slow?"
         finally:

@@ -242,6 +242,23 @@ def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_lane_that_was_stopped_while_it_started_can_start_again_at_once(folder: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, told, _):
+            start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
+            while not _children():
+                await asyncio.sleep(0.01)
+            await pool.stop(LANE, grace=5.0)
+            await pool.start(LANE, share=500, models=[graphs.identity(folder / "m.onnx", 2)])
+            with pytest.raises(WorkerError):
+                await start
+            assert await told.next() == ("ready", LANE)
+            pool.run(LANE, 1, "identity", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 1)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_worker_that_dies_is_replaced(busy: bool, number: signal.Signals) -> None:
