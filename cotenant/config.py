@@ -76,17 +76,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 class _ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    slo: str | float
+    slo: str | int | float
     rate: float
     attainment: str | float = 0.99
     max_batch: int | None = None
-    linger: str | float = "0ms"
+    linger: str | int | float = "0ms"
 
 
 class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     kind: str
     count: int | None = None
-    memory: str | float | None = None
+    memory: str | int | float | None = None
     price: float | None = None
     cuts: tuple[float, ...] = (100,)
     max_partitions: int | None = None
@@ -102,11 +102,11 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True):
 
 class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    slo: str | float | None = None
+    slo: str | int | float | None = None
     rate: float | None = None
     attainment: str | float = 0.99
     max_batch: int | None = None
-    linger: str | float | None = None
+    linger: str | int | float | None = None
 
 
 class _HttpEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -126,7 +126,7 @@ class _MetricsEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     hold: str = "bucket"
-    reserve: str | float = "15%"
+    reserve: str | int | float = "15%"
     cuts: tuple[float, ...] = tuple(range(5, 101, 5))
 
 
@@ -137,7 +137,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     objective: str | None = None
     interference: Any = "alone"
     backend: str = "cpu"
-    grace: str | float = "10s"
+    grace: str | int | float = "10s"
     log: str | None = None
     http: _HttpEntry = msgspec.field(default_factory=_HttpEntry)
     grpc: _GrpcEntry = msgspec.field(default_factory=_GrpcEntry)

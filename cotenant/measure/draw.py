@@ -118,7 +118,7 @@ def save_profiles(profiles: Sequence[Profile], path: Path) -> None:
     rows = -(-len(profiles) // columns)
     figure = _figure(path, 4 * columns, 3 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, profile in zip(panels, profiles, strict=False):
+    for profile, axes in zip(profiles, panels, strict=False):
         for colour, share in zip(itertools.cycle(COLOURS), profile.shares, strict=False):
             points = [point for point in profile.points if point.share == share]
             axes.plot(

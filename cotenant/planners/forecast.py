@@ -7,7 +7,7 @@ partition run a batch each of what gathered meanwhile; the next turn comes after
 one batch of the others, or, where they are idle too, with the next arrival.
 
 - V is not tracked jointly but as a mean field: each other model k finds min(Poisson(λ_k · c), b_k) requests, where c is
-  the length of the very round that V belongs to. It is carried as four atoms: nobody else waits, or three around the mean.
+  the length of the very round that V belongs to. It is carried as four atoms: nobody waits, or three around the mean.
 - Arrivals during T are Poisson, and spread evenly over it. Where p lanes share a model, each request goes to the lane
   that will be done first, so a lane sees about every p-th arrival of all: counts vary p times less.
 - A request that arrives at u waits T - u, then for the full batches before its own, then for its own. One that cannot

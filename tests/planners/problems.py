@@ -77,7 +77,13 @@ def problems(draw: st.DrawFn) -> Problem:
         models.append(Model(name=name, slo=draw(st.floats(0.005, 0.6)), max_batch=largest))
         rates[name] = draw(st.sampled_from((0.0, 0.2)) | st.floats(0.1, 2000.0))
     neighbours: list[Interference] = [Alone(), Alone(), Crowded(0.1), Crowded(1.0)]
-    return Problem(models=tuple(models), rates=rates, fleet=tuple(kinds), profiles=profiles, interference=interference)
+    return Problem(
+        models=tuple(models),
+        rates=rates,
+        fleet=tuple(kinds),
+        profiles=profiles,
+        interference=draw(st.sampled_from(neighbours)),
+    )
 
 
 def embedded(scale: float = 1.0) -> Problem:

@@ -18,7 +18,7 @@ every = pytest.mark.parametrize("name", sorted(PLANNERS))
 
 
 @every
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problem=problems())
 def test_plans_are_sound_and_unserved_is_honest(name: str, problem: Problem) -> None:
     plan = load(name)(problem)
@@ -33,7 +33,7 @@ def test_plans_are_sound_and_unserved_is_honest(name: str, problem: Problem) -> 
 
 @every
 @given(problem=problems())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_planning_is_deterministic(name: str, problem: Problem) -> None:
     assert load(name)(problem) == load(name)(problem)
 

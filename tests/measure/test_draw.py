@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import builtins
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from cotenant.core.model import Model
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import ConfigError
+from cotenant.measure.draw import WIDTH, plan_bars, plan_table, profile_table, save_plan, save_profiles
+
+PLAN = Plan(
+    planner="elastic",
+    devices=(
+        Device(
+            kind="cpu",
+            id=0,
+            partitions=(
+                Partition(
+                    share=600,
+                    placements=(
+                        Placement(model="resnet50", batch=4, rate=12.0, duty=0.1, latency=0.08),
+                        Placement(model="digits", batch=8, rate=60.0, duty=0.1, latency=0.02),
+                    ),
+                ),
+                Partition(share=250, placements=(Placement(model="bert", batch=1, rate=1.0, duty=0.3, latency=0.3),)),
+            ),
+        ),
+    ),
+    unserved={"ssd": 3.0},
+    cost_per_hour=2.5,
+)
+
+
+def shown(what: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(what)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_says_where_models_run_what_is_left_and_what_is_unserved() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in shown(plan_table(PLAN, [Model(name="bert", slo=1.0)])).splitlines()
+    ]
+    assert ["cpu0/0", "60 %", "resnet50", "4", "12", "80 ms", "100 ms", "180 ms", "-"] in rows
+    assert ["", "", "digits", "8", "60", "20 ms", "100 ms", "120 ms", "-"] in rows
+    assert ["cpu0/1", "25 %", "bert", "1", "1", "300 ms", "300 ms", "600 ms", "1 s"] in rows
+    assert ["cpu0", "15 %", "free", "", "", "", "", "", ""] in rows
+    assert ["-", "-", "ssd", "-", "3", "unserved", "", "", ""] in rows
+    assert "plan by elastic: 1 device, 2.50 per hour, 15 % of a device free, 3 requests/s unserved" in shown(
+        plan_table(PLAN)
+    )
+
+
+def test_bars_are_as_wide_as_shares() -> None:
+    bar = shown(plan_bars(PLAN)).rstrip("\n").removeprefix("cpu0 ")
+    assert len(bar) == WIDTH
+    assert bar.index("25 % bert") == 61
+    assert bar.endswith("·" * 15)
+
+
+def test_an_empty_plan_is_shown_too() -> None:
+    assert "0 devices" in shown(plan_table(Plan(planner="none")))
+    shown(plan_bars(Plan(planner="none")))
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize("plan", [PLAN, Plan(planner="none")])
+def test_pictures_are_what_their_suffix_says(tmp_path: Path, suffix: str, start: bytes, plan: Plan) -> None:
+    pytest.importorskip("matplotlib")
+    save_plan(plan, tmp_path / f"plan{suffix}")
+    assert (tmp_path / f"plan{suffix}").read_bytes().startswith(start)
+
+
+def profile(model: str) -> Profile:
+    return Profile(
+        model, "cpu", [Point(share=s, batch=b, latency=0.01 * b, memory=1) for s in (200, 400) for b in (1, 4)]
+    )
+
+
+def test_profiles_are_shown_as_they_were_measured(tmp_path: Path) -> None:
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in shown(profile_table(profile("a"))).splitlines()
+    ]
+    assert ["20 %", "10 ms", "40 ms"] in rows
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "profiles.svg"
+    save_profiles([profile(model) for model in "abcd"], path)
+    assert path.read_text().count("<!-- latency, ms -->") == 4
+
+
+def test_a_picture_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"plan\.gif: cannot draw a \.gif; take \.svg, \.png or \.pdf$"):
+        save_plan(PLAN, tmp_path / "plan.gif")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"plan\.svg: cannot be written: "):
+        save_plan(PLAN, tmp_path / "file" / "plan.svg")
+
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"drawing needs matplotlib; install `cotenant\[plot\]`$"):
+        save_plan(PLAN, tmp_path / "plan.svg")

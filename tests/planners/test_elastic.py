@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem, load
+from cotenant.planners.check import check
+from cotenant.planners.elastic import plan
+from tests.planners.problems import Crowded, embedded, linear, profile
+
+CUTS = (200, 400, 500, 600, 800, 1000)
+
+
+def shares(plan: Plan) -> list[list[int]]:
+    return [[cut.share for cut in device.partitions] for device in plan.devices]
+
+
+def bent(rates: dict[str, float], slo: float = 0.090, **kind: object) -> Problem:
+    """Models that gain from more share up to 40 % of a device, and nothing beyond; batch 1, 20 ms there."""
+    latency = {(cut, 1): 0.020 * max(1.0, 400 / cut) for cut in CUTS}
+    return Problem(
+        models=tuple(Model(name=name, slo=slo) for name in rates),
+        rates=rates,
+        fleet=(msgspec.structs.replace(Kind(name="k", cuts=CUTS, count=4), **kind),),
+        profiles={(name, "k"): profile(name, "k", latency) for name in rates},
+    )
+
+
+def test_a_model_asks_for_no_more_than_the_share_that_gives_most_per_resource() -> None:
+    """gpulet paper, section 4.3: p_ideal = min(p_eff, p_req). Here p_eff is the knee, 40 %: 50 requests/s."""
+    made = plan(bent({"a": 100.0}))
+    assert shares(made) == [[400, 400]]
+    assert [p.rate for _, _, p in made.placements()] == [pytest.approx(50.0)] * 2
+
+
+def test_a_low_rate_asks_for_less() -> None:
+    assert shares(plan(bent({"a": 20.0}))) == [[200]]
+
+
+def test_models_that_fit_together_share_a_partition_in_time() -> None:
+    made = plan(bent({"a": 10.0, "b": 10.0}, slo=0.120))
+    assert [len(cut.placements) for device in made.devices for cut in device.partitions] == [2]
+
+
+def test_at_most_two_partitions_the_second_takes_the_rest() -> None:
+    made = plan(bent({"a": 45.0, "b": 46.0, "c": 47.0}, max_partitions=2))
+    assert shares(made) == [[400, 600], [400]]
+    assert check(made, bent({"a": 45.0, "b": 46.0, "c": 47.0}, max_partitions=2)) == []
+
+
+def test_any_number_of_partitions_is_cut_until_nothing_is_left() -> None:
+    made = plan(bent(dict.fromkeys("abcde", 24.0), count=1))
+    assert made.unserved == {}
+    assert sum(shares(made)[0]) <= 1000
+
+
+def test_where_no_piece_is_as_large_as_asked_for_a_smaller_one_carries_what_it_can() -> None:
+    problem = bent({"a": 45.0, "b": 46.0, "c": 47.0}, count=1)
+    made = plan(problem)
+    assert check(made, problem) == []
+    assert shares(made) == [[400, 400, 200]]
+    assert 0 < made.unserved["c"] < 47.0
+
+
+def test_the_cheaper_kind_is_filled_first() -> None:
+    problem = bent({"a": 200.0})
+    dear, cheap = (Kind(name=name, cuts=CUTS, count=1, price=price) for name, price in (("dear", 3.0), ("cheap", 1.0)))
+    profiles = {("a", kind): problem.profiles["a", "k"] for kind in ("dear", "cheap")}
+    problem = msgspec.structs.replace(problem, fleet=(dear, cheap), profiles=profiles)
+    assert [device.kind for device in plan(problem).devices] == ["cheap", "dear"]
+    assert plan(problem).cost_per_hour == 4.0
+    assert [d.kind for d in plan(msgspec.structs.replace(problem, rates={"a": 40.0})).devices] == ["cheap"]
+
+
+def test_neighbours_are_reckoned_with() -> None:
+    """Alone two models share a device; where they slow each other too much, they get one each."""
+    apart = bent({"a": 50.0, "b": 50.0})
+    together = plan(apart)
+    assert len(together.devices) == 1
+    crowded = msgspec.structs.replace(apart, interference=Crowded(2.0))
+    assert check(together, crowded) != []
+    assert check(plan(crowded), crowded) == []
+    assert len(plan(crowded).devices) > 1
+
+
+def test_a_model_that_no_share_serves_in_time_is_unserved() -> None:
+    problem = bent({"a": 10.0, "b": 10.0})
+    models = (Model(name="a", slo=0.030), problem.models[1])
+    made = plan(msgspec.structs.replace(problem, models=models))
+    assert made.unserved == {"a": 10.0}
+    assert made.rate("b") == 10.0
+
+
+def test_shares_of_a_processor_carry_what_whole_devices_cannot() -> None:
+    """Seven models with targets from 50 ms to 1 s on one processor."""
+    problem = embedded(1.0)
+    assert plan(problem).unserved == {}
+    assert load("squishy")(problem).unserved != {}
+
+
+def test_a_model_with_a_profile_on_one_kind_only_goes_there() -> None:
+    problem = Problem(
+        models=(Model(name="a", slo=1.0),),
+        rates={"a": 5.0},
+        fleet=(Kind(name="k"), Kind(name="l")),
+        profiles={("a", "l"): linear("a", "l", 0.01, 0.01)},
+    )
+    assert [device.kind for device in plan(problem).devices] == ["l"]

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.planners import Problem, load
+from cotenant.planners.forecast import ModelForecast, attains, forecast
+from tests.planners.problems import embedded
+
+
+def lanes(
+    curves: Sequence[Sequence[float]], rates: Sequence[float], slos: Sequence[float], copies: int = 1
+) -> tuple[Plan, Problem]:
+    """`copies` devices, each one partition that all the models share. rates: requests/s of one lane."""
+    names = [f"m{i}" for i in range(len(curves))]
+    duty = sum(curve[-1] for curve in curves)
+    partition = Partition(
+        share=1000,
+        placements=tuple(
+            Placement(model=name, batch=len(curve), rate=rate, duty=duty, latency=curve[-1])
+            for name, curve, rate in zip(names, curves, rates, strict=True)
+        ),
+    )
+    profiles = {
+        (name, "k"): Profile(
+            name, "k", [Point(share=1000, batch=n, latency=t, memory=1) for n, t in enumerate(curve, 1)]
+        )
+        for name, curve in zip(names, curves, strict=True)
+    }
+    problem = Problem(
+        models=tuple(Model(name=name, slo=slo) for name, slo in zip(names, slos, strict=True)),
+        rates={name: rate * copies for name, rate in zip(names, rates, strict=True)},
+        fleet=(Kind(name="k", count=copies),),
+        profiles=profiles,
+    )
+    devices = tuple(Device(kind="k", id=i, partitions=(partition,)) for i in range(copies))
+    return Plan(planner="by hand", devices=devices), problem
+
+
+def alone(curve: Sequence[float], rate: float, slo: float, copies: int = 1) -> ModelForecast:
+    return forecast(*lanes([curve], [rate], [slo], copies)).models["m0"]
+
+
+def watched(
+    curve: Sequence[float], rate: float, requests: int, rng: np.random.Generator
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Latencies of a lane that runs what waits, as one batch, whenever it is free; nobody is refused."""
+    arrivals = np.cumsum(rng.exponential(1 / rate, requests))
+    latencies = np.empty(requests)
+    done, free = 0, 0.0
+    while done < requests:
+        free = max(free, arrivals[done])
+        rows = min(int(np.searchsorted(arrivals, free, side="right")) - done, len(curve))
+        free += curve[rows - 1]
+        latencies[done : done + rows] = free - arrivals[done : done + rows]
+        done += rows
+    return latencies
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(1, 32),
+    fixed=st.floats(0.001, 0.05),
+    work=st.floats(0.0002, 0.02),
+    load=st.floats(0.05, 0.85),
+    slack=st.floats(1.0, 2.0),
+    seed=st.integers(0, 1000),
+)
+def test_one_lane_is_as_an_event_loop_finds_it(
+    batch: int, fixed: float, work: float, load: float, slack: float, seed: int
+) -> None:
+    curve = [fixed + work * n for n in range(1, batch + 1)]
+    rate = load * batch / curve[-1]
+    slo = 2 * curve[-1] * slack
+    expected = alone(curve, rate, slo)
+    seen = watched(curve, rate, 30_000, np.random.default_rng(seed))
+    in_time = seen[seen <= slo]
+    # Refusals keep others in time: the event loop, without them, loses a little more.
+    late = 1 - len(in_time) / len(seen)
+    assert late / 4 - 0.01 <= 1 - expected.attainment <= late + 0.01
+    assert expected.p50 == pytest.approx(np.quantile(in_time, 0.5), rel=0.06)
+    assert expected.p99 == pytest.approx(np.quantile(in_time, 0.99), rel=0.10)
+
+
+@given(load=st.floats(1.2, 10.0), batch=st.integers(1, 16), slack=st.floats(1.0, 3.0))
+@settings(max_examples=15, deadline=None)
+def test_beyond_its_capacity_a_lane_serves_its_capacity(load: float, batch: int, slack: float) -> None:
+    curve = [0.005 + 0.002 * n for n in range(1, batch + 1)]
+    expected = alone(curve, load * batch / curve[-1], 2 * curve[-1] * slack)
+    assert expected.attainment == pytest.approx(1 / load, rel=0.25 if batch == 1 else 0.12)
+    assert expected.attainment <= 1 / load * 1.01
+
+
+def test_an_idle_lane_takes_one_request_at_a_time() -> None:
+    expected = alone([0.010, 0.012], 0.001, 0.024)
+    assert (expected.p50, expected.p99) == pytest.approx((0.010, 0.010), rel=0.01)
+    assert expected.attainment == pytest.approx(1.0)
+
+
+def test_lanes_that_share_a_model_smooth_its_arrivals() -> None:
+    several = [alone([0.010], 70.0, 0.020, copies).attainment for copies in (1, 2, 4)]
+    assert several == sorted(several)
+    assert several[-1] > several[0] + 0.1
+
+
+@settings(max_examples=20, deadline=None)
+@given(load=st.floats(0.1, 0.9), others=st.integers(1, 4))
+def test_neighbours_in_time_only_make_a_model_slower(load: float, others: int) -> None:
+    curve = [0.004 + 0.001 * n for n in range(1, 5)]
+    duty = curve[-1] * (1 + others)
+    rate = load * 4 / duty
+    shared = forecast(*lanes([curve] * (1 + others), [rate] * (1 + others), [2 * duty] * (1 + others))).models["m0"]
+    own = alone(curve, rate, 2 * duty)
+    assert shared.p50 >= own.p50 * 0.99
+    assert shared.p99 >= own.p99 * 0.99
+    assert shared.attainment <= own.attainment + 1e-6
+
+
+def test_utilisation_is_rate_times_the_cost_of_a_request() -> None:
+    plan, problem = lanes([[0.010]], [40.0], [1.0])
+    assert forecast(plan, problem).utilisation == {"k0/0": pytest.approx(0.4, rel=0.01)}
+
+
+def test_what_is_placed_nowhere_is_not_answered() -> None:
+    problem = embedded()
+    expected = forecast(Plan(planner="none"), problem)
+    assert set(expected.models.values()) == {ModelForecast(rate=0.0, attainment=0.0, p50=math.inf, p99=math.inf)}
+    assert not attains(Plan(planner="none"), problem)
+
+
+def test_a_rate_that_was_not_planned_for_is_forecast_too() -> None:
+    problem = embedded()
+    plan = load("elastic")(problem)
+    before = forecast(plan, problem)
+    after = forecast(plan, msgspec.structs.replace(problem, rates={m: 3 * r for m, r in problem.rates.items()}))
+    for name, model in after.models.items():
+        assert model.attainment < before.models[name].attainment
+        assert model.rate >= before.models[name].rate * 0.9
+
+
+@pytest.mark.parametrize("batch", [100, 1000])
+def test_very_large_batches_are_reckoned_in_groups(batch: int) -> None:
+    curve = [0.010 + 0.0001 * n for n in range(1, batch + 1)]
+    slo = 2 * curve[-1]
+    expected = alone(curve, 0.7 * batch / curve[-1], slo)
+    seen = watched(curve, 0.7 * batch / curve[-1], 60_000, np.random.default_rng(1))
+    assert expected.attainment == pytest.approx((seen <= slo).mean(), abs=0.02)
+    assert expected.p50 == pytest.approx(np.quantile(seen, 0.5), rel=0.1)

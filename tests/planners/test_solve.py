@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+import pytest
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.errors import PlanError
+from cotenant.planners import Problem, load
+from cotenant.planners.check import check
+from cotenant.planners.forecast import attains
+from cotenant.planners.polish import lacking, polish
+from cotenant.planners.solve import largest_scale, promised, solve
+from cotenant.sim.run import simulate
+from tests.planners.problems import embedded, linear
+
+elastic = load("elastic")
+
+
+def always(plan: Plan, problem: Problem) -> bool:
+    return True
+
+
+def rate(problem: Problem) -> Problem:
+    return msgspec.structs.replace(problem, objective="rate")
+
+
+def one_device(requests: float, slo: float = 0.1) -> Problem:
+    """One model that takes 10 ms a request whatever the batch: 100 requests/s at most."""
+    return Problem(
+        models=(Model(name="a", slo=slo),),
+        rates={"a": requests},
+        fleet=(Kind(name="k"),),
+        profiles={("a", "k"): linear("a", "k", 0.0, 0.010, cuts=(1000,), batches=(1, 4))},
+    )
+
+
+def test_the_largest_scale_is_found_to_half_a_percent() -> None:
+    for requests in (0.5, 40.0, 3000.0):
+        plan = largest_scale(elastic, one_device(requests), accept=always)
+        assert plan.scale * requests == pytest.approx(100.0, rel=0.0051)
+        assert plan.scale * requests <= 100.0 * (1 + 1e-9)
+        assert plan.objective == "rate"
+        assert check(plan, one_device(requests)) == []
+
+
+def test_by_default_a_scale_counts_only_if_the_promises_are_forecast_to_hold() -> None:
+    plan = solve("elastic", rate(one_device(10.0)))
+    assert 5.0 < plan.scale < 9.9
+    assert attains(plan, rate(one_device(10.0)))
+
+
+def test_where_no_scale_works_nothing_is_served() -> None:
+    problem = one_device(10.0, slo=0.015)
+    plan = solve("elastic", rate(problem))
+    assert (plan.scale, plan.devices, plan.unserved) == (0.0, (), {"a": 10.0})
+    assert check(plan, rate(problem)) == []
+
+
+def test_endless_devices_have_no_largest_rate() -> None:
+    problem = msgspec.structs.replace(one_device(1.0), fleet=(Kind(name="k", count=None),))
+    with pytest.raises(PlanError, match=r"^the largest rate of endless devices is endless: give kind 'k' a count$"):
+        solve("elastic", rate(problem))
+
+
+def test_nothing_asked_is_served_at_any_scale() -> None:
+    assert solve("elastic", rate(one_device(0.0))).scale == 1.0
+
+
+def test_models_that_would_break_their_promise_get_more_devices() -> None:
+    problem = msgspec.structs.replace(one_device(297.0), fleet=(Kind(name="k", count=None),))
+    paper = elastic(problem)
+    assert paper.devices_used == 3
+    assert not attains(paper, problem)
+    plan = promised(elastic, problem)
+    assert plan.devices_used == 4
+    assert attains(plan, problem)
+    assert check(plan, problem) == []
+
+
+def test_a_device_is_cut_anew_where_promises_would_break() -> None:
+    problem = embedded(1.0)
+    paper = elastic(problem)
+    polished = polish(paper, problem)
+    assert lacking(paper, problem)
+    assert lacking(polished, problem) == {}
+    assert check(polished, problem) == []
+    assert polished.devices_used == 1
+
+
+def test_the_plan_for_shares_of_a_processor_keeps_its_promises_in_the_simulator() -> None:
+    problem = embedded(0.9)
+    plan = solve("elastic", problem)
+    report = simulate(problem, plan, seconds=600)
+    for model in report.models:
+        assert model.attainment is not None
+        assert model.attainment > 0.97, model
+
+
+def test_room_for_chance_costs_some_rate() -> None:
+    problem = embedded(1.0)
+    careless = largest_scale(elastic, problem, accept=always)
+    careful = largest_scale(partial(promised, elastic), problem)
+    assert attains(careful, rate(problem))
+    assert not attains(careless, rate(problem))

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Profile
+from cotenant.planners import Problem
+from cotenant.planners.squishy import plan
+from tests.planners.problems import profile
+
+
+def whole(name: str, batches: dict[int, float]) -> Profile:
+    return profile(name, "k", {(1000, batch): ms / 1e3 for batch, ms in batches.items()})
+
+
+# Nexus (SOSP 2019), Table 2: what batches of 4, 8 and 16 take, in ms. Targets 200, 250 and 250 ms.
+NEXUS = {
+    ("a", "k"): whole("a", {4: 50.0, 8: 75.0, 16: 100.0}),
+    ("b", "k"): whole("b", {4: 50.0, 8: 90.0, 16: 125.0}),
+    ("c", "k"): whole("c", {4: 60.0, 8: 95.0, 16: 125.0}),
+}
+MODELS = (Model(name="a", slo=0.2), Model(name="b", slo=0.25), Model(name="c", slo=0.25))
+
+
+def problem(rates: dict[str, float], count: int | None = None) -> Problem:
+    return Problem(models=MODELS, rates=rates, fleet=(Kind(name="k", count=count),), profiles=NEXUS)
+
+
+def groups(plan: Plan) -> list[list[str]]:
+    return sorted(sorted(p.model for cut in device.partitions for p in cut.placements) for device in plan.devices)
+
+
+def test_a_model_that_saturates_devices_has_them_to_itself() -> None:
+    """Nexus, section 4.1: at 500 requests/s, each GPU carries 160 of A in batches of 16 within 2 · 100 ms."""
+    made = plan(problem({"a": 480.0}))
+    assert groups(made) == [["a"]] * 3
+    assert {p.batch for _, _, p in made.placements()} == {16}
+    assert [p.rate for _, _, p in made.placements()] == [pytest.approx(160.0)] * 3
+
+
+def test_residues_share_a_device_in_the_shorter_duty_cycle() -> None:
+    """Nexus, Figure 2: A at 64 requests/s gathers 8 in 125 ms and takes 75; B at 32 then runs 4 in the 50 ms left.
+    C at 32 needs 60 ms, for which there is no room beside A."""
+    assert groups(plan(problem({"a": 64.0, "b": 32.0, "c": 0.0}))) == [["a", "b"]]
+    assert groups(plan(problem({"a": 64.0, "b": 0.0, "c": 32.0}))) == [["a"], ["c"]]
+    assert len(plan(problem({"a": 64.0, "b": 32.0, "c": 32.0})).devices) == 2
+
+
+def test_what_exceeds_the_devices_is_unserved() -> None:
+    made = plan(problem({"a": 500.0}, count=2))
+    assert made.unserved == {"a": pytest.approx(180.0)}
+    assert made.scale == pytest.approx(320 / 500)
+
+
+def test_a_rate_too_low_to_wait_for_a_batch_is_served() -> None:
+    assert plan(problem({"a": 0.1})).unserved == {}
+
+
+def test_no_partition_is_cut() -> None:
+    made = plan(problem({"a": 100.0, "b": 100.0, "c": 100.0}))
+    assert {cut.share for device in made.devices for cut in device.partitions} == {1000}

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cotenant.config import Address, ModelSettings, read_problem, read_profiles_file, read_settings
+from cotenant.core.model import Kind, Model
+from cotenant.errors import ConfigError
+
+PROFILE = """model,kind,share_pct,batch,latency_ms,memory_mib
+resnet50,v100,20,1,4.258,1420
+resnet50,v100,100,1,2.1,1420
+"""
+PROBLEM = """
+objective = "devices"
+profiles = ["profiles.csv"]
+interference = "alone"
+
+[[models]]
+name = "resnet50"
+slo = "108ms"
+rate = 200
+
+[[devices]]
+kind = "v100"
+count = 4
+memory = "32GiB"
+price = 3.06
+cuts = [10, 20, 40, 12.5, 100]
+max_partitions = 2
+"""
+
+
+def written(folder: Path, problem: str = PROBLEM) -> Path:
+    (folder / "profiles.csv").write_text(PROFILE)
+    (folder / "problem.toml").write_text(problem)
+    return folder / "problem.toml"
+
+
+def test_a_problem_is_read_in_seconds_bytes_and_thousandths(tmp_path: Path) -> None:
+    problem = read_problem(written(tmp_path))
+    assert problem.models == (Model(name="resnet50", slo=0.108),)
+    assert problem.rates == {"resnet50": 200.0}
+    assert problem.fleet == (
+        Kind(name="v100", count=4, memory=32 << 30, price=3.06, cuts=(100, 125, 200, 400, 1000), max_partitions=2),
+    )
+    assert problem.profiles["resnet50", "v100"].latency(1, 200) == pytest.approx(0.004258)
+    assert problem.interference.slowdown(None, ()) == 1.0  # type: ignore[arg-type]
+
+
+def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
+    text = PROBLEM
+    for line in ('objective = "devices"', 'interference = "alone"', "count = 4", 'memory = "32GiB"', "price = 3.06"):
+        text = text.replace(line, "")
+    problem = read_problem(written(tmp_path, text.replace("cuts = [10, 20, 40, 12.5, 100]", "")))
+    assert problem.objective == "devices"
+    assert problem.fleet == (Kind(name="v100", count=None, max_partitions=2),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("slo =", "slos =", "models[0]: unknown key 'slos'; did you mean 'slo'?"),
+        ("kind =", "kinds =", "devices[0]: unknown key 'kinds'; did you mean 'kind'?"),
+        ("objective =", "zzz =", "unknown key 'zzz'; known here: profiles, models, devices, objective, interference"),
+        ('"108ms"', "108", 'models[0].slo: \'108\' has no unit of time; write it as "25ms" or "1.5s"'),
+        ('"108ms"', '"0ms"', "models[0].slo: a target of '0ms' must lie above 0"),
+        ('"108ms"', "true", "models[0].slo: Expected `int | float | str`, got `bool`"),
+        ("rate = 200", "", "models[0]: Object missing required field `rate`"),
+        ("rate = 200", "rate = -1", "model 'resnet50': a rate of -1 requests/s must be finite and at least 0"),
+        ("rate = 200", "rate = 1\nattainment = 1.5", "models[0].attainment: 1.5 must lie above 0 and at most at 1"),
+        ("rate = 200", "rate = 1\nlinger = 5", "models[0].linger: '5' has no unit of time"),
+        ('"devices"', '"speed"', "objective: 'speed' is not known; take 'devices' or 'rate'"),
+        ('"alone"', '"linear"', "interference: 'linear' is not known; take 'alone'"),
+        ("count = 4", "count = -4", "kind 'v100': a count of -4 must be at least 0"),
+        ("count = 4", "count = 4.5", "devices[0].count: Expected `int | null`, got `float`"),
+        ('"32GiB"', "32", "devices[0].memory: '32' has no unit of memory; write it as"),
+        ("price = 3.06", "price = -1", "devices[0].price: -1 must be finite and at least 0"),
+        ("cuts = [10", "cuts = [0", "devices[0].cuts: a share of 0 % must lie above 0 and at most at 100"),
+        ("cuts = [10, 20, 40, 12.5, 100]", "cuts = []", "devices[0].cuts: no share is legal; write at least one"),
+        ('"resnet50"', '"resnet"', "models[0].name: 'resnet' has no profile on 'v100'; measure one with"),
+        ('["profiles.csv"]', '["profiles.csv", "profiles.csv"]', "profiles: 'resnet50' on 'v100' stands in"),
+        (
+            "[[models]]",
+            "[[models",
+            "is not TOML: Expected ']]' at the end of an array declaration (at line 6, column 9)",
+        ),
+    ],
+)
+def test_a_mistake_in_a_problem_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = written(tmp_path, PROBLEM.replace(old, new, 1))
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
+        read_problem(path)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "absent.toml"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}: cannot be read: No such file or directory$"):
+        read_problem(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+        read_profiles_file(path)
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_settings(tmp_path)
+
+
+def test_a_file_that_an_editor_began_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text("\ufeff" + PROBLEM, encoding="utf-8")
+    (tmp_path / "profiles.csv").write_text("\ufeff" + PROFILE, encoding="utf-8")
+    assert read_problem(path).rates == {"resnet50": 200.0}
+
+
+def test_a_server_needs_no_file() -> None:
+    settings = read_settings()
+    assert settings.repository == Path("models")
+    assert settings.profiles is None
+    assert settings.planner == "elastic"
+    assert settings.backend == "cpu"
+    assert settings.http == Address("127.0.0.1", 8000)
+    assert settings.grpc == Address("127.0.0.1", 8001)
+    assert settings.metrics == Address("127.0.0.1", 8002)
+    assert settings.hold == "bucket"
+    assert settings.reserve == 0.15
+    assert settings.cuts == tuple(range(50, 1001, 50))
+    assert settings.grace == 10.0
+    assert settings.objective is None
+    assert settings.models == ()
+
+
+def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        """
+        repository = "there"
+        log = "/var/log/cotenant.jsonl"
+        grace = "2s"
+        backend = "fake"
+        http.port = 0
+        grpc = { host = "::1", port = 9001 }
+        cpu = { hold = "quota", reserve = 0, cuts = [25, 50, 100] }
+
+        [[models]]
+        name = "digits"
+        slo = "50ms"
+        rate = 60
+        max_batch = 8
+        linger = "2ms"
+        attainment = "95%"
+
+        [[models]]
+        name = "other"
+        """
+    )
+    settings = read_settings(path)
+    assert settings.repository == tmp_path / "there"
+    assert settings.log == Path("/var/log/cotenant.jsonl")
+    assert (settings.grace, settings.backend) == (2.0, "fake")
+    assert settings.http == Address("127.0.0.1", 0)
+    assert settings.grpc == Address("::1", 9001)
+    assert (settings.hold, settings.reserve, settings.cuts) == ("quota", 0.0, (250, 500, 1000))
+    assert settings.models == (
+        ModelSettings(
+            name="digits",
+            slo=0.05,
+            rate=60.0,
+            max_batch=8,
+            linger=0.002,
+            attainment=0.95,
+        ),
+        ModelSettings(name="other"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("http.prot = 1", "http: unknown key 'prot'; did you mean 'port'?"),
+        ("http.port = 70000", "http.port: 70000 is no port; write 0 (any) to 65535"),
+        ("grpc.port = -1", "grpc.port: -1 is no port"),
+        ("cpu.hold = 'firmly'", "cpu.hold: 'firmly' is not known; take 'bucket' or 'quota'"),
+        ("cpu.reserve = '100%'", "cpu.reserve: '100%' leaves nothing for the models; write less than 100%"),
+        ("cpu.reserve = 2", "cpu.reserve: 2 must lie above 0 and at most at 1"),
+        ("backend = 'tpu'", "backend: 'tpu' is not known; take 'cpu' or 'fake'"),
+        ("planner = 'best'", "planner: 'best' is not known; take "),
+        ("grace = 10", "grace: '10' has no unit of time"),
+        ("[[models]]\nname = 'a'\nmax_batch = 0", "models[0].max_batch: 0 must be at least 1"),
+        ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s must be finite and at least 0"),
+        ("objective = 'speed'", "objective: 'speed' is not known; take 'devices' or 'rate'"),
+        ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "models[1].name: 'a' stands twice; keep one entry"),
+        ("[[models]]\nslo = '1s'", "models[0]: Object missing required field `name`"),
+    ],
+)
+def test_a_mistake_in_settings_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
+        read_settings(path)
