@@ -39,7 +39,7 @@ def received(pieces: list[bytes]) -> list[bytes]:
     return messages
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 100, 65500, 65536, 300_000]), min_size=1, max_size=6),
     cut=st.integers(500, 70_000),
