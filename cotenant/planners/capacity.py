@@ -8,7 +8,8 @@ holds while D + L_m(b_m) ≤ SLO_m (DESIGN.md, The referee; alone on a partition
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -47,6 +48,19 @@ def saturate(curve: Sequence[float], slo: float) -> tuple[int, float]:
         if rows / latency >= rate:
             batch, rate = rows, rows / latency
     return batch, rate
+
+
+def knee(most: Mapping[int, float]) -> int:
+    """The share (‰) at which a model gets most for its resource: gpulet's p_eff (section 4.3, Figures 4 and 9).
+
+    most: requests/s by share, ascending. As in the paper's program it is the upper end of the step from one legal share
+    to the next that adds most per share, among those that add at least 5 %; the smallest share where none does. Unlike
+    there, the step to the whole device counts too.
+    """
+    shares = list(most)
+    steps = [(most[b] - most[a]) / (b - a) if most[b] >= 1.05 * most[a] else 0.0 for a, b in pairwise(shares)]
+    steepest = max(steps, default=0.0)
+    return shares[steps.index(steepest) + 1] if steepest else shares[0]
 
 
 def least_round(works: Sequence[Work]) -> tuple[int, ...] | None:

@@ -1,7 +1,7 @@
 """Elastic partitioning: devices are cut as the models need it, and cuts are shared in time where two fit into one.
 
 gpulet paper, section 4.3, Algorithm 1. Models come in ascending order of rate · SLO. A model asks for the smaller of
-the share that gives most per resource and the smallest share that serves what remains of its rate, and gets the best
+the share at the knee of its curve and the smallest share that serves what remains of its rate, and gets the best
 fit: a piece of a device that is just large enough, cut to size where the device may still be cut. If what it would put
 there can share a partition in time with what stands already, the two become one.
 
@@ -19,7 +19,7 @@ import msgspec
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
-from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, saturate
+from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, knee, saturate
 
 
 def plan(problem: Problem) -> Plan:
@@ -73,11 +73,11 @@ class _Fleet:
         return self._most[key]
 
     def _want(self, model: str, kind: Kind, rate: float) -> _Want | None:
-        """p_ideal = min(p_eff, p_req) of Algorithm 1, lines 6 to 8. p_eff: the most requests/s per resource."""
+        """p_ideal = min(p_eff, p_req) of Algorithm 1, lines 6 to 8."""
         most = self._rates(model, kind)
         if not most:
             return None
-        efficient = max(most, key=lambda cut: (most[cut] / cut, cut))
+        efficient = knee(most)
         share = next((cut for cut in most if cut <= efficient and most[cut] >= rate), efficient)
         return _Want(share, min(rate, most[share]))
 
@@ -124,6 +124,7 @@ class _Fleet:
             if model not in cut.rates
             for size in kind.cuts
             if 0 <= size - cut.share < want.share and size - cut.share <= bin_.free
+            if want.rate <= self._room(bin_, cut, size, model)
         ]
         for _, bin_, cut, size in sorted(choices, key=lambda choice: choice[0]):
             grown = Cut(size, cut.rates | {model: want.rate})
@@ -139,7 +140,7 @@ class _Fleet:
             for cut in bin_.cuts:
                 size = max(size for size in bin_.kind.cuts if size <= cut.share + bin_.free)
                 before = cut.rates.get(model, 0.0)
-                low, high = best, rate
+                low, high = best, min(rate, self._room(bin_, cut, size, model))
                 # The first try asks only whether this one beats the best so far.
                 added = low
                 while high - low > rate / 1000:
@@ -156,6 +157,14 @@ class _Fleet:
         bin_, cut, grown = choice
         bin_.cuts[bin_.cuts.index(cut)] = grown
         return best
+
+    def _room(self, bin_: Bin, cut: Cut, size: int, model: str) -> float:
+        """No more requests/s than this can be added to a cut that is grown to `size`.
+
+        A round spends at least r · D / (the most requests/s alone) of its length D on each model.
+        """
+        taken = sum(rate / self._rates(name, bin_.kind)[size] for name, rate in cut.rates.items())
+        return (1 - taken) * self._rates(model, bin_.kind).get(size, 0.0) * (1 + SLACK)
 
     def _fits(self, bin_: Bin, old: Cut, new: Cut) -> bool:
         """Whether the device holds with one of its cuts replaced."""
