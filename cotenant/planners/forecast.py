@@ -27,7 +27,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.plan import Partition, Plan
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.units import show_share
+from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.capacity import slowdown
 from cotenant.predictors import Load
@@ -36,6 +38,7 @@ Array = NDArray[np.float64]
 
 LONGEST = 128  # queue, in requests or groups of them
 LARGEST = 64  # batch; larger ones are reckoned in groups of requests
+BINS = 256  # of a distribution of latencies
 POOL = 8  # lanes of a model beyond these change little
 _LOG_FACTORIAL = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, 4096)))))
 
@@ -60,7 +63,10 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forecast(plan: Plan, problem: Problem) -> Forecast:
-    """What a plan will do at the rates of the problem; under the objective "rate", at the multiple that it serves."""
+    """What a plan will do at the rates of the problem; under the objective "rate", at the multiple that it serves.
+
+    Raises PlanError for a placement that was not profiled.
+    """
     scale = plan.scale if problem.objective == "rate" else 1.0
     offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
     carried = {model: plan.rate(model) for model in offered}
@@ -70,25 +76,22 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
             beside = [_loads(other) for i, other in enumerate(device.partitions) if i != slot]
-            names, queues = [], []
+            carriers, queues = [], []
             for placement, load in zip(partition.placements, _loads(partition), strict=True):
-                if not carried.get(placement.model):
-                    continue
-                alone = problem.profiles[placement.model, device.kind].curve(partition.share, placement.procs)
-                slow = slowdown(problem, load, beside)
-                rate = offered[placement.model] * placement.rate / carried[placement.model] / placement.procs
-                names.append(placement.model)
-                queues.append(
-                    _Queue(
-                        curve=tuple(slow * latency for latency in alone[: placement.batch]),
-                        rate=rate,
+                if placement.model in offered and placement.rate > 0:
+                    rate = offered[placement.model] * placement.rate / carried[placement.model]
+                    slow = slowdown(problem, load, beside)
+                    queue = _Queue(
+                        curve=tuple(slow * seconds for seconds in _curve(problem, device, partition, placement)),
+                        rate=rate / placement.procs,
                         slo=problem.model(placement.model).slo,
                         pool=min(lanes[placement.model], POOL),
                     )
-                )
+                    carriers.append((placement.model, rate))
+                    queues.append(queue)
             busy = 0.0
-            for name, queue, turns in zip(names, queues, _lane(tuple(queues)), strict=True):
-                seen[name].append((queue.rate, turns))
+            for (name, rate), queue, turns in zip(carriers, queues, _lane(tuple(queues)), strict=True):
+                seen[name].append((rate, turns))
                 busy += queue.rate * turns.attainment * turns.cost
             utilisation[f"{device.kind}{device.id}/{slot}"] = min(busy, 1.0)
     return Forecast(models={model: _join(seen[model], offered[model]) for model in offered}, utilisation=utilisation)
@@ -150,6 +153,17 @@ def _coarse(queue: _Queue, grain: int) -> _Queue:
     )
 
 
+def _curve(problem: Problem, device: Device, partition: Partition, placement: Placement) -> tuple[float, ...]:
+    profile = problem.profile(placement.model, device.kind)
+    curve = () if profile is None else profile.curve(partition.share, placement.procs)[: placement.batch]
+    if len(curve) < placement.batch or math.isinf(curve[-1]):
+        raise PlanError(
+            f"no forecast for {placement.model!r} in batches of {placement.batch} on {show_share(partition.share)} of"
+            f" {device.kind!r}: that was not profiled"
+        )
+    return curve
+
+
 def _loads(partition: Partition) -> list[Load]:
     return [Load(placement.model, placement.batch, partition.share) for placement in partition.placements]
 
@@ -182,28 +196,25 @@ def _rounds(queue: _Queue, others: Sequence[_Queue]) -> tuple[Array, Array, floa
     length = own.copy()
     # With nothing of its own to run, the model sees the others' rounds; the shortest is one request's.
     length[0] = sum(other.rate * other.curve[0] for other in others) / total
-    first = second = np.zeros_like(own)
     for _ in range(12):
-        firsts = [np.interp(other.rate * length, other.moments[0], other.moments[1]) for other in others]
-        first = sum(firsts, np.zeros_like(own))
-        empty = np.exp(-total * length)
-        length = own + first
-        length[0] /= 1 - empty[0]
-    empty = np.exp(-total * length)
-    seconds = [np.interp(other.rate * length, other.moments[0], other.moments[2]) for other in others]
-    firsts = [np.interp(other.rate * length, other.moments[0], other.moments[1]) for other in others]
-    first = sum(firsts, np.zeros_like(own))
-    second = first**2 + sum((b - a**2 for a, b in zip(firsts, seconds, strict=True)), np.zeros_like(own))
-    mean, square = first / (1 - empty), second / (1 - empty)
+        first = np.array([np.interp(other.rate * length, *other.moments[:2]) for other in others])
+        busy = -np.expm1(-total * length)
+        length = own + first.sum(axis=0)
+        length[0] /= busy[0]
+    second = np.array([np.interp(other.rate * length, *other.moments[::2]) for other in others])
+    first = np.array([np.interp(other.rate * length, *other.moments[:2]) for other in others])
+    busy = -np.expm1(-total * length)
+    mean = first.sum(axis=0) / busy
+    square = (first.sum(axis=0) ** 2 + (second - first**2).sum(axis=0)) / busy
     # An empty queue waits for one batch of the others, not for a round of them.
-    waiting = np.array([1 - math.exp(-other.rate * length[0]) for other in others])
-    mean[0] = sum(a[0] for a in firsts) / waiting.sum()
-    square[0] = sum(b[0] for b in seconds) / waiting.sum()
+    waiting = sum(-math.expm1(-other.rate * length[0]) for other in others)
+    mean[0] = first[:, 0].sum() / waiting
+    square[0] = second[:, 0].sum() / waiting
     # Gauss and Hermite's three points.
     apart = math.sqrt(3) * np.sqrt(np.maximum(square - mean**2, 0.0))
     time = own[:, None] + np.stack([0 * mean, np.maximum(mean - apart, 0.0), mean, mean + apart], axis=1)
-    weight = np.stack([empty, *((1 - empty) * part for part in (1 / 6, 2 / 3, 1 / 6))], axis=1)
-    return time, weight, float(empty[0] * queue.rate / (queue.rate + total))
+    weight = np.stack([1 - busy, busy / 6, busy * 2 / 3, busy / 6], axis=1)
+    return time, weight, float((1 - busy[0]) * queue.rate / (queue.rate + total))
 
 
 def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
@@ -256,15 +267,17 @@ def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
     weight *= stationary[:, None, None]
     at_once = float(stationary[0]) * instant
     asked = queue.rate * float(stationary @ (chance * time).sum(axis=1)) + at_once
-    mass = (weight * taken).ravel()
-    kept = mass > 1e-7 * asked
-    prompt = at_once if curve[0] <= slo else 0.0
+    mass = np.append((weight * taken).ravel(), at_once if curve[0] <= slo else 0.0) / asked
+    kept = mass > 1e-7
+    edges, below = _distribution(
+        mass[kept], np.append(low.ravel(), curve[0])[kept], np.append((width * within).ravel(), 0.0)[kept]
+    )
     return _Turns(
-        attainment=(float(mass.sum()) + prompt) / asked,
+        attainment=float(mass.sum()),
         cost=float(stationary[1:] @ curve[run[1:] - 1] / (stationary[1:] @ run[1:])),
-        weight=np.append(mass[kept], prompt) / asked,
-        low=np.append(low.ravel()[kept], curve[0]),
-        width=np.append((width * within).ravel()[kept], 0.0),
+        weight=np.diff(below),
+        low=edges[:-1],
+        width=np.diff(edges),
     )
 
 
@@ -291,20 +304,22 @@ def _join(seen: Sequence[tuple[float, _Turns]], offered: float) -> ModelForecast
     weight = np.concatenate([rate * turns.weight for rate, turns in seen])
     low = np.concatenate([turns.low for _, turns in seen])
     width = np.concatenate([turns.width for _, turns in seen])
-    p50, p99 = _quantiles(weight, low, width, (0.5, 0.99))
+    edges, below = _distribution(weight, low, width)
+    p50, p99 = (float(np.interp(part * below[-1], below, edges)) for part in (0.5, 0.99))
     return ModelForecast(rate=rate, attainment=min(rate / offered, 1.0), p50=p50, p99=p99)
 
 
-def _quantiles(weight: Array, low: Array, width: Array, parts: Sequence[float]) -> list[float]:
-    """Where the parts of a mixture of uniforms end. Its distribution is exact at the edges of 256 bins."""
-    bins = 256
+def _distribution(weight: Array, low: Array, width: Array) -> tuple[Array, Array]:
+    """A mixture of uniforms: how much lies below each of the edges of BINS equal bins, exactly."""
+    if not len(low):
+        return np.zeros(2), np.zeros(2)
     high = low + np.maximum(width, 1e-9)
     slope = weight / (high - low)
     start, end = float(low.min()), float(high.max())
-    edges = np.linspace(start, end, bins + 1)
-    below = np.zeros(bins + 1)
+    edges = np.linspace(start, end, BINS + 1)
+    below = np.zeros(BINS + 1)
     for sign, corner in ((1.0, low), (-1.0, high)):
-        index = np.minimum(((corner - start) * (bins / (end - start))).astype(np.int64), bins - 1) + 1
-        slopes = np.cumsum(np.bincount(index, slope, bins + 1))
-        below += sign * (slopes * edges - np.cumsum(np.bincount(index, slope * corner, bins + 1)))
-    return [float(np.interp(part * below[-1], below, edges)) for part in parts]
+        index = np.minimum(((corner - start) * (BINS / (end - start))).astype(np.int64), BINS - 1) + 1
+        slopes = np.cumsum(np.bincount(index, slope, BINS + 1))
+        below += sign * (slopes * edges - np.cumsum(np.bincount(index, slope * corner, BINS + 1)))
+    return edges, np.maximum.accumulate(np.maximum(below, 0.0))

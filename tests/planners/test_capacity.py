@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Partition
 from cotenant.planners import Problem
-from cotenant.planners.capacity import Cut, Work, curve, fullest_round, least_round, partitions, saturate
+from cotenant.planners.capacity import Cut, Work, curve, fullest_round, knee, least_round, partitions, saturate
 from tests.planners.problems import MIB, Crowded, linear
 
 works = st.builds(
@@ -68,6 +68,13 @@ def test_alone_the_worst_case_is_twice_the_batch() -> None:
 
 def test_a_batch_that_is_larger_but_carries_less_is_not_taken() -> None:
     assert saturate((0.010, 0.030), slo=1.0) == (1, 100.0)
+
+
+def test_the_knee_is_the_end_of_the_steepest_step() -> None:
+    assert knee({200: 50.0, 400: 120.0, 600: 150.0, 1000: 160.0}) == 400
+    assert knee({200: 50.0, 400: 60.0, 1000: 200.0}) == 1000
+    assert knee({200: 50.0, 400: 52.0, 1000: 53.0}) == 200
+    assert knee({400: 50.0}) == 400
 
 
 def small(memory: int = 1 << 40, *, crowding: float = 0.0) -> Problem:
