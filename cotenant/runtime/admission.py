@@ -11,9 +11,11 @@ def finish_time(lane: Lane, request: Request, now: float) -> float:
 
     What runs must end first. Then come rounds: in each, the model has one batch, and so has every other model of the
     lane that has something waiting (`batching.next_queue`). So with the own batch in round k, any other queue runs at
-    most k batches before it. Own batches count as full ones, since what arrives while the lane is busy fills them up;
-    the plan has room for that (DESIGN.md, the referee: D + L(b) ≤ SLO), and without it a request that was taken at the
-    last moment would be late as soon as others joined its batch.
+    most k batches before it, and one less if it is the one that runs now.
+
+    Own batches count as full ones, since what arrives while the lane is busy fills them up. The plan has room for that
+    (DESIGN.md, the referee: D + L(b) ≤ SLO); without it a request that was taken at the last moment would be late as
+    soon as others joined its batch.
     """
     start = lane.free_at if lane.batch is not None and lane.free_at > now else now
     own = lane.queues[request.model]
@@ -26,13 +28,14 @@ def finish_time(lane: Lane, request: Request, now: float) -> float:
     else:
         start += rounds * own.latencies[-1] * own.pace
     if len(lane.queues) > 1:
+        running = lane.batch.queue if lane.batch is not None else None
         for queue in lane.queues.values():
             if queue is own or not queue.waiting:
                 continue
+            turns = rounds - 1 if queue is running else rounds
             whole, rest = divmod(queue.rows, queue.batch)
-            if whole >= rounds:
-                start += rounds * queue.expected(queue.batch)
+            if whole >= turns:
+                start += turns * queue.expected(queue.batch)
             else:
-                start += whole * queue.expected(queue.batch) if whole else 0.0
-                start += queue.expected(rest) if rest else 0.0
+                start += whole * queue.expected(queue.batch) + (queue.expected(rest) if rest else 0.0)
     return start

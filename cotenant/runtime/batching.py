@@ -76,23 +76,21 @@ def held_until(queue: Queue, rows: int) -> float:
 def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
     """Whose batch a free lane runs next: (queue, requests, rows, look again at).
 
-    In one round each model has at most one batch, so that none starves another however much it is asked for; within
-    the round the batch goes first that must start first. Where only held-back batches wait, the queue is None and the
-    time says when the first of them is due.
+    The models take turns: of those that have something waiting, the one whose last batch is longest ago. So between two
+    batches of a model every other has at most one, however much it is asked for, and nobody waits longer than a round
+    (DESIGN.md, the referee). Where only held-back batches wait, the queue is None and the time says when the first of
+    them is due.
     """
     best: Queue | None = None
-    best_key = (True, math.inf)
     best_count = best_rows = 0
     again = math.inf
     for queue in lane.queues.values():
-        if not queue.waiting:
+        if not queue.waiting or (best is not None and queue.ran > best.ran):
             continue
         count, rows = take(queue, now)
         due = held_until(queue, rows)
         if due > now:
             again = min(again, due)
-            continue
-        key = (queue.round >= lane.round, queue.waiting[0].deadline - queue.expected(rows))
-        if best is None or key < best_key:
-            best, best_key, best_count, best_rows = queue, key, count, rows
+        elif best is None or queue.ran < best.ran or queue.earliest() < best.earliest():
+            best, best_count, best_rows = queue, count, rows
     return best, best_count, best_rows, again

@@ -173,10 +173,8 @@ class Dispatcher:
         else:
             requests = tuple([waiting.popleft() for _ in range(count)])
         queue.rows -= rows
-        if queue.round >= lane.round:
-            lane.round += 1
-        queue.round = lane.round
         self._batches += 1
+        queue.ran = self._batches
         lane.batch = Batch(self._batches, queue, requests, rows, now)
         lane.free_at = now + queue.expected(rows)
         commands.append(Run(lane.id, self._batches, queue.model, requests))

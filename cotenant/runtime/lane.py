@@ -31,8 +31,8 @@ class Queue:
         "linger",
         "model",
         "pace",
+        "ran",
         "ratio",
-        "round",
         "rows",
         "unordered",
         "waiting",
@@ -42,7 +42,7 @@ class Queue:
         self.model = spec.model
         self.waiting: deque[Request] = deque()
         self.rows = 0  # of all that wait
-        self.round = -1  # the last round of the lane in which this queue had a batch
+        self.ran = 0  # the number of its last batch: who ran longest ago is next
         self.unordered = False  # whether some request may have an earlier deadline than the first
         self.ratio = 1.0  # observed over predicted latency, smoothed
         self.deviation = 0.0  # and how far it strays
@@ -124,14 +124,13 @@ class Batch:
 class Lane:
     """A partition at run time: a queue for each of its models, and at most one batch in flight."""
 
-    __slots__ = ("batch", "draining", "free_at", "id", "queues", "round", "up", "wake")
+    __slots__ = ("batch", "draining", "free_at", "id", "queues", "up", "wake")
 
     def __init__(self, spec: LaneSpec) -> None:
         self.id = spec.id
         self.queues = {model.model: Queue(model) for model in spec.models}
         self.batch: Batch | None = None
         self.free_at = 0.0  # when the batch in flight is expected to end
-        self.round = 0
         self.up = False
         self.draining = False
         self.wake = math.inf  # the earliest time at which a Woke is due

@@ -1,0 +1,6 @@
+"""python -m cotenant"""
+
+from cotenant.cli import main
+
+if __name__ == "__main__":
+    main()
