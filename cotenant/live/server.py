@@ -19,6 +19,7 @@ from cotenant.errors import (
     CotenantError,
     FailedError,
     InvalidError,
+    ModelError,
     NotFoundError,
     RequestError,
     UnavailableError,
@@ -347,15 +348,13 @@ class Server:
         try:
             site = await self._prepare(placed | {name})
             if name in site.broken:
-                raise FailedError(f"failed to load '{name}': {site.broken[name]}")
-            if name in site.plan.unserved and not site.plan.rate(name):
-                raise FailedError(
-                    f"failed to load '{name}': no share of the devices is free that serves it within its target; "
+                raise ModelError(site.broken[name])
+            if not site.plan.rate(name):
+                raise ModelError(
+                    "no share of the devices is free that serves it within its target; "
                     "unload another model, or give it more time"
                 )
             await self.apply(site)
-        except RequestError:
-            raise
         except CotenantError as error:
             raise FailedError(f"failed to load '{name}': {error}") from None
         finally:

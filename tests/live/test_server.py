@@ -1,0 +1,210 @@
+"""The whole server in one process, with real workers and the stock client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+import uvloop
+from tritonclient.utils import InferenceServerException
+
+from cotenant.backends.cpu import Cpu
+from cotenant.core.tensor import Tensor
+from cotenant.errors import FailedError, RequestError
+from cotenant.live.http import HttpServer
+from cotenant.live.oip import InferRequest, InferResponse
+from cotenant.live.page import page
+from cotenant.live.rpc import RpcServer
+from cotenant.live.server import Server, Site
+from tests.live.site import repository, site
+
+PATIENCE = 20.0
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    uvloop.run(asyncio.wait_for(main, 3 * PATIENCE))
+
+
+@asynccontextmanager
+async def started(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -> AsyncIterator[Server]:
+    async def prepare(wanted: Collection[str]) -> Site:
+        if not (root / "identity").exists():
+            raise FailedError("the repository is gone")
+        return site(root, tuple(sorted(wanted)))
+
+    server = Server(site(root, names), Cpu(), prepare)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.drain(1.0)
+        await server.stop(1.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def ask(server: Server, model: str, *tensors: Tensor) -> InferResponse | RequestError:
+    answered: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
+    server.infer(InferRequest(model=model, inputs=tensors), answered.set_result)
+    return await asyncio.wait_for(answered, PATIENCE)
+
+
+def floats(rows: int = 1) -> Tensor:
+    data = np.arange(16 * rows, dtype=np.float32)
+    return Tensor("x", "FP32", (rows, 16), data.tobytes())
+
+
+def indices(*values: int) -> Tensor:
+    return Tensor("x", "INT64", (1, len(values)), np.array(values, np.int64).tobytes())
+
+
+def use(client: Any, module: Any) -> None:
+    """Every step blocks: in a thread of its own."""
+    x = np.arange(16, dtype=np.float32).reshape(1, 16)
+    given = module.InferInput("x", x.shape, "FP32")
+    given.set_data_from_numpy(x)
+    result = client.infer("identity", [given])
+    assert result.as_numpy("y").tolist() == x.tolist()
+    assert client.is_model_ready("identity")
+    assert not client.is_model_ready("broken")
+    client.unload_model("identity")
+    assert not client.is_model_ready("identity")
+    with pytest.raises(InferenceServerException, match="no partition holds the model"):
+        client.infer("identity", [given])
+    client.load_model("identity")
+    assert client.infer("identity", [given]).as_numpy("y").tolist() == x.tolist()
+    with pytest.raises(InferenceServerException, match="failed to load"):
+        client.load_model("nowhere")
+    client.close()
+
+
+def test_stock_clients_are_answered_by_real_workers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            http, rpc = HttpServer(server, page=lambda: page(server), status=server.status), RpcServer(server)
+            address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
+            grpc_address = f"127.0.0.1:{await rpc.listen('127.0.0.1', 0)}"
+            try:
+                for client, module in (
+                    (triton_http.InferenceServerClient(address), triton_http),
+                    (triton_grpc.InferenceServerClient(grpc_address), triton_grpc),
+                ):
+                    await asyncio.to_thread(use, client, module)
+            finally:
+                await http.stop(1.0)
+                await rpc.stop(1.0)
+
+    run(main())
+
+
+def test_one_bad_request_hurts_no_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            wanted: list[Awaitable[InferResponse | RequestError]] = [
+                ask(server, "lookup", indices(n % 4, 9 if n == 7 else 1)) for n in range(24)
+            ]
+            answers = await asyncio.gather(*wanted)
+            bad = [n for n, answer in enumerate(answers) if isinstance(answer, RequestError)]
+            assert bad == [7]
+            assert isinstance(answers[7], FailedError)
+            good = answers[3]
+            assert isinstance(good, InferResponse)
+            assert good.outputs[0].array().tolist() == [[30.0, 10.0]]
+
+    run(main())
+
+
+def test_a_killed_worker_costs_no_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            (worker,) = [w for w in server.status().workers if "identity" in w.models]
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+            answers = await asyncio.gather(*(ask(server, "identity", floats()) for _ in range(8)))
+            assert all(isinstance(answer, InferResponse) for answer in answers)
+            assert [w.restarts for w in server.status().workers if "identity" in w.models] == [1]
+
+    # The worker is killed before anybody has noticed, so the first requests are sent to a dead one and tried again.
+    run(main())
+
+
+def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        root = repository(tmp_path)
+        async with started(root, ("identity",)) as server:
+            answers: list[InferResponse | RequestError] = []
+            changing = True
+
+            async def keep_asking() -> None:
+                while changing:
+                    answers.append(await ask(server, "identity", floats()))
+
+            asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
+            await server.load("lookup", {})
+            assert {entry.name for entry in server.index(ready=True)} == {"identity", "lookup"}
+            before = len(answers)
+            await until(lambda: len(answers) > before + 20)
+            await server.unload("lookup", {})
+            changing = False
+            await asyncio.gather(*asking)
+            assert all(isinstance(answer, InferResponse) for answer in answers)
+            # What was left over is gone.
+            await until(lambda: len(server.status().workers) == 1)
+
+    run(main())
+
+
+def test_drain_answers_what_was_taken_and_refuses_the_rest(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            taken = [asyncio.create_task(ask(server, "identity", floats())) for _ in range(5)]
+            await asyncio.sleep(0)
+            await server.drain(PATIENCE)
+            assert all(isinstance(answer, InferResponse) for answer in await asyncio.gather(*taken))
+            with pytest.raises(RequestError, match="shutting down"):
+                await ask(server, "identity", floats())
+
+    run(main())
+
+
+def test_large_and_small_tensors_come_back_as_they_went(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            rows = server.model("identity").max_batch_size
+            for count in {1, rows}:
+                answer = await ask(server, "identity", floats(count))
+                assert isinstance(answer, InferResponse)
+                assert bytes(answer.outputs[0].data) == floats(count).data
+            free = server.allocate(1)
+            assert free is not None
+
+    run(main())
+
+
+def test_what_people_and_programs_see(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            await ask(server, "identity", floats())
+            assert 'cotenant_goodput_total{model="identity",version="1"} 1' in server.metrics()
+            assert "identity" in page(server)
+            assert server.statistics("identity")[0]["inference_count"] == 1
+            states = {entry.name: entry.state for entry in server.index()}
+            assert states == {"identity": "READY", "lookup": "READY", "broken": "UNAVAILABLE"}
+            config = server.config("identity")
+            assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [16]}]
+            assert config["max_batch_size"] == server.model("identity").max_batch_size
+
+    run(main())
