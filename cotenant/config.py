@@ -18,7 +18,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, read_profiles
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import PLANNERS, Objective, Problem
-from cotenant.predictors import Alone, Interference
+from cotenant.predictors import Alone, Interference, Margin
 
 Hold = Literal["bucket", "quota"]
 BackendName = Literal["cpu", "fake"]
@@ -135,7 +135,8 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     profiles: str | None = None
     planner: str = "elastic"
     objective: str | None = None
-    interference: Any = "alone"
+    # Processors share caches, memory bandwidth and, where there are fewer cores than threads, cores.
+    interference: Any = msgspec.field(default_factory=lambda: {"model": "margin", "factor": 1.2})
     backend: str = "cpu"
     grace: str | int | float = "10s"
     log: str | None = None
@@ -280,9 +281,15 @@ def _address(entry: _HttpEntry | _GrpcEntry | _MetricsEntry, place: str) -> Addr
 
 
 def _interference(value: Any, place: str) -> Interference:
-    if value != "alone":
-        raise ConfigError(f"{place}: {value!r} is not known; take 'alone'")
-    return Alone()
+    if value == "alone":
+        return Alone()
+    if isinstance(value, dict) and value.get("model") == "margin":
+        unknown = [key for key in value if key not in ("model", "factor")]
+        factor = value.get("factor")
+        if unknown or not isinstance(factor, int | float) or not 1 <= factor < float("inf"):
+            raise ConfigError(f'{place}: a margin has a factor of at least 1: {{ model = "margin", factor = 1.2 }}')
+        return Margin(float(factor))
+    raise ConfigError(f"{place}: {value!r} is not known; take 'alone' or {{ model = \"margin\", factor = 1.2 }}")
 
 
 def _one_of(value: str, literal: Any, place: str) -> Any:

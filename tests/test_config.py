@@ -8,6 +8,7 @@ import pytest
 from cotenant.config import Address, ModelSettings, read_problem, read_profiles_file, read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.errors import ConfigError
+from cotenant.predictors import Load
 
 PROFILE = """model,kind,share_pct,batch,latency_ms,memory_mib
 resnet50,v100,20,1,4.258,1420
@@ -73,7 +74,8 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ("rate = 200", "rate = 1\nattainment = 1.5", "models[0].attainment: 1.5 must lie above 0 and at most at 1"),
         ("rate = 200", "rate = 1\nlinger = 5", "models[0].linger: '5' has no unit of time"),
         ('"devices"', '"speed"', "objective: 'speed' is not known; take 'devices' or 'rate'"),
-        ('"alone"', '"linear"', "interference: 'linear' is not known; take 'alone'"),
+        ('"alone"', '"linear"', "interference: 'linear' is not known; take 'alone' or"),
+        ('"alone"', '{ model = "margin", factor = 0.5 }', "interference: a margin has a factor of at least 1: {"),
         ("count = 4", "count = -4", "kind 'v100': a count of -4 must be at least 0"),
         ("count = 4", "count = 4.5", "devices[0].count: Expected `int | null`, got `float`"),
         ('"32GiB"', "32", "devices[0].memory: '32' has no unit of memory; write it as"),
@@ -93,6 +95,13 @@ def test_a_mistake_in_a_problem_is_named_with_its_place(tmp_path: Path, old: str
     path = written(tmp_path, PROBLEM.replace(old, new, 1))
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
         read_problem(path)
+
+
+def test_a_margin_slows_those_with_neighbours(tmp_path: Path) -> None:
+    path = written(tmp_path, PROBLEM.replace('"alone"', '{ model = "margin", factor = 1.25 }', 1))
+    interference = read_problem(path).interference
+    load = Load("resnet50", 4, 500)
+    assert (interference.slowdown(load, ()), interference.slowdown(load, (load,))) == (1.0, 1.25)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

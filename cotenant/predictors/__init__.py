@@ -27,3 +27,12 @@ class Alone:
 
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         return 1.0
+
+
+class Margin(msgspec.Struct, frozen=True):
+    """Any neighbours slow a model by the same factor: not a prediction, but room left for one that is missing."""
+
+    factor: float
+
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        return self.factor if neighbours else 1.0
