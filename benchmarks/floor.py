@@ -1,25 +1,19 @@
-"""What a small JSON infer costs the HTTP layer alone, beside the least that any asyncio server in Python costs.
-
-The floor is raw uvicorn with an ASGI app that reads the body and answers fixed bytes. Ours parses, checks and answers
-through a core that computes the identity in process. Runs alternate; the figure is the median of the rounds.
-"""
+"""What the server is measured against: raw uvicorn, the least that any asyncio server in Python costs; and our HTTP
+layer alone, before a core that computes the identity in process."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import statistics
 import sys
 from typing import Any
 
 import uvicorn
 import uvloop
 
-from benchmarks.harness import SMALL, drive, serving
 from cotenant.live.http import HttpServer
 from tests.live.stub import StubCore
 
-ROUNDS = 5
 ANSWER = (
     b'{"model_name":"identity","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,1],"data":[1]}]}'
 )
@@ -45,7 +39,7 @@ async def serve_raw() -> None:
     await task
 
 
-async def serve_ours() -> None:
+async def serve_layer() -> None:
     core = StubCore()
     core.keep_requests = False
     server = HttpServer(core)
@@ -54,25 +48,5 @@ async def serve_ours() -> None:
     await asyncio.Event().wait()
 
 
-def main() -> None:
-    costs: dict[str, list[float]] = {"raw": [], "ours": []}
-    with serving("-m", "benchmarks.floor", "raw") as floor, serving("-m", "benchmarks.floor", "ours") as ours:
-        for pid, url in (floor, ours):
-            drive(pid, f"{url}/v2/models/identity/infer", SMALL, seconds=1)
-        for _ in range(ROUNDS):
-            for name, (pid, url) in {"raw": floor, "ours": ours}.items():
-                load = drive(pid, f"{url}/v2/models/identity/infer", SMALL, seconds=2)
-                assert not load.errors
-                costs[name].append(load.cpu * 1e6)
-    least, cost = (statistics.median(costs[name]) for name in ("raw", "ours"))
-    print(
-        f"floor: {cost:.1f} µs of processor time for a small JSON infer in the HTTP layer, "
-        f"raw uvicorn {least:.1f} µs ({cost / least:.2f} times)"
-    )
-
-
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        main()
-    else:
-        uvloop.run(serve_raw() if sys.argv[1] == "raw" else serve_ours())
+    uvloop.run({"raw": serve_raw, "layer": serve_layer}[sys.argv[1]]())

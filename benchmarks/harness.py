@@ -1,4 +1,4 @@
-"""What the HTTP benchmarks share: a server process, `wrk` to drive it, and the processor time that it took."""
+"""What the benchmarks of the server share: one on a repository of its own, `wrk` to drive it, and what it used."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from cotenant.core.profile import Point, Profile, write_profiles
+from cotenant.core.units import WHOLE
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
 SMALL = json.dumps(
     {"inputs": [{"name": "x", "shape": [1, 16], "datatype": "FP32", "data": [n + 0.5 for n in range(16)]}]}
 ).encode()
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 def large(size: int) -> tuple[bytes, dict[str, str]]:
@@ -29,6 +33,57 @@ def large(size: int) -> tuple[bytes, dict[str, str]]:
     return head + bytes(size), {"Inference-Header-Content-Length": str(len(head))}
 
 
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A model to serve. make: writes its file. latencies: seconds by batch, said rather than measured. slo: seconds.
+    rate: requests/s."""
+
+    make: Callable[[Path], object]
+    latencies: Mapping[int, float]
+    slo: float
+    rate: float
+
+
+@contextmanager
+def cotenant(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[tuple[int, str]]:
+    """`cotenant serve` with these models on one whole device: pid and URL."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        entries = []
+        for model, served in models.items():
+            folder = root / "models" / model / "1"
+            folder.mkdir(parents=True)
+            served.make(folder / "model.onnx")
+            entries.append(f'[[models]]\nname = "{model}"\nslo = "{served.slo}s"\nrate = {served.rate}\n')
+        profiles = [
+            Profile(
+                model,
+                backend,
+                [Point(share=WHOLE, batch=n, latency=latency, memory=0) for n, latency in served.latencies.items()],
+            )
+            for model, served in models.items()
+        ]
+        (root / "profiles.csv").write_text(write_profiles(profiles))
+        head = f'backend = "{backend}"\nprofiles = "profiles.csv"\n[cpu]\ncuts = [100]\n'
+        (root / "settings.toml").write_text(head + "".join(entries))
+        with started("-m", "cotenant", "serve", f"{root}/settings.toml", "--port=0", "--json") as (pid, line):
+            yield pid, f"http://{json.loads(line)['addresses']['http']}"
+
+
+@contextmanager
+def started(*command: str) -> Iterator[tuple[int, str]]:
+    """A Python program that says one line when it is up: its pid, and the line."""
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        if not line:
+            sys.exit(f"{' '.join(command)} did not start")
+        yield process.pid, line
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """cpu: seconds of processor time of the server and its children for one request. latency: median, in seconds."""
 
@@ -37,6 +92,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float
     latency: float
     errors: int
+
+    @property
+    def rate(self) -> float:
+        return self.requests / self.seconds
 
 
 def drive(
@@ -82,34 +141,27 @@ def drive(
 
 def processor_time(pid: int) -> float:
     """Seconds that a process and its living descendants have used, in user and in kernel mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return (int(fields[11]) + int(fields[12])) / _TICK + sum(processor_time(int(child)) for child in children)
+    fields = (Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in _tree(pid))
+    return sum(int(field[11]) + int(field[12]) for field in fields) / _TICK
 
 
-@contextmanager
-def serving(*command: str) -> Iterator[tuple[int, str]]:
-    """A server process that says its URL in its first line: its pid, and the URL."""
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        if not url.startswith("http://"):
-            sys.exit(f"{' '.join(command)} did not start")
-        yield process.pid, url
-    finally:
-        process.terminate()
-        process.wait(10)
+def memory(pid: int) -> int:
+    """Bytes that a process and its living descendants hold, each with its part of what they share."""
+    texts = (Path(f"/proc/{each}/smaps_rollup").read_text() for each in _tree(pid))
+    return sum(int(re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)[0]) << 10 for text in texts)
 
 
-@contextmanager
-def target() -> Iterator[tuple[int, str]]:
-    """The server to measure: pid and URL. The one that the command line names, or our HTTP layer before a core in
-    process."""
-    if len(sys.argv) == 3:
-        yield int(sys.argv[2]), sys.argv[1].rstrip("/")
-    elif len(sys.argv) == 1:
-        with serving("-m", "benchmarks.floor", "ours") as served:
-            yield served
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from _tree(int(child))
+
+
+def show(name: str, text: str, **figures: float) -> None:
+    """A benchmark's result: one line for people, or with `--json` one object for programs."""
+    busy = os.getloadavg()[0]
+    if "--json" in sys.argv[1:]:
+        print(json.dumps({"benchmark": name, **figures, "load_average": busy}))
     else:
-        sys.exit("usage: python -m benchmarks.<name> [URL PID]")
+        print(f"{name}: {text}; load average {busy:.1f}")

@@ -23,7 +23,9 @@ async def run(settings: Settings, *, json: bool) -> None:
             site = await preparation.site()
         async with serving(settings, backend, preparation, site) as (_, addresses):
             if json:
-                show_json(msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())}))
+                # In one line: whoever started us reads it, and knows that it has all.
+                up = msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())})
+                show_json(msgspec.json.format(up, indent=-1))
             else:
                 show_site(site, backend.holds())
                 show_addresses(addresses)

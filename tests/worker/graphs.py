@@ -44,6 +44,13 @@ def total(path: Path) -> WorkerModel:
     return _model("total", path, 8, "FP32", (-1, 2))
 
 
+def mean(path: Path, width: int = 16) -> WorkerModel:
+    """y = the mean of each row of `width` floats: much in, little out."""
+    node = helper.make_node("ReduceMean", ["x"], ["y"], axes=[1])
+    _save(path, [node], {"x": (TensorProto.FLOAT, ["n", width])}, {"y": (TensorProto.FLOAT, ["n", 1])})
+    return _model("mean", path, 8, "FP32", (-1, width))
+
+
 def convolutions(path: Path, *, max_batch: int = 32, layers: int = 7, size: int = 32) -> WorkerModel:
     """A network of 3x3 convolutions, about 270 million operations a picture with 7 layers of 32 pixels."""
     rng = np.random.default_rng(0)

@@ -1,0 +1,89 @@
+"""What becomes of goodput, refusals and memory at three times the rate that the plan has room for.
+
+Open-loop Poisson arrivals on the model of `sleep_model`, first at the planned rate and then at three times as much. Once
+as it is, where thousands of requests a second also fill this machine's processors; and once ten times slower, which
+leaves them idle. `--seconds N`: how long each of the four runs takes, 60 by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+import uvloop
+
+from benchmarks.harness import SMALL, cotenant, memory, processor_time, show
+from benchmarks.sleep_model import ceiling, sleeper
+from cotenant.core.model import Model
+from cotenant.live.load import Body, load
+from cotenant.measure.report import ModelReport, Report
+from cotenant.workload.arrivals import independent
+
+OVERLOAD = 3.0
+SETTLED = 10.0  # seconds after which memory should not grow
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """lag: 99th percentile of how late requests were sent, in seconds. busy: processors that the server used.
+    growth: of its memory, once settled, as a fraction."""
+
+    seen: ModelReport
+    lag: float
+    busy: float
+    growth: float
+
+
+async def run(pid: int, url: str, slo: float, rate: float, seconds: float) -> Run:
+    held = []
+
+    def note(report: Report) -> None:
+        if not held or report.seconds <= SETTLED:
+            held[:] = [memory(pid)]
+
+    used = processor_time(pid)
+    models = [Model(name="sleeper", slo=slo)]
+    arrivals = independent({"sleeper": rate}, seconds, seed=0)
+    report = await load(url, models, {"sleeper": Body(content=SMALL)}, arrivals, seconds, on_tick=note)
+    return Run(
+        seen=report.models[0],
+        lag=report.lag or 0.0,
+        busy=(processor_time(pid) - used) / seconds,
+        growth=memory(pid) / held[0] - 1,
+    )
+
+
+def measure(name: str, factor: float, seconds: float) -> None:
+    rate = ceiling(factor)
+    model = sleeper(factor)
+    with cotenant({"sleeper": model}, backend="fake") as (pid, url):
+        uvloop.run(run(pid, url, model.slo, rate, min(seconds, 2.0)))
+        fair, over = (uvloop.run(run(pid, url, model.slo, rate * times, seconds)) for times in (1.0, OVERLOAD))
+    ratio = over.seen.goodput / fair.seen.goodput
+    refusal = over.seen.refusal or 0.0
+    show(
+        name,
+        f"goodput {fair.seen.goodput:,.0f}/s of {fair.seen.offered:,.0f}/s, and {over.seen.goodput:,.0f}/s of "
+        f"{over.seen.offered:,.0f}/s ({ratio:.1%}); 99 % of refusals within {refusal * 1e3:.1f} ms; memory grew by "
+        f"{over.growth:.1%}; the server used {over.busy:.2f} processors, and 99 % were sent within "
+        f"{over.lag * 1e3:.1f} ms of their time",
+        goodput=fair.seen.goodput,
+        goodput_overload=over.seen.goodput,
+        ratio=ratio,
+        refusal_p99_ms=refusal * 1e3,
+        memory_growth=over.growth,
+        busy=over.busy,
+        lag_p99_ms=over.lag * 1e3,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--json", action="store_true")
+    seconds = parser.parse_args().seconds
+    measure("overload", 1.0, seconds)
+    measure("overload_slow", 10.0, seconds)
+
+
+if __name__ == "__main__":
+    main()

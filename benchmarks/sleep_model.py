@@ -1,0 +1,47 @@
+"""Answers per second of a model that sleeps 4 ms and 0.1 ms a row, in batches of at most 32, to 64 closed-loop callers
+who want their answers within 50 ms; next to what such a model can do at most."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.harness import SMALL, Served, cotenant, drive, show
+from tests.worker import graphs
+
+ROUNDS = 3
+BATCH = 32
+CONNECTIONS = 64
+
+
+def sleeper(factor: float = 1.0) -> Served:
+    """Its latencies times `factor`, and a target that is 50 ms times as much."""
+    latencies = {rows: (0.004 + 0.0001 * rows) * factor for rows in (1, BATCH)}
+    return Served(make=graphs.identity, latencies=latencies, slo=0.05 * factor, rate=ceiling(factor))
+
+
+def ceiling(factor: float = 1.0) -> float:
+    """Answers/s of full batches without a gap."""
+    return BATCH / ((0.004 + 0.0001 * BATCH) * factor)
+
+
+def main() -> None:
+    with cotenant({"sleeper": sleeper()}, backend="fake") as (pid, url):
+        address = f"{url}/v2/models/sleeper/infer"
+        drive(pid, address, SMALL, connections=CONNECTIONS, seconds=1)
+        loads = [drive(pid, address, SMALL, connections=CONNECTIONS) for _ in range(ROUNDS)]
+    rate = statistics.median(load.rate for load in loads)
+    cpu = statistics.median(load.cpu for load in loads)
+    errors = sum(load.errors for load in loads)
+    show(
+        "sleep_model",
+        f"{rate:,.0f} answers/s, {rate / ceiling():.1%} of the ceiling of {ceiling():,.0f}; {cpu * 1e6:.0f} µs of "
+        f"processor time each, {errors} errors",
+        rate=rate,
+        ceiling=ceiling(),
+        cpu_us=cpu * 1e6,
+        errors=errors,
+    )
+
+
+if __name__ == "__main__":
+    main()
