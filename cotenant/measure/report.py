@@ -35,6 +35,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     p99: float | None = msgspec.field(name="p99_s")
     p999: float | None = msgspec.field(name="p999_s")
     ends: dict[str, int]
+    refusal: float | None = msgspec.field(name="refusal_p99_s", default=None)
     batch: float | None = None
     predicted: float | None = msgspec.field(name="predicted_s", default=None)
     observed: float | None = msgspec.field(name="observed_s", default=None)
@@ -55,6 +56,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             p99=_known(latency.quantile(0.99)),
             p999=_known(latency.quantile(0.999)),
             ends={"served": tally.served} | {outcome.value: count for outcome, count in tally.ends.items()},
+            refusal=_known(tally.refusal.quantile(0.99)),
             batch=tally.rows / tally.batches if tally.batches else None,
             predicted=tally.predicted / tally.batches if tally.batches else None,
             observed=tally.observed / tally.batches if tally.batches else None,

@@ -75,12 +75,14 @@ class Histogram:
 class Tally:
     """The ends of one model's requests, and its batches.
 
-    latency: of the served, from arrival to answer. on_time: how many of them met their deadline.
+    latency: of the served, from arrival to answer; refusal: of the refused, likewise. on_time: how many of the served
+    met their deadline.
     ends: the others, by outcome. batches, rows: run so far; predicted, observed: seconds that they took together.
     """
 
     def __init__(self) -> None:
         self.latency = Histogram()
+        self.refusal = Histogram()
         self.on_time = 0
         self.ends = {outcome: 0 for outcome in Outcome if outcome is not Outcome.SERVED}
         self.batches = 0
@@ -94,6 +96,8 @@ class Tally:
             self.on_time += sum([request.deadline >= now for request in requests])
         else:
             self.ends[outcome] += len(requests)
+            if outcome is Outcome.REFUSED:
+                self.refusal.extend([now - request.arrived for request in requests])
 
     def ran(self, rows: int, predicted: float, observed: float) -> None:
         """A batch is done. predicted, observed: how long it was to take and took, in seconds."""
