@@ -13,6 +13,7 @@ import msgspec
 from cotenant.backends import Backend
 from cotenant.cli.prepare import Preparation
 from cotenant.config import Settings
+from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
 from cotenant.live.http import HttpServer
 from cotenant.live.page import page
@@ -37,6 +38,9 @@ async def serving(
     Sockets come first, so that a port in use is known before any model is loaded. The second SIGINT or SIGTERM, or one
     that comes while it stops, ends everything at once.
     """
+    if not any(site.plan.placements()):
+        wanted = ", ".join(f"{name} within {show_seconds(it.model.slo)}" for name, it in site.offered.items())
+        raise ConfigError(f"no model can be served within its target ({wanted}); give them more time with `slo`")
     with ExitStack() as files:
         log = None
         if settings.log is not None:

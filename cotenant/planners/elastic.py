@@ -103,14 +103,15 @@ class _Fleet:
                 continue
             share = want.share if want.share <= free and not last else legal[-1]
             rate = min(want.rate, self._rates(model, kind).get(share, 0.0))
-            # Beside neighbours a share carries less than alone: halve until it fits, at most to an eighth.
-            for part in (1.0, 0.5, 0.25, 0.125):
-                cut = Cut(share, {model: rate * part})
-                if rate and fits(self.problem, kind, [*bin_.cuts, cut]):
-                    if not bin_.cuts:
-                        self.bins.append(bin_)
-                    bin_.cuts.append(cut)
-                    return rate * part
+            # Beside neighbours a share carries less than alone: take more of it, or else put less there.
+            for part in (1.0, 0.5, 0.25, 0.125) if rate else ():
+                for size in [cut for cut in legal if cut >= share]:
+                    cut = Cut(size, {model: rate * part})
+                    if fits(self.problem, kind, [*bin_.cuts, cut]):
+                        if not bin_.cuts:
+                            self.bins.append(bin_)
+                        bin_.cuts.append(cut)
+                        return rate * part
         return 0.0
 
     def _merge(self, model: str, want: _Want, kind: Kind) -> float:
@@ -155,7 +156,9 @@ class _Fleet:
         if choice is None:
             return 0.0
         bin_, cut, grown = choice
-        bin_.cuts[bin_.cuts.index(cut)] = grown
+        # No larger than it must be: others come after.
+        sizes = (Cut(size, grown.rates) for size in bin_.kind.cuts if cut.share <= size < grown.share)
+        bin_.cuts[bin_.cuts.index(cut)] = next((smaller for smaller in sizes if self._fits(bin_, cut, smaller)), grown)
         return best
 
     def _room(self, bin_: Bin, cut: Cut, size: int, model: str) -> float:
