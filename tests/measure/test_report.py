@@ -44,9 +44,23 @@ def test_a_report_says_what_became_of_each_model() -> None:
     assert digits.batch == 50
     assert digits.predicted == pytest.approx(0.007)
     assert digits.observed == pytest.approx(0.0075)
-    assert not digits.kept
     assert idle.attainment is idle.p99 is idle.batch is None
     assert idle.kept
+
+
+@pytest.mark.parametrize(
+    ("missed", "arrived", "kept"),
+    [(1, 55, True), (3, 55, False), (2, 100, True), (6, 100, False), (1100, 100_000, False), (1000, 100_000, True)],
+)
+def test_a_promise_is_broken_where_chance_does_not_explain_what_was_missed(
+    missed: int, arrived: int, kept: bool
+) -> None:
+    tally = Tally()
+    for number in range(arrived):
+        done = 1.030 if number < missed else 1.010
+        tally.ended((Request(number, "digits", 1.0, 1.025),), Outcome.SERVED, done)
+    (row,) = Report.of("live", MODELS[:1], {"digits": tally}, 10.0).models
+    assert row.kept is kept
 
 
 def test_a_report_survives_its_file() -> None:
