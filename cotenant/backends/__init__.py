@@ -38,6 +38,10 @@ class Backend(Protocol):
         """In a few words, for people: what holds a worker to its share."""
         ...
 
+    def size(self) -> str:
+        """In words that change when it does: what one device amounts to."""
+        ...
+
     def open(self, lane: str, share: int) -> Launch:
         """Set a partition of that share (‰) up, for a worker that is about to start."""
         ...

@@ -28,7 +28,7 @@ class Cpu:
 
     name = "cpu"
 
-    def __init__(self, *, hold: Literal["bucket", "quota"] = "bucket", reserve: float = 0.1) -> None:
+    def __init__(self, *, hold: Literal["bucket", "quota"] = "bucket", reserve: float = 0.0) -> None:
         if not 0 <= reserve < 1:
             raise ConfigError(f"reserve: {reserve:g} is no fraction of the cores; give 0 or more, and less than 1")
         self._hold = hold
@@ -50,6 +50,9 @@ class Cpu:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         memory = int(min(installed, cgroup.memory()))
         return (Kind(name="cpu", memory=memory, cuts=tuple(range(CUT, WHOLE + 1, CUT))),)
+
+    def size(self) -> str:
+        return f"{self.capacity:.3f} processor seconds per second on {len(self.cores)} cores"
 
     def holds(self) -> str:
         if self._hold == "quota":

@@ -16,6 +16,9 @@ class Fake:
     def fleet(self) -> tuple[Kind, ...]:
         return self._kinds
 
+    def size(self) -> str:
+        return "none"
+
     def holds(self) -> str:
         return "nothing: workers sleep for the profiled time"
 

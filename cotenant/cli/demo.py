@@ -39,7 +39,7 @@ async def run(
 ) -> None:
     async with interruptible():
         built = await asyncio.to_thread(build_zoo, repository, None, seed, quiet=json)
-        settings = _settings(repository, port, planner)
+        settings = demo_settings(repository, port, planner)
         backend = backend_of(settings)
         with profile_progress() as progress:
             preparation = Preparation(settings, backend, progress)
@@ -85,7 +85,7 @@ def build_zoo(repository: Path, names: Iterable[str] | None, seed: int, *, quiet
     return built
 
 
-def _settings(repository: Path, port: int, planner: str | None) -> Settings:
+def demo_settings(repository: Path, port: int, planner: str | None) -> Settings:
     """The zoo's targets; rates in the zoo's proportions, as large as the machine can serve."""
     known = read_settings(None)
     http, grpc, metrics = (

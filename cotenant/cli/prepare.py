@@ -114,7 +114,7 @@ class Preparation:
             str(msgspec.json.encode(entry.config.fields)),
             cache.machine(),
             self._backend.holds(),
-            f"{self._settings.reserve}",
+            self._backend.size(),
             f"cotenant {__version__}, onnxruntime {onnxruntime.__version__}",
             str(Grid()),
         )

@@ -50,7 +50,7 @@ async def serving(
                 raise ConfigError(f"{settings.log}: cannot write the event log: {error.strerror}") from None
         server = Server(site, backend, preparation.site, log=log)
         http = HttpServer(server, page=lambda: page(server), status=server.status)
-        metrics, rpc = HttpServer(server), RpcServer(server)
+        metrics, rpc = HttpServer(server, only_metrics=True), RpcServer(server)
         try:
             addresses = Addresses(
                 http=_address(settings.http.host, await http.listen(settings.http.host, settings.http.port)),

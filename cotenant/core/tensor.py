@@ -56,7 +56,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A model as the protocol describes it.
 
-    max_batch_size: the largest first dimension; 0 where the model has no batch dimension.
+    max_batch_size: the largest first dimension; 0 where the model has no batch dimension. labels: names of the classes
+    of an output, by its name.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
+    labels: dict[str, tuple[str, ...]] = {}
 
 
 def nbytes(datatype: str, shape: tuple[int, ...]) -> int:

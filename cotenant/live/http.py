@@ -492,7 +492,10 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class HttpServer:
-    """Serves a core. page: makes what is shown at ``/``; status: what ``/cotenant/status`` answers, as JSON."""
+    """Serves a core. page: makes what is shown at ``/``; status: what ``/cotenant/status`` answers, as JSON.
+
+    only_metrics: offers nothing else, for an address that more people may reach.
+    """
 
     def __init__(
         self,
@@ -500,11 +503,13 @@ class HttpServer:
         *,
         page: Callable[[], str] | None = None,
         status: Callable[[], Any] | None = None,
+        only_metrics: bool = False,
         limits: Limits | None = None,
     ) -> None:
         self.core = core
         self.page = page
         self.status = status
+        self.only_metrics = only_metrics
         self.limits = limits or Limits()
         self.buffer = memoryview(bytearray(_RECEIVE))
         self.connections: set[_Connection] = set()
@@ -631,7 +636,10 @@ class HttpServer:
         except KeyError:
             if len(self._routes) >= _ROUTES:
                 self._routes.clear()
-            route = self._routes[url] = _find(url)
+            route = _find(url)
+            if self.only_metrics and route is not None and HttpServer._metrics not in route.handlers.values():
+                route = None
+            self._routes[url] = route
             return route
 
     # What the addresses answer. Each gets the route and the body.

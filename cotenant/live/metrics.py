@@ -41,7 +41,8 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
 Sample = tuple[str, dict[str, str], float]  # what is added to the name of the family, labels, value
 
 
-def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading]) -> str:
+def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, holds: str) -> str:
+    """backend: its name; holds: in words, what holds workers to their shares."""
     models, lanes = list(models), list(lanes)
     waiting = {model.name: sum(lane.waiting.get(model.name, 0) for lane in lanes) for model in models}
     lines: list[str] = []
@@ -124,6 +125,12 @@ def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading]) -> s
                 for sample in _summary({"lane": lane, "model": m.name}, total)
             ],
         )
+    family(
+        "cotenant_backend_info",
+        "gauge",
+        "What runs the partitions, and what holds them to their shares.",
+        [("", {"backend": backend, "holds": holds}, 1)],
+    )
     for name, kind, text, reading in _PARTITION:
         by_lane(f"cotenant_partition_{name}", kind, text, reading)
     family(

@@ -55,7 +55,7 @@ class RequestedOutput(msgspec.Struct, frozen=True):
 class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     """outputs: those asked for; empty: all. timeout: seconds from now, None for the model's own target.
 
-    priority: 0 is the most urgent.
+    patience: seconds after which the caller will have gone, if known. priority: 0 is the most urgent.
     """
 
     model: str
@@ -64,6 +64,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Tensor, ...]
     outputs: tuple[RequestedOutput, ...] = ()
     timeout: float | None = None
+    patience: float | None = None
     priority: int = 0
     parameters: Parameters = {}
 
@@ -240,7 +241,12 @@ def chosen(request: InferRequest, response: InferResponse, info: ModelInfo) -> S
     given = {tensor.name: tensor for tensor in response.outputs}
     try:
         return [
-            classify(given[wanted.name], wanted.classification, batched=info.max_batch_size > 0)
+            classify(
+                given[wanted.name],
+                wanted.classification,
+                batched=info.max_batch_size > 0,
+                labels=info.labels.get(wanted.name, ()),
+            )
             if wanted.classification
             else given[wanted.name]
             for wanted in request.outputs
@@ -249,8 +255,9 @@ def chosen(request: InferRequest, response: InferResponse, info: ModelInfo) -> S
         raise FailedError(f"model {info.name!r} gave no output {error}") from None
 
 
-def classify(tensor: Tensor, count: int, *, batched: bool) -> Tensor:
-    """The `count` highest values, as Triton's classification extension writes them: BYTES ``score:index``.
+def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str] = ()) -> Tensor:
+    """The `count` highest values, as Triton's classification extension writes them: BYTES ``score:index``, and
+    ``:label`` where the class has one.
 
     Of each row where there are rows, else of the whole tensor. Only for the datatypes of FORMATS.
     """
@@ -259,12 +266,12 @@ def classify(tensor: Tensor, count: int, *, batched: bool) -> Tensor:
     size = len(flat) // max(rows, 1)
     count = min(count, size)
     form = "{:f}:{}" if tensor.datatype in ("FP32", "FP64") else "{:d}:{}"
-    labels = [
-        form.format(row[index], index).encode()
+    best = [
+        (form.format(row[index], index) + (f":{labels[index]}" if index < len(labels) else "")).encode()
         for row in (flat[n * size : (n + 1) * size] for n in range(rows))
         for index in heapq.nlargest(count, range(size), key=row.__getitem__)
     ]
-    return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack(labels))
+    return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack(best))
 
 
 def values(tensor: Tensor) -> tuple[Any, ...]:

@@ -398,8 +398,6 @@ def _one_or_all(value: Any) -> str | list[str] | None:
 def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequest:
     parameters = _parameters(message.parameters)
     timeout, priority = scheduling(parameters)
-    if remaining is not None and (timeout is None or remaining < timeout):
-        timeout = max(remaining, 0.0)
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidError(f"{len(message.inputs)} inputs, but {len(raw)} raw_input_contents; give one to each or none")
@@ -434,6 +432,7 @@ def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequ
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         timeout=timeout,
+        patience=None if remaining is None else max(remaining, 0.0),
         priority=priority,
         parameters=parameters,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -389,7 +390,9 @@ class Server:
         return _settled(_LOG, update, "log setting")
 
     def metrics(self) -> str:
-        return render(self._statistics.values(), self.readings())
+        return render(
+            self._statistics.values(), self.readings(), backend=self._backend.name, holds=self._backend.holds()
+        )
 
     def readings(self) -> list[LaneReading]:
         """The partitions at this moment."""
@@ -426,7 +429,10 @@ class Server:
             request.model,
             request.inputs,
             answered,
-            within=model.slo if request.timeout is None else request.timeout,
+            within=min(
+                model.slo if request.timeout is None else request.timeout,
+                math.inf if request.patience is None else request.patience,
+            ),
             size=request.inputs[0].shape[0] if info.max_batch_size else 1,
             priority=request.priority,
         )

@@ -25,8 +25,7 @@ def machine() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    return f"{os.cpu_count()} x {model}"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
 
 
 def key(model: Path, *circumstances: str) -> str:

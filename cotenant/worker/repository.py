@@ -290,6 +290,7 @@ def describe(entry: Entry) -> ModelInfo:
         inputs=_agree(entry, "input", entry.config.input, inputs, lead),
         outputs=_agree(entry, "output", entry.config.output, outputs, lead),
         max_batch_size=max_batch_size,
+        labels={spec.name: names for spec in outputs if (names := labels(entry, spec.name))},
     )
 
 

@@ -137,7 +137,8 @@ class StubCore:
         return self.log
 
     def metrics(self) -> str:
-        return render(self.counts.values(), [LaneReading(lane="cpu0/0", up=True, share=500, waiting={"identity": 2})])
+        reading = LaneReading(lane="cpu0/0", up=True, share=500, waiting={"identity": 2})
+        return render(self.counts.values(), [reading], backend="stub", holds="nothing")
 
     def allocate(self, size: int) -> Block | None:
         self.blocks += 1

@@ -14,6 +14,9 @@ SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})?
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count"), "counter": ("",), "gauge": ("",)}
 
 
+BACKEND = {"backend": "cpu", "holds": "a bucket"}
+
+
 def parse(text: str) -> dict[str, float]:
     """A strict reader of Prometheus' text format: sample as written → value."""
     samples: dict[str, float] = {}
@@ -54,7 +57,7 @@ def filled(name: str = "resnet") -> ModelStatistics:
 
 def test_the_metrics_are_prometheus_and_right() -> None:
     lane = LaneReading(lane="cpu0/0", up=True, share=400, obeyed=389.5, busy=0.012, waiting={"resnet": 3})
-    samples = parse(render([filled(), ModelStatistics("idle", "2", 0.0)], [lane]))
+    samples = parse(render([filled(), ModelStatistics("idle", "2", 0.0)], [lane], **BACKEND))
     model = 'model="resnet",version="1"'
     wanted = {
         f"nv_inference_request_success{{{model}}}": 2,
@@ -91,13 +94,14 @@ def test_the_metrics_are_prometheus_and_right() -> None:
 
 
 def test_a_share_that_nobody_looked_at_is_left_out() -> None:
-    assert "obeyed_share_ratio{" not in render([], [LaneReading(lane="a", up=True, share=1)])
+    assert "obeyed_share_ratio{" not in render([], [LaneReading(lane="a", up=True, share=1)], **BACKEND)
 
 
 def test_names_are_escaped() -> None:
-    samples = parse(render([filled('a"b\\c\nd')], []))
+    samples = parse(render([filled('a"b\\c\nd')], [], **BACKEND))
     assert r'cotenant_goodput_total{model="a\"b\\c\nd",version="1"}' in samples
 
 
 def test_no_models() -> None:
-    assert parse(render([], [])) == {}
+    info = "cotenant_backend_info"
+    assert parse(render([], [], **BACKEND)) == {f'{info}{{backend="cpu",holds="a bucket"}}': 1.0}

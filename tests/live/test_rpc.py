@@ -124,12 +124,12 @@ def test_both_integer_kinds_are_taken_for_priority_and_timeout(front: Running, c
     assert front.core.requests[-1].timeout == pytest.approx(9e-6)
 
 
-def test_a_deadline_that_is_nearer_than_the_timeout_counts(front: Running, call: Callable[..., Any]) -> None:
+def test_the_deadline_of_the_call_is_passed_on_beside_the_timeout(front: Running, call: Callable[..., Any]) -> None:
     call("ModelInfer", timeout=3, **infer(parameters={"timeout": {"int64_param": 9_000_000}}))
-    timeout = front.core.requests[-1].timeout
-    assert timeout is not None and 1 < timeout < 4  # gRPC rounds it
-    call("ModelInfer", timeout=None, **infer())
-    assert front.core.requests[-1].timeout is None
+    asked = front.core.requests[-1]
+    assert asked.timeout == pytest.approx(9.0)
+    assert asked.patience is not None
+    assert 0 < asked.patience <= 3
 
 
 def test_kserves_dialect_of_load(call: Callable[..., Any]) -> None:

@@ -18,8 +18,9 @@ import uvloop
 from tritonclient.utils import InferenceServerException
 
 from cotenant.backends.cpu import Cpu
+from cotenant.cli.client import fetch
 from cotenant.core.tensor import Tensor
-from cotenant.errors import FailedError, RequestError
+from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.page import page
@@ -206,5 +207,35 @@ def test_what_people_and_programs_see(tmp_path: Path) -> None:
             config = server.config("identity")
             assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [16]}]
             assert config["max_batch_size"] == server.model("identity").max_batch_size
+
+    run(main())
+
+
+def test_a_caller_without_patience_gets_no_more_time_than_the_target(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            answered: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
+            server.infer(InferRequest(model="identity", inputs=(floats(),), patience=1e-6), answered.set_result)
+            assert isinstance(await answered, UnavailableError)
+            # Patience beyond the target changes nothing: what cannot be done within the target is refused.
+            late = InferRequest(model="identity", inputs=(floats(),), timeout=1e-6, patience=60.0)
+            answered = asyncio.get_running_loop().create_future()
+            server.infer(late, answered.set_result)
+            assert isinstance(await answered, UnavailableError)
+
+    run(main())
+
+
+def test_the_metrics_address_offers_metrics_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            http = HttpServer(server, only_metrics=True)
+            address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
+            try:
+                assert b"cotenant_backend_info" in await asyncio.to_thread(fetch, address, "/metrics")
+                with pytest.raises(ConfigError, match="404"):
+                    await asyncio.to_thread(fetch, address, "/v2/models/identity")
+            finally:
+                await http.stop(1.0)
 
     run(main())
