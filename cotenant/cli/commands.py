@@ -27,6 +27,9 @@ SettingsFile = Annotated[
     Path | None, typer.Argument(metavar="[SETTINGS]", help="TOML file; without it, the models of ./models are served.")
 ]
 Repository = Annotated[Path | None, typer.Option("--repository", "-r", help="Folder of models, in Triton's layout.")]
+ServerSettings = Annotated[
+    Path | None, typer.Option("--settings", help="Take the models, targets and rates that a server is given.")
+]
 PlannerName = Annotated[str | None, typer.Option("--planner", "-p", help="Who plans: elastic, squishy.")]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf.")]
 Seconds = Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="How long requests arrive.")]
@@ -164,6 +167,7 @@ def plan(
     problem: Annotated[
         Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
     ] = None,
+    settings: ServerSettings = None,
     repository: Repository = None,
     planner: PlannerName = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
@@ -176,7 +180,7 @@ def plan(
     from cotenant.planners.check import check
     from cotenant.planners.forecast import forecast
 
-    asked, answer = planned(problem, repository, planner)
+    asked, answer = planned(problem, settings, repository, planner)
     if output is not None:
         write(output, answer.to_json().decode())
     if plot is not None:
@@ -191,16 +195,18 @@ def plan(
         console.print(f"[red]violates[/]: {violation}", highlight=False)
 
 
-def planned(problem: Path | None, repository: Path | None, planner: str | None) -> tuple[Any, Plan]:
-    """A problem and its plan: of a problem file, or of the models of a repository."""
+def planned(
+    problem: Path | None, settings: Path | None, repository: Path | None, planner: str | None
+) -> tuple[Any, Plan]:
+    """A problem and its plan: of a problem file, or of what a server would serve."""
     from cotenant.cli.prepare import timed
     from cotenant.config import read_problem
 
     if problem is None:
-        site = site_of(read(None, repository, planner))
+        site = site_of(read(settings, repository, planner))
         return site.problem, site.plan
-    if repository is not None:
-        raise ConfigError("--repository goes without a PROBLEM: that names its own profiles")
+    if repository is not None or settings is not None:
+        raise ConfigError("--repository and --settings go without a PROBLEM: that names its own models and profiles")
     asked = read_problem(problem)
     return asked, timed(planner or "elastic", asked)
 
@@ -210,6 +216,7 @@ def simulate(
     problem: Annotated[
         Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
     ] = None,
+    settings: ServerSettings = None,
     repository: Repository = None,
     planner: PlannerName = None,
     plan_file: Annotated[Path | None, typer.Option("--plan", help="Simulate this plan instead of a new one.")] = None,
@@ -223,7 +230,7 @@ def simulate(
     from cotenant.cli.prepare import chosen_rates
     from cotenant.sim.run import simulate as run
 
-    asked, answer = planned(problem, repository, planner)
+    asked, answer = planned(problem, settings, repository, planner)
     if plan_file is not None:
         answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
     planned_rates = {model.name: answer.rate(model.name) for model in asked.models}
