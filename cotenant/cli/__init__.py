@@ -16,12 +16,13 @@ def main() -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        app()
+        app(prog_name="cotenant")
     except CotenantError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     except (Interrupted, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except OSError as error:  # such as a full disk under the output; what is left of that goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -37,14 +38,12 @@ def fetch(address: str, path: str) -> bytes:
     """The body of a GET. Raises ConfigError where nothing answers, or not as it should."""
     host = address.removeprefix("http://").rstrip("/")
     try:
-        connection = http.client.HTTPConnection(host, timeout=TIMEOUT)
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
+        with closing(http.client.HTTPConnection(host, timeout=TIMEOUT)) as connection:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ConfigError(f"no server answers at {address}: {error}; start one with `cotenant serve`") from None
-    finally:
-        connection.close()
+        raise ConfigError(f"no server answers at {address!r}: {error}; start one with `cotenant serve`") from None
     if response.status != 200:
         raise ConfigError(
             f"{address}{path} answers {response.status} {response.reason}; is it a server of this version?"

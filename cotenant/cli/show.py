@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -14,15 +14,15 @@ from cotenant.core.model import Model
 from cotenant.core.units import show_seconds
 from cotenant.planners.forecast import Forecast
 
-# Where nobody's terminal sets the width, tables get room for all their columns.
-WIDTH = None if sys.stdout.isatty() else 150
-
-console = Console(width=WIDTH)
+console = Console()
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    console.width = 150  # nobody's screen sets it, so tables get room for all their columns
 aside = Console(stderr=True)  # what is not the result: progress, notes
 
 
 def show_json(text: bytes) -> None:
-    sys.stdout.write(text.decode() + "\n")
+    console.file.write(text.decode() + "\n")
+    console.file.flush()  # a program that started us may wait for it
 
 
 def forecast_table(expected: Forecast, models: Iterable[Model]) -> Table:
@@ -42,7 +42,7 @@ def forecast_table(expected: Forecast, models: Iterable[Model]) -> Table:
 
 
 class ProfileProgress:
-    """A bar for each model that is being measured, which appears with its first point."""
+    """A bar for each model that is being measured, which appears with its first point. Without any, nothing shows."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -50,6 +50,7 @@ class ProfileProgress:
 
     def __call__(self, model: str, done: int, of: int) -> None:
         if model not in self._tasks:
+            self._progress.start()
             self._tasks[model] = self._progress.add_task(model, total=of)
         self._progress.update(self._tasks[model], completed=done)
 
@@ -57,5 +58,9 @@ class ProfileProgress:
 @contextmanager
 def profile_progress() -> Iterator[ProfileProgress]:
     columns = TextColumn("profiling {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=aside) as progress:
+    progress = Progress(*columns, console=aside)
+    try:
         yield ProfileProgress(progress)
+    finally:
+        if progress.live.is_started:
+            progress.stop()
