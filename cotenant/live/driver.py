@@ -42,7 +42,7 @@ ROUNDING = 0.0005
 class Observer(Protocol):
     """Hears of everything that is worth counting. Times are of the driver's clock, durations in seconds."""
 
-    def ended(self, request: Request, reply: Reply, now: float) -> None: ...
+    def ended(self, reply: Reply, now: float) -> None: ...
 
     def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
@@ -163,9 +163,9 @@ class Driver:
                 self._drained(lane)
 
     def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors]) -> None:
+        self._observer.ended(reply, now)
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
-            self._observer.ended(request, reply, now)
             answered(answers[request.id] if reply.outcome is Outcome.SERVED else _error(request, reply))
 
 

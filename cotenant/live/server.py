@@ -6,7 +6,8 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, BinaryIO
 
 import msgspec
@@ -14,7 +15,6 @@ import msgspec
 from cotenant.backends import Backend
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
-from cotenant.core.request import Request
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import (
     CotenantError,
@@ -149,18 +149,21 @@ class Server:
         nothing has changed.
         """
         async with self._changing:
-            site = _sized(site)
-            wanted = self._match(site)
-            fresh = {name: lane for name, lane in wanted.items() if name not in self._lanes}
-            await self._start(fresh, site)
-            for name, offered in site.offered.items():
-                self._statistics.setdefault(name, ModelStatistics(name, offered.info.version, EPOCH))
-            self._site = site
-            self._driver.apply(tuple(lane.spec for lane in (self._lanes | fresh).values()))
-            for name in fresh:
-                self._driver.ready(name)
-            self._driver.apply(tuple(lane.spec for lane in wanted.values()))
-            self._lanes = wanted
+            await self._apply(site)
+
+    async def _apply(self, site: Site) -> None:
+        site = _sized(site)
+        wanted = self._match(site)
+        fresh = {name: lane for name, lane in wanted.items() if name not in self._lanes}
+        await self._start(fresh, site)
+        for name, offered in site.offered.items():
+            self._statistics.setdefault(name, ModelStatistics(name, offered.info.version, EPOCH))
+        self._site = site
+        self._driver.apply(tuple(lane.spec for lane in (self._lanes | fresh).values()))
+        for name in fresh:
+            self._driver.ready(name)
+        self._driver.apply(tuple(lane.spec for lane in wanted.values()))
+        self._lanes = wanted
 
     def _match(self, site: Site) -> dict[str, _Lane]:
         """The lanes of a plan by name: that of the lane which serves the same partition already, or a new one."""
@@ -233,8 +236,8 @@ class Server:
 
     # What the driver tells
 
-    def ended(self, request: Request, reply: Reply, now: float) -> None:
-        self._statistics[request.model].ended(request, reply, now)
+    def ended(self, reply: Reply, now: float) -> None:
+        self._statistics[reply.requests[0].model].ended(reply, now)
 
     def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None:
         self._busy[lane] += seconds
@@ -339,47 +342,54 @@ class Server:
         return entries
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Serve a model beside the others: plan again with it, and go over to that plan."""
+        """Serve a model beside the others: plan again with it, and go over to that plan. Where one of the others would
+        have to leave, nothing changes."""
         if "config" in parameters or any(key.startswith("file:") for key in parameters):
             raise UnsupportedError(
                 f"model '{name}': load takes no configuration or files; put them into the repository"
             )
-        placed = {placement.model for _, _, placement in self._site.plan.placements()}
-        self._moving[name] = "LOADING"
-        try:
-            site = await self._prepare(placed | {name})
-            if name in site.broken:
-                raise ModelError(site.broken[name])
-            if not site.plan.rate(name):
-                raise ModelError(
-                    "no share of the devices is free that serves it within its target; "
-                    "unload another model, or give it more time"
-                )
-            await self.apply(site)
-        except CotenantError as error:
-            raise FailedError(f"failed to load '{name}': {error}") from None
-        finally:
-            del self._moving[name]
+        async with self._change(name, "LOADING"):
+            placed = {placement.model for _, _, placement in self._site.plan.placements()} - {name}
+            try:
+                site = await self._prepare(placed | {name})
+                for wanted in (name, *sorted(placed)):
+                    if wanted in site.broken:
+                        raise ModelError(site.broken[wanted])
+                    if not site.plan.rate(wanted):
+                        raise ModelError(
+                            f"no share of the devices is free that serves '{wanted}' within its target; "
+                            "unload another model, or give it more time"
+                        )
+                await self._apply(site)
+            except CotenantError as error:
+                raise FailedError(f"failed to load '{name}': {error}") from None
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Take a model out of its partitions; the others stay where they are. Harmless where it is not served."""
         if name not in self._site.offered:
             return
-        devices = []
-        for device in self._site.plan.devices:
-            partitions = [
-                Partition(share=partition.share, placements=kept)
-                for partition in device.partitions
-                if (kept := tuple(p for p in partition.placements if p.model != name))
-            ]
-            if partitions:
-                devices.append(Device(kind=device.kind, id=device.id, partitions=tuple(partitions)))
-        plan = msgspec.structs.replace(self._site.plan, devices=tuple(devices))
-        self._moving[name] = "UNLOADING"
-        try:
-            await self.apply(msgspec.structs.replace(self._site, plan=plan))
-        finally:
-            del self._moving[name]
+        async with self._change(name, "UNLOADING"):
+            devices = []
+            for device in self._site.plan.devices:
+                partitions = [
+                    Partition(share=partition.share, placements=kept)
+                    for partition in device.partitions
+                    if (kept := tuple(p for p in partition.placements if p.model != name))
+                ]
+                if partitions:
+                    devices.append(Device(kind=device.kind, id=device.id, partitions=tuple(partitions)))
+            plan = msgspec.structs.replace(self._site.plan, devices=tuple(devices))
+            await self._apply(msgspec.structs.replace(self._site, plan=plan))
+
+    @asynccontextmanager
+    async def _change(self, name: str, state: str) -> AsyncIterator[None]:
+        """A model on its way in or out. One change at a time, each made from what the one before it left."""
+        async with self._changing:
+            self._moving[name] = state
+            try:
+                yield
+            finally:
+                del self._moving[name]
 
     def trace_setting(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if model:

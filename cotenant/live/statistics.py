@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from cotenant.core.request import Outcome, Request
+from cotenant.core.request import Outcome
 from cotenant.runtime.events import Reply
 from cotenant.worker.wire import Timing
 
@@ -22,8 +22,8 @@ class Sum:
         self.count = 0
         self.seconds = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
         self.seconds += seconds
 
     def to_json(self) -> dict[str, int]:
@@ -83,27 +83,28 @@ class ModelStatistics:
         self.predicted[lane].add(predicted)
         self.observed[lane].add(observed)
 
-    def ended(self, request: Request, reply: Reply, now: float) -> None:
-        """A request of this model has ended, as that reply says."""
-        outcome = reply.outcome
-        self.ends[outcome] += 1
-        latency = now - request.arrived
+    def ended(self, reply: Reply, now: float) -> None:
+        """Requests of this model have ended, as that reply says."""
+        outcome, count = reply.outcome, len(reply.requests)
+        self.ends[outcome] += count
+        latencies = [now - request.arrived for request in reply.requests]
+        total = sum(latencies)
         if outcome is not Outcome.SERVED:
-            self.fail.add(latency)
+            self.fail.add(total, count)
             if outcome is Outcome.REFUSED or outcome is Outcome.EXPIRED:
                 key = outcome, reply.reason
-                self.turned_away[key] = self.turned_away.get(key, 0) + 1
+                self.turned_away[key] = self.turned_away.get(key, 0) + count
             return
         self.last = now
-        self.success.add(latency)
-        self.latency[bisect_left(BUCKETS, latency)] += 1
-        if now <= request.deadline:
-            self.within += 1
-        self.queue.add(reply.started - request.arrived)
+        self.success.add(total, count)
+        for latency in latencies:
+            self.latency[bisect_left(BUCKETS, latency)] += 1
+        self.within += sum([now <= request.deadline for request in reply.requests])
+        self.queue.add(total - (now - reply.started) * count, count)
         timing = self._timings[reply.lane]
-        self.gather.add(timing.gather)
-        self.infer.add(timing.infer + timing.pause)
-        self.scatter.add(timing.scatter)
+        self.gather.add(timing.gather * count, count)
+        self.infer.add((timing.infer + timing.pause) * count, count)
+        self.scatter.add(timing.scatter * count, count)
 
     @property
     def executions(self) -> int:

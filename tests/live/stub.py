@@ -185,8 +185,8 @@ class StubCore:
         counts.ran(
             "cpu0/0", 1, 0.002, 0.003, Timing(started=9.0, gather=0.0005, infer=0.002, scatter=0.0005, pause=0, cpu=0)
         )
-        end = Reply((), Outcome.SERVED, lane="cpu0/0", batch=1, started=9.001)
-        counts.ended(Request(1, request.model, 9.0, 9.05), end, 9.004)
+        ended = (Request(1, request.model, 9.0, 9.05),)
+        counts.ended(Reply(ended, Outcome.SERVED, lane="cpu0/0", batch=1, started=9.001), 9.004)
 
 
 class Running:

@@ -47,11 +47,10 @@ def filled(name: str = "resnet") -> ModelStatistics:
     """Two requests served in one batch, one of them late; one refused, one expired, one failed, one cancelled."""
     counts = ModelStatistics(name, "1", epoch=1000.0)
     counts.ran("cpu0/0", 2, 0.010, 0.012, Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01))
-    served = Reply((), Outcome.SERVED, lane="cpu0/0", batch=1, started=5.0)
-    counts.ended(Request(1, name, arrived=4.998, deadline=5.1), served, 5.012)
-    counts.ended(Request(2, name, arrived=4.5, deadline=5.0), served, 5.012)
+    served = Request(1, name, arrived=4.998, deadline=5.1), Request(2, name, arrived=4.5, deadline=5.0)
+    counts.ended(Reply(served, Outcome.SERVED, lane="cpu0/0", batch=1, started=5.0), 5.012)
     for outcome in (Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CANCELLED):
-        counts.ended(Request(3, name, arrived=5.0, deadline=5.1), Reply((), outcome, "why"), 5.1)
+        counts.ended(Reply((Request(3, name, arrived=5.0, deadline=5.1),), outcome, "why"), 5.1)
     return counts
 
 
