@@ -153,9 +153,8 @@ def memory(pid: int) -> int:
 
 def _tree(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from _tree(int(child))
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():  # all that its main thread started
+        yield from _tree(int(child))
 
 
 def show(name: str, text: str, **figures: float) -> None:

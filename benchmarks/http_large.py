@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from benchmarks.harness import SMALL, Served, cotenant, drive, large, show
 from tests.worker import graphs
@@ -18,14 +20,12 @@ SIZE = 600_000
 ROUNDS = 5
 BUFFERS = 64  # more than any cache holds
 
-SITE = {
-    name: Served(make=make, latencies={1: 0.002}, slo=0.2, rate=10)
-    for name, make in {
-        "small": graphs.identity,
-        "mean": partial(graphs.mean, width=SIZE // 4),
-        "identity": partial(graphs.identity, width=SIZE // 4),
-    }.items()
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "small": graphs.identity,
+    "mean": partial(graphs.mean, width=SIZE // 4),
+    "identity": partial(graphs.identity, width=SIZE // 4),
 }
+SITE = {name: Served(make=make, latencies={1: 0.002}, slo=0.2, rate=10) for name, make in MAKERS.items()}
 
 
 def copy_time() -> float:

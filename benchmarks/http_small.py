@@ -1,5 +1,5 @@
-"""Processor time of the whole server, workers included, for a small JSON infer: 16 floats, 16 connections, an ONNX model
-that computes the identity.
+"""Processor time of the whole server, workers included, for a small JSON infer: 16 floats, 16 connections, and the
+identity as an ONNX model.
 
 Beside it raw uvicorn with an app that answers fixed bytes, and our HTTP layer alone. Rounds alternate; the figures are
 medians.

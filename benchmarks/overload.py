@@ -1,8 +1,8 @@
 """What becomes of goodput, refusals and memory at three times the rate that the plan has room for.
 
-Open-loop Poisson arrivals on the model of `sleep_model`, first at the planned rate and then at three times as much. Once
-as it is, where thousands of requests a second also fill this machine's processors; and once ten times slower, which
-leaves them idle. `--seconds N`: how long each of the four runs takes, 60 by default.
+Open-loop Poisson arrivals on the model of `sleep_model`, first at the planned rate and then at three times as much:
+once as it is, where thousands of requests a second also fill this machine's processors, and once ten times slower,
+which leaves them idle. `--seconds N`: how long each of the four runs takes, 60 by default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run(pid: int, url: str, slo: float, rate: float, seconds: float) -> Run:
-    held = []
+    held: list[int] = []
 
     def note(report: Report) -> None:
         if not held or report.seconds <= SETTLED:
