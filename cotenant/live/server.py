@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
@@ -348,27 +348,24 @@ class Server:
             raise UnsupportedError(
                 f"model '{name}': load takes no configuration or files; put them into the repository"
             )
-        async with self._change(name, "LOADING"):
-            placed = {placement.model for _, _, placement in self._site.plan.placements()} - {name}
-            try:
-                site = await self._prepare(placed | {name})
-                for wanted in (name, *sorted(placed)):
-                    if wanted in site.broken:
-                        raise ModelError(site.broken[wanted])
-                    if not site.plan.rate(wanted):
-                        raise ModelError(
-                            f"no share of the devices is free that serves '{wanted}' within its target; "
-                            "unload another model, or give it more time"
-                        )
-                await self._apply(site)
-            except CotenantError as error:
-                raise FailedError(f"failed to load '{name}': {error}") from None
+        async with self._change("load", name):
+            placed = {placement.model for _, _, placement in self._site.plan.placements()}
+            site = await self._prepare(placed | {name})
+            for wanted in (name, *sorted(placed)):
+                if wanted in site.broken:
+                    raise ModelError(site.broken[wanted])
+                if not site.plan.rate(wanted):
+                    raise ModelError(
+                        f"no share of the devices is free that serves '{wanted}' within its target; "
+                        "unload another model, or give it more time"
+                    )
+            await self._apply(site)
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Take a model out of its partitions; the others stay where they are. Harmless where it is not served."""
         if name not in self._site.offered:
             return
-        async with self._change(name, "UNLOADING"):
+        async with self._change("unload", name):
             devices = []
             for device in self._site.plan.devices:
                 partitions = [
@@ -382,12 +379,14 @@ class Server:
             await self._apply(msgspec.structs.replace(self._site, plan=plan))
 
     @asynccontextmanager
-    async def _change(self, name: str, state: str) -> AsyncIterator[None]:
+    async def _change(self, verb: Literal["load", "unload"], name: str) -> AsyncIterator[None]:
         """A model on its way in or out. One change at a time, each made from what the one before it left."""
         async with self._changing:
-            self._moving[name] = state
+            self._moving[name] = f"{verb.upper()}ING"
             try:
                 yield
+            except CotenantError as error:
+                raise FailedError(f"failed to {verb} '{name}': {error}") from None
             finally:
                 del self._moving[name]
 
