@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile
 from cotenant.core.tensor import ModelInfo
-from cotenant.errors import ConfigError, ModelError
+from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
 from cotenant.planners import Problem
 from cotenant.planners.solve import solve
@@ -71,7 +71,8 @@ class Preparation:
     async def site(self, names: Collection[str] | None = None) -> Site:
         """Of the models with these names, by default all of the repository. A model that cannot be served is `broken`.
 
-        Raises ConfigError for what settings say of models that are not there, and where no model is left.
+        Raises NotFoundError for a name that is not there, ConfigError for what settings say of models that are not
+        there, and where no model is left.
         """
         offered, broken = await asyncio.to_thread(self._look)
         unknown = [model.name for model in self._settings.models if model.name not in offered | broken]
@@ -80,26 +81,38 @@ class Preparation:
                 f"model {unknown[0]!r} has settings, but is not in {self._settings.repository}; it holds "
                 f"{', '.join(sorted(offered | broken)) or 'none'}"
             )
+        for name in names or ():
+            if name not in offered | broken:
+                raise NotFoundError(
+                    f"no model {name!r} in {str(self._settings.repository)!r}; a model is one of its folders"
+                )
         wanted = {name: entry for name, entry in offered.items() if names is None or name in names}
-        infos: dict[str, tuple[Entry, ModelInfo]] = {}
+        settings = {model.name: model for model in self._settings.models}
+        served: dict[str, Offered] = {}
         profiles: dict[str, Profile] = {}
         for name, entry in wanted.items():
             try:
                 info = await asyncio.to_thread(describe, entry)
-                profiles[name] = await self.profile(entry, info)
-                infos[name] = entry, info
+                profile = await self.profile(entry, info)
+                model = _model(settings.get(name, ModelSettings(name=name)), entry, info, profile)
             except ModelError as error:
                 broken[name] = str(error)
-        if not infos:
-            reasons = "".join(f"\n  {name}: {reason}" for name, reason in broken.items())
-            raise ConfigError(f"no model in {self._settings.repository} can be served; see `cotenant zoo`{reasons}")
-        return self._plan(infos, profiles, broken)
+            else:
+                served[name] = Offered(entry=entry, info=info, model=model)
+                profiles[name] = profile
+        if not served:
+            reasons = "".join(f"; {name}: {reason}" for name, reason in broken.items())
+            raise ConfigError(
+                f"no model in {str(self._settings.repository)!r} can be served; build some with `cotenant zoo`{reasons}"
+            )
+        problem = self._problem([offer.model for offer in served.values()], profiles)
+        return Site(offered=served, problem=problem, plan=timed(self._settings.planner, problem), broken=broken)
 
     def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
         entries = scan(self._settings.repository)
-        broken = {entry.name: entry.reason for entry in entries if entry.reason}
-        # Of several versions the last is served.
-        return {entry.name: entry for entry in entries if not entry.reason}, broken
+        # Of several versions the last that can be is served.
+        offered = {entry.name: entry for entry in entries if not entry.reason}
+        return offered, {entry.name: entry.reason for entry in entries if entry.name not in offered}
 
     async def profile(self, entry: Entry, info: ModelInfo) -> Profile:
         """As given in a file, as measured before on this machine, or measured now."""
@@ -152,30 +165,18 @@ class Preparation:
             measured=measured,
         )
 
-    def _plan(
-        self, infos: Mapping[str, tuple[Entry, ModelInfo]], profiles: Mapping[str, Profile], broken: dict[str, str]
-    ) -> Site:
-        settings = {model.name: model for model in self._settings.models}
-        models = {}
-        for name, (entry, info) in infos.items():
-            models[name] = _model(settings.get(name, ModelSettings(name=name)), entry, info, profiles[name])
-        given = {name: settings[name].rate for name in infos if name in settings}
-        rates = {name: given.get(name) for name in infos}
+    def _problem(self, models: Sequence[Model], profiles: Mapping[str, Profile]) -> Problem:
+        given = {model.name: model.rate for model in self._settings.models}
+        rates = {model.name: given.get(model.name) for model in models}
         known = {name: rate for name, rate in rates.items() if rate is not None}
-        problem = Problem(
-            models=tuple(models.values()),
+        return Problem(
+            models=tuple(models),
             # A model without a rate is to be served as often as any other of them.
-            rates={name: known.get(name, 1.0) for name in infos},
+            rates={name: known.get(name, 1.0) for name in rates},
             fleet=(self.kind,),
-            profiles={(name, self.kind.name): profiles[name] for name in infos},
-            objective=self._settings.objective or ("devices" if len(known) == len(infos) else "rate"),
+            profiles={(name, self.kind.name): profile for name, profile in profiles.items()},
+            objective=self._settings.objective or ("devices" if len(known) == len(rates) else "rate"),
             interference=self._settings.interference,
-        )
-        return Site(
-            offered={name: Offered(entry=infos[name][0], info=infos[name][1], model=models[name]) for name in infos},
-            problem=problem,
-            plan=timed(self._settings.planner, problem),
-            broken=broken,
         )
 
 

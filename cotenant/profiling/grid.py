@@ -16,7 +16,7 @@ import msgspec
 from cotenant.backends import Backend
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
-from cotenant.errors import ModelError, RequestError
+from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.pool import Pool
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
@@ -83,8 +83,8 @@ async def profile(
 
     sample: inputs of so many rows. measured: called with how many points of the grid are done with since the last call.
     A point's latency is the median, in seconds, from handing a batch to the worker to having its answer; its features
-    are `cv_pct` (the spread of the latency), `p99_ms` and `cpu_ms` (processor time). Raises ModelError where not one
-    point could be measured.
+    are `cv_pct` (the spread of the latency), `p99_ms` and `cpu_ms` (processor time). Raises ModelError where the model
+    fails, or its worker does.
     """
     batches = [batch for batch in grid.batches if batch <= model.max_batch] or [1]
     points: list[Point] = []
@@ -106,6 +106,8 @@ async def profile(
                         break
                 await pool.stop(lane, grace=1.0)
             measured(len(grid.batches) - sum(point.share == share for point in points))
+    except (ModelError, WorkerError) as error:
+        raise ModelError(f"model {model.name!r} cannot be measured: {error}") from None
     finally:
         await pool.close(grace=1.0)
     return Profile(model.name, kind, points)
