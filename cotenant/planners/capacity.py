@@ -22,6 +22,11 @@ from cotenant.predictors import Load
 # Sums of floats are compared with this much slack.
 SLACK = 1e-9
 
+# A batch has room for so many times the rows that come in a round on average, where that costs the others no more than
+# this part of what they could carry.
+BURST = 3.0
+BURST_COST = 0.05
+
 
 class Work(msgspec.Struct, frozen=True):
     """One model's part of a round. curve: seconds of batches 1, 2, …, neighbours included; rate: requests/s."""
@@ -99,21 +104,49 @@ def fullest_round(works: Sequence[Work]) -> tuple[int, ...] | None:
     best = least_round(works)
     if best is None:
         return None
-    batches = list(best)
+    batches = best
     most = 0.0
-    while True:
-        length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
-        if any(length + work.curve[b - 1] > work.slo for work, b in zip(works, batches, strict=True)):
-            return best
-        multiple, limiting = min(
-            ((batch / (work.rate * length) if work.rate else math.inf), i)
-            for i, (work, batch) in enumerate(zip(works, batches, strict=True))
-        )
+    while _holds(works, batches):
+        multiple, limiting = min((multiple, i) for i, multiple in enumerate(_multiples(works, batches)))
         if multiple > most * (1 + SLACK):
-            most, best = multiple, tuple(batches)
+            most, best = multiple, batches
         if batches[limiting] == len(works[limiting].curve):
-            return best
-        batches[limiting] += 1
+            break
+        batches = _grown(batches, limiting)
+    return best
+
+
+def roomiest_round(works: Sequence[Work]) -> tuple[int, ...] | None:
+    """The fullest round, and beyond it room for the bursts of those whose rows cost next to nothing; None as there.
+
+    A model with short batches among long ones gets many requests in a round, and more than the average in many.
+    """
+    batches = fullest_round(works)
+    if batches is None:
+        return None
+    least = max(1.0, min(_multiples(works, batches)) * (1 - BURST_COST))
+    for i, work in enumerate(works):
+        while batches[i] < len(work.curve) and _multiples(works, batches)[i] < BURST:
+            larger = _grown(batches, i)
+            if not _holds(works, larger) or min(_multiples(works, larger)) < least:
+                break
+            batches = larger
+    return batches
+
+
+def _holds(works: Sequence[Work], batches: Sequence[int]) -> bool:
+    length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
+    return all(length + work.curve[batch - 1] <= work.slo for work, batch in zip(works, batches, strict=True))
+
+
+def _multiples(works: Sequence[Work], batches: Sequence[int]) -> list[float]:
+    """Of its rate, what each model could carry in such rounds."""
+    length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
+    return [batch / (work.rate * length) if work.rate else math.inf for work, batch in zip(works, batches, strict=True)]
+
+
+def _grown(batches: tuple[int, ...], index: int) -> tuple[int, ...]:
+    return (*batches[:index], batches[index] + 1, *batches[index + 1 :])
 
 
 def slowdown(problem: Problem, victim: Load, neighbours: Sequence[Sequence[Load]]) -> float:
@@ -154,7 +187,7 @@ def partitions(
     Slowdowns and batches depend on each other: slowdowns only ever rise from one try to the next, until those that
     were reckoned with cover those that result.
     """
-    choose = fullest_round if full else least_round
+    choose = roomiest_round if full else least_round
     curves = [[curve(problem, model, kind.name, cut.share) for model in cut.rates] for cut in cuts]
     slos = {model.name: model.slo for model in problem.models}
     slow = [[1.0] * len(cut.rates) for cut in cuts]

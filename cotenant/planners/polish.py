@@ -30,6 +30,7 @@ def lacking(plan: Plan, problem: Problem) -> dict[str, float]:
 def polish(plan: Plan, problem: Problem) -> Plan:
     """The plan, with devices cut anew as long as that brings models closer to their promises."""
     tries = TRIES
+    plan = _roomy(plan, problem)
     missing = lacking(plan, problem)
     improved = True
     while missing and improved:
@@ -53,6 +54,17 @@ def polish(plan: Plan, problem: Problem) -> Plan:
                 if tries == 0:
                     return plan
     return plan
+
+
+def _roomy(plan: Plan, problem: Problem) -> Plan:
+    """The same cuts, with batches that have room for bursts, where no promise suffers from it."""
+    devices = []
+    for device in plan.devices:
+        cuts = [Cut(cut.share, {p.model: p.rate for p in cut.placements}) for cut in device.partitions]
+        made = partitions(problem, problem.kind(device.kind), cuts, full=True)
+        devices.append(device if made is None else msgspec.structs.replace(device, partitions=made))
+    roomy = msgspec.structs.replace(plan, devices=tuple(devices))
+    return roomy if sum(lacking(roomy, problem).values()) <= sum(lacking(plan, problem).values()) else plan
 
 
 def _moves(device: Device, kind: Kind) -> Iterator[list[Cut]]:

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Partition
 from cotenant.planners import Problem
-from cotenant.planners.capacity import Cut, Work, curve, fullest_round, knee, least_round, partitions, saturate
+from cotenant.planners.capacity import (
+    Cut,
+    Work,
+    curve,
+    fullest_round,
+    knee,
+    least_round,
+    partitions,
+    roomiest_round,
+    saturate,
+)
 from tests.planners.problems import MIB, Crowded, linear
 
 works = st.builds(
@@ -56,6 +66,22 @@ def test_the_fullest_round_carries_the_largest_multiple(works: list[Work]) -> No
     if fullest is not None:
         assert holds(works, fullest)
         assert multiple(fullest) >= max(map(multiple, every_choice(works))) * (1 - 1e-6)
+
+
+@given(st.lists(works, min_size=1, max_size=3))
+def test_room_for_bursts_breaks_nothing(works: list[Work]) -> None:
+    fullest, roomiest = fullest_round(works), roomiest_round(works)
+    assert (fullest is None) == (roomiest is None)
+    if fullest is not None and roomiest is not None:
+        assert holds(works, roomiest)
+        assert all(a <= b for a, b in zip(fullest, roomiest, strict=True))
+
+
+def test_quick_rows_among_slow_ones_get_room_for_bursts() -> None:
+    slow = Work((0.040,), rate=10.0, slo=1.0)
+    quick = Work(tuple(0.001 + 0.0001 * n for n in range(32)), rate=100.0, slo=0.1)
+    assert fullest_round([slow, quick]) == (1, 10)  # the slow one limits the multiple, at 2.4
+    assert roomiest_round([slow, quick]) == (1, 13)  # three times what comes in a round of 42 ms
 
 
 def test_alone_the_worst_case_is_twice_the_batch() -> None:
