@@ -12,7 +12,7 @@ from cotenant.errors import CotenantError
 def main() -> None:
     """The program `cotenant`. Exits with 1 where something cannot be done, having said why."""
     from cotenant.cli.commands import app
-    from cotenant.cli.serving import Interrupted
+    from cotenant.cli.interrupt import Interrupted
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:

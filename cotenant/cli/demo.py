@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cotenant.cli.client import body_of, infer, under_load
+from cotenant.cli.interrupt import interruptible
 from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serve import show_addresses, show_site
-from cotenant.cli.serving import Addresses, interruptible, serving
+from cotenant.cli.serving import Addresses, serving
 from cotenant.cli.show import aside, console, profile_progress, show_json
 from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.errors import FailedError

@@ -6,8 +6,9 @@ import asyncio
 
 import msgspec
 
+from cotenant.cli.interrupt import interruptible
 from cotenant.cli.prepare import Preparation, backend_of
-from cotenant.cli.serving import Addresses, interruptible, serving
+from cotenant.cli.serving import Addresses, serving
 from cotenant.cli.show import aside, console, profile_progress, show_json
 from cotenant.config import Settings
 from cotenant.live.server import Site
