@@ -1,8 +1,6 @@
 """The workers, one for each lane: start them, give them batches, watch them, start them again when they die.
 
-Nothing here decides what runs: the pool is told, and tells its listener what came of it. A change of models is
-make-before-break: a new worker loads them beside the old one and takes over when it is warm, so neither a large model
-nor a broken one disturbs those that are being served.
+Nothing here decides what runs: the pool is told, and tells its listener what came of it.
 """
 
 from __future__ import annotations
@@ -87,8 +85,6 @@ class _Flight(msgspec.Struct):
 
 
 class _Lane:
-    """`process` takes the next batch. `flying` runs the one under way: the same, or one that retires after it."""
-
     def __init__(self, name: str, share: int, launch: Launch, models: Sequence[WorkerModel]) -> None:
         self.name = name
         self.share = share
@@ -96,9 +92,7 @@ class _Lane:
         self.models = {model.name: model for model in models}
         self.state = "starting"
         self.process: Process | None = None
-        self.flying: Process | None = None
         self.revival: asyncio.Task[None] | None = None
-        self.changing = asyncio.Lock()
         self.since = 0.0  # when `process` became ready
         self.quick_deaths = 0
         self.restarts = 0
@@ -153,7 +147,7 @@ class Pool:
     def run(self, lane: str, batch: int, model: str, payloads: Sequence[Payload]) -> None:
         """Give a lane its next batch: the input tensors of each request. It holds none, and its worker is ready."""
         it = self._lanes.get(lane)
-        if it is None or it.process is None or it.flying is not None or model not in it.models:
+        if it is None or it.process is None or it.process in self._flights or model not in it.models:
             raise WorkerError(f"lane {lane!r} cannot take batch {batch}: {_why_not(it, model)}")
         process = it.process
         kept: list[object] = []
@@ -163,25 +157,7 @@ class Pool:
         if (size := rows * process.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
         self._flights[process] = _Flight(batch, model, rows, time.monotonic(), kept, room)
-        it.flying = process
         process.send(Run(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
-
-    async def change(self, lane: str, models: Sequence[WorkerModel]) -> None:
-        """Serve these models from now on. Raises WorkerError where they cannot be loaded; then all stays as it was."""
-        it = self._lanes.get(lane)
-        if it is None:
-            raise WorkerError(f"there is no lane {lane!r}; there are {', '.join(self._lanes) or 'none'}")
-        async with it.changing:
-            process = await self._spawn(it, models)
-            it.models = {model.name: model for model in models}
-            old = it.process
-            if it.revival:
-                it.revival.cancel()
-            self._adopt(it, process, quietly=old is not None)
-            if old is not None:
-                old.retire()
-                loop = asyncio.get_running_loop()
-                loop.call_later(self._hang, old.kill, f"it did not retire within {self._hang:g} s")
 
     async def stop(self, lane: str, grace: float) -> None:
         """Let a lane finish its batch, within `grace` seconds. Harmless where there is no such lane."""
@@ -276,21 +252,17 @@ class Pool:
         self._backend.attach(lane.name, process.pid)
         return process
 
-    def _adopt(self, lane: _Lane, process: Process, *, quietly: bool = False) -> None:
+    def _adopt(self, lane: _Lane, process: Process) -> None:
         lane.process = process
         lane.state = "ready"
         lane.since = time.monotonic()
         lane.samples.clear()
         lane.revival = None
-        if not quietly:
-            self._listener.ready(lane.name)
+        self._listener.ready(lane.name)
 
     def _answered(self, process: Process, answer: Answer, size: int) -> None:
         flight = self._flights.pop(process)
         lane = self._processes[process]
-        if lane.flying is not process:
-            return  # the lane died meanwhile
-        lane.flying = None
         if lane.sample_due:
             self._sample(lane)
         if size >= LARGE:
@@ -320,24 +292,16 @@ class Pool:
 
     def _left(self, process: Process, reason: str) -> None:
         """A process is gone: expected or not, ready or not."""
-        self._flights.pop(process, None)
+        lost = self._flights.pop(process, None)
         lane = self._processes.pop(process)
-        lost = lane.flying is process
         if lane.process is process:
             lane.process = None
             if lane.state != "stopping":
                 self._restart(lane, reason)
             elif lost:
-                lane.flying = None
                 self._listener.died(lane.name, reason)
-        elif lost:  # it was to retire after this batch; its successor is up
-            lane.flying = None
-            self._listener.died(lane.name, reason)
-            if lane.process is not None:
-                self._listener.ready(lane.name)
 
     def _restart(self, lane: _Lane, reason: str) -> None:
-        lane.flying = None
         lane.reason = reason
         lane.quick_deaths = lane.quick_deaths + 1 if time.monotonic() - lane.since < STEADY else 1
         lane.state = "restarting"
@@ -369,7 +333,7 @@ class Pool:
                 process.kill(f"a batch of {flight.rows} of {flight.model!r} took longer than {self._hang:g} s")
         for lane in self._lanes.values():
             # In the middle of a batch more is used than is earned: its end is the time to look.
-            lane.sample_due = lane.flying is not None
+            lane.sample_due = lane.process in self._flights
             if not lane.sample_due:
                 self._sample(lane)
 
@@ -404,7 +368,7 @@ def _why_not(lane: _Lane | None, model: str) -> str:
         return "there is no such lane"
     if lane.process is None:
         return f"its worker is {lane.state}"
-    return "it runs another" if lane.flying is not None else f"it has no model {model!r}, only {', '.join(lane.models)}"
+    return "it runs another" if model in lane.models else f"it has no model {model!r}, only {', '.join(lane.models)}"
 
 
 def _tensor(part: Part, room: Block | None) -> Tensor:

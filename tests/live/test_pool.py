@@ -355,61 +355,6 @@ def test_a_worker_that_takes_more_than_its_share_is_reported_once(
     assert warnings[0].endswith(" of its device, and its share is 5 %")
 
 
-def test_a_change_of_models_disturbs_nothing() -> None:
-    async def scenario() -> None:
-        async with pool_of(Fake()) as (pool, told, _):
-            await pool.start(LANE, share=500, models=[sleeper(0.5, name="old")])
-            await told.next()
-            before = pool.status()[0].pid
-            pool.run(LANE, 1, "old", [floats(1, 2)])
-            await pool.change(LANE, [sleeper(0.0, name="new")])
-            assert (await told.next())[:3] == ("finished", LANE, 1)
-            pool.run(LANE, 2, "new", [floats(1, 2)])
-            assert (await told.next())[:3] == ("finished", LANE, 2)
-            (status,) = pool.status()
-            assert (status.models, status.restarts) == (("new",), 0) and status.pid != before
-
-    asyncio.run(scenario())
-
-
-def test_a_change_to_a_broken_model_changes_nothing(folder: Path) -> None:
-    async def scenario() -> None:
-        async with pool_of(Cpu()) as (pool, told, _):
-            model = graphs.identity(folder / "m.onnx", 2)
-            await pool.start(LANE, share=500, models=[model])
-            await told.next()
-            before = pool.status()[0].pid
-            (folder / "bad.onnx").write_text("no model")
-            with pytest.raises(WorkerError, match=r"bad\.onnx: ONNX Runtime cannot load it"):
-                await pool.change(LANE, [model, WorkerModel(name="bad", path=str(folder / "bad.onnx"), inputs=())])
-            with pytest.raises(WorkerError, match=r"^there is no lane 'cpu0/9'; there are cpu0/0$"):
-                await pool.change("cpu0/9", [model])
-            pool.run(LANE, 1, "identity", [floats(1, 2)])
-            assert (await told.next())[:3] == ("finished", LANE, 1)
-            assert pool.status()[0].pid == before
-
-    asyncio.run(scenario())
-
-
-def test_the_last_batch_of_a_retiring_worker_is_not_lost_silently() -> None:
-    async def scenario() -> None:
-        async with pool_of(Fake()) as (pool, told, _):
-            await pool.start(LANE, share=500, models=[sleeper(100.0)])
-            await told.next()
-            old = pool.status()[0].pid
-            assert old is not None
-            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
-            os.kill(old, signal.SIGSTOP)  # it cannot see that it is to retire
-            await pool.change(LANE, [sleeper(0.0)])
-            os.kill(old, signal.SIGKILL)
-            assert await told.next() == ("died", LANE, "it was killed by SIGKILL")
-            assert await told.next() == ("ready", LANE)
-            pool.run(LANE, 2, "sleeper", [floats(1, 2)])
-            assert (await told.next())[:3] == ("finished", LANE, 2)
-
-    asyncio.run(scenario())
-
-
 def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
