@@ -13,6 +13,7 @@ from cotenant.errors import ConfigError
 
 WHOLE = 1000  # one device, in thousandths
 
+_LARGEST = 1e15  # in any unit: 30 million years, or all memory there is; and far from overflow
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)\s*")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -22,6 +23,8 @@ def _split(text: str, place: str, example: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise ConfigError(f"{place}: {text!r} is not a quantity; write it as {example}")
+    if float(match[1]) > _LARGEST:
+        raise ConfigError(f"{place}: {text!r} is more than there can be; write it as {example}")
     return float(match[1]), match[2]
 
 

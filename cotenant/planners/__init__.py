@@ -41,8 +41,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         _once("kind of device", [kind.name for kind in self.fleet])
         for model in self.models:
             where = f"model {model.name!r}"
-            if not model.slo > 0:
-                raise PlanError(f"{where}: a target of {model.slo:g} s must lie above 0")
+            if not 0 < model.slo < math.inf:
+                raise PlanError(f"{where}: a target of {model.slo:g} s must lie above 0 and be finite")
             if not 0 < model.attainment <= 1:
                 raise PlanError(f"{where}: attainment {model.attainment:g} must lie above 0 and at most at 1")
             if model.max_batch is not None and model.max_batch < 1:
