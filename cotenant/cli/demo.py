@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cotenant.cli.client import body_of, infer, under_load
@@ -16,7 +15,7 @@ from cotenant.cli.interrupt import interruptible
 from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serve import show_addresses, show_site
 from cotenant.cli.serving import Addresses, serving
-from cotenant.cli.show import aside, console, profile_progress, show_json
+from cotenant.cli.show import aside, bars, console, profile_progress, show_json
 from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.errors import FailedError
 from cotenant.live.server import Server, Site
@@ -70,11 +69,11 @@ async def run(
 
 def build_zoo(repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False) -> list[Built]:
     """With a progress bar, and a line for each model."""
-    columns = TextColumn("building {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=aside, transient=True) as progress:
+    with bars("building", transient=True) as progress:
         task = progress.add_task("", total=None)
 
         def show(name: str, done: int, of: int) -> None:
+            progress.start()
             progress.update(task, description=name, completed=done, total=of)
 
         built = build(repository, names, seed, show)

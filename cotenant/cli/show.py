@@ -57,10 +57,19 @@ class ProfileProgress:
 
 @contextmanager
 def profile_progress() -> Iterator[ProfileProgress]:
-    columns = TextColumn("profiling {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    progress = Progress(*columns, console=aside)
-    try:
+    with bars("profiling") as progress:
         yield ProfileProgress(progress)
+
+
+@contextmanager
+def bars(verb: str, *, transient: bool = False) -> Iterator[Progress]:
+    """Bars of progress, to be started when there is some. transient: they vanish at the end."""
+    words = TextColumn(verb + " {task.description:<16}")
+    progress = Progress(
+        words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=aside, transient=transient
+    )
+    try:
+        yield progress
     finally:
         if progress.live.is_started:
             progress.stop()
