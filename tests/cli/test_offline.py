@@ -1,0 +1,221 @@
+"""Commands that need no server: what they print, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from cotenant.core.plan import Plan
+from cotenant.zoo import ZOO
+from tests.cli.program import COMMAND, INTERRUPT, PATIENCE, Program, alive, children, environment, started, until
+
+
+def test_the_zoo_is_listed(program: Program) -> None:
+    said = program("zoo", "--list")
+    assert (said.code, said.err) == (0, "")
+    assert [line.split()[0] for line in said.out.splitlines()] == list(ZOO)
+    assert list(json.loads(program("zoo", "--list", "--json").out)) == list(ZOO)
+
+
+def test_a_plan_as_a_table_as_json_and_as_a_picture(program: Program, folder: Path) -> None:
+    table = program("plan", "problem.toml", "--plot", "plan.svg", "--output", "deep/plan.json")
+    assert table.code == 0
+    assert table.err == "wrote deep/plan.json\n"
+    for word in ("partition", "identity", "lookup", "100 ms", "forecast", "free"):
+        assert word in table.out
+    assert "violates" not in table.out
+    assert ET.parse(folder / "plan.svg").getroot().tag.endswith("svg")  # noqa: S314
+
+    said = program("plan", "problem.toml", "--json")
+    plan = Plan.from_json(said.out.encode())
+    assert (said.code, said.err) == (0, "")
+    assert plan.rate("identity") == 100
+    assert Plan.from_json(plan.to_json()) == plan
+    written = Plan.from_json((folder / "deep" / "plan.json").read_bytes())
+    assert written.devices == plan.devices
+
+
+@pytest.mark.parametrize("planner", ["elastic", "squishy"])
+def test_a_simulation_is_repeated_exactly(program: Program, planner: str) -> None:
+    command = ("simulate", "problem.toml", "--planner", planner, "--seconds", "5", "--json")
+    first, again, other = program(*command), program(*command), program(*command, "--seed", "1")
+    assert first.out == again.out != other.out
+    rows = {row["model"]: row for row in json.loads(first.out)["models"]}
+    assert rows["identity"]["offered"] == pytest.approx(100, rel=0.2)
+    assert rows["identity"]["attainment"] > 0.99
+    table = program(*command[:-1])
+    assert "identity" in table.out and "attained" in table.out
+
+
+def test_a_simulation_of_a_given_plan_at_given_rates(program: Program) -> None:
+    program("plan", "problem.toml", "--output", "plan.json")
+    command = ("simulate", "problem.toml", "--plan", "plan.json", "--seconds", "5", "--json", "--rate", "identity=10")
+    rows = {row["model"]: row for row in json.loads(program(*command).out)["models"]}
+    assert rows["identity"]["offered"] == pytest.approx(10, rel=0.4)
+    assert rows.get("lookup", {"offered": 0})["offered"] == 0
+
+
+def test_settings_are_planned_without_serving_them(program: Program) -> None:
+    said = program("plan", "--settings", "serve.toml", "--json")
+    plan = Plan.from_json(said.out.encode())
+    assert (plan.rate("identity"), plan.rate("lookup")) == (20, 10)
+    assert said.err == ""  # nothing was measured, so no progress is shown
+
+
+def test_what_cannot_be_served_is_said_with_the_rate(program: Program, folder: Path) -> None:
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace('slo = "100ms"', 'slo = "1ms"'))
+    said = program("plan", "problem.toml")
+    (row,) = [line for line in said.out.splitlines() if "identity" in line and "unserved" in line]
+    assert "100" in row
+    assert Plan.from_json(program("plan", "problem.toml", "--json").out.encode()).unserved == {"identity": 100}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rate = 100", "rates = 1", "problem.toml: models[0]: unknown key 'rates'; did you mean 'rate'?"),
+        ("count =", "counts =", "problem.toml: devices[0]: unknown key 'counts'; did you mean 'count'?"),
+        ('slo = "100ms"', "slo = inf", "problem.toml: models[0].slo: 'inf' is not a quantity; write it as"),
+        ('slo = "100ms"', "slo = nan", "problem.toml: models[0].slo: 'nan' is not a quantity; write it as"),
+        ('slo = "100ms"', 'slo = "1e999s"', "problem.toml: models[0].slo: '1e999s' is more than there can be"),
+        ("rate = 100", "rate = inf", "problem.toml: model 'identity': a rate of inf requests/s must be finite"),
+        ('"lookup"', '"nobody"', "problem.toml: models[1].name: 'nobody' has no profile on 'cpu'; measure one with"),
+        ('"lookup"', '"identity"', "problem.toml: two entries for the model 'identity'; each may stand once"),
+        ("profiles.csv", "p.csv", "p.csv: cannot be read: No such file or directory"),
+        ("profiles.csv", "models", "models: cannot be read: Is a directory"),
+        ("profiles.csv", "problem.toml", "problem.toml:1: "),
+        ("rate = 100", "rate = ", "problem.toml: is not TOML: "),
+    ],
+)
+def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str, new: str, message: str) -> None:
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace(old, new, 1))
+    assert program.refuses("plan", "problem.toml").startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("plan nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
+        ("plan models", "models: cannot be read: Is a directory"),
+        ("plan problem.toml --planner best", "no planner 'best'; there are elastic, squishy"),
+        ("plan problem.toml --repository models", "--repository and --settings go without a PROBLEM"),
+        ("plan problem.toml --plot plan.txt", "plan.txt: cannot draw a .txt; take .svg, .png or .pdf"),
+        ("plan problem.toml --plot serve.toml/plan.svg", "serve.toml/plan.svg: cannot be written: "),
+        ("plan problem.toml --output serve.toml/plan.json", "serve.toml/plan.json: cannot be written: "),
+        ("plan problem.toml --output models", "models: cannot be written: Is a directory"),
+        ("simulate problem.toml --rate nobody=3", "--rate nobody=3: no model 'nobody'; there are identity, lookup"),
+        ("simulate problem.toml --rate identity", "--rate identity: write MODEL=REQUESTS_PER_SECOND, such as"),
+        ("simulate problem.toml --rate identity=-1", "--rate identity=-1: write MODEL=REQUESTS_PER_SECOND"),
+        ("simulate problem.toml --seconds inf", "inf s is no time to run for"),
+        ("simulate problem.toml --load inf", "a rate of inf requests/s is none"),
+        ("simulate problem.toml --seed -1", "seed -1 is negative"),
+        ("simulate problem.toml --plan profiles.csv", "profiles.csv: not a plan: "),
+        ("replay nowhere", "nowhere: cannot be read: No such file or directory"),
+        ("replay models", "models: cannot be read: Is a directory"),
+        ("replay problem.toml", "problem.toml:1: not a line of an event log: "),
+        ("status 127.0.0.1:1", "no server answers at '127.0.0.1:1': [Errno 111] Connection refused; start one with"),
+        ("status localhost:http", "no server answers at 'localhost:http': nonnumeric port: 'http'; start one with"),
+        ("load 127.0.0.1:1", "no server answers at '127.0.0.1:1': [Errno 111] Connection refused; start one with"),
+        ("serve nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
+        ("serve problem.toml", "problem.toml: profiles: Expected `str | null`, got `array`"),
+        ("serve --planner best", "no planner 'best'; there are elastic, squishy"),
+        ("serve --port 65534", "--port: 65534 must lie between 0 (any) and 65533: two more follow it"),
+        ("serve --repository nowhere", "no model repository at 'nowhere': No such file or directory; name a folder of"),
+        ("serve --repository serve.toml", "no model repository at 'serve.toml': Not a directory; name a folder of"),
+        ("serve --repository cache", "no model in 'cache' can be served; build some with `cotenant zoo`"),
+        ("zoo nobody", "no model 'nobody' in the zoo; it has digits, "),
+        ("zoo lenet --repository serve.toml/zoo", "cannot write models into 'serve.toml/zoo': Not a directory"),
+    ],
+)
+def test_what_cannot_be_done(program: Program, folder: Path, arguments: str, message: str) -> None:
+    (folder / "cache").mkdir()
+    assert program.refuses(*arguments.split()).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("grace", "graze", "serve.toml: unknown key 'graze'; did you mean 'grace'?"),
+        ("http = { port", "http = { prot", "serve.toml: http: unknown key 'prot'; did you mean 'port'?"),
+        (
+            '"lookup"',
+            '"nobody"',
+            "model 'nobody' has settings, but is not in models; it holds broken, identity, lookup",
+        ),
+        ("rate = 20", "rate = nan", "serve.toml: models[0].rate: nan requests/s must be finite and at least 0"),
+        ('slo = "2s"', 'slo = "0s"', "serve.toml: models[0].slo: a target of '0s' must lie above 0"),
+        ('grace = "5s"', 'planner = "best"', "serve.toml: planner: 'best' is not known; take 'elastic' or 'squishy'"),
+        ('grace = "5s"', 'log = "models/nowhere/log"', "models/nowhere/log: cannot write the event log: "),
+    ],
+)
+def test_settings_that_make_no_sense(program: Program, folder: Path, old: str, new: str, message: str) -> None:
+    text = (folder / "serve.toml").read_text()
+    (folder / "serve.toml").write_text(text.replace(old, new, 1))
+    assert program.refuses("serve", "serve.toml").startswith(message)
+
+
+@pytest.mark.parametrize("front", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_known_before_any_worker_starts(program: Program, folder: Path, front: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = (folder / "serve.toml").read_text()
+        (folder / "serve.toml").write_text(text.replace(f"{front} = {{ port = 0", f"{front} = {{ port = {port}"))
+        message = program.refuses("serve", "serve.toml")
+    assert str(port) in message
+    assert not [pid for pid in children(os.getpid()) if alive(pid)]
+
+
+def test_flags_that_make_no_sense_are_explained(program: Program) -> None:
+    for arguments in ("simulate problem.toml --seconds 0", "plann", "plan --jsn", "simulate problem.toml --load nan"):
+        said = program(*arguments.split())
+        assert said.code == 2
+        assert "Usage: cotenant" in said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("arguments", [["plan", "problem.toml"], ["plan", "problem.toml", "--json"]])
+def test_output_that_nobody_takes(folder: Path, arguments: list[str]) -> None:
+    def run(output: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    ours, theirs = os.pipe()
+    os.close(ours)
+    gone = run(theirs)
+    os.close(theirs)
+    assert (gone.returncode, gone.stderr) == (1, "")
+    full = os.open("/dev/full", os.O_WRONLY)
+    failed = run(full)
+    os.close(full)
+    assert (failed.returncode, failed.stderr) == (1, "error: [Errno 28] No space left on device\n")
+
+
+def test_an_interrupted_profile_leaves_nothing_behind(folder: Path) -> None:
+    process = started(folder, "profile", "--repository", "models")
+    workers: list[int] = []
+
+    def measuring() -> bool:
+        assert process.poll() is None, process.communicate()
+        workers[:] = children(process.pid)
+        return bool(workers)
+
+    until(measuring)
+    process.send_signal(INTERRUPT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert (out, "Traceback" in err) == ("", False)
+    until(lambda: not any(alive(pid) for pid in workers))
