@@ -159,6 +159,12 @@ class Pool:
         self._flights[process] = _Flight(batch, model, rows, time.monotonic(), kept, room)
         process.send(Run(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
 
+    def poll(self) -> None:
+        """Take what workers have answered by now. The event loop comes to that as well, but not before all callers
+        that had something to say: where those are more than it can bear, lanes would wait for it and run nothing."""
+        for process in list(self._flights):
+            process.receive()
+
     async def stop(self, lane: str, grace: float) -> None:
         """Let a lane finish its batch, within `grace` seconds. Harmless where there is no such lane."""
         it = self._lanes.pop(lane, None)

@@ -55,6 +55,7 @@ class Process:
         self._verdict = ""
         self._last_words = ""
         self._unsent = bytearray()
+        self._ended = False  # its stream
         self._connection, theirs = socket.socketpair()
         self._output, printed = os.pipe()
         try:
@@ -80,7 +81,7 @@ class Process:
         self._inbox = Inbox(self._connection)
         self._connection.setblocking(False)
         os.set_blocking(self._output, False)
-        loop.add_reader(self._connection.fileno(), self._receive)
+        loop.add_reader(self._connection.fileno(), self.receive)
         loop.add_reader(self._output, self._listen)
 
     def send(self, message: ToWorker) -> None:
@@ -124,21 +125,24 @@ class Process:
         except BlockingIOError:
             return data
         except (BrokenPipeError, ConnectionResetError):
-            return bytearray()  # it died, as `_receive` is about to find out
+            return bytearray()  # it died, as `receive` is about to find out
 
     def _flush(self) -> None:
         self._unsent = self._push(self._unsent)
         if not self._unsent:
             self._loop.remove_writer(self._connection.fileno())
 
-    def _receive(self) -> None:
+    def receive(self) -> None:
+        """Take what it has said. Never blocks; the event loop calls this as soon as it comes to it."""
+        if self._ended:
+            return
         try:
-            open_ = self._inbox.fill()
+            self._ended = not self._inbox.fill()
         except BlockingIOError:
             return
         except ConnectionResetError:
-            open_ = False
-        if not open_:
+            self._ended = True
+        if self._ended:
             self._loop.remove_reader(self._connection.fileno())
             self._reap(self._loop.time() + _LINGER)
         while (data := self._inbox.take()) is not None:

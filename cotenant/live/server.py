@@ -43,6 +43,7 @@ from cotenant.worker.wire import Timing, WorkerModel
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
 ARENA = 4 << 30  # bytes of address space; memory is taken as bodies need it
+GLANCE = 0.001  # seconds between two looks at the workers while callers keep the event loop busy
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +113,7 @@ class Server:
         self._pool = Pool(backend, self._arena, self._driver)
         self._statistics: dict[str, ModelStatistics] = {}
         self._busy: defaultdict[str, float] = defaultdict(float)  # seconds in batches, by lane
+        self._glanced = 0.0  # when the workers were last looked at on behalf of a request
 
     @property
     def site(self) -> Site:
@@ -425,6 +427,10 @@ class Server:
     def infer(self, request: InferRequest, done: Done) -> int:
         if not self._open:
             raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
+        now = time.monotonic()
+        if now - self._glanced > GLANCE:
+            self._glanced = now
+            self._pool.poll()
         offered = self._site.offered[request.model]
         info, model = offered.info, offered.model
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,6 +125,23 @@ def test_one_bad_request_hurts_no_other(tmp_path: Path) -> None:
             good = answers[3]
             assert isinstance(good, InferResponse)
             assert good.outputs[0].array().tolist() == [[30.0, 10.0]]
+
+    run(main())
+
+
+def test_a_flood_of_requests_keeps_no_worker_waiting(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            served: list[InferResponse] = []
+
+            def note(result: InferResponse | RequestError) -> None:
+                if isinstance(result, InferResponse):
+                    served.append(result)
+
+            end = time.monotonic() + PATIENCE
+            while not served and time.monotonic() < end:  # the event loop never has its turn
+                server.infer(InferRequest(model="identity", inputs=(floats(),)), note)
+            assert served
 
     run(main())
 
