@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from benchmarks.harness import show
 from cotenant.core.model import Model
 from cotenant.measure.report import Report
 from cotenant.runtime.events import LaneModel, LaneSpec
@@ -37,9 +38,13 @@ def main() -> None:
     ended = sum(sum(row.ends.values()) for row in report.models)
     served = sum(row.ends["served"] for row in report.models)
     batches = sum(row.ends["served"] / row.batch for row in report.models if row.batch)
-    print(
-        f"simulator: {ended / spent:,.0f} requests/s of processor time "
-        f"({ended:,} requests, {served / batches:.1f} a batch, {served / ended:.1%} served)"
+    show(
+        "simulator",
+        f"{ended / spent:,.0f} requests/s of processor time "
+        f"({ended:,} requests, {served / batches:.1f} a batch, {served / ended:.1%} served)",
+        rate=ended / spent,
+        rows=served / batches,
+        served=served / ended,
     )
 
 
