@@ -321,6 +321,15 @@ class Server:
                 if any(placement.model == name for placement in held.partition.placements)
             ],
             "default_model_filename": entry.path.name,
+            # Whoever sends made-up requests needs it, such as `cotenant load`.
+            "model_warmup": [
+                {
+                    "inputs": {
+                        name: {"dims": given.dims, "zero_data": given.zero_data} for name, given in it.inputs.items()
+                    }
+                }
+                for it in entry.config.model_warmup
+            ],
             "parameters": {
                 name: {"string_value": parameter.string_value} for name, parameter in entry.config.parameters.items()
             },
