@@ -1,0 +1,225 @@
+"""A server in a process of its own, the commands that talk to it, and every way that it can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from cotenant.core.plan import Plan
+from tests.cli.program import (
+    INTERRUPT,
+    KILL,
+    PATIENCE,
+    TERMINATE,
+    Program,
+    Served,
+    alive,
+    children,
+    serving,
+    started,
+    until,
+)
+
+
+def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
+    with serving(folder, "--log", "events.jsonl") as server:
+        said = program("load", server.address, "--seconds", "1", "--json")
+        assert not said.err
+        report = {row["model"]: row for row in json.loads(said.out)["models"]}
+        assert set(report) == {"identity", "lookup"}
+        served = report["identity"]["ends"]["served"]
+        assert served > 0 and report["identity"]["ends"]["failed"] == 0
+
+        table = program("load", f"http://{server.address}/", "--seconds", "0.5", "--rate", "identity=20")
+        assert "identity" in table.out and "lookup" not in table.out
+
+        status = json.loads(program("status", server.address, "--json").out)
+        assert status["statistics"]["identity"]["ends"]["served"] >= served
+        assert {worker["pid"] for worker in status["workers"]} == set(server.workers)
+        shown = program("status", server.address)
+        for word in ("identity", "READY", "broken", "UNAVAILABLE", "cpu0/0"):
+            assert word in shown.out
+        assert program.refuses("load", server.address, "--rate", "nobody=1").startswith("--rate nobody=1: no model")
+        assert server.end(INTERRUPT).code == 130
+    replayed = json.loads(program("replay", "events.jsonl", "--json").out)
+    assert replayed["identical"]
+    ends = {(end["model"], end["outcome"]): end["count"] for end in replayed["ends"]}
+    assert ends["identity", "served"] == status["statistics"]["identity"]["ends"]["served"]
+
+    log = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    (folder / "cut.jsonl").write_text("".join([*log[:3], log[3].rstrip("\n")[:-5]]))
+    assert program.refuses("replay", "cut.jsonl").startswith("cut.jsonl:4: not a line of an event log: ")
+    (folder / "without.jsonl").write_text("".join([log[0], *log[2:]]))
+    said = program("replay", "without.jsonl")
+    assert said.code == 1 and "differs at without.jsonl:" in said.out
+
+
+def test_what_people_see_when_it_is_up(folder: Path) -> None:
+    process = started(folder, "serve", "serve.toml")
+    assert process.stdout is not None
+    shown = ""
+    while "Ctrl-C stops" not in shown:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        shown += line
+    assert "serving HTTP at http://127.0.0.1:" in shown
+    process.send_signal(INTERRUPT)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    said = " ".join(err.split())
+    assert said.startswith("not served broken: models/broken/1/model.onnx: no model that ONNX Runtime"), err
+
+
+CLIMBERS = ["%2E%2E", "..%2F..", "..", "%2E%2E%2F%2E%2E%2Fetc", "identity%2F1", "a%00b", ".", "%20", "nobody"]
+
+
+def test_bad_requests_are_explained_and_hurt_no_other(folder: Path) -> None:
+    with serving(folder) as server:
+        for name in CLIMBERS:
+            for verb in ("load", "unload"):
+                status, answer = server.ask("POST", f"/v2/repository/models/{name}/{verb}", {})
+                if verb == "load":
+                    assert status >= 400 and "is one of its folders" in answer["error"], (name, answer)
+            status, answer = server.ask("POST", f"/v2/models/{name}/infer", {"inputs": []})
+            assert status in (400, 404) and answer["error"]
+        assert server.works()
+
+        status, answer = server.ask("POST", "/v2/repository/models/broken/load", {})
+        assert status == 500
+        assert answer["error"].startswith("failed to load 'broken': models/broken/1/model.onnx: no model that ONNX")
+        status, answer = server.ask("POST", "/v2/models/broken/infer", {})
+        assert (status, answer["error"][:42]) == (404, "model 'broken' cannot be served: models/br")
+
+        for wrong, code, message in (
+            (b"x", 500, "not an inference request: JSON is malformed"),
+            ({}, 500, "not an inference request: Object missing required field `inputs`"),
+            ({"inputs": []}, 400, "model 'identity' takes 1 inputs, but 'x' is missing"),
+            (one(shape=[1, 3], data=[1, 2, 3]), 400, "input 'x' has shape [1, 3], but model 'identity' takes [-1, 16]"),
+            (one(data=[1, 2, 3]), 500, "input 'x': 'data' has 3 elements, but shape [1, 16] has 16"),
+            (one(name="z"), 400, "'z'"),
+            (one(datatype="INT8"), 400, "INT8"),
+            (one(datatype="NONE"), 400, "NONE"),
+            (one(shape=[-1, 16]), 500, "Expected `int` >= 0 - at `$.inputs[0].shape[0]`"),
+            (one(shape=[10**30, 16]), 500, "'data' has 16 elements, but shape"),
+        ):
+            status, answer = server.ask("POST", "/v2/models/identity/infer", wrong)
+            assert (status, message in answer["error"]) == (code, True), (wrong, status, answer)
+        # The model itself fails on this one.
+        index = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [9]}
+        status, answer = server.ask("POST", "/v2/models/lookup/infer", {"inputs": [index]})
+        assert status == 500 and "indices element out of data bounds" in answer["error"]
+        assert server.works()
+        assert server.end(INTERRUPT).err == ""
+
+
+def one(**changes: object) -> dict[str, object]:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1] * 16} | changes]}
+
+
+def test_models_that_are_served_outlive_what_happens_to_the_repository(folder: Path) -> None:
+    repository = folder / "own"
+    shutil.copytree(folder / "models", repository)
+    with serving(folder, "--repository", "own") as server:
+        file = repository / "lookup" / "1" / "model.onnx"
+        content = file.read_bytes()
+        file.write_bytes(b"in the middle of a copy")
+        status, answer = server.ask("POST", "/v2/repository/models/identity/load", {})
+        assert status == 500 and "lookup/1/model.onnx: no model that ONNX Runtime" in answer["error"]
+        shutil.rmtree(repository / "lookup")
+        status, answer = server.ask("POST", "/v2/repository/models/identity/load", {})
+        assert status == 500 and "'lookup' has settings, but is not in own" in answer["error"]
+        assert ready(server) == {"identity", "lookup"} and server.works()
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
+        assert ready(server) == {"identity", "lookup"}
+
+
+def test_two_models_that_are_loaded_at_once_are_both_served(folder: Path) -> None:
+    with serving(folder) as server, ThreadPoolExecutor() as threads:
+
+        def change(verb: str) -> list[int]:
+            paths = [f"/v2/repository/models/{name}/{verb}" for name in ("identity", "lookup", "identity")]
+            return [status for status, _ in threads.map(lambda path: server.ask("POST", path, {}), paths)]
+
+        assert change("unload") == [200, 200, 200]
+        assert ready(server) == set()
+        assert change("load") == [200, 200, 200]
+        assert ready(server) == {"identity", "lookup"} and server.works()
+
+
+def ready(server: Served) -> set[str]:
+    return {entry["name"] for entry in server.ask("POST", "/v2/repository/index", {"ready": True})[1]}
+
+
+@pytest.mark.parametrize("number", [INTERRUPT, TERMINATE])
+def test_the_first_signal_drains(folder: Path, number: int) -> None:
+    with serving(folder) as server:
+        assert server.works()
+        assert server.workers and all(alive(pid) for pid in server.workers)
+        assert server.end(number) == (130, "", "")
+
+
+def test_the_second_signal_stops_at_once(folder: Path) -> None:
+    """However long the grace, and however stuck the workers."""
+    text = (folder / "serve.toml").read_text()
+    (folder / "serve.toml").write_text(text.replace("5s", "10min").replace('"2s"', '"10min"'))
+    with serving(folder) as server:
+        for pid in server.workers:
+            os.kill(pid, signal.SIGSTOP)
+        request = HTTPConnection(server.address, timeout=PATIENCE)
+        request.request("POST", "/v2/models/identity/infer", json.dumps(one()))
+        server.process.send_signal(INTERRUPT)
+        until(lambda: server.ask("GET", "/v2/health/ready")[0] != 200)
+        assert server.end(INTERRUPT) == (130, "", "")
+        request.close()
+
+
+def test_no_worker_survives_a_server_that_was_killed(folder: Path) -> None:
+    with serving(folder) as server:
+        assert server.workers
+        server.process.send_signal(KILL)
+        server.process.wait(PATIENCE)
+        until(lambda: not any(alive(pid) for pid in server.workers))
+
+
+def test_servers_that_start_are_interrupted_cleanly(folder: Path) -> None:
+    process = started(folder, "serve", "serve.toml", "--json")
+    workers: list[int] = []
+
+    def starting() -> bool:
+        assert process.poll() is None, process.communicate()
+        workers[:] = children(process.pid)
+        return bool(workers)
+
+    until(starting)
+    process.send_signal(INTERRUPT)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (130, "")
+    until(lambda: not any(alive(pid) for pid in workers))
+
+
+def test_two_servers_of_one_repository(folder: Path) -> None:
+    with serving(folder) as one_, serving(folder) as other:
+        assert one_.works() and other.works()
+        assert one_.end(INTERRUPT).code == 130
+        assert other.works()
+
+
+def test_json_is_one_line_with_the_plan(folder: Path) -> None:
+    process = started(folder, "serve", "serve.toml", "--json")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.send_signal(TERMINATE)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (out, err) == ("", "")
+    up = json.loads(line)
+    assert set(up["addresses"]) == {"http", "grpc", "metrics"}
+    assert Plan.from_json(json.dumps(up["plan"])).rate("identity") == 20
