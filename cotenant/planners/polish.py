@@ -17,7 +17,7 @@ from cotenant.planners import Problem
 from cotenant.planners.capacity import Cut, partitions
 from cotenant.planners.forecast import forecast
 
-TRIES = 200  # forecasts
+TRIES = 100  # cuts that are looked at
 
 
 def lacking(plan: Plan, problem: Problem) -> dict[str, float]:
@@ -39,6 +39,9 @@ def polish(plan: Plan, problem: Problem) -> Plan:
             if not missing.keys() & {p.model for cut in device.partitions for p in cut.placements}:
                 continue
             for cuts in _moves(device, problem.kind(device.kind)):
+                if tries == 0:
+                    return plan
+                tries -= 1
                 made = partitions(problem, problem.kind(device.kind), cuts, full=True)
                 if made is None:
                     continue
@@ -50,9 +53,6 @@ def polish(plan: Plan, problem: Problem) -> Plan:
                 if sum(still.values()) < sum(missing.values()) - 1e-4:
                     plan, missing, improved = candidate, still, True
                     break
-                tries -= 1
-                if tries == 0:
-                    return plan
     return plan
 
 
@@ -64,7 +64,11 @@ def _roomy(plan: Plan, problem: Problem) -> Plan:
         made = partitions(problem, problem.kind(device.kind), cuts, full=True)
         devices.append(device if made is None else msgspec.structs.replace(device, partitions=made))
     roomy = msgspec.structs.replace(plan, devices=tuple(devices))
-    return roomy if sum(lacking(roomy, problem).values()) <= sum(lacking(plan, problem).values()) else plan
+    return plan if roomy == plan or _short(roomy, problem) > _short(plan, problem) else roomy
+
+
+def _short(plan: Plan, problem: Problem) -> float:
+    return sum(lacking(plan, problem).values())
 
 
 def _moves(device: Device, kind: Kind) -> Iterator[list[Cut]]:
