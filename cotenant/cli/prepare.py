@@ -136,7 +136,7 @@ class Preparation:
             known = await self._measure(entry, info)
             cache.keep(key, known)
         self._measured[key] = known
-        return known
+        return Profile(entry.name, self.kind.name, known.points)  # the same file may stand under another name
 
     async def _measure(self, entry: Entry, info: ModelInfo) -> Profile:
         grid = Grid()
