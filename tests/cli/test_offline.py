@@ -13,7 +13,7 @@ import pytest
 
 from cotenant.core.plan import Plan
 from cotenant.zoo import ZOO
-from tests.cli.program import COMMAND, INTERRUPT, PATIENCE, Program, alive, children, environment, started, until
+from tests.cli.program import COMMAND, PATIENCE, Program, alive, children, environment
 
 
 def test_the_zoo_is_listed(program: Program) -> None:
@@ -202,20 +202,3 @@ def test_output_that_nobody_takes(folder: Path, arguments: list[str]) -> None:
     failed = run(full)
     os.close(full)
     assert (failed.returncode, failed.stderr) == (1, "error: [Errno 28] No space left on device\n")
-
-
-def test_an_interrupted_profile_leaves_nothing_behind(folder: Path) -> None:
-    process = started(folder, "profile", "--repository", "models")
-    workers: list[int] = []
-
-    def measuring() -> bool:
-        assert process.poll() is None, process.communicate()
-        workers[:] = children(process.pid)
-        return bool(workers)
-
-    until(measuring)
-    process.send_signal(INTERRUPT)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert (out, "Traceback" in err) == ("", False)
-    until(lambda: not any(alive(pid) for pid in workers))

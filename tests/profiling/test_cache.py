@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import ConfigError
+from cotenant.profiling import cache
+
+PROFILE = Profile("a", "cpu", [Point(share=500, batch=2, latency=0.01, memory=1 << 20, features={"cv_pct": 1.5})])
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_is_kept_is_found_again(base: Path) -> None:
+    assert cache.load("key") is None
+    path = cache.keep("key", PROFILE)
+    assert path.is_relative_to(base)
+    found = cache.load("key")
+    assert found is not None
+    assert (found.model, found.kind, found.points) == ("a", "cpu", PROFILE.points)
+    assert cache.load("other") is None
+    assert [file.name for file in path.parent.iterdir()] == ["key.csv"]  # nothing temporary is left
+
+
+def test_it_lies_in_the_home_folder_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / ".cache" / "cotenant" / "profiles"
+
+
+def test_the_key_changes_with_the_file_and_with_every_word(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"weights")
+    keys = {cache.key(file, "a", "b"), cache.key(file, "a", "c"), cache.key(file, "ab"), cache.key(file)}
+    again = cache.key(file, "a", "b")
+    assert again in keys
+    file.write_bytes(b"weightz")
+    keys.add(cache.key(file, "a", "b"))
+    assert len(keys) == 5
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"model,kind\n", b"model,kind,share_pct,batch,latency_ms,memory_mib\na,cpu,50,1,fast,1\n"],
+)
+def test_a_file_that_was_spoiled_is_as_good_as_absent(content: bytes) -> None:
+    cache.keep("key", PROFILE).write_bytes(content)
+    assert cache.load("key") is None
+
+
+def test_a_file_of_two_profiles_is_none_of_ours() -> None:
+    path = cache.keep("key", PROFILE)
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1].replace("a,", "b,") + "\n")
+    assert cache.load("key") is None
+
+
+def test_a_folder_that_cannot_be_written(base: Path) -> None:
+    """Below a file, which is refused to root as well."""
+    base.write_text("a file")
+    with pytest.raises(
+        ConfigError, match=r"key\.csv: cannot keep the profile: .*; set XDG_CACHE_HOME to a folder that"
+    ):
+        cache.keep("key", PROFILE)
+    assert cache.load("key") is None
