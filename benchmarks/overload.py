@@ -1,8 +1,8 @@
 """What becomes of goodput, refusals and memory at three times the rate that the plan has room for.
 
-Open-loop Poisson arrivals on the model of `sleep_model`, first at the planned rate and then at three times as much:
-once as it is, where thousands of requests a second also fill this machine's processors, and once ten times slower,
-which leaves them idle. `--seconds N`: how long each of the four runs takes, 60 by default.
+Open-loop Poisson arrivals on the model of `sleep_model`, first at the planned rate and then at three times as much. The
+same with a model that is 3 and 10 times slower, and is promised to answer in as much more time: what comes of overload
+where the model is too slow, and where the processors are. `--seconds N`: how long each run takes, 60 by default.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cotenant.measure.report import ModelReport, Report
 from cotenant.workload.arrivals import independent
 
 OVERLOAD = 3.0
+FACTORS = (10.0, 3.0, 1.0)
 SETTLED = 10.0  # seconds after which memory should not grow
 
 
@@ -52,7 +53,7 @@ async def run(pid: int, url: str, slo: float, rate: float, seconds: float) -> Ru
     )
 
 
-def measure(name: str, factor: float, seconds: float) -> None:
+def measure(factor: float, seconds: float) -> None:
     rate = ceiling(factor)
     model = sleeper(factor)
     with cotenant({"sleeper": model}, backend="fake") as (pid, url):
@@ -61,7 +62,7 @@ def measure(name: str, factor: float, seconds: float) -> None:
     ratio = over.seen.goodput / fair.seen.goodput
     refusal = over.seen.refusal or 0.0
     show(
-        name,
+        f"overload/{factor:g}",
         f"goodput {fair.seen.goodput:,.0f}/s of {fair.seen.offered:,.0f}/s, and {over.seen.goodput:,.0f}/s of "
         f"{over.seen.offered:,.0f}/s ({ratio:.1%}); 99 % of refusals within {refusal * 1e3:.1f} ms; memory grew by "
         f"{over.growth:.1%}; the server used {over.busy:.2f} processors, and 99 % were sent within "
@@ -81,8 +82,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", action="store_true")
     seconds = parser.parse_args().seconds
-    measure("overload", 1.0, seconds)
-    measure("overload_slow", 10.0, seconds)
+    for factor in FACTORS:
+        measure(factor, seconds)
 
 
 if __name__ == "__main__":
