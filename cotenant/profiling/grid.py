@@ -27,10 +27,11 @@ SHARES = (1000, 500, 250, 100, 50)
 BATCHES = (1, 2, 4, 8, 16, 32)
 LEAST = 3  # batches for one point, at least
 MOST = 40
+SLOW = 0.1  # seconds; batches that take longer vary little, and cold caches are nothing to them: two will do
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. shares: ‰, descending. seconds: for one point, at least three batches. longest: see above."""
+    """What to measure. shares: ‰, descending. seconds: for one point, and two or three batches. longest: see above."""
 
     shares: tuple[int, ...] = SHARES
     batches: tuple[int, ...] = BATCHES
@@ -141,20 +142,21 @@ async def _point(
     cpu: list[float] = []
     begun = time.monotonic()
     number = 0
-    while len(latencies) < LEAST or (time.monotonic() - begun < grid.seconds and len(latencies) < MOST):
+    least = LEAST
+    while len(latencies) < least or (time.monotonic() - begun < grid.seconds and len(latencies) < MOST):
         number += 1
         listener.waiting = asyncio.get_running_loop().create_future()
         sent = time.monotonic()
         pool.run(lane, number, model, [inputs])
         timing = await listener.waiting
         taken = time.monotonic() - sent
-        if number == 1 and batch > 1 and taken > grid.longest:
-            # Too long for any plan: one look is enough.
-            latencies, cpu = [taken], [timing.cpu]
-            break
-        if number > 1:  # the first has cold caches, and memory that is not yet touched
-            latencies.append(taken)
-            cpu.append(timing.cpu)
+        if number == 1 and taken < SLOW:
+            continue  # it had cold caches, and memory that was not yet touched
+        latencies.append(taken)
+        cpu.append(timing.cpu)
+        if taken > grid.longest:
+            break  # too long for any plan: one look is enough
+        least = LEAST if taken < SLOW else LEAST - 1
     latency = statistics.median(latencies)
     spread = statistics.pstdev(latencies) / latency if len(latencies) > 1 else 0.0
     memory = next(status.memory for status in pool.status() if status.lane == lane)
