@@ -116,7 +116,6 @@ def zoo(
     json: Json = False,
 ) -> None:
     """Build ONNX models to begin with: the papers' architectures, small trained models, a sentence embedder."""
-    from cotenant.cli.demo import build_zoo
     from cotenant.zoo import ZOO
 
     if list_:
@@ -126,6 +125,8 @@ def zoo(
             for name, recipe in ZOO.items():
                 console.print(f"{name:16} {recipe.summary}", highlight=False)
         return
+    from cotenant.cli.demo import build_zoo
+
     built = build_zoo(repository, names, seed)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode(built, enc_hook=str), indent=2))
