@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cotenant.cli import main
+from cotenant.core.plan import Plan
 
 PATIENCE = 20.0
 COMMAND = [sys.executable, "-m", "cotenant"]
@@ -56,6 +57,7 @@ class Served(NamedTuple):
 
     process: subprocess.Popen[str]
     address: str
+    plan: Plan
     workers: list[int]
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -109,7 +111,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[Served]:
         line = process.stdout.readline()
         assert line, process.stderr.read()
         up = json.loads(line)
-        yield Served(process, up["addresses"]["http"], children(process.pid))
+        yield Served(process, up["addresses"]["http"], Plan.from_json(json.dumps(up["plan"])), children(process.pid))
     finally:
         with process:
             process.kill()
