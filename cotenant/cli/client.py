@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.markup import escape
 
 from cotenant.cli.prepare import chosen_rates
 from cotenant.cli.show import console
@@ -27,6 +27,7 @@ from cotenant.live.load import Body, load
 from cotenant.live.server import Status
 from cotenant.measure.draw import plan_bars
 from cotenant.measure.report import Report
+from cotenant.measure.table import table
 from cotenant.worker.repository import Config, Entry, sample
 from cotenant.workload.arrivals import independent
 
@@ -61,28 +62,27 @@ def fetch_status(address: str) -> Status:
 def status_view(status: Status) -> RenderableType:
     """Models and workers as tables, the plan as bars."""
     plan = Plan.from_json(bytes(status.plan))
-    models = Table(title="models", title_justify="left")
-    for heading in ("model", "state", "target", "planned/s", "served", "mean", "in time", "other ends"):
-        models.add_column(heading, no_wrap=heading == "model")
+    numbers = (">target", ">planned/s", ">served", ">mean", ">in time")
+    models = table("models", "model", "state", *numbers, "other ends")
     for entry in status.models:
         counts = status.statistics.get(entry.name)
         if counts is None or entry.name not in status.targets:
-            models.add_row(entry.name, entry.state, "", "", "", "", "", entry.reason)
+            models.add_row(escape(entry.name), entry.state, "", "", "", "", "", escape(entry.reason))
             continue
         others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
         models.add_row(
-            entry.name,
+            escape(entry.name),
             entry.state,
             show_seconds(status.targets[entry.name]),
             f"{plan.rate(entry.name):.1f}",
             str(counts.ends["served"]),
             show_seconds(counts.mean) if counts.mean else "-",
             f"{counts.attainment * 100:.2f} %",
-            entry.reason or others,
+            escape(entry.reason) or others,
         )
-    workers = Table(title=f"partitions; shares are held by {status.holds}", title_justify="left")
-    for heading in ("partition", "worker", "share", "used", "memory", "restarts", "models", "last death"):
-        workers.add_column(heading)
+    title = f"partitions; shares are held by {status.holds}"
+    held = (">share", ">used", ">memory", ">restarts")
+    workers = table(title, "partition", "worker", *held, "models", "last death")
     for worker in status.workers:
         used = "-" if worker.obeyed is None else show_share(round(worker.obeyed))
         workers.add_row(
@@ -92,8 +92,8 @@ def status_view(status: Status) -> RenderableType:
             f"[red]{used}[/]" if worker.breach else used,
             show_memory(worker.memory),
             str(worker.restarts),
-            ", ".join(worker.models),
-            worker.reason,
+            escape(", ".join(worker.models)),
+            escape(worker.reason),
         )
     return Group(models, plan_bars(plan), workers)
 

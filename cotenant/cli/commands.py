@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from cotenant import __version__
-from cotenant.cli.show import aside, console, profile_progress, show_json
+from cotenant.cli.show import aside, console, profile_progress, show_json, tell
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 
@@ -150,7 +150,7 @@ def profile(
     site = site_of(read(settings, repository), again=again)
     profiles = list(site.problem.profiles.values())
     for name, reason in site.broken.items():
-        aside.print(f"[red]{name}[/]: {reason}", highlight=False)
+        tell("not measured", f"{name}: {reason}")
     text = write_profiles(profiles)
     if output is not None:
         write(output, text)
@@ -193,7 +193,7 @@ def plan(
     console.print(plan_bars(answer))
     console.print(forecast_table(forecast(answer, asked), asked.models))
     for violation in check(answer, asked):
-        console.print(f"[red]violates[/]: {violation}", highlight=False)
+        tell("violates", str(violation), console)
 
 
 def planned(
@@ -359,4 +359,4 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    aside.print(f"wrote {path}", highlight=False)
+    aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

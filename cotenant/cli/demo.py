@@ -8,19 +8,20 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.table import Table
+from rich.text import Text
 
 from cotenant.cli.client import body_of, infer, under_load
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serve import show_addresses, show_site
 from cotenant.cli.serving import Addresses, serving
-from cotenant.cli.show import aside, bars, console, profile_progress, show_json
+from cotenant.cli.show import aside, bars, console, profile_progress, show_json, tell
 from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.errors import FailedError
 from cotenant.live.server import Server, Site
 from cotenant.measure.draw import save_plan
 from cotenant.measure.report import Report
+from cotenant.measure.table import table
 from cotenant.zoo import ZOO, Built, build
 from cotenant.zoo.answers import Question, ask
 
@@ -61,7 +62,7 @@ async def run(
                 console.print(report.table())
                 for row in report.models:
                     if not row.kept:
-                        console.print(f"[red]{row.model} did not keep its promise[/]", highlight=False)
+                        tell("broken promise:", row.model, console)
             if keep:
                 aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)
                 await asyncio.Event().wait()
@@ -124,16 +125,14 @@ def _example(addresses: Addresses, questions: dict[str, Question], folder: Path)
 
 async def _answers(addresses: Addresses, questions: dict[str, Question]) -> None:
     """Real input through each model, one after the other."""
-    table = Table(title="real input, real answers", title_justify="left")
-    for heading in ("model", "asked", "answered"):
-        table.add_column(heading)
+    rows = table("real input, real answers", "model", "asked", "answered")
     for name, question in questions.items():
         try:
             answers = [await asyncio.to_thread(infer, addresses.http, name, inputs) for inputs in question.requests]
-            table.add_row(name, question.what, question.read(answers))
+            rows.add_row(name, question.what, question.read(answers))
         except FailedError as error:
-            table.add_row(name, question.what, f"[red]{error}[/]")
-    console.print(table)
+            rows.add_row(name, question.what, Text(str(error), style="red"))
+    console.print(rows)
 
 
 async def _load(

@@ -9,7 +9,7 @@ import msgspec
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serving import Addresses, serving
-from cotenant.cli.show import aside, console, profile_progress, show_json
+from cotenant.cli.show import console, profile_progress, show_json, tell
 from cotenant.config import Settings
 from cotenant.live.server import Site
 from cotenant.measure.draw import plan_bars, plan_table
@@ -38,7 +38,7 @@ def show_site(site: Site, holds: str) -> None:
     console.print(plan_bars(site.plan))
     console.print(f"shares are held by {holds}", highlight=False)
     for name, reason in site.broken.items():
-        aside.print(f"[red]not served[/] {name}: {reason}", highlight=False)
+        tell("not served", f"{name}: {reason}")
 
 
 def show_addresses(addresses: Addresses) -> None:

@@ -7,17 +7,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from cotenant.core.model import Model
 from cotenant.core.units import show_seconds
+from cotenant.measure.table import table
 from cotenant.planners.forecast import Forecast
 
 console = Console()
 if not console.is_terminal and "COLUMNS" not in os.environ:
     console.width = 150  # nobody's screen sets it, so tables get room for all their columns
 aside = Console(stderr=True)  # what is not the result: progress, notes
+
+
+def tell(word: str, text: str, to: Console = aside) -> None:
+    """One line, however long, that begins with a word in red."""
+    to.print(Text.assemble((word, "red"), f" {text}"), soft_wrap=True)
 
 
 def show_json(text: bytes) -> None:
@@ -27,18 +35,15 @@ def show_json(text: bytes) -> None:
 
 def forecast_table(expected: Forecast, models: Iterable[Model]) -> Table:
     """What a plan will do under Poisson arrivals, model by model."""
-    table = Table(title="forecast, under Poisson arrivals", title_justify="left")
-    table.add_column("model", no_wrap=True)
-    for heading in ("goodput/s", "p50", "p99", "target", "attained"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = table("forecast, under Poisson arrivals", "model", ">goodput/s", ">p50", ">p99", ">target", ">attained")
     for model in models:
         if model.name in expected.models:
             it = expected.models[model.name]
             colour = "green" if it.attainment >= model.attainment else "red"
             attained = f"[{colour}]{it.attainment * 100:.2f} %[/]"
             times = (show_seconds(seconds) for seconds in (it.p50, it.p99, model.slo))
-            table.add_row(model.name, f"{it.rate:.1f}", *times, attained)
-    return table
+            rows.add_row(escape(model.name), f"{it.rate:.1f}", *times, attained)
+    return rows
 
 
 class ProfileProgress:

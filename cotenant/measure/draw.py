@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,7 @@ from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE, show_seconds, show_share
 from cotenant.errors import ConfigError
+from cotenant.measure.table import table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,27 +26,24 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart by colour-blind eyes too, without black and the palest.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#9A8C98")
 FREE = "#D8D8D8"
-WIDTH = 100  # columns of a bar
+WIDTH = 70  # columns of a bar
 
 
 def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
     """Every placement, what it promises in the worst case against its target, what is left, what is unserved."""
     targets = {model.name: model.slo for model in models}
-    table = Table(title=f"plan by {plan.planner}: {_summary(plan)}", title_justify="left")
-    for heading in ("partition", "share", "model"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading == "share" else "left")
-    for heading in ("batch", "rate/s", "batch takes", "round", "worst case", "target"):
-        table.add_column(heading, no_wrap=True, justify="right")
+    numbers = (">batch", ">rate/s", ">batch takes", ">round", ">worst case", ">target")
+    rows = table(f"plan by {plan.planner}: {_summary(plan)}", "partition", ">share", "model", *numbers)
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
             head = (f"{device.kind}{device.id}/{slot}", show_share(partition.share))
             for placement in partition.placements:
                 target = targets.get(placement.model)
-                table.add_row(
+                rows.add_row(
                     *head,
-                    placement.model,
+                    escape(placement.model),
                     f"{placement.batch}" if placement.procs == 1 else f"{placement.batch} x {placement.procs}",
-                    f"{placement.rate:.3g}",
+                    _rate(placement.rate),
                     show_seconds(placement.latency),
                     show_seconds(placement.duty),
                     show_seconds(placement.duty + placement.latency),
@@ -52,11 +51,11 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
                 )
                 head = ("", "")
         if device.free > 0:
-            table.add_row(f"{device.kind}{device.id}", show_share(device.free), Text("free", style="dim"))
-        table.add_section()
+            rows.add_row(f"{device.kind}{device.id}", show_share(device.free), Text("free", style="dim"))
+        rows.add_section()
     for model, rate in plan.unserved.items():
-        table.add_row("-", "-", model, "-", f"{rate:.3g}", Text("unserved", style="bold red"))
-    return table
+        rows.add_row("-", "-", escape(model), "-", _rate(rate), Text("unserved", style="bold red"))
+    return rows
 
 
 def plan_bars(plan: Plan) -> RenderableType:
@@ -99,17 +98,14 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 def profile_table(profile: Profile) -> Table:
     """Latency of each measured batch on each measured share."""
-    table = Table(title=f"{profile.model} on {profile.kind}", title_justify="left")
-    table.add_column("share", justify="right")
     batches = sorted({point.batch for point in profile.points})
-    for batch in batches:
-        table.add_column(f"batch {batch}", justify="right", no_wrap=True)
+    rows = table(f"{profile.model} on {profile.kind}", ">share", *(f">batch {batch}" for batch in batches))
     for share in profile.shares:
         measured = {point.batch: point.latency for point in profile.points if point.share == share}
-        table.add_row(
+        rows.add_row(
             show_share(share), *(show_seconds(measured[batch]) if batch in measured else "-" for batch in batches)
         )
-    return table
+    return rows
 
 
 def save_profiles(profiles: Sequence[Profile], path: Path) -> None:
@@ -174,12 +170,16 @@ def _draw(axes: Axes, row: int, start: int, end: int, partition: Partition | Non
 
 def _summary(plan: Plan) -> str:
     devices = f"{plan.devices_used} device{'' if plan.devices_used == 1 else 's'}"
-    parts = [devices, f"{plan.scale:.3g} x the rates" if plan.objective == "rate" else ""]
+    parts = [devices, f"{_rate(plan.scale)} x the rates" if plan.objective == "rate" else ""]
     parts.append("" if plan.cost_per_hour is None else f"{plan.cost_per_hour:.2f} per hour")
     free = sum(device.free for device in plan.devices)
     parts.append(f"{show_share(free)} of a device free" if free else "")
-    parts.append(f"{sum(plan.unserved.values()):.3g} requests/s unserved" if plan.unserved else "")
+    parts.append(f"{_rate(sum(plan.unserved.values()))} requests/s unserved" if plan.unserved else "")
     return ", ".join(part for part in parts if part)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _spans(device: Device) -> Iterable[tuple[int, int, Partition | None]]:

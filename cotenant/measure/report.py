@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,6 +15,7 @@ from cotenant.core.request import Outcome
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
 from cotenant.measure.stats import Tally
+from cotenant.measure.table import table
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,42 +128,35 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{place}: not a report: {error}") from None
 
-    def table(self) -> Table:
-        """One row a model. The columns on batches appear where they are known."""
-        batches = any(row.batch is not None for row in self.models)
-        table = Table(title=f"{self.source}, {self.seconds:.3g} s", title_justify="left")
-        table.add_column("model", no_wrap=True)
-        headings = ["offered/s", "served/s", "goodput/s", "p50", "p99", "target", "attained"]
-        for heading in headings + ["rows", "predicted", "observed"] * batches:
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("other ends")
+    def table(self) -> RenderableType:
+        """One row a model; and another table on batches, where they are known."""
+        numbers = (">offered /s", ">goodput /s", ">p50", ">p99", ">target", ">attained")
+        rows = table(f"{self.source}, {self.seconds:.3g} s", "model", *numbers, "other ends")
         for row in self.models:
-            cells = [escape(row.model), f"{row.offered:.1f}", f"{row.served:.1f}", f"{row.goodput:.1f}"]
-            cells += [_duration(row.p50), _duration(row.p99), show_seconds(row.target), _attained(row)]
-            if batches:
-                cells += ["-" if row.batch is None else f"{row.batch:.1f}"]
-                cells += [_duration(row.predicted), _duration(row.observed)]
+            times = _duration(row.p50), _duration(row.p99), show_seconds(row.target)
             others = (f"{count} {name}" for name, count in row.ends.items() if count and name != "served")
-            table.add_row(*cells, ", ".join(others) or "-")
+            rates = f"{row.offered:.1f}", f"{row.goodput:.1f}"
+            rows.add_row(escape(row.model), *rates, *times, _attained(row), ", ".join(others) or "-")
         if self.lag is not None:
-            table.caption = f"sent at most {show_seconds(self.lag)} late in 99 % of cases"
-            table.caption_justify = "left"
-        return table
+            rows.caption = f"sent at most {show_seconds(self.lag)} late in 99 % of cases"
+        batches = table("batches", "model", ">rows", ">predicted", ">observed")
+        for row in self.models:
+            if row.batch is not None:
+                took = _duration(row.predicted), _duration(row.observed)
+                batches.add_row(escape(row.model), f"{row.batch:.1f}", *took)
+        return Group(rows, batches) if batches.rows else rows
 
 
 def compare(one: Report, other: Report) -> Table:
     """Two runs side by side, for the models that both have; differences are of the second from the first."""
-    table = Table(title=f"{one.source} → {other.source}", title_justify="left")
-    table.add_column("model", no_wrap=True)
-    for heading in ("offered/s", "goodput/s", "p50", "p99", "attained"):
-        table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("Δ", justify="right", no_wrap=True)
+    headings = (">offered/s", ">Δ", ">goodput/s", ">Δ", ">p50", ">Δ", ">p99", ">Δ", ">attained", ">Δ")
+    rows = table(f"{one.source} → {other.source}", "model", *headings)
     others = {row.model: row for row in other.models}
     for a in one.models:
         if a.model not in others:
             continue
         b = others[a.model]
-        table.add_row(
+        rows.add_row(
             escape(a.model),
             f"{a.offered:.1f} → {b.offered:.1f}",
             _change(a.offered, b.offered),
@@ -174,7 +169,7 @@ def compare(one: Report, other: Report) -> Table:
             f"{_percent(a.attainment)} → {_percent(b.attainment)}",
             "-" if a.attainment is None or b.attainment is None else f"{(b.attainment - a.attainment) * 100:+.2f} pt",
         )
-    return table
+    return rows
 
 
 def _known(value: float) -> float | None:

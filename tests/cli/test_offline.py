@@ -68,6 +68,17 @@ def test_settings_are_planned_without_serving_them(program: Program) -> None:
     assert said.err == ""  # nothing was measured, so no progress is shown
 
 
+def test_names_are_shown_as_they_are(program: Program, folder: Path) -> None:
+    """Not as the colours that they would be to a terminal's library."""
+    for file in ("problem.toml", "profiles.csv"):
+        (folder / file).write_text((folder / file).read_text().replace("identity", "[/red]"))
+    for command in ("plan", "simulate"):
+        said = program(command, "problem.toml")
+        assert said.code == 0 and "[/red]" in said.out
+    (folder / "odd" / "[red]").mkdir(parents=True)
+    assert "; [red]: odd/[red]: no version; put the model into" in program.refuses("plan", "--repository", "odd")
+
+
 def test_what_cannot_be_served_is_said_with_the_rate(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace('slo = "100ms"', 'slo = "1ms"'))

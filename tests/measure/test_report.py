@@ -1,6 +1,5 @@
 import pytest
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome, Request
@@ -27,7 +26,7 @@ def report() -> Report:
     return Report.of("simulated", MODELS, tallies(), 10.0, lag=0.0004)
 
 
-def text(table: Table) -> str:
+def text(table: RenderableType) -> str:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(table)

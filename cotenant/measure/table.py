@@ -1,0 +1,26 @@
+"""How tables look: narrow, for terminals of 80 columns; and folded, rather than cut off, where there are fewer."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+
+def table(title: str, *headings: str) -> Table:
+    """Without rows. A heading that begins with ``>`` stands over numbers, and its words one below the other."""
+    made = Table(
+        title=Text(title, no_wrap=True, overflow="ignore"),  # it may be wider than the table
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for heading in headings:
+        if heading.startswith(">"):
+            made.add_column(heading[1:].replace(" ", "\n"), justify="right", vertical="bottom", overflow="fold")
+        else:
+            made.add_column(heading, overflow="fold")
+    return made
