@@ -37,6 +37,7 @@ Answered = Callable[[Tensors | RequestError], None]
 
 # uvloop rounds its timers to milliseconds, and a wake that comes early has to be asked for again.
 ROUNDING = 0.0005
+GAIN = 1 / 8  # how fast the driver's idea of how long answers take to write follows what it sees
 
 
 class Observer(Protocol):
@@ -78,6 +79,7 @@ class Driver:
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
         self._requests = 0
+        self._writing = 0.0  # seconds from a batch's end until its last answer is written, smoothed
 
     @property
     def open(self) -> int:
@@ -97,7 +99,8 @@ class Driver:
         request_id = self._requests
         self._callers[request_id] = inputs, answered
         now = self._clock()
-        self.feed(Arrived(Request(request_id, model, now, now + within, size, priority)))
+        deadline = now + within - self._writing  # the caller counts until it has its answer
+        self.feed(Arrived(Request(request_id, model, now, deadline, size, priority)))
         return request_id
 
     def cancel(self, request_id: int) -> None:
@@ -147,6 +150,8 @@ class Driver:
                     self._log.write(log_line(now, event, commands))
                 for command in commands:
                     self._perform(command, now, ready)
+                if ready:
+                    self._writing += GAIN * (self._clock() - now - self._writing)
         finally:
             self._busy = False
 
