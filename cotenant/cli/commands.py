@@ -90,10 +90,12 @@ def demo(
     """Build models, profile them, plan, serve, ask them something, put them under load, and report."""
     import uvloop
 
-    from cotenant.cli.demo import run
+    from cotenant.cli.demo import build_zoo, run
 
+    built = build_zoo(repository, None, seed, quiet=json)  # not within a loop, whose end would wait for it
     uvloop.run(
         run(
+            built,
             keep=keep,
             seconds=seconds,
             load=load,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from cotenant.zoo.answers import Question, ask
 
 
 async def run(
+    built: Sequence[Built],
     *,
     keep: bool,
     seconds: float,
@@ -39,7 +40,6 @@ async def run(
     json: bool,
 ) -> None:
     async with interruptible():
-        built = await asyncio.to_thread(build_zoo, repository, None, seed, quiet=json)
         settings = demo_settings(repository, port, planner)
         backend = backend_of(settings)
         with profile_progress() as progress:

@@ -4,6 +4,9 @@ ensemble of trees, a search among neighbours. Each notes how it does on the quar
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -47,7 +50,7 @@ def digits(g: Graph) -> None:
     moves = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
     images = np.concatenate([framed[:, down : down + 8, right : right + 8] for down, right in moves]).reshape(-1, 64)
     network = MLPClassifier((256, 128), alpha=1e-3, learning_rate_init=2e-3, batch_size=128, random_state=_seed(g))
-    with threadpool_limits(1):  # two threads that share a busy machine wait for each other more than they work
+    with threadpool_limits(1), _interruptible():  # two threads wait for each other more than they work
         for _ in range(20):
             network.partial_fit(images, np.tile(known.y, len(moves)), classes=np.arange(10))
     x = g.op("Flatten", g.input("image", "FP32", (1, 8, 8)))
@@ -55,6 +58,18 @@ def digits(g: Graph) -> None:
         x = g.op("Relu", x) if layer else x
         x = g.op("Gemm", x, g.weight(weight.astype(np.float32)), g.weight(bias.astype(np.float32)))
     _answer(g, g.op("Softmax", x, axis=1), known)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """scikit-learn takes Ctrl-C for a wish to train less, and only warns of it."""
+    words = "Training interrupted"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", words, UserWarning)
+        try:
+            yield
+        except UserWarning as warning:
+            raise KeyboardInterrupt if str(warning).startswith(words) else warning from None
 
 
 def cancer(g: Graph) -> None:

@@ -42,3 +42,12 @@ def test_the_forest_is_scikit_learns(models: Path, run: Run) -> None:
     theirs = ExtraTreesClassifier(300, random_state=seed).fit(known.x, known.y).predict_proba(known.held_out_x)
     (ours,) = run("cancer", [Tensor("features", "FP32", known.held_out_x.shape, known.held_out_x.tobytes())])
     np.testing.assert_allclose(ours.array(), theirs, atol=1e-5)
+
+
+def test_an_interrupted_training_leaves_no_half_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sklearn.neural_network._multilayer_perceptron.AdamOptimizer.update_params", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trained.digits(Graph("digits", np.random.default_rng(0)))
