@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.backends import cgroup
 from cotenant.core.plan import Plan
 from cotenant.zoo import ZOO
 from tests.cli.program import COMMAND, PATIENCE, Program, alive, children, environment
@@ -181,6 +182,16 @@ def test_a_port_in_use_is_known_before_any_worker_starts(program: Program, folde
         (folder / "serve.toml").write_text(text.replace(f"{front} = {{ port = 0", f"{front} = {{ port = {port}"))
         message = program.refuses("serve", "serve.toml")
     assert str(port) in message
+    assert not [pid for pid in children(os.getpid()) if alive(pid)]
+
+
+def test_a_quota_that_the_system_does_not_give(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control group is a file, which is refused to root as well."""
+    group = cgroup.Group(folder / "profiles.csv", folder, 1)
+    monkeypatch.setattr(cgroup, "own", lambda controller: group)
+    (folder / "serve.toml").write_text('cpu = { hold = "quota" }\n' + (folder / "serve.toml").read_text())
+    message = program.refuses("serve", "serve.toml")
+    assert "no cgroup quota can be set at" in message and message.endswith('hold = "bucket"')
     assert not [pid for pid in children(os.getpid()) if alive(pid)]
 
 

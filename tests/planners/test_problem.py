@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -20,6 +21,14 @@ from tests.planners.problems import embedded
         ),
         ({"fleet": (Kind(name="k"),) * 2}, "two entries for the kind of device 'k'; each may stand once"),
         ({"models": (Model(name="a", slo=0.0),), "rates": {}}, "model 'a': a target of 0 s must lie above 0"),
+        (
+            {"models": (Model(name="a", slo=math.inf),), "rates": {}},
+            "model 'a': a target of inf s must lie above 0 and be finite",
+        ),
+        (
+            {"models": (Model(name="a", slo=math.nan),), "rates": {}},
+            "model 'a': a target of nan s must lie above 0 and be finite",
+        ),
         ({"models": (Model(name="a", slo=1, attainment=1.1),), "rates": {}}, "model 'a': attainment 1.1 must lie"),
         ({"models": (Model(name="a", slo=1, max_batch=0),), "rates": {}}, "model 'a': a largest batch of 0 must be"),
         ({"rates": {"bert": -1.0}}, "model 'bert': a rate of -1 requests/s must be finite and at least 0"),
