@@ -21,6 +21,11 @@ check: $(READY)
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
+# What it costs: one line each; needs wrk, and a machine that has nothing else to do. docs/benchmarks.md has the figures.
+bench: $(READY)
+	for name in simulator http_small http_large sleep_model overload shares agree; do \
+		$(BIN)/python -m benchmarks.$$name || exit 1; done
+
 clean:
 	rm -rf .venv build dist
 
