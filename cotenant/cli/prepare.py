@@ -23,9 +23,11 @@ from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
 from cotenant.planners import Problem
+from cotenant.planners.forecast import attains
 from cotenant.planners.solve import solve
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, profile
+from cotenant.sim.run import simulate
 from cotenant.worker.repository import Entry, describe, sample, scan
 from cotenant.worker.wire import WorkerModel
 
@@ -35,6 +37,10 @@ from cotenant.worker.wire import WorkerModel
 DEFAULT_ROWS = 8
 DEFAULT_SHARE = 500
 LEAST_SLO = 0.05
+
+# How much the simulator looks at, at most.
+LOOK_SECONDS = 300.0
+LOOK_REQUESTS = 30_000
 
 Progress = Callable[[str, int, int], None]  # model, points done, points in all
 
@@ -181,10 +187,21 @@ class Preparation:
 
 
 def timed(planner: str, problem: Problem) -> Plan:
-    """The planner's answer, with how long it took."""
+    """The planner's answer, with how long it took.
+
+    Of the rates that the forecast believes in, those are taken that the simulator believes in, too: where models share
+    a partition in time the forecast is up to two points too hopeful, and it is the largest rate that is asked for.
+    """
     begun = time.perf_counter()
-    plan = solve(planner, problem)
+    plan = solve(planner, problem, accept=_kept)
     return msgspec.structs.replace(plan, solve_s=time.perf_counter() - begun)
+
+
+def _kept(plan: Plan, problem: Problem) -> bool:
+    if not attains(plan, problem):
+        return False
+    seconds = min(LOOK_SECONDS, LOOK_REQUESTS / sum(problem.rates.values()))
+    return all(model.kept for model in simulate(problem, plan, seconds=seconds).models)
 
 
 def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Profile) -> Model:

@@ -23,10 +23,13 @@ from cotenant.planners.polish import lacking, polish
 Accept = Callable[[Plan, Problem], bool]
 
 
-def solve(name: str, problem: Problem) -> Plan:
-    """The plan of a named planner for either objective, with room for Poisson arrivals where the fleet has it."""
+def solve(name: str, problem: Problem, *, accept: Accept = attains) -> Plan:
+    """The plan of a named planner for either objective, with room for Poisson arrivals where the fleet has it.
+
+    accept: see `largest_scale`.
+    """
     planner = partial(promised, load(name))
-    return largest_scale(planner, problem) if problem.objective == "rate" else planner(problem)
+    return largest_scale(planner, problem, accept=accept) if problem.objective == "rate" else planner(problem)
 
 
 def promised(planner: Planner, problem: Problem) -> Plan:
