@@ -182,20 +182,6 @@ class Pool:
             self._timer.cancel()
         await asyncio.gather(*(self.stop(lane, grace) for lane in list(self._lanes)))
 
-    def kill(self) -> None:
-        """Leave nothing behind, at once."""
-        if self._timer:
-            self._timer.cancel()
-        for lane in self._lanes.values():
-            lane.state = "stopping"
-            if lane.revival:
-                lane.revival.cancel()
-        for process in list(self._processes):
-            process.end()
-        for name in self._lanes:
-            self._backend.close(name)
-        self._lanes.clear()
-
     def status(self) -> list[WorkerStatus]:
         return [
             WorkerStatus(

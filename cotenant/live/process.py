@@ -111,13 +111,6 @@ class Process:
         self.kill(f"it did not stop within {grace:g} s")
         await asyncio.wait([self.gone], timeout=_LINGER)
 
-    def end(self) -> None:
-        """Kill it and wait, without the event loop."""
-        self.kill("it was stopped at once")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LINGER)
-        self._clear()
-
     def _push(self, data: bytearray) -> bytearray:
         """What the socket does not take of it."""
         try:

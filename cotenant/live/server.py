@@ -139,9 +139,6 @@ class Server:
         await self._pool.close(grace)
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
-    def kill(self) -> None:
-        self._pool.kill()
-
     # Plans
 
     async def apply(self, site: Site) -> None:

@@ -370,20 +370,6 @@ def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
     asyncio.run(scenario())
 
 
-def test_killing_the_pool_leaves_nothing_at_once() -> None:
-    async def scenario() -> None:
-        async with pool_of(Fake()) as (pool, _, _):
-            await pool.start("fake0/0", share=500, models=[sleeper(100.0)])
-            await pool.start("fake0/1", share=500, models=[sleeper(100.0)])
-            pool.run("fake0/0", 1, "sleeper", [floats(1, 2)])
-            children = _children()
-            pool.kill()
-            assert len(children) == 2 and _children() == []
-            assert pool.status() == []
-
-    asyncio.run(scenario())
-
-
 PARENT = """
 import asyncio, sys
 from pathlib import Path
