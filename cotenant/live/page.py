@@ -13,7 +13,7 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0 2rem }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #dde3e9 }
 .number { text-align: right; font-variant-numeric: tabular-nums }
 .bad { color: #b3261e }
-.bar { display: flex; height: 3rem; border: 1px solid #8796a5; border-radius: 4px; overflow: hidden }
+.bar { display: flex; height: 4.2rem; border: 1px solid #8796a5; border-radius: 4px; overflow: hidden }
 .cut { background: #d6e6f5; border-right: 2px solid #fff; padding: .2rem .5rem; font-size: 12px; overflow: hidden }
 """
 
