@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from cotenant.backends.cpu import Cpu
+from cotenant.config import read_settings
 from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
@@ -91,7 +92,7 @@ async def measure(
 ) -> list[Measured]:
     """Lanes of these shares (‰) and batches, all busy at once for that long. Each is warmed up for a few batches."""
     lanes = [_Lane(f"cpu0/{slot}", share, batch) for slot, (share, batch) in enumerate(shares)]
-    backend = Cpu(hold=hold)
+    backend = Cpu(hold=hold, reserve=read_settings().reserve)  # as a server has it: the rest is for this program
     if share_a_core:
         backend.cores = backend.cores[:1]
     with tempfile.TemporaryDirectory() as folder:
