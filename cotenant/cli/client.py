@@ -21,7 +21,7 @@ from cotenant.cli.show import console
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
-from cotenant.core.units import show_memory, show_seconds, show_share
+from cotenant.core.units import show_memory, show_share
 from cotenant.errors import ConfigError, FailedError
 from cotenant.live.load import Body, load
 from cotenant.live.server import Status
@@ -64,22 +64,8 @@ def status_view(status: Status) -> RenderableType:
     plan = Plan.from_json(bytes(status.plan))
     numbers = (">target", ">planned/s", ">served", ">mean", ">in time")
     models = table("models", "model", "state", *numbers, "other ends")
-    for entry in status.models:
-        counts = status.statistics.get(entry.name)
-        if counts is None or entry.name not in status.targets:
-            models.add_row(escape(entry.name), entry.state, "", "", "", "", "", escape(entry.reason))
-            continue
-        others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
-        models.add_row(
-            escape(entry.name),
-            entry.state,
-            show_seconds(status.targets[entry.name]),
-            f"{plan.rate(entry.name):.1f}",
-            str(counts.ends["served"]),
-            show_seconds(counts.mean) if counts.mean else "-",
-            f"{counts.attainment * 100:.2f} %",
-            escape(entry.reason) or others,
-        )
+    for row in status.rows(plan):
+        models.add_row(*(escape(cell) for cell in row))
     title = f"partitions; shares are held by {status.holds}"
     held = (">share", ">used", ">memory", ">restarts")
     workers = table(title, "partition", "worker", *held, "models", "last death")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from cotenant.core.units import show_seconds, show_share
+from cotenant.core.units import show_share
 from cotenant.live.server import Server
 
 STYLE = """
@@ -31,23 +31,7 @@ def page(server: Server) -> str:
             for partition in device.partitions
         )
         bars.append(f'<p>{escape(device.kind)} {device.id}</p><div class="bar">{cuts}</div>')
-    models = []
-    for entry in status.models:
-        counts = status.statistics.get(entry.name)
-        cells = [escape(entry.name), escape(entry.state)]
-        if counts is None or entry.name not in status.targets:
-            cells += [""] * 5 + [escape(entry.reason)]
-        else:
-            others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
-            cells += [
-                show_seconds(status.targets[entry.name]),
-                f"{plan.rate(entry.name):.1f}",
-                str(counts.ends["served"]),
-                show_seconds(counts.mean) if counts.mean else "-",
-                f"{counts.attainment * 100:.2f} %",
-                escape(entry.reason) or others,
-            ]
-        models.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    models = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in status.rows(plan)]
     workers = "".join(
         f'<tr class="{"bad" if worker.breach or worker.state != "ready" else ""}"><td>{escape(worker.lane)}</td>'
         f"<td>{escape(worker.state)}</td><td>{show_share(worker.share)}</td>"

@@ -16,6 +16,7 @@ from cotenant.backends import Backend
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.tensor import ModelInfo, TensorSpec
+from cotenant.core.units import show_seconds
 from cotenant.errors import (
     CotenantError,
     FailedError,
@@ -518,6 +519,29 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: list[IndexEntry]
     statistics: dict[str, ModelStatus]
     workers: list[WorkerStatus]
+
+    def rows(self, plan: Plan) -> list[list[str]]:
+        """For people, a row a model: name, state, target, planned/s, served, mean, in time, other ends."""
+        rows = []
+        for entry in self.models:
+            counts = self.statistics.get(entry.name)
+            if counts is None or entry.name not in self.targets:
+                rows.append([entry.name, entry.state, *[""] * 5, entry.reason])
+                continue
+            others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
+            rows.append(
+                [
+                    entry.name,
+                    entry.state,
+                    show_seconds(self.targets[entry.name]),
+                    f"{plan.rate(entry.name):.1f}",
+                    str(counts.ends["served"]),
+                    show_seconds(counts.mean) if counts.mean else "-",
+                    f"{counts.attainment * 100:.2f} %",
+                    entry.reason or others,
+                ]
+            )
+        return rows
 
 
 # Nothing is traced, and the log goes to standard error: what can be read, and what it can be set to.
