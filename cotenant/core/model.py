@@ -31,6 +31,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     price: per hour and device; None where cost is no question.
     cuts: legal shares in ‰, ascending.
     max_partitions: partitions on one device at most; None: any number.
+    geometry: how MIG cuts it (a name in core/mig.py): partitions are instances, which have memory of their own and lie
+    side by side only in certain ways. None: any cuts whose sum is at most the whole.
     """
 
     name: str
@@ -39,3 +41,4 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     price: float | None = None
     cuts: tuple[int, ...] = (WHOLE,)
     max_partitions: int | None = None
+    geometry: str | None = None

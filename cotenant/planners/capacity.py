@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
+from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
@@ -36,12 +37,12 @@ class Work(msgspec.Struct, frozen=True):
     slo: float
 
 
-def curve(problem: Problem, model: str, kind: str, share: int) -> tuple[float, ...]:
+def curve(problem: Problem, model: str, kind: str, share: int, procs: int = 1) -> tuple[float, ...]:
     """Seconds of batches 1, 2, … up to the model's largest, alone on a share (‰); empty where nothing was profiled."""
     profile = problem.profile(model, kind)
     if profile is None:
         return ()
-    return profile.curve(share)[: problem.model(model).max_batch]
+    return profile.curve(share, procs)[: problem.model(model).max_batch]
 
 
 def saturate(curve: Sequence[float], slo: float) -> tuple[int, float]:
@@ -161,10 +162,11 @@ def slowdown(problem: Problem, victim: Load, neighbours: Sequence[Sequence[Load]
 
 
 class Cut(msgspec.Struct):
-    """A partition while it is being planned. rates: requests/s by model."""
+    """A partition while it is being planned. rates: requests/s by model; procs: workers of a model, where not 1."""
 
     share: int
     rates: dict[str, float]
+    procs: dict[str, int] = {}
 
 
 class Bin(msgspec.Struct):
@@ -188,15 +190,19 @@ def partitions(
     were reckoned with cover those that result.
     """
     choose = roomiest_round if full else least_round
-    curves = [[curve(problem, model, kind.name, cut.share) for model in cut.rates] for cut in cuts]
+    procs = [[cut.procs.get(model, 1) for model in cut.rates] for cut in cuts]
+    curves = [
+        [curve(problem, model, kind.name, cut.share, n) for model, n in zip(cut.rates, own, strict=True)]
+        for cut, own in zip(cuts, procs, strict=True)
+    ]
     slos = {model.name: model.slo for model in problem.models}
     slow = [[1.0] * len(cut.rates) for cut in cuts]
     for _ in range(20):
         chosen: list[tuple[int, ...]] = []
-        for cut, own, factors in zip(cuts, curves, slow, strict=True):
+        for cut, own, workers, factors in zip(cuts, curves, procs, slow, strict=True):
             works = [
-                Work(known if factor == 1 else [factor * latency for latency in known], rate, slos[model])
-                for (model, rate), known, factor in zip(cut.rates.items(), own, factors, strict=True)
+                Work(known if factor == 1 else [factor * latency for latency in known], rate / n, slos[model])
+                for (model, rate), known, n, factor in zip(cut.rates.items(), own, workers, factors, strict=True)
             ]
             batches = choose(works)
             if batches is None:
@@ -214,27 +220,38 @@ def partitions(
         slow = [[max(a, s) for a, s in zip(own, old, strict=True)] for own, old in zip(actual, slow, strict=True)]
     else:
         return None
-    needed = sum(
-        footprint(problem, kind.name, model, batch)
-        for cut, batches in zip(cuts, chosen, strict=True)
-        for model, batch in zip(cut.rates, batches, strict=True)
-    )
-    if needed > kind.memory:
+    needs = [
+        sum(
+            n * footprint(problem, kind.name, model, batch)
+            for model, batch, n in zip(cut.rates, batches, workers, strict=True)
+        )
+        for cut, batches, workers in zip(cuts, chosen, procs, strict=True)
+    ]
+    if not housed(kind, [(cut.share, need) for cut, need in zip(cuts, needs, strict=True)]):
         return None
     result = []
-    for cut, batches, own, factors in zip(cuts, chosen, curves, actual, strict=True):
+    for cut, batches, own, workers, factors in zip(cuts, chosen, curves, procs, actual, strict=True):
         latencies = [factor * known[batch - 1] for factor, known, batch in zip(factors, own, batches, strict=True)]
         duty = sum(latencies)
         result.append(
             Partition(
                 share=cut.share,
                 placements=tuple(
-                    Placement(model=model, batch=batch, rate=rate, duty=duty, latency=latency)
-                    for (model, rate), batch, latency in zip(cut.rates.items(), batches, latencies, strict=True)
+                    Placement(model=model, batch=batch, rate=rate, duty=duty, latency=latency, procs=n)
+                    for (model, rate), batch, latency, n in zip(
+                        cut.rates.items(), batches, latencies, workers, strict=True
+                    )
                 ),
             )
         )
     return tuple(result)
+
+
+def housed(kind: Kind, needs: Sequence[tuple[int, int]]) -> bool:
+    """Whether a device has the memory for partitions of (share in ‰, bytes), and where MIG cuts it, the places."""
+    if sum(need for _, need in needs) > kind.memory:
+        return False
+    return kind.geometry is None or mig.fit(kind.geometry, needs) is not None
 
 
 def footprint(problem: Problem, kind: str, model: str, batch: int) -> int:
