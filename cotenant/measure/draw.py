@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -23,10 +24,47 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind eyes too, without black and the palest.
+# Okabe and Ito's colours for lines, and Tol's light scheme for what black letters stand on; both are told apart by
+# colour-blind eyes too.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#9A8C98")
-FREE = "#D8D8D8"
-WIDTH = 70  # columns of a bar
+FILLS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#44BB99", "#99DDFF", "#BBCC33", "#AAAA00")
+FREE = "#ECECEC"
+SCREEN = 80  # columns
+WIDTH = 70  # columns of a bar, where the devices' names leave so many
+LONGEST = 24  # name in a table
+LINES = 8  # of text in a bar of a picture
+GROUPS = 40  # devices, or groups of alike ones, that are shown; a plan file has them all
+CRUMB = 10  # ‰; what is free below that is what is left over of sevenths
+
+
+class Alike(msgspec.Struct, frozen=True):
+    """Devices that are cut and filled alike, rates to three digits. device: the first of them."""
+
+    device: Device
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.device.kind}{self.device.id}" if self.count == 1 else f"{self.count} x {self.device.kind}"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line in a bar: the longest text that there is room for, or the beginning of the last."""
+
+    texts: tuple[str, ...]
+    bold: bool = False
+
+
+def alike(plan: Plan) -> list[Alike]:
+    """The devices of a plan in groups, in the order of the first of each."""
+    found: dict[object, list[Device]] = {}
+    for device in plan.devices:
+        cuts = sorted(
+            (cut.share, sorted((p.model, p.batch, p.procs, _rate(p.rate)) for p in cut.placements))
+            for cut in device.partitions
+        )
+        found.setdefault((device.kind, repr(cuts)), []).append(device)
+    return [Alike(devices[0], len(devices)) for devices in found.values()]
 
 
 def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
@@ -34,14 +72,16 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
     targets = {model.name: model.slo for model in models}
     numbers = (">batch", ">rate/s", ">batch takes", ">round", ">worst case", ">target")
     rows = table(f"plan by {plan.planner}: {_summary(plan)}", "partition", ">share", "model", *numbers)
-    for device in plan.devices:
-        for slot, partition in enumerate(device.partitions):
-            head = (f"{device.kind}{device.id}/{slot}", show_share(partition.share))
+    rows.columns[0].no_wrap = True
+    groups = alike(plan)
+    for group in groups[:GROUPS]:
+        for slot, partition in enumerate(group.device.partitions):
+            head = (f"{group.name}/{slot}", show_share(partition.share))
             for placement in partition.placements:
                 target = targets.get(placement.model)
                 rows.add_row(
                     *head,
-                    escape(placement.model),
+                    escape(_middle(placement.model)),
                     f"{placement.batch}" if placement.procs == 1 else f"{placement.batch} x {placement.procs}",
                     _rate(placement.rate),
                     show_seconds(placement.latency),
@@ -50,11 +90,15 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
                     "-" if target is None else show_seconds(target),
                 )
                 head = ("", "")
-        if device.free > 0:
-            rows.add_row(f"{device.kind}{device.id}", show_share(device.free), Text("free", style="dim"))
+        if group.device.free >= CRUMB:
+            rows.add_row(group.name, show_share(group.device.free), Text("free", style="dim"))
         rows.add_section()
+    if len(groups) > GROUPS:
+        rows.add_row(Text(_more(groups), style="dim"))
     for model, rate in plan.unserved.items():
-        rows.add_row("-", "-", escape(model), "-", _rate(rate), Text("unserved", style="bold red"))
+        rows.add_row("-", "-", escape(_middle(model)), "-", _rate(rate), Text("unserved", style="bold red"))
+    if any(group.count > 1 for group in groups):
+        rows.caption = "N x: so many devices are alike; the figures are those of one"
     return rows
 
 
@@ -62,37 +106,59 @@ def plan_bars(plan: Plan) -> RenderableType:
     """Each device as a bar that is cut into its partitions."""
     colours = _colours(plan)
     lines: list[Text] = []
-    width = max((len(f"{device.kind}{device.id}") for device in plan.devices), default=0)
-    for device in plan.devices:
-        line = Text(f"{device.kind}{device.id}".ljust(width + 1))
-        for start, end, partition in _spans(device):
-            columns = round(end * WIDTH / WHOLE) - round(start * WIDTH / WHOLE)
+    groups = alike(plan)
+    margin = max((len(group.name) for group in groups[:GROUPS]), default=0) + 1
+    width = max(min(WIDTH, SCREEN - margin), WIDTH // 2)
+    for group in groups[:GROUPS]:
+        line = Text(group.name.ljust(margin))
+        for start, end, partition in _spans(group.device):
+            columns = round(end * width / WHOLE) - round(start * width / WHOLE)
             if partition is None:
                 line.append("·" * columns, style="dim")
                 continue
             # The gap shows where one partition ends, also between two of the same model.
             label = f" {show_share(partition.share)} {', '.join(p.model for p in partition.placements)}"
-            line.append(label[: columns - 1].ljust(columns - 1), style=f"black on {colours[_leader(partition)]}")
+            line.append(_cut(label, columns - 1).ljust(columns - 1), style=f"black on {colours[_leader(partition)]}")
             line.append(" " * min(columns, 1))
         lines.append(line)
+    if len(groups) > GROUPS:
+        lines.append(Text(_more(groups), style="dim"))
     return Group(*lines)
 
 
 def save_plan(plan: Plan, path: Path) -> None:
-    """A picture of the plan, SVG or PNG or PDF by the path's suffix. Raises ConfigError where it cannot be made."""
+    """A picture of the plan, SVG or PNG or PDF by the path's suffix. Raises ConfigError where it cannot be made.
+
+    Across, a device is cut into its partitions; the strip under each shows how its models divide a round among them.
+    """
     colours = _colours(plan)
-    figure = _figure(path, 11, 1.1 + 0.9 * min(max(len(plan.devices), 1), 40))
+    groups = alike(plan)
+    shown = groups[:GROUPS]
+    # Room for all models of the partition that has most of them.
+    lines = max((len(cut.placements) for group in shown for cut in group.device.partitions), default=1) + 1
+    row = min(max(0.17 * lines + 0.34, 0.75), 1.7)
+    figure = _figure(path, 11, 1.15 + row * max(len(shown), 1))
     axes = figure.subplots()
-    for row, device in enumerate(plan.devices):
-        for start, end, partition in _spans(device):
-            _draw(axes, row, start, end, partition, FREE if partition is None else colours[_leader(partition)])
-    axes.set_yticks(range(len(plan.devices)), [f"{device.kind}{device.id}" for device in plan.devices])
-    axes.set_ylim(len(plan.devices) - 0.45, -0.55)
+    for at, group in enumerate(shown):
+        for start, end, partition in _spans(group.device):
+            if partition is None:
+                axes.barh(at, (end - start) / 10, left=start / 10, height=0.84, color=FREE, edgecolor="white", lw=2)
+                _write(axes, at, start, end, [Line((f"free {show_share(end - start)}", "free"))])
+            else:
+                _draw(axes, at, start, end, partition, colours)
+    axes.set_yticks(range(len(shown)), [group.name for group in shown])
+    axes.set_ylim(max(len(shown), 1) - 0.5, -0.5)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("share of the device, %")
+    below = ["share of the device, %"]
+    if len(groups) > GROUPS:
+        below.append(_more(groups))
+    axes.set_xlabel("\n".join(below), fontsize=9)
     axes.set_title(f"{plan.planner}: {_summary(plan)}", loc="left", fontsize=11)
+    if plan.unserved:
+        names = ", ".join(f"{model} {_rate(rate)}/s" for model, rate in plan.unserved.items())
+        figure.text(0.995, 0.008, _cut(f"unserved: {names}", 150), ha="right", va="bottom", fontsize=8, color="#B00020")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(left=False)
+    axes.tick_params(left=False, labelsize=9)
     _save(figure, path)
 
 
@@ -155,31 +221,91 @@ def _save(figure: Figure, path: Path) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def _draw(axes: Axes, row: int, start: int, end: int, partition: Partition | None, colour: str) -> None:
-    share = end - start
-    axes.barh(row, share / 10, left=start / 10, height=0.84, color=colour, alpha=0.7, edgecolor="white", linewidth=2)
-    lines = [show_share(share)] if partition else [f"free {show_share(share)}"]
-    placements = partition.placements if partition else ()
-    lines += [f"{placement.model} b{placement.batch} {placement.rate:.3g}/s" for placement in placements]
-    # Some 1.1 % of the width to a character, and room for five lines.
-    letters = int(share / 10 / 0.85)
-    shown = [line if len(line) <= letters else line[: max(letters - 1, 0)] + "…" for line in lines[:5]]
-    if letters >= 4:
-        axes.text(start / 10 + 0.6, row, "\n".join(shown), va="center", fontsize=7, linespacing=1.25, clip_on=True)
+def _draw(axes: Axes, row: int, start: int, end: int, partition: Partition, colours: Mapping[str, str]) -> None:
+    """One partition: what runs there, and below that who has which part of a round."""
+    strip, left, width = 0.1, start / 10, (end - start) / 10
+    colour = colours[_leader(partition)]
+    axes.barh(row - strip / 2, width, left=left, height=0.84 - strip, color=colour, edgecolor="white", lw=2)
+    total = sum(placement.latency for placement in partition.placements)
+    for placement in partition.placements:
+        part = width * placement.latency / total
+        axes.barh(
+            row + 0.42 - strip / 2,
+            part,
+            left=left,
+            height=strip,
+            color=colours[placement.model],
+            edgecolor="white",
+            lw=1,
+        )
+        left += part
+    share = show_share(partition.share)
+    lines = [Line((f"{share}  round {show_seconds(_round(partition))}", share))]
+    for placement in partition.placements:
+        name, batch = placement.model, f"batch {placement.batch}"
+        if placement.procs != 1:
+            batch += f" x {placement.procs}"
+        whole = f"{name}  {batch}  {_rate(placement.rate)}/s"
+        lines.append(Line((whole, f"{name}  {batch}", name), bold=True))
+    _write(axes, row - strip / 2, start, end, lines)
+
+
+def _write(axes: Axes, row: float, start: int, end: int, lines: Sequence[Line]) -> None:
+    """Lines of text into a bar, each as long as it has room for; none where there is too little to say anything."""
+    percent = (end - start) / 10
+    if percent < 2.5:
+        return
+    rest = len(lines) - LINES + 1
+    shown = lines if len(lines) <= LINES else [*lines[: LINES - 1], Line((f"and {rest} more", f"+{rest}"))]
+    for i, line in enumerate(shown):
+        letters = int((percent - 1) / (0.76 if line.bold else 0.66))  # a letter takes so many percent of the width
+        axes.annotate(
+            next((text for text in line.texts if len(text) <= letters), _cut(line.texts[-1], letters)),
+            (start / 10 + 0.6, row),
+            xytext=(0, ((len(shown) - 1) / 2 - i) * 10.5),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+            weight="bold" if line.bold else "normal",
+        )
 
 
 def _summary(plan: Plan) -> str:
     devices = f"{plan.devices_used} device{'' if plan.devices_used == 1 else 's'}"
     parts = [devices, f"{_rate(plan.scale)} x the rates" if plan.objective == "rate" else ""]
     parts.append("" if plan.cost_per_hour is None else f"{plan.cost_per_hour:.2f} per hour")
-    free = sum(device.free for device in plan.devices)
-    parts.append(f"{show_share(free)} of a device free" if free else "")
+    free = sum(device.free for device in plan.devices if device.free >= CRUMB)
+    parts.append(_free(free) if free else "")
     parts.append(f"{_rate(sum(plan.unserved.values()))} requests/s unserved" if plan.unserved else "")
     return ", ".join(part for part in parts if part)
 
 
+def _free(thousandths: int) -> str:
+    if thousandths <= WHOLE:
+        return f"{show_share(thousandths)} of a device free"
+    return f"as much as {thousandths / WHOLE:.1f} devices free"
+
+
 def _rate(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _more(groups: Sequence[Alike]) -> str:
+    rest = sum(group.count for group in groups[GROUPS:])
+    return f"… and {rest} more devices"
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: max(letters - 1, 0)] + "…" * (letters > 0)
+
+
+def _middle(name: str) -> str:
+    """A long name without its middle: beginnings and ends tell names apart."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[-(LONGEST // 2 - 1) :]}"
+
+
+def _round(partition: Partition) -> float:
+    return max((placement.duty for placement in partition.placements), default=0.0)
 
 
 def _spans(device: Device) -> Iterable[tuple[int, int, Partition | None]]:
@@ -188,7 +314,7 @@ def _spans(device: Device) -> Iterable[tuple[int, int, Partition | None]]:
     for partition in device.partitions:
         yield start, start + partition.share, partition
         start += partition.share
-    if start < WHOLE:
+    if WHOLE - start >= CRUMB:
         yield start, WHOLE, None
 
 
@@ -199,4 +325,4 @@ def _leader(partition: Partition) -> str:
 
 def _colours(plan: Plan) -> dict[str, str]:
     names = sorted({placement.model for _, _, placement in plan.placements()})
-    return {"": FREE} | {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    return {"": FREE} | {name: FILLS[i % len(FILLS)] for i, name in enumerate(names)}

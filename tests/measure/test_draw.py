@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
@@ -13,7 +14,7 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError
-from cotenant.measure.draw import WIDTH, plan_bars, plan_table, profile_table, save_plan, save_profiles
+from cotenant.measure.draw import GROUPS, WIDTH, alike, plan_bars, plan_table, profile_table, save_plan, save_profiles
 
 PLAN = Plan(
     planner="elastic",
@@ -76,13 +77,56 @@ def test_80_columns_are_enough() -> None:
         assert narrow[1:] == [line.rstrip() for line in shown(what).splitlines()][1:]
 
 
+def fleet(count: int, *, kinds: int = 1) -> Plan:
+    """So many devices, every `kinds`-th alike."""
+
+    def device(i: int) -> Device:
+        placement = Placement(model=f"m{i % kinds}", batch=4, rate=12.0, duty=0.1, latency=0.1)
+        return Device(kind="v100", id=i, partitions=(Partition(share=1000, placements=(placement,)),))
+
+    return Plan(planner="geometry", devices=tuple(device(i) for i in range(count)))
+
+
+def test_devices_that_are_alike_are_shown_once() -> None:
+    plan = fleet(1000, kinds=3)
+    rows = cells(plan_table(plan))
+    assert ["334 x v100/0", "100 %", "m0", "4", "12", "100 ms", "100 ms", "200 ms", "-"] in rows
+    assert "N x: so many devices are alike" in rows[-1][0]
+    assert [line[:10] for line in shown(plan_bars(plan)).splitlines()] == ["334 x v100", "333 x v100", "333 x v100"]
+    first, *rest = fleet(2).devices
+    (placement,) = first.partitions[0].placements
+    other = msgspec.structs.replace(placement, rate=13.0)
+    differs = msgspec.structs.replace(first, partitions=(Partition(share=1000, placements=(other,)),))
+    assert [group.count for group in alike(Plan(planner="p", devices=(differs, *rest)))] == [1, 1]
+
+
+def test_of_very_many_different_devices_the_first_are_shown() -> None:
+    plan = fleet(1000, kinds=100)
+    assert ["… and 600 more devices"] in cells(plan_table(plan))
+    assert shown(plan_bars(plan)).splitlines()[-1] == "… and 600 more devices"
+    assert len(shown(plan_bars(plan)).splitlines()) == GROUPS + 1
+
+
+def test_what_sevenths_leave_over_is_not_called_free() -> None:
+    placement = Placement(model="bert", batch=1, rate=1.0, duty=0.3, latency=0.3)
+    cuts = tuple(Partition(share=142, placements=(placement,)) for _ in range(7))
+    text = shown(plan_table(Plan(planner="p", devices=(Device(kind="a100", id=0, partitions=cuts),))))
+    assert "14.2 %" in text and "free" not in text
+
+
+def test_a_long_name_loses_its_middle() -> None:
+    name = "distilbert-base-uncased-finetuned-sst-2-english"
+    text = shown(plan_table(Plan(planner="p", unserved={name: 1.0})))
+    assert "distilbert-b…t-2-english" in text
+
+
 def test_an_empty_plan_is_shown_too() -> None:
     assert "0 devices" in shown(plan_table(Plan(planner="none")))
     shown(plan_bars(Plan(planner="none")))
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
-@pytest.mark.parametrize("plan", [PLAN, Plan(planner="none")])
+@pytest.mark.parametrize("plan", [PLAN, Plan(planner="none"), fleet(100, kinds=50)])
 def test_pictures_are_what_their_suffix_says(tmp_path: Path, suffix: str, start: bytes, plan: Plan) -> None:
     pytest.importorskip("matplotlib")
     save_plan(plan, tmp_path / f"plan{suffix}")
