@@ -137,7 +137,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     # Room for all models of the partition that has most of them.
     lines = max((len(cut.placements) for group in shown for cut in group.device.partitions), default=1) + 1
     row = min(max(0.17 * lines + 0.34, 0.75), 1.7)
-    figure = _figure(path, 11, 1.15 + row * max(len(shown), 1))
+    figure = figure_for(path, 11, 1.15 + row * max(len(shown), 1))
     axes = figure.subplots()
     for at, group in enumerate(shown):
         for start, end, partition in _spans(group.device):
@@ -159,7 +159,7 @@ def save_plan(plan: Plan, path: Path) -> None:
         figure.text(0.995, 0.008, _cut(f"unserved: {names}", 150), ha="right", va="bottom", fontsize=8, color="#B00020")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False, labelsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def profile_table(profile: Profile) -> Table:
@@ -178,7 +178,7 @@ def save_profiles(profiles: Sequence[Profile], path: Path) -> None:
     """Latency over batch, a panel for each model and a line for each share. Raises ConfigError as `save_plan` does."""
     columns = min(3, max(1, len(profiles)))
     rows = -(-len(profiles) // columns)
-    figure = _figure(path, 4 * columns, 3 * rows)
+    figure = figure_for(path, 4 * columns, 3 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for profile, axes in zip(profiles, panels, strict=False):
         for colour, share in zip(itertools.cycle(COLOURS), profile.shares, strict=False):
@@ -199,10 +199,10 @@ def save_profiles(profiles: Sequence[Profile], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels:
         axes.set_visible(False)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _figure(path: Path, width: float, height: float) -> Figure:
+def figure_for(path: Path, width: float, height: float) -> Figure:
     """A figure, in inches, for a path whose suffix can be drawn."""
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"{path}: cannot draw a {path.suffix or 'file without suffix'}; take .svg, .png or .pdf")
@@ -213,7 +213,7 @@ def _figure(path: Path, width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
