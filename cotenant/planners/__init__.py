@@ -87,6 +87,7 @@ Planner = Callable[[Problem], Plan]
 # Name → module with a function `plan(problem) -> Plan`, loaded on use.
 PLANNERS: dict[str, str] = {
     "squishy": "cotenant.planners.squishy",
+    "bestfit": "cotenant.planners.bestfit",
     "elastic": "cotenant.planners.elastic",
 }
 

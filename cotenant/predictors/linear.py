@@ -1,0 +1,125 @@
+"""gpulet's model of interference: linear in how busy victim and neighbours keep the L2 cache and the memory.
+
+gpulet paper, section 4.4: slowdown = c1 · L2_victim + c2 · L2_neighbour + c3 · mem_victim + c4 · mem_neighbour + c5,
+with what each uses alone on its share. It is never below 1.
+
+The paper has one neighbour. What several use adds up: cache and memory carry the sum of what is asked of them. A
+neighbour that shares its partition in time runs one model at once; who asks gives the one that slows most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.profile import Profile
+from cotenant.errors import PlanError
+from cotenant.predictors import Load
+
+L2, DRAM = "l2_util_pct", "dram_util_pct"  # columns of a profile
+
+
+class Coefficients(msgspec.Struct, frozen=True):
+    """c1 to c5 of section 4.4, for utilisations as fractions."""
+
+    l2_victim: float
+    l2_neighbours: float
+    dram_victim: float
+    dram_neighbours: float
+    constant: float
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A victim in a run beside neighbours, and its latency there over its latency alone."""
+
+    victim: Load
+    neighbours: tuple[Load, ...]
+    slowdown: float
+
+
+class Utilisation:
+    """What a model uses of L2 cache and memory bandwidth alone, as fractions by batch and share (‰).
+
+    Linear between measured batches and shares; as at the nearest measured one beyond them.
+    """
+
+    def __init__(self, model: str, measured: Mapping[tuple[int, int], tuple[float, float]]) -> None:
+        """measured: (batch, share) → (L2, DRAM). Raises PlanError where there is none."""
+        if not measured:
+            raise PlanError(f"model {model!r}: how much L2 and DRAM it uses was not measured")
+        self._rows: dict[int, NDArray[np.float64]] = {}  # share → rows of batch, L2, DRAM
+        for share in sorted({share for _, share in measured}):
+            points = sorted((batch, *used) for (batch, at), used in measured.items() if at == share)
+            self._rows[share] = np.array(points).T
+        self._known: dict[tuple[int, int], tuple[float, float]] = {}
+
+    @classmethod
+    def of(cls, profile: Profile) -> Utilisation:
+        """From the columns `l2_util_pct` and `dram_util_pct` of a profile. Raises PlanError where they are absent."""
+        return cls(
+            profile.model,
+            {
+                (point.batch, point.share): (point.features[L2] / 100, point.features[DRAM] / 100)
+                for point in profile.points
+                if point.procs == 1 and L2 in point.features and DRAM in point.features
+            },
+        )
+
+    def at(self, batch: int, share: int) -> tuple[float, float]:
+        """(L2, DRAM), each a fraction of what the device has."""
+        known = self._known.get((batch, share))
+        if known is None:
+            known = self._known[batch, share] = self._interpolate(batch, share)
+        return known
+
+    def _interpolate(self, batch: int, share: int) -> tuple[float, float]:
+        rows = self._rows.values()
+        l2 = [np.interp(batch, batches, used) for batches, used, _ in rows]
+        dram = [np.interp(batch, batches, used) for batches, _, used in rows]
+        shares = list(self._rows)
+        return float(np.interp(share, shares, l2)), float(np.interp(share, shares, dram))
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """utilisation: model → what it uses."""
+
+    coefficients: Coefficients
+    utilisation: Mapping[str, Utilisation]
+
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        """Raises PlanError for a model whose utilisation is unknown."""
+        if not neighbours:
+            return 1.0
+        c = self.coefficients
+        own_l2, own_dram = _used(self.utilisation, victim)
+        factor = c.constant + c.l2_victim * own_l2 + c.dram_victim * own_dram
+        for load in neighbours:
+            l2, dram = _used(self.utilisation, load)
+            factor += c.l2_neighbours * l2 + c.dram_neighbours * dram
+        return factor if factor > 1.0 else 1.0
+
+
+def fit(samples: Iterable[Sample], utilisation: Mapping[str, Utilisation]) -> Coefficients:
+    """The coefficients with the least squared error over the samples. Raises PlanError where there are none."""
+    rows, slowdowns = [], []
+    for sample in samples:
+        own_l2, own_dram = _used(utilisation, sample.victim)
+        beside = [_used(utilisation, load) for load in sample.neighbours]
+        rows.append((own_l2, sum(l2 for l2, _ in beside), own_dram, sum(dram for _, dram in beside), 1.0))
+        slowdowns.append(sample.slowdown)
+    if not rows:
+        raise PlanError("no samples to fit a linear model of interference to; it needs runs of pairs")
+    found, *_ = np.linalg.lstsq(np.array(rows), np.array(slowdowns), rcond=None)
+    return Coefficients(*found.tolist())
+
+
+def _used(utilisation: Mapping[str, Utilisation], load: Load) -> tuple[float, float]:
+    known = utilisation.get(load.model)
+    if known is None:
+        raise PlanError(
+            f"model {load.model!r}: how much L2 and DRAM it uses is unknown; its profile needs {L2}, {DRAM}"
+        )
+    return known.at(load.batch, load.share)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
+from cotenant.predictors import Load
+from cotenant.predictors.linear import Coefficients, Linear, Sample, Utilisation, fit
+
+# The published program's constants for an RTX 2080 Ti (casys-kaist/glet, INT_MODEL_CONSTANT.CSV).
+PUBLISHED = Coefficients(
+    l2_victim=0.11291, l2_neighbours=0.71596, dram_victim=0.35487, dram_neighbours=0.08820, constant=0.89537
+)
+USED = {
+    "a": Utilisation("a", {(1, 200): (0.1, 0.2), (1, 1000): (0.5, 0.4), (9, 200): (0.3, 0.6), (9, 1000): (0.7, 0.8)}),
+    "b": Utilisation("b", {(4, 500): (0.25, 0.5)}),
+}
+loads = st.builds(Load, st.sampled_from(("a", "b")), st.integers(1, 40), st.integers(1, 1000))
+
+
+def test_the_formula() -> None:
+    """gpulet paper, section 4.4, with one neighbour."""
+    found = Linear(PUBLISHED, USED).slowdown(Load("a", 9, 1000), [Load("b", 4, 500)])
+    assert found == pytest.approx(0.11291 * 0.7 + 0.71596 * 0.25 + 0.35487 * 0.8 + 0.08820 * 0.5 + 0.89537)
+
+
+def test_nobody_is_slowed_by_nobody_nor_sped_up() -> None:
+    assert Linear(PUBLISHED, USED).slowdown(Load("a", 9, 1000), []) == 1.0
+    quiet = msgspec.structs.replace(PUBLISHED, constant=0.1)
+    assert Linear(quiet, USED).slowdown(Load("a", 1, 200), [Load("b", 4, 500)]) == 1.0
+
+
+@given(loads, st.lists(loads, min_size=1, max_size=3), loads)
+def test_more_neighbours_slow_no_less(victim: Load, neighbours: list[Load], another: Load) -> None:
+    linear = Linear(PUBLISHED, USED)
+    assert 1 <= linear.slowdown(victim, neighbours) <= linear.slowdown(victim, [*neighbours, another])
+
+
+def test_utilisation_between_and_beyond_what_was_measured() -> None:
+    used = USED["a"]
+    assert used.at(5, 200) == pytest.approx((0.2, 0.4))
+    assert used.at(1, 600) == pytest.approx((0.3, 0.3))
+    assert used.at(5, 600) == pytest.approx((0.4, 0.5))
+    assert used.at(64, 100) == pytest.approx((0.3, 0.6))
+
+
+def test_the_columns_of_a_profile_are_percent() -> None:
+    features = {"l2_util_pct": 30.0, "dram_util_pct": 40.0, "sm_util_pct": 90.0}
+    point = Point(share=500, batch=4, latency=0.01, memory=1, features=features)
+    bare = Point(share=500, batch=8, latency=0.02, memory=1)
+    assert Utilisation.of(Profile("m", "k", [point, bare])).at(8, 500) == pytest.approx((0.3, 0.4))
+    with pytest.raises(PlanError, match="'m'"):
+        Utilisation.of(Profile("m", "k", [bare]))
+
+
+def test_a_model_that_was_not_measured_is_named() -> None:
+    with pytest.raises(PlanError, match="'c'"):
+        Linear(PUBLISHED, USED).slowdown(Load("a", 1, 200), [Load("c", 1, 200)])
+
+
+def test_fitting_finds_what_made_the_samples() -> None:
+    rng = np.random.default_rng(7)
+    points = {(b, s): (rng.random(), rng.random()) for b in (1, 8, 32) for s in (200, 500, 800)}
+    more = {(b, s): (rng.random(), rng.random()) for b in (1, 8, 32) for s in (200, 500, 800)}
+    used = {"a": Utilisation("a", points), "b": Utilisation("b", more)}
+    slow = msgspec.structs.replace(PUBLISHED, constant=1.0)  # no sample is clamped
+    truth = Linear(slow, used)
+    runs = [
+        (
+            Load("ab"[i % 2], int(rng.integers(1, 33)), 500),
+            tuple(Load("ab"[i % 3 % 2], 8, 200) for _ in range(1 + i % 2)),
+        )
+        for i in range(60)
+    ]
+    found = fit([Sample(victim, beside, truth.slowdown(victim, beside)) for victim, beside in runs], used)
+    assert msgspec.structs.astuple(found) == pytest.approx(msgspec.structs.astuple(slow))
+
+
+def test_nothing_to_fit_to() -> None:
+    with pytest.raises(PlanError, match="no samples"):
+        fit([], USED)
+
+
+def test_planners_may_ask_often() -> None:
+    linear, victim, neighbours = Linear(PUBLISHED, USED), Load("a", 9, 1000), [Load("b", 4, 500)]
+    linear.slowdown(victim, neighbours)
+    best = min(_seconds(linear, victim, neighbours) for _ in range(5))
+    assert best / 1000 < 5e-6
+
+
+def _seconds(linear: Linear, victim: Load, neighbours: list[Load]) -> float:
+    started = time.perf_counter()
+    for _ in range(1000):
+        linear.slowdown(victim, neighbours)
+    return time.perf_counter() - started
