@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from cotenant import __version__
+from cotenant.cli.reproduce import reproduce
 from cotenant.cli.show import aside, console, profile_progress, show_json, tell
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
@@ -331,6 +332,9 @@ def replay(
         console.print("identical commands" if not result.difference else f"[red]differs[/] at {result.difference}")
     if result.difference:
         raise typer.Exit(1)
+
+
+app.command()(reproduce)
 
 
 @app.command()

@@ -1,0 +1,111 @@
+"""`cotenant reproduce`: figures of the papers, made again by the experiments that lie beside the package.
+
+An experiment is a module `experiments/<paper>/<figure>.py` with TITLE, `run(seed, ...) -> rows` and `plot(rows, path)`;
+a row is a struct, and its fields are the columns. Experiments are not part of the package: they need a checkout, and
+most need data that others published.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cotenant.cli.show import ProfileProgress, aside, bars, console, show_json
+from cotenant.errors import ConfigError
+from cotenant.measure.table import table
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Such as gpulet/fig16; without names, all.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Only say which there are.")] = False,
+    profiles: Annotated[
+        list[str] | None, typer.Option("--profiles", help="Only with these; may be given several times.")
+    ] = None,
+    every: Annotated[int, typer.Option("--every", min=1, help="Of many scenarios, take one in so many.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes to work with.")] = 2,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw each into this folder, as SVG.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Make figures of the papers again, with the papers' numbers beside ours. Needs a checkout, and its data."""
+    known = titles()
+    if listed:
+        if json:
+            show_json(msgspec.json.format(msgspec.json.encode(known), indent=2))
+        else:
+            for name, title in known.items():
+                console.print(f"{name:16} {title}", highlight=False, markup=False, soft_wrap=True)
+        return
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(f"no experiment {name!r}; there are {', '.join(known)}")
+    results = {}
+    for name in names or known:
+        experiment = module(name)
+        options = {"casts": tuple(profiles)} if profiles else {}
+        with bars(name) as progress:
+            rows = experiment.run(seed, every=every, jobs=jobs, progress=ProfileProgress(progress), **options)
+        results[name] = rows
+        if plot is not None:
+            path = plot / f"{name.replace('/', '-')}.svg"
+            experiment.plot(rows, path)
+            aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+        if not json:
+            console.print(table_of(experiment.TITLE, rows))
+    if json:
+        show_json(msgspec.json.format(msgspec.json.encode(results), indent=2))
+
+
+def titles() -> dict[str, str]:
+    """What each experiment shows, by name. Raises ConfigError where there is no checkout."""
+    folder = CHECKOUT / "experiments"
+    files = sorted(file for pattern in ("fig*.py", "table*.py") for file in folder.glob(f"*/{pattern}"))
+    if not files:
+        raise ConfigError(
+            f"{folder}: no experiments; they are not part of the installed package: get a checkout of Cotenant and "
+            "install it with `pip install --editable .`"
+        )
+    names = [f"{file.parent.name}/{file.stem}" for file in files]
+    return {name: module(name).TITLE for name in names}
+
+
+def module(name: str) -> Any:
+    """The module of an experiment, from the folder beside the package."""
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    return importlib.import_module(f"experiments.{name.replace('/', '.')}")
+
+
+def table_of(title: str, rows: Sequence[msgspec.Struct]) -> Table:
+    """The fields of the rows as columns, numbers on the right."""
+    fields = rows[0].__struct_fields__ if rows else ()
+    cells = [[getattr(row, field) for field in fields] for row in rows]
+    kinds = [{type(value) for value in column} for column in zip(*cells, strict=True)]
+    headings = [
+        f"{'>' if kind & {int, float} else ''}{field.replace('_', ' ')}"
+        for field, kind in zip(fields, kinds, strict=True)
+    ]
+    shown = table(title, *headings)
+    for row in cells:
+        shown.add_row(*(escape(_text(value)) for value in row))
+    return shown
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)

@@ -1,0 +1,69 @@
+"""Ten image models on an A100-80GB under MPS (0909wlgur/Gpulet, by the authors of ParvaGPU).
+
+The files do not name the GPU: throughputs agree with ParvaGPU's tables for all seven slices of an A100-80GB to 0.04 %.
+Latencies are in seconds. Memory was not measured. `interference.csv` does not give the neighbour's share, which is what
+the victim leaves; the older files `resnet50_*` and `vgg19_*` contradict these and are not read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from cotenant.core.profile import Point, Profile
+from cotenant.core.units import WHOLE
+from cotenant.errors import ConfigError
+from cotenant.predictors import Load
+from experiments.data import lines, numbers
+from experiments.data.pair import Pair, measured
+
+KIND = "a100"
+SOURCE = "0909wlgur+Gpulet/data"
+
+
+def profiles() -> dict[tuple[str, str], Profile]:
+    """Batches 1 to 64 at 20, 40, 50, 60, 80 and 100 %, with the utilisation of L2 and DRAM alone there, in percent."""
+    used = {}
+    for place, line in lines(f"{SOURCE}/mem_util.csv"):
+        model, batch, share, dram_word, dram, l2_word, l2, _ = _cells(place, line, 8)
+        if (dram_word, l2_word) != ("mem_util", "l2_util"):
+            raise ConfigError(f"{place}: mem_util and l2_util were expected here")
+        b, p, d, c = numbers(place, batch, share, dram, l2)
+        used[model, int(b), round(p * 10)] = {"l2_util_pct": c, "dram_util_pct": d}
+    points = defaultdict(list)
+    for place, line in lines(f"{SOURCE}/inference.csv"):
+        model, batch, share, _, _, word, latency, _ = _cells(place, line, 8)
+        if word != "latency":
+            raise ConfigError(f"{place}: latency was expected here")
+        b, p, seconds = numbers(place, batch, share, latency)
+        rows, cut = int(b), round(p * 10)
+        features = used[model, rows, cut]
+        points[model].append(Point(share=cut, batch=rows, latency=seconds, memory=0, features=features))
+    return {(model, KIND): Profile(model, KIND, measured) for model, measured in points.items()}
+
+
+def pairs() -> list[Pair]:
+    """1,817 latencies beside a neighbour, an even sample of what was measured, of three victims."""
+    alone = measured(profiles().values())
+    found = []
+    for place, line in lines(f"{SOURCE}/interference.csv"):
+        model, batch, share, neighbour, other, _, _, word, latency, _ = _cells(place, line, 10)
+        if word != "latency":
+            raise ConfigError(f"{place}: latency was expected here")
+        b, p, n, seconds = numbers(place, batch, share, other, latency)
+        victim = Load(model, int(b), round(p * 10))
+        found.append(
+            Pair(
+                victim=victim,
+                neighbour=Load(neighbour, int(n), WHOLE - victim.share),
+                alone=alone[victim],
+                together=seconds,
+            )
+        )
+    return found
+
+
+def _cells(place: str, line: str, count: int) -> list[str]:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != count:
+        raise ConfigError(f"{place}: {len(cells)} cells where {count} were expected")
+    return cells

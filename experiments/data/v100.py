@@ -1,0 +1,90 @@
+"""Four models on a V100 (EC2 p3.2xlarge) under MPS with TensorRT (icloud-ecnu/igniter, iGniter, TPDS 2022).
+
+Latencies are in ms. Batches from 2 on were measured at 20, 40, 50, 60 and 80 % only; at 10 and 100 %, batch 1 alone.
+What a profile says of a larger batch on the whole device is therefore its latency at 80 %. Memory was not measured.
+Of four versions of the file this one is read: the others hold interference that is garbage, or throughputs times 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from cotenant.core.profile import Point, Profile
+from cotenant.core.units import WHOLE
+from cotenant.errors import ConfigError
+from cotenant.predictors import Load
+from experiments.data import lines
+from experiments.data.pair import Pair, measured
+
+KIND = "v100"
+SOURCE = "icloud-ecnu+igniter/i-Gniter/Profile/tools/gpulet.config"
+
+_Table = dict[int, dict[int, float]]  # batch → share in percent → value
+
+
+def profiles() -> dict[tuple[str, str], Profile]:
+    """Batches 1 to 32, with the utilisation of L2 and DRAM alone at each point, in percent."""
+    tables: dict[str, dict[str, _Table]] = {}
+    for place, subject, what, value in _entries():
+        if subject != "interference":
+            tables.setdefault(subject, {})[what] = _converted(place, value, _Table)
+    return {
+        (model, KIND): Profile(
+            model,
+            KIND,
+            [
+                Point(
+                    share=percent * 10,
+                    batch=batch,
+                    latency=ms / 1e3,
+                    memory=0,
+                    features={
+                        name: table[what][batch][percent]
+                        for name, what in (("l2_util_pct", "l2cache"), ("dram_util_pct", "dram"))
+                        if percent in table[what][batch]
+                    },
+                )
+                for batch, row in table["latency"].items()
+                for percent, ms in row.items()
+            ],
+        )
+        for model, table in tables.items()
+    }
+
+
+def pairs() -> list[Pair]:
+    """750 pairs of different models that share the device, each twice: as victim and as neighbour."""
+    alone = measured(profiles().values())
+    found = []
+    for place, subject, what, value in _entries():
+        if (subject, what) != ("interference", "latency"):
+            continue
+        for one, other, batch, others, percent, ms, others_ms in _converted(
+            place, value, list[tuple[str, str, int, int, int, float, float]]
+        ):
+            a, b = Load(one, batch, percent * 10), Load(other, others, WHOLE - percent * 10)
+            for victim, neighbour, together in ((a, b, ms), (b, a, others_ms)):
+                found.append(Pair(victim=victim, neighbour=neighbour, alone=alone[victim], together=together / 1e3))
+    return found
+
+
+def _entries() -> Iterator[tuple[str, str, str, Any]]:
+    """Every line is {subject: {what: value}}."""
+    for place, line in lines(SOURCE):
+        try:
+            entry = msgspec.json.decode(line, type=dict[str, dict[str, Any]])
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{place}: is not what was expected here: {error}") from None
+        for subject, tables in entry.items():
+            for what, value in tables.items():
+                yield place, subject, what, value
+
+
+def _converted(place: str, value: Any, to: Any) -> Any:
+    try:
+        return msgspec.convert(value, to, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: is not what was expected here: {error}") from None

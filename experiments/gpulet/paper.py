@@ -1,0 +1,75 @@
+"""What the gpulet paper (Choi et al., USENIX ATC 2022) asks and says: one place for each of its numbers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+# Table 3: the models by their short names, and their targets in ms. The order is that of the published program's files.
+TARGETS_MS = {
+    "le": 5,
+    "goo": 66,
+    "res": 108,
+    "ssd": 202,
+    "vgg": 142,
+    "nas": 62,
+    "mob": 64,
+    "den": 202,
+    "be": 22,
+}
+LARGEST_BATCH = 32  # section 3.1
+DEVICES = 4  # Table 2: two servers with two RTX 2080 Ti each
+CUTS_PERCENT = (20, 40, 50, 60, 80, 100)  # sections 3.4 and 5.2: 2:8, 4:6, 5:5 and whole
+MAX_PARTITIONS = 2
+
+# Section 3.2: each of nine models is asked for at one of these rates, in requests/s; all at 0 is left out.
+RATES = (0, 100, 200)
+SCENARIOS = len(RATES) ** len(TARGETS_MS) - 1
+assert SCENARIOS == 19_682
+
+# Figure 5: scenarios that SBP schedules on whole GPUs, and on GPUs cut in two halves.
+FIG05 = {"SBP": 5_772, "SBP on halves": 19_682}
+
+# Section 3.3 and Figure 6: two GPUs, two models, three ways. The bars are in no text; these are the averages.
+FIG06_DEVICES = 2
+FIG06_PAIRS = (("ssd", "be"), ("res", "vgg"), ("goo", "mob"), ("nas", "den"))
+FIG06_OF_SPATIAL = {"SBP": 1 / 1.51, "best fit": 1.0, "ideal": 1.23}
+
+# Figure 16 and section 5.2: of all scenarios, those that ideal schedules and gpulet+int does not.
+FIG16_MISSED = 520
+
+# Figure 17 and section 5.2: of ideal's largest rate, on average over game, traffic and Table 4's scenarios.
+FIG17_OF_IDEAL = {"gpulet+int": 0.926, "ideal": 1.0}
+
+# Table 4: models that are asked for at equal rates.
+GROUPS = {
+    "scen1": ("mob", "be", "nas", "goo"),
+    "scen2": ("den", "vgg"),
+    "scen3": ("mob", "res", "vgg"),
+    "scen4": ("ssd", "nas", "den"),
+    "scen5": ("le", "ssd", "nas", "vgg"),
+}
+
+# Figure 12 and section 5.1: models that one request of an application asks for, and how often. game has one target,
+# 108 ms, for models that run side by side; traffic has 202 ms for a detector and then two classifiers, which the
+# program's scripts split into 90 and 112 ms.
+GAME = {"le": 6, "res": 1}
+GAME_TARGET_MS = 108
+TRAFFIC_TARGETS_MS = {"ssd": 90, "goo": 112, "vgg": 112}
+
+# Table 5: what each system does. Columns: batch tuning, multi model, GPU scaling, temporal schedule, spatial schedule,
+# interference prediction.
+
+TABLE05 = {
+    "Clipper": (True, True, True, True, False, False),
+    "MArk": (True, False, True, True, False, False),
+    "INFaaS": (True, True, True, True, False, False),
+    "Nexus": (True, True, True, True, False, False),
+    "GSLICE": (True, True, False, False, True, False),
+    "gpulet": (True, True, True, True, True, True),
+}
+
+
+def scenarios() -> list[dict[str, int]]:
+    """All 19,682 of section 3.2: model → multiple of 100 requests/s, as the published program numbers them."""
+    every = product(range(len(RATES)), repeat=len(TARGETS_MS))
+    return [dict(zip(TARGETS_MS, levels, strict=True)) for levels in every if any(levels)]

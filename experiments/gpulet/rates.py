@@ -1,0 +1,120 @@
+"""The largest rates of groups of models, way by way: Figures 6 and 17."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+
+from experiments.gpulet import paper
+from experiments.gpulet.cast import cast
+from experiments.gpulet.ways import Serves, Way, serves
+from experiments.spread import Progress, spread
+
+MEAN = "mean"
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Models that are asked for together. mix: how much of each; roles, targets: as in Cast.playing, where not its own.
+
+    cast, way: with whose profiles, and who schedules.
+    """
+
+    name: str
+    cast: str
+    way: Way
+    mix: dict[str, float]
+    roles: dict[str, str] = {}
+    targets: dict[str, float] = {}
+    devices: int = paper.DEVICES
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """rate: requests/s of the group in all. relative: over the base's. paper: the same there, which is a mean."""
+
+    profiles: str
+    group: str
+    way: str
+    who: str
+    rate: float | None
+    relative: float | None
+    paper: float | None = None
+
+
+def compared(
+    groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, float], jobs: int, progress: Progress
+) -> list[Row]:
+    """A row for each group, and the mean of each way. base: to whom all are compared; None: to its own origin's ideal."""
+    rates = spread(largest_rate, groups, jobs, progress, "largest rates")
+    bases = {
+        (group.cast, group.name, group.way.who): rate
+        for group, rate in zip(groups, rates, strict=True)
+        if (group.way == base if base else group.way.name == "ideal")
+    }
+    rows = []
+    for group, rate in zip(groups, rates, strict=True):
+        of = bases.get((group.cast, group.name, base.who if base else group.way.who))
+        rows.append(
+            Row(
+                profiles=group.cast,
+                group=group.name,
+                way=group.way.name,
+                who=group.way.who,
+                rate=rate,
+                relative=rate / of if of else None,
+            )
+        )
+    return rows + _means(rows, in_paper)
+
+
+def _means(rows: Sequence[Row], in_paper: Mapping[str, float]) -> list[Row]:
+    relatives: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if row.relative is not None:
+            relatives.setdefault((row.profiles, row.way, row.who), []).append(row.relative)
+    return [
+        Row(
+            profiles=profiles,
+            group=MEAN,
+            way=way,
+            who=who,
+            rate=None,
+            relative=fmean(values),
+            paper=in_paper.get(way),
+        )
+        for (profiles, way, who), values in relatives.items()
+    ]
+
+
+def bars(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
+    """The means, for a plot."""
+    return [
+        (row.profiles, f"{row.way} ({row.who})", row.relative)
+        for row in rows
+        if row.group == MEAN and row.relative is not None
+    ]
+
+
+def largest_rate(group: Group) -> float:
+    """Requests/s of the whole group, at most."""
+    players = cast(group.cast)
+    if group.roles:
+        players = players.playing(group.roles, group.targets)
+    return largest(serves(group.way, players, group.devices), group.mix, players.unit) * math.fsum(group.mix.values())
+
+
+def largest(serves: Serves, mix: Mapping[str, float], start: float) -> float:
+    """The largest x, to 0.5 %, at which x times the mix is served, by bisection from `start` on; 0 where none is."""
+
+    def works(x: float) -> bool:
+        return serves({role: weight * x for role, weight in mix.items()})
+
+    low, high = 0.0, start
+    while works(high):
+        low, high = high, 2 * high
+    while high - low > 0.005 * low and high > start / 1000:
+        middle = (low + high) / 2
+        low, high = (middle, high) if works(middle) else (low, middle)
+    return low

@@ -1,0 +1,150 @@
+"""Table 5: which system tunes batches, serves several models, scales GPUs, schedules in time and in space, and predicts
+interference.
+
+The paper's rows are what its authors say of other systems. Rows of planners here are found out: each is given small
+problems that only who can do the thing solves, on a model whose batch of n takes 1 ms + 1 ms · n / share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.core.units import WHOLE
+from cotenant.measure.draw import FREE, figure_for, save
+from cotenant.planners import PLANNERS, Planner, Problem, load
+from cotenant.planners.check import check
+from cotenant.predictors import Alone, Interference, Margin
+from experiments.gpulet import paper
+from experiments.spread import Progress, quiet
+
+TITLE = "what each system does (gpulet, Table 5)"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """As Table 5's columns, in their order."""
+
+    system: str
+    said_by: str
+    batch_tuning: bool
+    multi_model: bool
+    gpu_scaling: bool
+    temporal: bool
+    spatial: bool
+    interference: bool
+
+
+def run(
+    seed: int = 0, *, casts: Sequence[str] = (), every: int = 1, jobs: int = 1, progress: Progress = quiet
+) -> list[Row]:
+    """Needs no data."""
+    rows = [_row(system, "paper", said) for system, said in paper.TABLE05.items()]
+    progress("planners", 0, len(PLANNERS))
+    for done, name in enumerate(PLANNERS, 1):
+        rows.append(_row(name, "found out", [probe(load(name)) for probe in PROBES]))
+        progress("planners", done, len(PLANNERS))
+    return rows
+
+
+def _row(system: str, said_by: str, found: Sequence[bool]) -> Row:
+    columns = Row.__struct_fields__[2:]
+    return Row(system=system, said_by=said_by, **dict(zip(columns, found, strict=True)))
+
+
+def _batches(planner: Planner) -> bool:
+    """900 requests/s need batches of several rows; 10 within 5 ms allow no more than one or two."""
+    many, few = planner(_problem({"a": (0.1, 900.0)})), planner(_problem({"a": (0.005, 10.0)}))
+    return _serves(many) and _serves(few) and _largest_batch(many) > 2 >= _largest_batch(few)
+
+
+def _models(planner: Planner) -> bool:
+    return _serves(planner(_problem(dict.fromkeys("abc", (0.1, 10.0)), count=3)))
+
+
+def _scaling(planner: Planner) -> bool:
+    """Ten times the rate needs more devices than one, out of any number."""
+    little, much = (planner(_problem({"a": (0.1, rate)}, count=None)) for rate in (500.0, 5000.0))
+    return _serves(little) and _serves(much) and much.devices_used > little.devices_used
+
+
+def _temporal(planner: Planner) -> bool:
+    """Two models on one device that cannot be cut."""
+    return _serves(planner(_problem(dict.fromkeys("ab", (0.1, 10.0)))))
+
+
+def _spatial(planner: Planner) -> bool:
+    """On one device, a model that must never wait for long beside one whose batches are long."""
+    return _serves(planner(_problem({"quick": (0.0065, 100.0), "slow": (0.5, 450.0)}, cuts=(500, WHOLE))))
+
+
+def _interference(planner: Planner) -> bool:
+    """Half a device is enough for each of two models alone and not beside the other: it needs two devices then."""
+    models = {"a": (0.008, 100.0), "b": (0.008, 100.0)}
+    alone, beside = (
+        planner(_problem(models, count=2, cuts=(500, WHOLE), interference=it)) for it in (Alone(), Margin(2.0))
+    )
+    slowed = _problem(models, count=2, cuts=(500, WHOLE), interference=Margin(2.0))
+    return (alone.devices_used, beside.devices_used) == (1, 2) and not check(beside, slowed)
+
+
+# In the order of the columns.
+PROBES: tuple[Callable[[Planner], bool], ...] = (_batches, _models, _scaling, _temporal, _spatial, _interference)
+
+
+def _problem(
+    asked: dict[str, tuple[float, float]],
+    *,
+    count: int | None = 1,
+    cuts: tuple[int, ...] = (WHOLE,),
+    interference: Interference | None = None,
+) -> Problem:
+    """asked: by model, its target in seconds and its rate in requests/s."""
+    return Problem(
+        models=tuple(Model(name=name, slo=slo) for name, (slo, _) in asked.items()),
+        rates={name: rate for name, (_, rate) in asked.items()},
+        fleet=(Kind(name="gpu", count=count, cuts=cuts),),
+        profiles={
+            (name, "gpu"): Profile(
+                name,
+                "gpu",
+                [
+                    Point(share=share, batch=batch, latency=1e-3 + 1e-3 * batch * WHOLE / share, memory=0)
+                    for share in (100, 500, WHOLE)
+                    for batch in (1, 2, 4, 8, 16, 32)
+                ],
+            )
+            for name in asked
+        },
+        interference=interference or Alone(),
+    )
+
+
+def _serves(plan: Plan) -> bool:
+    return not plan.unserved
+
+
+def _largest_batch(plan: Plan) -> int:
+    return max(placement.batch for _, _, placement in plan.placements())
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    columns = Row.__struct_fields__[2:]
+    figure = figure_for(path, 8, 0.8 + 0.3 * len(rows))
+    axes = figure.subplots()
+    for y, row in enumerate(rows):
+        for x, column in enumerate(columns):
+            done = getattr(row, column)
+            axes.scatter(x, y, s=110, color="#009E73" if done else FREE, marker="o" if done else "x")
+    axes.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns], fontsize=8)
+    axes.set_yticks(range(len(rows)), [f"{row.system} ({row.said_by})" for row in rows], fontsize=8)
+    axes.xaxis.tick_top()
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    save(figure, path)

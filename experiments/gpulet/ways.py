@@ -1,0 +1,123 @@
+"""Ways to schedule: each planner of gpulet's world as the paper has it, as its program was published, and as here.
+
+A way answers one question: are these rates served, all of them? From it come the counts of Figures 5 and 16, and by
+bisection the largest rates of Figures 6 and 17.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from cotenant.planners import PLANNERS, load
+from experiments.gpulet import paper, published
+from experiments.gpulet.cast import Cast, cast
+from experiments.spread import Progress, spread
+
+Serves = Callable[[Mapping[str, float]], bool]
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """name: as tables show it. who: "cotenant" or "published". planner: of cotenant, or a key of MODES.
+
+    halves: on devices cut in two for good. free: as many partitions to a device as the cuts allow. every: of the
+    scenarios, this one in so many, where all would take too long.
+    """
+
+    name: str
+    who: str
+    planner: str
+    interference: bool = True
+    halves: bool = False
+    free: bool = False
+    every: int = 1
+
+    @property
+    def there(self) -> bool:
+        return self.who == "published" or self.planner in PLANNERS
+
+
+MODES = {
+    "squishy": published.Mode(sizes=(100,), interference=False),
+    "halves": published.Mode(search=True, interference=False, layouts=((50, 50),)),
+    "elastic": published.Mode(),
+    "ideal": published.Mode(search=True),
+}
+
+
+def serves(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Serves:
+    """Whether the way serves rates, given in requests/s by role."""
+    if way.who == "published":
+        known = tables(cast)
+        mode = msgspec.structs.replace(MODES[way.planner], gpus=devices)
+        if not way.interference:
+            mode = msgspec.structs.replace(mode, interference=False)
+        return lambda rates: (
+            published.schedule(known, {role: round(rate) for role, rate in rates.items()}, mode).schedulable
+        )
+    plan = load(way.planner)
+    problem = cast.halves(devices) if way.halves else cast.problem(devices, interference=way.interference)
+    if way.free:
+        kinds = tuple(msgspec.structs.replace(kind, max_partitions=None) for kind in problem.fleet)
+        problem = msgspec.structs.replace(problem, fleet=kinds)
+    return lambda rates: not plan(msgspec.structs.replace(problem, rates=dict(rates))).unserved
+
+
+class Verdicts(msgspec.Struct):
+    """Of some scenarios, by number, whether a way served them, and the seconds that took in all."""
+
+    served: dict[int, bool]
+    seconds: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.served.values())
+
+
+class _Ask(msgspec.Struct, frozen=True):
+    way: Way
+    cast: str
+    numbers: Sequence[int]
+
+
+def scheduled(
+    ways: Sequence[Way], casts: Sequence[str], *, every: int, seed: int, jobs: int, progress: Progress
+) -> dict[tuple[str, Way], Verdicts]:
+    """Which of the 19,682 scenarios each way serves with each cast; every n-th, from one that the seed picks."""
+    asks = []
+    for name in casts:
+        for way in ways:
+            numbers = range(seed % every, paper.SCENARIOS, every * way.every)
+            # Neighbouring numbers ask for nearly the same, so each part of the work takes some from everywhere.
+            parts = min(32, len(numbers))
+            asks += [_Ask(way, name, numbers[part::parts]) for part in range(parts)]
+    answers = spread(_answer, asks, jobs, progress, "scenarios")
+    verdicts: dict[tuple[str, Way], Verdicts] = {}
+    for ask, (served, seconds) in zip(asks, answers, strict=True):
+        whole = verdicts.setdefault((ask.cast, ask.way), Verdicts({}, 0.0))
+        whole.served |= dict(zip(ask.numbers, served, strict=True))
+        whole.seconds += seconds
+    return verdicts
+
+
+def _answer(ask: _Ask) -> tuple[list[bool], float]:
+    served, unit, every = _serves(ask.way, ask.cast), cast(ask.cast).unit, _scenarios()
+    began = time.perf_counter()
+    answers = [served({role: level * unit for role, level in every[number].items() if level}) for number in ask.numbers]
+    return answers, time.perf_counter() - began
+
+
+@functools.cache
+def _serves(way: Way, name: str) -> Serves:
+    """Once for a process: curves and tables are made on first use."""
+    return serves(way, cast(name))
+
+
+_scenarios = functools.cache(paper.scenarios)
+
+
+def tables(cast: Cast) -> published.Tables:
+    raise NotImplementedError
