@@ -6,10 +6,12 @@ batches are rows; how long, in what unit, says each module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cotenant.core.profile import Profile
 from cotenant.errors import ConfigError
+from cotenant.predictors import Load
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"  # beside the checkout
 
@@ -38,3 +40,8 @@ def numbers(place: str, *texts: str) -> tuple[float, ...]:
         return tuple(float(text) for text in texts)
     except ValueError:
         raise ConfigError(f"{place}: {', '.join(texts)}: numbers were expected here") from None
+
+
+def alone(profiles: Iterable[Profile]) -> dict[Load, float]:
+    """Seconds as they were measured, which a profile's curves are not where they had to be made monotone."""
+    return {Load(each.model, point.batch, point.share): point.latency for each in profiles for point in each.points}

@@ -13,8 +13,8 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
-from experiments.data import lines, numbers
-from experiments.data.pair import Pair, measured
+from cotenant.predictors.linear import DRAM, L2, Sample
+from experiments.data import alone, lines, numbers
 
 KIND = "a100"
 SOURCE = "0909wlgur+Gpulet/data"
@@ -28,7 +28,7 @@ def profiles() -> dict[tuple[str, str], Profile]:
         if (dram_word, l2_word) != ("mem_util", "l2_util"):
             raise ConfigError(f"{place}: mem_util and l2_util were expected here")
         b, p, d, c = numbers(place, batch, share, dram, l2)
-        used[model, int(b), round(p * 10)] = {"l2_util_pct": c, "dram_util_pct": d}
+        used[model, int(b), round(p * 10)] = {L2: c, DRAM: d}
     points = defaultdict(list)
     for place, line in lines(f"{SOURCE}/inference.csv"):
         model, batch, share, _, _, word, latency, _ = _cells(place, line, 8)
@@ -41,25 +41,19 @@ def profiles() -> dict[tuple[str, str], Profile]:
     return {(model, KIND): Profile(model, KIND, measured) for model, measured in points.items()}
 
 
-def pairs() -> list[Pair]:
-    """1,817 latencies beside a neighbour, an even sample of what was measured, of three victims."""
-    alone = measured(profiles().values())
-    found = []
+def pairs() -> list[Sample]:
+    """1,817 batches beside a neighbour, an even sample of what was measured, of three victims."""
+    before = alone(profiles().values())
+    samples = []
     for place, line in lines(f"{SOURCE}/interference.csv"):
         model, batch, share, neighbour, other, _, _, word, latency, _ = _cells(place, line, 10)
         if word != "latency":
             raise ConfigError(f"{place}: latency was expected here")
         b, p, n, seconds = numbers(place, batch, share, other, latency)
         victim = Load(model, int(b), round(p * 10))
-        found.append(
-            Pair(
-                victim=victim,
-                neighbour=Load(neighbour, int(n), WHOLE - victim.share),
-                alone=alone[victim],
-                together=seconds,
-            )
-        )
-    return found
+        beside = Load(neighbour, int(n), WHOLE - victim.share)
+        samples.append(Sample(victim, (beside,), seconds / before[victim]))
+    return samples
 
 
 def _cells(place: str, line: str, count: int) -> list[str]:

@@ -14,6 +14,7 @@ import msgspec
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError
+from cotenant.predictors.linear import DRAM, L2, Coefficients
 from experiments.data import lines, numbers
 
 KIND = "2080ti"
@@ -34,7 +35,7 @@ class _Memory(msgspec.Struct):
 
 
 class _Memories(msgspec.Struct):
-    models: list[_Memory] = msgspec.field(name="models")
+    models: list[_Memory]
 
 
 def memory() -> dict[str, int]:
@@ -57,11 +58,22 @@ def utilisation() -> dict[str, dict[int, Utilisation]]:
     return dict(found)
 
 
-def constants() -> tuple[float, ...]:
-    """c₁ to c₅ of the paper's formula (section 4.4): L2 of victim and neighbour, DRAM of victim and neighbour, 1."""
+def coefficients() -> Coefficients:
+    """Of section 4.4's formula, on their device."""
     (_, _), (place, line) = lines(f"{SOURCE}/{KIND}/INT_MODEL_CONSTANT.CSV")
     l2_own, l2_other, dram_own, dram_other, constant = numbers(place, *line.split(","))
-    return l2_own, l2_other, dram_own, dram_other, constant
+    return Coefficients(l2_own, l2_other, dram_own, dram_other, constant)
+
+
+def assembly(dimensions: str) -> tuple[float, ...]:
+    """Milliseconds that their server takes to put together batches 1 to 32 of inputs such as "3_224_224"."""
+    table = []
+    for place, line in lines(f"{SOURCE}/{dimensions}.txt"):
+        batch, ms = numbers(place, *line.rstrip(",").split(","))
+        if batch != len(table) + 1:
+            raise ConfigError(f"{place}: batch {len(table) + 1} was expected here")
+        table.append(ms)
+    return tuple(table)
 
 
 def synthetic(tenths: int) -> dict[tuple[str, str], Profile]:
@@ -79,7 +91,7 @@ def synthetic(tenths: int) -> dict[tuple[str, str], Profile]:
                 latency=ms / 1e3,
                 memory=sizes[model],
                 # Their program takes utilisation to go with the share.
-                features={"l2_util_pct": used.l2 * percent, "dram_util_pct": used.dram * percent},
+                features={L2: used.l2 * percent, DRAM: used.dram * percent},
             )
         )
     return {(model, KIND): Profile(model, KIND, measured) for model, measured in points.items()}

@@ -16,8 +16,8 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
-from experiments.data import lines
-from experiments.data.pair import Pair, measured
+from cotenant.predictors.linear import DRAM, L2, Sample
+from experiments.data import alone, lines
 
 KIND = "v100"
 SOURCE = "icloud-ecnu+igniter/i-Gniter/Profile/tools/gpulet.config"
@@ -43,7 +43,7 @@ def profiles() -> dict[tuple[str, str], Profile]:
                     memory=0,
                     features={
                         name: table[what][batch][percent]
-                        for name, what in (("l2_util_pct", "l2cache"), ("dram_util_pct", "dram"))
+                        for name, what in ((L2, "l2cache"), (DRAM, "dram"))
                         if percent in table[what][batch]
                     },
                 )
@@ -55,10 +55,10 @@ def profiles() -> dict[tuple[str, str], Profile]:
     }
 
 
-def pairs() -> list[Pair]:
+def pairs() -> list[Sample]:
     """750 pairs of different models that share the device, each twice: as victim and as neighbour."""
-    alone = measured(profiles().values())
-    found = []
+    before = alone(profiles().values())
+    samples = []
     for place, subject, what, value in _entries():
         if (subject, what) != ("interference", "latency"):
             continue
@@ -66,9 +66,11 @@ def pairs() -> list[Pair]:
             place, value, list[tuple[str, str, int, int, int, float, float]]
         ):
             a, b = Load(one, batch, percent * 10), Load(other, others, WHOLE - percent * 10)
-            for victim, neighbour, together in ((a, b, ms), (b, a, others_ms)):
-                found.append(Pair(victim=victim, neighbour=neighbour, alone=alone[victim], together=together / 1e3))
-    return found
+            samples += [
+                Sample(victim, (beside,), together / 1e3 / before[victim])
+                for victim, beside, together in ((a, b, ms), (b, a, others_ms))
+            ]
+    return samples
 
 
 def _entries() -> Iterator[tuple[str, str, str, Any]]:

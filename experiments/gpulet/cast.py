@@ -22,7 +22,8 @@ from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.planners import Problem
-from cotenant.predictors import Alone, Interference
+from cotenant.predictors import Alone
+from cotenant.predictors.linear import Coefficients, Linear, Utilisation, fit
 from experiments.data import a100, glet, v100
 from experiments.gpulet import paper
 
@@ -75,7 +76,8 @@ MEMORY_MB = {glet.KIND: 11_000, a100.KIND: 80_000, v100.KIND: 16_000}
 class Cast(msgspec.Struct, frozen=True, kw_only=True):
     """Models by the role they play, on one kind of device.
 
-    targets: seconds; profiles: (role, kind) → Profile; unit: requests/s at level 1.
+    targets: seconds; profiles: (role, kind) → Profile; unit: requests/s at level 1. coefficients: of the linear model
+    of interference, fitted to the pairs that were measured on this kind.
     """
 
     name: str
@@ -83,7 +85,12 @@ class Cast(msgspec.Struct, frozen=True, kw_only=True):
     targets: dict[str, float]
     profiles: Profiles
     unit: float
-    interference: Interference
+    coefficients: Coefficients
+
+    @property
+    def interference(self) -> Linear:
+        used = {role: Utilisation.of(profile) for (role, _), profile in self.profiles.items()}
+        return Linear(self.coefficients, used)
 
     @property
     def memory(self) -> int:
@@ -158,7 +165,7 @@ def _synthetic(name: str, tenths: int, unit: float) -> Cast:
         targets={role: ms / 1e3 for role, ms in paper.TARGETS_MS.items()},
         profiles={(role, glet.KIND): _renamed(profiles[model, glet.KIND], role) for role, model in GLET.items()},
         unit=unit,
-        interference=Alone(),
+        coefficients=glet.coefficients(),
     )
 
 
@@ -171,7 +178,7 @@ def _a100() -> Cast:
         targets={role: _twice(profiles[name, a100.KIND]) for role, name in A100.items()},
         profiles={(role, a100.KIND): _renamed(profiles[name, a100.KIND], role) for role, name in A100.items()},
         unit=A100_UNIT,
-        interference=Alone(),
+        coefficients=fit(a100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
     )
 
 
@@ -184,7 +191,7 @@ def _v100() -> Cast:
         targets={role: _twice(profiles[name, v100.KIND], factor) for role, (name, factor) in V100.items()},
         profiles={(role, v100.KIND): _renamed(profiles[name, v100.KIND], role) for role, (name, _) in V100.items()},
         unit=V100_UNIT,
-        interference=Alone(),
+        coefficients=fit(v100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
     )
 
 

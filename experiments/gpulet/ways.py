@@ -15,6 +15,7 @@ import msgspec
 from cotenant.planners import PLANNERS, load
 from experiments.gpulet import paper, published
 from experiments.gpulet.cast import Cast, cast
+from experiments.gpulet.tables import tables
 from experiments.spread import Progress, spread
 
 Serves = Callable[[Mapping[str, float]], bool]
@@ -117,7 +118,3 @@ def _serves(way: Way, name: str) -> Serves:
 
 
 _scenarios = functools.cache(paper.scenarios)
-
-
-def tables(cast: Cast) -> published.Tables:
-    raise NotImplementedError
