@@ -72,11 +72,11 @@ class Tables:
         for b in range(1, 33):
             lo = 1 << (b.bit_length() - 1)
             hi = min(lo * 2, 32)
-            a, c = f32(points[lo]), f32(points[hi])
+            a, c = f32(f32(points[lo]) / 100), f32(f32(points[hi]) / 100)
             if lo == b:
                 out.append(a)
             else:
-                out.append(f32(a + f32(f32(c - a) * f32((b - lo) / (hi - lo)))))
+                out.append(a + f32(f32(c - a) * ((b - lo) / (hi - lo))))
         return out
 
     def raw(self, m: int, p: int) -> list[float]:
@@ -121,10 +121,10 @@ class Tables:
         key = m, b, p, m2, b2, p2
         if key not in self._beside:
             c = self.constants
-            i = c[0] * f32(self._l2[m][b] * p / 10000)
-            i += c[1] * f32(self._l2[m2][b2] * p2 / 10000)
-            i += c[2] * f32(self._dram[m][b] * p / 10000)
-            i += c[3] * f32(self._dram[m2][b2] * p2 / 10000)
+            i = f32(c[0] * (self._l2[m][b] * (p / 100)))
+            i += f32(c[1] * (self._l2[m2][b2] * (p2 / 100)))
+            i += f32(c[2] * (self._dram[m][b] * (p / 100)))
+            i += f32(c[3] * (self._dram[m2][b2] * (p2 / 100)))
             i = max(1.0, f32(i + c[4]))
             raw = self.raw(m, p)[b]
             over = f32(self.models[m].overhead[b])
