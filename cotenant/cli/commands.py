@@ -14,6 +14,7 @@ from cotenant.cli.reproduce import reproduce
 from cotenant.cli.show import aside, console, profile_progress, show_json, tell
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
+from cotenant.planners import PLANNERS
 
 app = typer.Typer(
     name="cotenant",
@@ -27,11 +28,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SettingsFile = Annotated[
     Path | None, typer.Argument(metavar="[SETTINGS]", help="TOML file; without it, the models of ./models are served.")
 ]
+ProblemFile = Annotated[
+    Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
+]
 Repository = Annotated[Path | None, typer.Option("--repository", "-r", help="Folder of models, in Triton's layout.")]
 ServerSettings = Annotated[
     Path | None, typer.Option("--settings", help="Take the models, targets and rates that a server is given.")
 ]
-PlannerName = Annotated[str | None, typer.Option("--planner", "-p", help="Who plans: elastic, squishy.")]
+PlannerName = Annotated[str | None, typer.Option("--planner", "-p", help=f"Who plans: {', '.join(PLANNERS)}.")]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf.")]
 Seconds = Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="How long requests arrive.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
@@ -168,58 +172,100 @@ def profile(
 
 @app.command()
 def plan(
-    problem: Annotated[
-        Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
-    ] = None,
+    problem: ProblemFile = None,
     settings: ServerSettings = None,
     repository: Repository = None,
     planner: PlannerName = None,
+    compare: Annotated[bool, typer.Option("--compare", help="All planners side by side.")] = False,
+    planners: Annotated[
+        str | None, typer.Option("--planners", metavar="A,B,...", help="With --compare: only these planners.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what binds each model, and what a little more would buy.")
+    ] = False,
+    diff: Annotated[
+        Path | None, typer.Option("--diff", metavar="CURRENT", help="Say what changes from this plan, a JSON file.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:
     """Decide which model runs where, on what share, in batches of what size; and say what it promises."""
-    from cotenant.cli.show import forecast_table
-    from cotenant.measure.draw import plan_bars, plan_table, save_plan
-    from cotenant.planners.check import check
-    from cotenant.planners.forecast import forecast
+    from cotenant.cli.plan import Answer, explained, show
+    from cotenant.measure.draw import save_plan
 
-    asked, answer = planned(problem, settings, repository, planner)
+    if compare:
+        given = {"--planner": planner, "--explain": explain, "--diff": diff, "--output": output, "--plot": plot}
+        if wrong := [flag for flag, value in given.items() if value]:
+            raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
+        side_by_side(problem, settings, repository, planners, json=json)
+        return
+    if planners is not None:
+        raise ConfigError("--planners goes with --compare; --planner names the one that plans")
+    current = None if diff is None else Plan.from_json(read_bytes(diff), str(diff))
+    asked, answer = planned(problem, settings, repository, planner, current)
     if output is not None:
         write(output, answer.to_json().decode())
     if plot is not None:
         save_plan(answer, plot)
+    reasons = explained(asked, answer) if explain else None
+    show(Answer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons), json=json)
+
+
+def side_by_side(
+    problem: Path | None, settings: Path | None, repository: Path | None, planners: str | None, *, json: bool
+) -> None:
+    """`plan --compare`."""
+    from cotenant.cli.compare import chosen, compared, comparison_view
+
+    names = chosen(planners)
+    found = compared(problem_of(problem, settings, repository), names, quiet=json)
     if json:
-        show_json(answer.to_json())
-        return
-    console.print(plan_table(answer, asked.models))
-    console.print(plan_bars(answer))
-    console.print(forecast_table(forecast(answer, asked), asked.models))
-    for violation in check(answer, asked):
-        tell("violates", str(violation), console)
+        show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        console.print(comparison_view(found))
 
 
-def planned(
-    problem: Path | None, settings: Path | None, repository: Path | None, planner: str | None
-) -> tuple[Any, Plan]:
-    """A problem and its plan: of a problem file, or of what a server would serve."""
-    from cotenant.cli.prepare import timed
+def problem_of(problem: Path | None, settings: Path | None, repository: Path | None) -> Any:
+    """Of a problem file, or of what a server would serve."""
     from cotenant.config import read_problem
 
     if problem is None:
-        site = site_of(read(settings, repository, planner))
-        return site.problem, site.plan
+        return site_of(read(settings, repository)).problem
+    _alone(settings, repository)
+    return read_problem(problem)
+
+
+def planned(
+    problem: Path | None,
+    settings: Path | None,
+    repository: Path | None,
+    planner: str | None,
+    current: Plan | None = None,
+) -> tuple[Any, Plan]:
+    """A problem and its plan: of a problem file, or of what a server would serve. current: the plan in force."""
+    from cotenant.cli.plan import following
+    from cotenant.cli.prepare import timed
+    from cotenant.config import read_problem, read_settings
+
+    if problem is None:
+        known = read(settings, repository, planner)
+        site = site_of(known)
+        return (site.problem, site.plan) if current is None else following(known.planner, site.problem, current)
+    _alone(settings, repository)
+    asked = read_problem(problem)
+    name = planner or read_settings().planner
+    return (asked, timed(name, asked)) if current is None else following(name, asked, current)
+
+
+def _alone(settings: Path | None, repository: Path | None) -> None:
     if repository is not None or settings is not None:
         raise ConfigError("--repository and --settings go without a PROBLEM: that names its own models and profiles")
-    asked = read_problem(problem)
-    return asked, timed(planner or "elastic", asked)
 
 
 @app.command()
 def simulate(
-    problem: Annotated[
-        Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
-    ] = None,
+    problem: ProblemFile = None,
     settings: ServerSettings = None,
     repository: Repository = None,
     planner: PlannerName = None,

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from cotenant.core.alike import Alike, alike
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.profile import Profile
@@ -37,17 +38,6 @@ GROUPS = 40  # devices, or groups of alike ones, that are shown; a plan file has
 CRUMB = 10  # ‰; what is free below that is what is left over of sevenths
 
 
-class Alike(msgspec.Struct, frozen=True):
-    """Devices that are cut and filled alike, rates to three digits. device: the first of them."""
-
-    device: Device
-    count: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.device.kind}{self.device.id}" if self.count == 1 else f"{self.count} x {self.device.kind}"
-
-
 class Line(msgspec.Struct, frozen=True):
     """A line in a bar: the longest text that there is room for, or the beginning of the last."""
 
@@ -55,23 +45,13 @@ class Line(msgspec.Struct, frozen=True):
     bold: bool = False
 
 
-def alike(plan: Plan) -> list[Alike]:
-    """The devices of a plan in groups, in the order of the first of each."""
-    found: dict[object, list[Device]] = {}
-    for device in plan.devices:
-        cuts = sorted(
-            (cut.share, sorted((p.model, p.batch, p.procs, _rate(p.rate)) for p in cut.placements))
-            for cut in device.partitions
-        )
-        found.setdefault((device.kind, repr(cuts)), []).append(device)
-    return [Alike(devices[0], len(devices)) for devices in found.values()]
-
-
 def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
     """Every placement, what it promises in the worst case against its target, what is left, what is unserved."""
     targets = {model.name: model.slo for model in models}
-    numbers = (">batch", ">rate/s", ">batch takes", ">round", ">worst case", ">target")
-    rows = table(f"plan by {plan.planner}: {_summary(plan)}", "partition", ">share", "model", *numbers)
+    numbers = (">batch", ">rate /s", ">batch takes", ">round", ">worst case", ">target")
+    title = f"plan by {plan.planner}: {_summary(plan)}"
+    rows = table(title, "partition", ">share", "model", *numbers)
+    rows.title = None  # above it instead, where it may fold
     rows.columns[0].no_wrap = True
     groups = alike(plan)
     for group in groups[:GROUPS]:
@@ -96,10 +76,10 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
     if len(groups) > GROUPS:
         rows.add_row(Text(_more(groups), style="dim"))
     for model, rate in plan.unserved.items():
-        rows.add_row("-", "-", escape(_middle(model)), "-", _rate(rate), Text("unserved", style="bold red"))
+        rows.add_row(Text("unserved", style="bold red"), "", escape(_middle(model)), "", _rate(rate))
     if any(group.count > 1 for group in groups):
         rows.caption = "N x: so many devices are alike; the figures are those of one"
-    return rows
+    return Group(Text(title), rows)
 
 
 def plan_bars(plan: Plan) -> RenderableType:

@@ -1,0 +1,89 @@
+"""`cotenant plan --compare`: every planner on the same problem, and what came of it as a table and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from cotenant.cli.prepare import timed
+from cotenant.cli.show import bars
+from cotenant.core.units import show_seconds
+from cotenant.errors import ConfigError, PlanError
+from cotenant.measure.table import table
+from cotenant.planners import PLANNERS, Problem, load
+from cotenant.planners.compare import Comparison, Row, compare
+
+
+def chosen(names: str | None) -> list[str]:
+    """Planners from ``a,b``, all of them where nothing is said. Raises PlanError for one that there is not."""
+    if names is None:
+        return list(PLANNERS)
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not wanted:
+        raise ConfigError(f"--planners {names!r} names none; write some of {','.join(PLANNERS)}")
+    for name in wanted:
+        load(name)
+    return wanted
+
+
+def compared(problem: Problem, names: Sequence[str], *, quiet: bool) -> Comparison:
+    """Plan with each. A planner that refuses the problem is a row that says why, and stops no other."""
+    plans, refusals = [], {}
+    with bars("planning with", transient=True) as progress:
+        if not quiet:
+            progress.start()
+        task = progress.add_task("", total=len(names))
+        for name in names:
+            progress.update(task, description=name)
+            try:
+                plans.append(timed(name, problem))
+            except PlanError as error:
+                refusals[name] = str(error)
+            progress.advance(task)
+    return compare(problem, plans, refusals)
+
+
+def comparison_view(comparison: Comparison) -> RenderableType:
+    """Columns only for what differs or matters: prices, bounds, what is unserved, what is violated."""
+    rows = comparison.rows
+    rate = comparison.objective == "rate"
+    priced = any(row.cost_per_hour is not None for row in rows)
+    proven = comparison.bound is not None
+    lost = any(row.unserved for row in rows)
+    asks = (
+        "largest multiple of the rates"
+        if rate
+        else "least cost for the rates"
+        if priced
+        else "fewest devices for the rates"
+    )
+    headings = ["planner", ">devices", *([">cost /h"] if priced else []), *([">times the rates"] if rate else [])]
+    headings += [*([">bound", ">gap"] if proven else []), *([">unserved /s"] if lost else []), ">solved in"]
+    view = table(f"planners compared: {asks}", *headings, "worst forecast")
+    for row in rows:
+        if row.refused:
+            view.add_row(escape(row.planner), *(["-"] * (len(headings) - 1)), Text("no plan", style="red"))
+            continue
+        cells = [escape(row.planner), f"{row.devices}"]
+        cells += ["-" if row.cost_per_hour is None else f"{row.cost_per_hour:.2f}"] if priced else []
+        cells += [f"{row.scale:.3g}"] if rate else []
+        if proven:
+            cells += ["-" if row.bound is None else f"{row.bound:.4g}"]
+            cells += ["-" if row.gap is None else f"{row.gap:.1%}".replace("%", " %")]
+        cells += [f"{sum(row.unserved.values()):.4g}" if row.unserved else "-"] if lost else []
+        style = "bold" if row is rows[0] else ""
+        view.add_row(*cells, show_seconds(row.solve_s), _worst(row), style=style)
+    notes = [f"{row.planner} has no plan: {row.refused}" for row in rows if row.refused]
+    notes += [f"{row.planner} violates {violation}" for row in rows for violation in row.violations]
+    return Group(view, *(Text(note, style="red") for note in notes), Text(comparison.story))
+
+
+def _worst(row: Row) -> Text:
+    if row.worst is None:
+        return Text("-")
+    colour = "green" if row.keeps else "red"
+    text = Text(f"{row.worst.attainment * 100:.2f} %", style=colour)
+    return text.append(f" {row.worst.model}", style="default")

@@ -1,0 +1,137 @@
+"""`cotenant plan`: one plan shown; what it would change; why it is as it is."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from cotenant.cli.prepare import timed
+from cotenant.cli.show import aside, bars, console, forecast_table, show_json, tell
+from cotenant.core.difference import difference, renumbered
+from cotenant.core.plan import Plan
+from cotenant.core.units import show_share
+from cotenant.measure.changes import changes_view
+from cotenant.measure.draw import plan_bars, plan_table
+from cotenant.measure.table import table
+from cotenant.planners import Problem
+from cotenant.planners.check import check
+from cotenant.planners.explain import Explanation, explain, gain, probes
+from cotenant.planners.forecast import forecast
+
+CROWDED = 0.5  # of a device's memory; below that it is not shown
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan and what was asked about it. current, file: the plan in force, and where it was read."""
+
+    problem: Problem
+    plan: Plan
+    current: Plan | None
+    file: str
+    reasons: Explanation | None
+
+
+def following(planner: str, problem: Problem, current: Plan) -> tuple[Problem, Plan]:
+    """The problem and its plan, made from one in force: what that has which the problem does not know is left out."""
+    asked = msgspec.structs.replace(problem, current=_known(current, problem))
+    return asked, renumbered(timed(planner, asked), current)
+
+
+def _known(current: Plan, problem: Problem) -> Plan:
+    models, kinds = {model.name for model in problem.models}, {kind.name for kind in problem.fleet}
+    devices = []
+    for device in current.devices:
+        if device.kind in kinds:
+            cuts = tuple(
+                msgspec.structs.replace(cut, placements=tuple(p for p in cut.placements if p.model in models))
+                for cut in device.partitions
+            )
+            devices.append(msgspec.structs.replace(device, partitions=tuple(cut for cut in cuts if cut.placements)))
+    return msgspec.structs.replace(current, devices=tuple(devices))
+
+
+def explained(problem: Problem, plan: Plan) -> Explanation:
+    """With what a little more would buy, for which the planner plans a few times more."""
+    found = explain(plan, problem)
+    gains = []
+    with bars("what would help:", transient=True) as progress:
+        if aside.is_terminal:
+            progress.start()
+        tries = probes(found, problem)
+        task = progress.add_task("", total=len(tries))
+        for more, richer in tries:
+            progress.update(task, description=more)
+            gains.append(gain(more, plan, timed(plan.planner, richer)))
+            progress.advance(task)
+    return msgspec.structs.replace(found, gains=tuple(gains))
+
+
+def show(answer: Answer, *, json: bool) -> None:
+    """As JSON the plan alone, or an object with all that was asked for."""
+    changes = None if answer.current is None else difference(answer.current, answer.plan)
+    if json:
+        more = {"difference": changes, "explanation": answer.reasons}
+        asked = {name: value for name, value in more.items() if value is not None}
+        text = answer.plan.to_json()
+        if asked:
+            text = msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(text), **asked}), indent=2)
+        show_json(text)
+        return
+    parts = [
+        plan_table(answer.plan, answer.problem.models),
+        plan_bars(answer.plan),
+        forecast_table(forecast(answer.plan, answer.problem), answer.problem.models),
+    ]
+    if answer.reasons is not None:
+        parts.append(reasons_view(answer.reasons))
+    if answer.current is not None and changes is not None:
+        parts.append(changes_view(changes))
+        notes = _strangers(answer.current, answer.problem, answer.file)
+        parts += [Text.assemble(("note", "red"), f" {note}") for note in notes]
+    for i, part in enumerate(parts):
+        console.print(*([""] if i else []), part, sep="\n")
+    for violation in check(answer.plan, answer.problem):
+        tell("violates", str(violation), console)
+
+
+def _strangers(current: Plan, problem: Problem, file: str) -> list[str]:
+    """What a plan in force has that the problem does not know."""
+    placed = {placement.model for _, _, placement in current.placements()}
+    models = sorted(placed - {model.name for model in problem.models})
+    kinds = sorted({device.kind for device in current.devices} - {kind.name for kind in problem.fleet})
+    if placed and len(models) == len(placed):
+        return [f"{file} places none of this problem's models; is it the right plan?"]
+    notes = []
+    if models:
+        notes.append(f"{file} places {', '.join(models)}, of which this problem knows nothing; they stop")
+    if kinds:
+        notes.append(f"{file} uses devices of kind {', '.join(kinds)}, which this problem has not; they are given up")
+    return notes
+
+
+def reasons_view(found: Explanation) -> RenderableType:
+    """What binds, why models are not served, what a little more would buy."""
+    memory = any((it.memory_used or 0.0) >= CROWDED for it in found.placements)
+    used = (">target used", ">rate used", *((">memory used",) if memory else ()))
+    title = "what binds, and what the next smaller share would do"
+    rows = table(title, "partition", "model", *used, "binds", "smaller share")
+    last = ""
+    for it in found.placements:
+        head = "" if it.partition == last else f"{it.partition} {show_share(it.share)}"
+        last = it.partition
+        parts = [it.target_used, it.rate_used, *([it.memory_used or 0.0] if memory else [])]
+        rows.add_row(head, escape(it.model), *(f"{part * 100:.0f} %" for part in parts), it.binds, escape(it.why))
+    rows.columns[0].no_wrap = True
+    parts_shown: list[RenderableType] = [rows]
+    parts_shown += [
+        Text.assemble((f"{it.model} is not served", "red"), f" at {it.rate:.3g} requests/s: {it.why}.")
+        for it in found.unserved
+    ]
+    if found.gains:
+        gains = table("what a little more would buy", "more", "buys")
+        for one in found.gains:
+            gains.add_row(escape(one.more), escape(one.buys))
+        parts_shown.append(gains)
+    return Group(*parts_shown)

@@ -1,0 +1,192 @@
+"""Planners side by side on one problem: who needs least, by how much, and how far that is from what can be proven."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem
+from cotenant.planners.check import check
+from cotenant.planners.forecast import forecast
+
+SLACK = 1e-6
+
+
+class Worst(msgspec.Struct, frozen=True):
+    """Of the models that are served, the one that breaks its promise most or comes nearest to it, by the forecast."""
+
+    model: str
+    attainment: float
+    promised: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What one planner answers. refused: why it has no plan; the rest is then as where nothing is served.
+
+    value: what the objective counts: devices, cost per hour, or the multiple of the rates. bound: what the planner
+    proves of it. gap: how far it is from the best bound of all, as a part of that; None without one, or where not all
+    is served. unserved: requests/s by model. worst: None where no request is served.
+    """
+
+    planner: str
+    refused: str = ""
+    devices: int = 0
+    cost_per_hour: float | None = None
+    scale: float = 0.0
+    value: float = 0.0
+    bound: float | None = None
+    gap: float | None = None
+    solve_s: float = 0.0
+    worst: Worst | None = None
+    unserved: dict[str, float] = {}
+    violations: tuple[str, ...] = ()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the forecast sees every promise kept."""
+        return self.worst is None or self.worst.attainment >= self.worst.promised
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """rows: the best first. bound: the best that any of the planners proves of the objective. story: all in words."""
+
+    objective: str
+    bound: float | None
+    rows: tuple[Row, ...]
+    story: str
+
+
+def compare(problem: Problem, plans: Sequence[Plan], refusals: dict[str, str]) -> Comparison:
+    """refusals: by planner, why it has no plan."""
+    proven = [plan.bound for plan in plans if plan.bound is not None]
+    bound = None if not proven else min(proven) if problem.objective == "rate" else max(proven)
+    rows = [_row(problem, plan, bound) for plan in plans]
+    rows.sort(key=lambda row: _rank(problem, row))
+    rows += [Row(planner=name, refused=reason) for name, reason in refusals.items()]
+    return Comparison(objective=problem.objective, bound=bound, rows=tuple(rows), story=_story(problem, rows, bound))
+
+
+def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
+    expected = forecast(plan, problem).models
+    worst = min(
+        (
+            Worst(name, it.attainment, problem.model(name).attainment)
+            for name, it in expected.items()
+            if name not in plan.unserved
+        ),
+        key=lambda it: it.attainment - it.promised,
+        default=None,
+    )
+    if problem.objective == "rate":
+        value = plan.scale
+    else:
+        value = float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
+    gap = None
+    if bound and (problem.objective == "rate" or not plan.unserved):
+        least = math.ceil(bound - SLACK) if _whole(problem) else bound
+        gap = abs(value - least) / least if abs(value - least) > SLACK * least else 0.0
+    return Row(
+        planner=plan.planner,
+        devices=plan.devices_used,
+        cost_per_hour=plan.cost_per_hour,
+        scale=plan.scale,
+        value=value,
+        bound=plan.bound,
+        gap=gap,
+        solve_s=plan.solve_s,
+        worst=worst,
+        unserved=plan.unserved,
+        violations=tuple(str(violation) for violation in check(plan, problem)),
+    )
+
+
+def _whole(problem: Problem) -> bool:
+    """Whether the objective counts devices, which come whole."""
+    return problem.objective == "devices" and all(kind.price is None for kind in problem.fleet)
+
+
+def _rank(problem: Problem, row: Row) -> tuple[float, ...]:
+    """Sound plans first, then those that serve all, then those that keep their promises, then the objective."""
+    if problem.objective == "rate":
+        return (len(row.violations), -row.value, row.devices, row.solve_s)
+    unserved = sum(row.unserved.values())
+    return (len(row.violations), unserved, not row.keeps, row.value, row.devices, row.solve_s)
+
+
+def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
+    sound = [row for row in rows if not row.refused and not row.violations]
+    if not sound:
+        return "No planner has a sound plan for this problem."
+    best, asked = sound[0], sum(problem.rates.values())
+    if problem.objective == "rate":
+        if best.value <= 0:
+            return "No planner serves any multiple of the rates: one model or more has no place at all."
+        told = [_ahead(sound, "serves {} x the rates", "serves {} x", "less")]
+    elif best.unserved:
+        left = sum(best.unserved.values())
+        told = [
+            f"No planner serves all with these devices: {best.planner} leaves least, {left:.4g} of {asked:.4g}"
+            f" requests/s ({_percent(left / asked)})."
+        ]
+    else:
+        serving = [row for row in sound if not row.unserved]
+        unit = "{} per hour" if best.cost_per_hour is not None else "{} devices"
+        told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more")]
+        short = [row.planner for row in sound if row.unserved]
+        if short:
+            told.append(f"{_and(short)} cannot serve all.")
+    if bound is not None and best.gap is not None:
+        told.append(_against(problem, best, bound))
+    if best.worst is not None and not best.keeps:
+        # `solve` makes room for chance where there is any.
+        told.append(
+            f"But under Poisson arrivals {best.worst.model} would attain {_percent(best.worst.attainment)} where"
+            f" {_percent(best.worst.promised)} are promised."
+        )
+    return " ".join(told)
+
+
+def _ahead(rows: Sequence[Row], does: str, others_do: str, word: str) -> str:
+    """Who is best, and by how much the others need more or serve less than that."""
+    best = rows[0]
+    ties = [
+        row.planner for row in rows if row.keeps == best.keeps and abs(row.value - best.value) <= SLACK * best.value
+    ]
+    text = f"{_and(ties)} {does.format(_number(best.value))}"
+    if len(ties) > 1:
+        text = text.replace("serves", "serve", 1)
+    rest = [row for row in rows if row.planner not in ties]
+    said = [
+        f"{row.planner} {others_do.format(_number(row.value))}"
+        + (
+            f" ({_percent(abs(row.value / best.value - 1))} {word})"
+            if (row.value > best.value) == (word == "more")
+            else ""
+        )
+        + ("" if row.keeps or not best.keeps else ", and breaks promises")
+        for row in rest
+    ]
+    return text + (f"; {'; '.join(said)}" if said else "") + "."
+
+
+def _against(problem: Problem, best: Row, bound: float) -> str:
+    limit = f"exceed {_number(bound)} x" if problem.objective == "rate" else f"do with less than {_number(bound)}"
+    if not best.gap:
+        limit = "serve more" if problem.objective == "rate" else "do with less"
+        return f"No plan can {limit}, which is proven."
+    return f"No plan can {limit}, which is proven: {best.planner} is within {_percent(best.gap)} of it."
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def _percent(part: float) -> str:
+    return f"{part * 100:.3g} %" if part < 0.99 or part >= 1 else f"{part * 100:.4g} %"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
