@@ -67,7 +67,7 @@ def coefficients() -> Coefficients:
 
 def assembly(dimensions: str) -> tuple[float, ...]:
     """Milliseconds that their server takes to put together batches 1 to 32 of inputs such as "3_224_224"."""
-    table = []
+    table: list[float] = []
     for place, line in lines(f"{SOURCE}/{dimensions}.txt"):
         batch, ms = numbers(place, *line.rstrip(",").split(","))
         if batch != len(table) + 1:

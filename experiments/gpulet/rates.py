@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def compared(
     groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, float], jobs: int, progress: Progress
 ) -> list[Row]:
-    """A row for each group, and the mean of each way. base: to whom all are compared; None: to the ideal of their kind."""
+    """A row for each group, and the mean of each way. base: to whom all are compared; None: to each one's own ideal."""
     rates = spread(largest_rate, groups, jobs, progress, "largest rates")
     bases = {
         (group.cast, group.name, group.way.who): rate
