@@ -219,7 +219,7 @@ def side_by_side(
     from cotenant.cli.compare import chosen, compared, comparison_view
 
     names = chosen(planners)
-    found = compared(problem_of(problem, settings, repository), names, quiet=json)
+    found = compared(problem_of(problem, settings, repository), names)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:

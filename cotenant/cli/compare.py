@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from cotenant.cli.prepare import timed
-from cotenant.cli.show import bars
+from cotenant.cli.show import aside, bars
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, PlanError
 from cotenant.measure.table import table
@@ -29,11 +29,11 @@ def chosen(names: str | None) -> list[str]:
     return wanted
 
 
-def compared(problem: Problem, names: Sequence[str], *, quiet: bool) -> Comparison:
+def compared(problem: Problem, names: Sequence[str]) -> Comparison:
     """Plan with each. A planner that refuses the problem is a row that says why, and stops no other."""
     plans, refusals = [], {}
     with bars("planning with", transient=True) as progress:
-        if not quiet:
+        if aside.is_terminal:
             progress.start()
         task = progress.add_task("", total=len(names))
         for name in names:
@@ -52,7 +52,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
     rate = comparison.objective == "rate"
     priced = any(row.cost_per_hour is not None for row in rows)
     proven = comparison.bound is not None
-    lost = any(row.unserved for row in rows)
+    lost = not rate and any(row.unserved for row in rows)
     asks = (
         "largest multiple of the rates"
         if rate

@@ -71,12 +71,10 @@ def compare(problem: Problem, plans: Sequence[Plan], refusals: dict[str, str]) -
 
 def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
     expected = forecast(plan, problem).models
+    # Under "rate" what is missing from the rates asked for is missing from all of them alike.
+    served = expected.keys() if problem.objective == "rate" else expected.keys() - plan.unserved.keys()
     worst = min(
-        (
-            Worst(name, it.attainment, problem.model(name).attainment)
-            for name, it in expected.items()
-            if name not in plan.unserved
-        ),
+        (Worst(name, it.attainment, problem.model(name).attainment) for name, it in expected.items() if name in served),
         key=lambda it: it.attainment - it.promised,
         default=None,
     )
@@ -133,7 +131,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
         ]
     else:
         serving = [row for row in sound if not row.unserved]
-        unit = "{} per hour" if best.cost_per_hour is not None else "{} devices"
+        unit = "{} per hour" if best.cost_per_hour is not None else "{} device" + "s" * (best.value != 1)
         told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more")]
         short = [row.planner for row in sound if row.unserved]
         if short:

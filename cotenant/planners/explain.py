@@ -85,9 +85,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Of a plan that violates nothing. `gains` is left to who has time to plan again."""
+    lacks = [_missing(problem, plan, model, rate) for model, rate in plan.unserved.items()]
+    if problem.objective == "rate":
+        # Less than the rates is served of all models alike; what matters is who keeps all others from being served.
+        lacks = [lack for lack in lacks if plan.scale == 0 and lack.cause != "capacity"]
     return Explanation(
         placements=tuple(standing for group in alike(plan) for standing in _standings(group, plan, problem)),
-        unserved=tuple(_missing(problem, plan, model, rate) for model, rate in plan.unserved.items()),
+        unserved=tuple(lacks),
     )
 
 

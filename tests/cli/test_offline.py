@@ -13,6 +13,7 @@ import pytest
 
 from cotenant.backends import cgroup
 from cotenant.core.plan import Plan
+from cotenant.planners import PLANNERS
 from cotenant.zoo import ZOO
 from tests.cli.program import COMMAND, PATIENCE, Program, alive, children, environment
 
@@ -40,6 +41,94 @@ def test_a_plan_as_a_table_as_json_and_as_a_picture(program: Program, folder: Pa
     assert Plan.from_json(plan.to_json()) == plan
     written = Plan.from_json((folder / "deep" / "plan.json").read_bytes())
     assert written.devices == plan.devices
+
+
+def test_planners_side_by_side(program: Program) -> None:
+    said = program("plan", "problem.toml", "--compare", "--planners", "squishy, elastic")
+    assert (said.code, said.err) == (0, "")
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[0] == ["planners", "compared:", "fewest", "devices", "for", "the", "rates"]
+    assert {row[0]: row[1] for row in lines[4:6]} == {"squishy": "1", "elastic": "1"}
+    assert "squishy and elastic serve all with 1 device." in said.out or "elastic and squishy serve" in said.out
+
+    found = json.loads(program("plan", "problem.toml", "--compare", "--json").out)
+    assert {row["planner"] for row in found["rows"]} == set(PLANNERS)
+    assert found["objective"] == "devices" and found["story"].endswith(".")
+    assert all(row["violations"] == [] for row in found["rows"])
+
+
+def test_a_planner_that_refuses_stops_no_other(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "picky.py").write_text(
+        "from cotenant.errors import PlanError\ndef plan(problem):\n    raise PlanError('8 models are [too] many')\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setitem(PLANNERS, "picky", "picky")
+    said = program("plan", "problem.toml", "--compare", "--planners", "picky,elastic")
+    assert said.code == 0
+    assert "picky has no plan: 8 models are [too] many" in said.out
+    assert "elastic serves all with 1 device." in said.out
+    (row,) = [line.split() for line in said.out.splitlines() if line.startswith("picky  ")]
+    assert row == ["picky", "-", "-", "no", "plan"]
+
+
+@pytest.mark.parametrize("objective", ["devices", "rate"])
+def test_a_comparison_fits_80_columns(program: Program, folder: Path, objective: str) -> None:
+    text = f'objective = "{objective}"\n' + (folder / "problem.toml").read_text() + "price = 1.5\n"
+    (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 10000"))
+    wide = program("plan", "problem.toml", "--compare", "--planners", "elastic,squishy").out
+    assert all(len(line.rstrip()) <= 80 for line in wide.splitlines()[:6])
+    assert ("unserved" in wide) == (objective == "devices")
+    assert ("times" in wide) == (objective == "rate")
+
+
+def test_a_plan_is_explained(program: Program, folder: Path) -> None:
+    said = program("plan", "problem.toml", "--explain")
+    assert (said.code, said.err) == (0, "")
+    assert "what binds, and what the next smaller share would do" in said.out
+    assert "what a little more would buy" in said.out
+    assert [line for line in said.out.splitlines() if line.startswith("one more cpu") and "nothing" in line]
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace('slo = "100ms"', 'slo = "1ms"'))
+    said = program("plan", "problem.toml", "--explain")
+    assert "identity is not served at 100 requests/s: a single request takes" in said.out
+    found = json.loads(program("plan", "problem.toml", "--explain", "--json").out)
+    (lack,) = found["explanation"]["unserved"]
+    assert (lack["model"], lack["cause"]) == ("identity", "time")
+    assert Plan.from_json(json.dumps(found["plan"])).unserved == {"identity": 100}
+
+
+def test_what_changes_from_a_plan_in_force(program: Program, folder: Path) -> None:
+    program("plan", "problem.toml", "--output", "current.json")
+    same = program("plan", "problem.toml", "--diff", "current.json")
+    assert "nothing changes: the plan in force is the new one" in same.out
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace("rate = 50", "rate = 500").replace("count = 1", "count = 3"))
+    said = program("plan", "problem.toml", "--diff", "current.json")
+    assert said.code == 0
+    assert "rates: lookup 50 to 500/s" in said.out and " to start, " in said.out
+    found = json.loads(program("plan", "problem.toml", "--diff", "current.json", "--json").out)
+    assert found["difference"]["rates"] == {"lookup": [50, 500]}
+    assert found["plan"]["planner"]
+
+
+def test_a_plan_in_force_for_something_else_is_still_compared(program: Program, folder: Path) -> None:
+    program("plan", "problem.toml", "--output", "current.json")
+    text = (folder / "current.json").read_text()
+    (folder / "other.json").write_text(text.replace('"identity"', '"stranger"').replace('"cpu"', '"v100"'))
+    said = program("plan", "problem.toml", "--diff", "other.json")
+    assert said.code == 0
+    assert "note other.json places stranger, of which this problem knows nothing; they stop" in said.out
+    assert "note other.json uses devices of kind v100, which this problem has not; they are given up" in said.out
+    assert "stranger 100 to 0/s" in said.out
+    (folder / "other.json").write_text(text.replace('"identity"', '"x"').replace('"lookup"', '"y"'))
+    said = program("plan", "problem.toml", "--diff", "other.json")
+    assert "note other.json places none of this problem's models; is it the right plan?" in said.out
+
+
+def test_settings_can_be_compared_and_followed(program: Program) -> None:
+    program("plan", "--settings", "serve.toml", "--output", "current.json")
+    assert "nothing changes" in program("plan", "--settings", "serve.toml", "--diff", "current.json").out
+    assert "serve all with 1 device" in program("plan", "--settings", "serve.toml", "--compare").out
 
 
 @pytest.mark.parametrize("planner", ["elastic", "squishy"])
@@ -122,6 +211,14 @@ def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str,
         ("plan problem.toml --plot plan.txt", "plan.txt: cannot draw a .txt; take .svg, .png or .pdf"),
         ("plan problem.toml --plot serve.toml/plan.svg", "serve.toml/plan.svg: cannot be written: "),
         ("plan problem.toml --output serve.toml/plan.json", "serve.toml/plan.json: cannot be written: "),
+        ("plan problem.toml --diff nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
+        ("plan problem.toml --diff problem.toml", "problem.toml: not a plan: "),
+        ("plan problem.toml --planners elastic", "--planners goes with --compare; --planner names the one that plans"),
+        ("plan problem.toml --compare --planners best", "no planner 'best'; there are "),
+        ("plan problem.toml --compare --planners ,", "--planners ',' names none; write some of "),
+        ("plan problem.toml --compare --explain", "--explain is about one plan; leave it out, or leave out --compare"),
+        ("plan nowhere.toml --compare", "nowhere.toml: cannot be read: No such file or directory"),
+        ("plan problem.toml --compare --settings serve.toml", "--repository and --settings go without a PROBLEM"),
         ("plan problem.toml --output models", "models: cannot be written: Is a directory"),
         ("simulate problem.toml --rate nobody=3", "--rate nobody=3: no model 'nobody'; there are identity, lookup"),
         ("simulate problem.toml --rate identity", "--rate identity: write MODEL=REQUESTS_PER_SECOND, such as"),
