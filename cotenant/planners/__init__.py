@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Literal
 
 import msgspec
 
+from cotenant.core import mig
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
@@ -59,6 +61,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
                 raise PlanError(f"{where}: max_partitions {kind.max_partitions} must be at least 1")
             if not kind.cuts or list(kind.cuts) != sorted(set(kind.cuts)) or kind.cuts[0] < 1 or kind.cuts[-1] > WHOLE:
                 raise PlanError(f"{where}: the cuts {kind.cuts} must ascend, from at least 1 to at most {WHOLE} ‰")
+            if kind.geometry is not None:
+                if kind.geometry not in mig.GEOMETRIES:
+                    known = ", ".join(mig.GEOMETRIES)
+                    raise PlanError(f"{where}: no MIG geometry {kind.geometry!r}; there are {known}")
+                if not set(kind.cuts) <= set(legal := mig.cuts(kind.geometry)):
+                    raise PlanError(f"{where}: the cuts {kind.cuts} are not all shares of MIG instances, {legal} ‰")
 
     def model(self, name: str) -> Model:
         for model in self.models:
@@ -89,12 +97,24 @@ PLANNERS: dict[str, str] = {
     "squishy": "cotenant.planners.squishy",
     "bestfit": "cotenant.planners.bestfit",
     "elastic": "cotenant.planners.elastic",
+    "ideal": "cotenant.planners.ideal",
 }
 
 
 def load(name: str) -> Planner:
     """The planner of that name. Raises PlanError, listing the known ones."""
+    planner: Planner = _module(name).plan
+    return planner
+
+
+def bound_of(name: str, problem: Problem) -> float | None:
+    """What no sound plan can beat, where that planner's module has a function `bound`: the least devices or cost, or
+    the largest multiple of the rates."""
+    bound: Callable[[Problem], float | None] | None = getattr(_module(name), "bound", None)
+    return None if bound is None else bound(problem)
+
+
+def _module(name: str) -> ModuleType:
     if name not in PLANNERS:
         raise PlanError(f"no planner {name!r}; there are {', '.join(sorted(PLANNERS))}")
-    planner: Planner = importlib.import_module(PLANNERS[name]).plan
-    return planner
+    return importlib.import_module(PLANNERS[name])
