@@ -1,0 +1,310 @@
+"""What one partition can run: modes, the columns of the integer program.
+
+A mode is a set of models on a partition of some share, with the rates that it carries: with batches b_i a round takes
+D = Σ L_i(b_i), model i gets b_i / D, and D + L_i(b_i) ≤ SLO_i must hold.
+
+Two facts keep their number small.
+
+- Without a limit on what is useful, a mode of several models is a convex combination of modes of one: model i has
+  L_i(b_i) / D of the time, and may use the same batch alone, since 2 · L_i(b_i) ≤ D + L_i(b_i) ≤ SLO_i. So modes of one
+  model give the linear relaxation, whatever else partitions may hold.
+- A mode of three models or more is in the same way a convex combination of the modes of its pairs, each with weight
+  (L_i + L_j) / (k - 1) / D. So modes of pairs tell how much time-sharing costs, and those of larger sets never do better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core import mig
+from cotenant.core.model import Kind
+from cotenant.planners import Problem
+from cotenant.planners.capacity import Work, curve, footprint, least_round, saturate
+
+Array = NDArray[np.float64]
+
+DIRECTIONS = 12  # in which the rates of a pair are looked at
+ROUNDS = 24  # lengths of a round that are tried for larger sets
+FINE = 1.01  # rates of a pair that differ by less are taken for one
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A place for a partition. kind: index in the fleet; share: ‰; memory: bytes that its workers may take."""
+
+    kind: int
+    share: int
+    memory: int
+
+
+class Mode(msgspec.Struct, frozen=True):
+    """slot, models: indices; of each model rates: requests/s, batches: rows, procs: workers; memory: bytes of all."""
+
+    slot: int
+    models: tuple[int, ...]
+    rates: tuple[float, ...]
+    batches: tuple[int, ...]
+    procs: tuple[int, ...]
+    memory: int
+
+
+class Menu:
+    """What can be put where, of the models in `names`. slow[s, i]: a factor on the latencies of model i on slot s.
+
+    latency[s, v, b - 1]: seconds of a batch of b on slot s, where v numbers pairs of a model (`owner`) and how many
+    workers of it run (`procs`); inf where that is unknown or does not fit the memory.
+    """
+
+    def __init__(self, problem: Problem, names: Sequence[str], slots: Sequence[Slot], slow: Array) -> None:
+        self.problem = problem
+        self.names = tuple(names)
+        self.slots = tuple(slots)
+        self.slo = np.array([problem.model(name).slo for name in names])
+        variants = [(i, n) for i, name in enumerate(names) for n in _procs(problem, name)]
+        self.owner = np.array([i for i, _ in variants], dtype=np.int64)
+        self.procs = np.array([n for _, n in variants], dtype=np.int64)
+        depth = max((_deepest(problem, name) for name in names), default=1)
+        self.latency = np.full((len(slots), len(variants), depth), math.inf)
+        self.memory = np.zeros((len(problem.fleet), len(variants), depth))
+        for k, kind in enumerate(problem.fleet):
+            for v, (i, n) in enumerate(variants):
+                self.memory[k, v] = [n * footprint(problem, kind.name, names[i], b + 1) for b in range(depth)]
+        for s, slot in enumerate(slots):
+            kind = problem.fleet[slot.kind]
+            for v, (i, n) in enumerate(variants):
+                known = curve(problem, names[i], kind.name, slot.share, n)
+                self.latency[s, v, : len(known)] = known
+                self.latency[s, v] *= slow[s, i]
+            self.latency[s][self.memory[slot.kind] > slot.memory] = math.inf
+
+    def singles(self, *, light: bool) -> list[Mode]:
+        """For each slot and model the mode that carries most; light: and those that do with less memory."""
+        batch = np.arange(1, self.latency.shape[2] + 1)
+        found = []
+        for s, slot in enumerate(self.slots):
+            fits = 2 * self.latency[s] <= self.slo[self.owner][:, None]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                rates = np.where(fits, self.procs[:, None] * batch / self.latency[s], 0.0)
+            for i in range(len(self.names)):
+                options = [
+                    Mode(
+                        s,
+                        (i,),
+                        (float(rates[v, b]),),
+                        (int(b) + 1,),
+                        (int(self.procs[v]),),
+                        int(self.memory[slot.kind, v, b]),
+                    )
+                    for v in np.flatnonzero(self.owner == i)
+                    for b in (np.flatnonzero(fits[v]) if light else [int(rates[v].argmax())])
+                    if rates[v, b] > 0
+                ]
+                found += _lightest(options)[: None if light else 1]
+        return found
+
+    def pairs(self, slots: Iterable[int], *, outer: bool) -> list[Mode]:
+        """Modes of every two models: those that carry most in some direction; outer: corners of a region around all.
+
+        Corners are a little beyond what can be carried, so that what they allow bounds what modes can.
+        """
+        return [
+            mode
+            for s in slots
+            for a, b in combinations(range(len(self.owner)), 2)
+            if self.owner[a] != self.owner[b]
+            for mode in self._pair(s, a, b, outer=outer)
+        ]
+
+    def _pair(self, s: int, a: int, b: int, *, outer: bool) -> list[Mode]:
+        x, y, memory, batches = self._region(s, a, b)
+        if not len(x):
+            return []
+        models = int(self.owner[a]), int(self.owner[b])
+        procs = int(self.procs[a]), int(self.procs[b])
+        angles = np.linspace(0.0, math.pi / 2, DIRECTIONS)
+        most_x, most_y = float(x.max()), float(y.max())
+        towards = np.stack([np.cos(angles) / most_x, np.sin(angles) / most_y])
+        along = towards.T @ np.stack([x, y])
+        best = along.argmax(axis=1)
+        if outer:
+            support = along[np.arange(DIRECTIONS), best]
+            # Neighbouring supporting lines meet at the corners.
+            corners = np.linalg.solve(
+                np.stack([towards.T[:-1], towards.T[1:]], axis=1),
+                np.stack([support[:-1], support[1:]], axis=1)[..., None],
+            )[..., 0]
+            least = int(memory.min())
+            return [Mode(s, models, (float(p), float(q)), (1, 1), procs, least) for p, q in corners]
+        return [
+            Mode(s, models, (float(x[n]), float(y[n])), batches[n], procs, int(memory[n]))
+            for n in dict.fromkeys(best.tolist())
+        ]
+
+    def _region(self, s: int, a: int, b: int) -> tuple[Array, Array, Array, list[tuple[int, int]]]:
+        """Rates of both models, bytes, and batches: all that hold both targets."""
+        kind = self.slots[s].kind
+        first, second = self.latency[s, a][:, None], self.latency[s, b][None, :]
+        length = first + second
+        memory = self.memory[kind, a][:, None] + self.memory[kind, b][None, :]
+        fits = (length + first <= self.slo[self.owner[a]]) & (length + second <= self.slo[self.owner[b]])
+        fits &= memory <= self.slots[s].memory
+        rows, columns = np.nonzero(fits)
+        length = length[rows, columns]
+        return (
+            self.procs[a] * (rows + 1) / length,
+            self.procs[b] * (columns + 1) / length,
+            memory[rows, columns],
+            list(zip((rows + 1).tolist(), (columns + 1).tolist(), strict=True)),
+        )
+
+    def frontier(self, s: int, a: int, b: int) -> list[Mode]:
+        """All modes of two models that no other beats in both rates, but for small differences."""
+        x, y, memory, batches = self._region(s, a, b)
+        models = int(self.owner[a]), int(self.owner[b])
+        procs = int(self.procs[a]), int(self.procs[b])
+        found = []
+        most = 0.0
+        for n in np.lexsort((-y, -x)):
+            if y[n] > most * FINE:
+                most = float(y[n])
+                found.append(Mode(s, models, (float(x[n]), most), batches[n], procs, int(memory[n])))
+        return found
+
+    def fills(self, value: Array, clip: Array) -> list[Mode]:
+        """Modes of any number of models that are worth most, at `value` per request/s of which `clip` are useful.
+
+        For rounds of several lengths, models are taken in order of worth per time, each once as the first.
+        """
+        found: dict[Mode, None] = {}
+        for s, slot in enumerate(self.slots):
+            quickest = self.latency[s, :, 0].min(initial=math.inf)
+            if not quickest < self.slo.max(initial=0.0):
+                continue
+            for length in np.geomspace(quickest, self.slo.max(), ROUNDS):
+                fits = self.latency[s] <= np.minimum(self.slo[self.owner] - length, length)[:, None]
+                wanted = np.ceil(clip[self.owner] * length / self.procs)
+                batch = np.minimum(fits.sum(axis=1), np.minimum(wanted, self.latency.shape[2])).astype(np.int64)
+                able = np.flatnonzero(batch)
+                if len(able) < 2:
+                    continue
+                rates = np.minimum(self.procs[able] * batch[able] / length, clip[self.owner[able]])
+                worth = value[self.owner[able]] * rates / self.latency[s, able, batch[able] - 1]
+                order = able[np.argsort(-worth, kind="stable")]
+                for first in order:
+                    mode = self._fill(s, slot, [first, *order[order != first]], batch, float(length))
+                    if mode is not None:
+                        found[mode] = None
+        return list(found)
+
+    def _fill(self, s: int, slot: Slot, order: Sequence[int], batch: NDArray[np.int64], length: float) -> Mode | None:
+        left = length
+        room = float(slot.memory)
+        chosen: list[tuple[int, int, int]] = []
+        taken: set[int] = set()
+        for v in order:
+            i = int(self.owner[v])
+            if i in taken:
+                continue
+            most = int(np.searchsorted(self.latency[s, v, : batch[v]], left, side="right"))
+            if most == 0 or self.memory[slot.kind, v, most - 1] > room:
+                continue
+            taken.add(i)
+            chosen.append((i, int(v), most))
+            left -= float(self.latency[s, v, most - 1])
+            room -= float(self.memory[slot.kind, v, most - 1])
+        if len(chosen) < 2:
+            return None
+        chosen.sort()
+        took = sum(float(self.latency[s, v, b - 1]) for _, v, b in chosen)
+        return Mode(
+            s,
+            tuple(i for i, _, _ in chosen),
+            tuple(float(self.procs[v]) * b / took for _, v, b in chosen),
+            tuple(b for _, _, b in chosen),
+            tuple(int(self.procs[v]) for _, v, _ in chosen),
+            int(sum(self.memory[slot.kind, v, b - 1] for _, v, b in chosen)),
+        )
+
+    def towards(self, s: int, rates: dict[int, float], procs: dict[int, int]) -> Mode | None:
+        """The mode that carries the largest multiple of some rates, to a thousandth; None where none carries any."""
+        models = sorted(rates)
+        variants = [int(np.flatnonzero((self.owner == i) & (self.procs == procs.get(i, 1)))[0]) for i in models]
+        curves = [self.latency[s, v][np.isfinite(self.latency[s, v])].tolist() for v in variants]
+        # Alone in turn, each would take this part of the time.
+        busy = sum(
+            rates[i] / (int(self.procs[v]) * saturate(known, float(self.slo[i]))[1] or math.nan)
+            for i, v, known in zip(models, variants, curves, strict=True)
+        )
+        if not busy > 0:
+            return None
+        low, high, best = 0.0, 1 / busy, None
+        while high - low > 1e-3 / busy:
+            multiple = (low + high) / 2
+            batches = least_round(
+                [
+                    Work(known, multiple * rates[i] / int(self.procs[v]), float(self.slo[i]))
+                    for i, v, known in zip(models, variants, curves, strict=True)
+                ]
+            )
+            if batches is None:
+                high = multiple
+            else:
+                low, best = multiple, batches
+        if best is None:
+            return None
+        took = sum(known[b - 1] for known, b in zip(curves, best, strict=True))
+        kind = self.slots[s].kind
+        memory = sum(int(self.memory[kind, v, b - 1]) for v, b in zip(variants, best, strict=True))
+        if memory > self.slots[s].memory:
+            return None
+        number = [int(self.procs[v]) for v in variants]
+        return Mode(
+            s,
+            tuple(models),
+            tuple(n * b / took for n, b in zip(number, best, strict=True)),
+            tuple(best),
+            tuple(number),
+            memory,
+        )
+
+
+def slots_of(problem: Problem) -> list[Slot]:
+    """A slot for each legal share of each kind; for one that MIG cuts, for each kind of instance."""
+    return [
+        Slot(k, share, min(memory, kind.memory))
+        for k, kind in enumerate(problem.fleet)
+        for share, memory in _sizes(kind)
+    ]
+
+
+def _sizes(kind: Kind) -> list[tuple[int, int]]:
+    if kind.geometry is None:
+        return [(share, kind.memory) for share in kind.cuts]
+    return [(instance.share, instance.memory) for instance in mig.GEOMETRIES[kind.geometry]]
+
+
+def _procs(problem: Problem, name: str) -> list[int]:
+    """How many workers of a model were measured to run at once, on any kind."""
+    profiles = [problem.profile(name, kind.name) for kind in problem.fleet]
+    return sorted({point.procs for profile in profiles if profile is not None for point in profile.points})
+
+
+def _deepest(problem: Problem, name: str) -> int:
+    """The largest batch of a model on any kind."""
+    profiles = [problem.profile(name, kind.name) for kind in problem.fleet]
+    largest = max((profile.max_batch for profile in profiles if profile is not None), default=0)
+    return min(largest, problem.model(name).max_batch or largest)
+
+
+def _lightest(modes: Sequence[Mode]) -> list[Mode]:
+    """Best first, and of the others those that need less memory than all before."""
+    found: list[Mode] = []
+    for mode in sorted(modes, key=lambda mode: (-mode.rates[0], mode.memory)):
+        if not found or mode.memory < found[-1].memory:
+            found.append(mode)
+    return found

@@ -1,0 +1,189 @@
+"""The integer program: how many devices get each cutting, and how many partitions run each mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import highspy
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.planners.geometry.cuttings import Cutting
+from cotenant.planners.geometry.modes import Mode, Slot
+
+Array = NDArray[np.float64]
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What is asked of any mix of modes.
+
+    rates: requests/s of each model. counts: devices of each kind at most (inf: endless); prices: of one.
+    rooms: bytes on one device of each kind, where partitions share them and could need more; else None.
+    scale: whether to serve the largest multiple of the rates; else the rates, as cheaply as can be.
+    """
+
+    rates: Array
+    counts: Sequence[float]
+    prices: Sequence[float]
+    rooms: Sequence[int | None]
+    scale: bool
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """value: of the objective. bound: what no answer can beat. modes, cuttings: how many of each.
+
+    worth: of one request/s of each model; price: of one partition on each slot, in units of the objective.
+    """
+
+    value: float
+    bound: float
+    modes: Array
+    cuttings: Array
+    worth: Array
+    price: Array
+
+
+def solve(
+    ask: Ask,
+    slots: Sequence[Slot],
+    cuttings: Sequence[Cutting],
+    modes: Sequence[Mode],
+    *,
+    groups: Sequence[int | None] | None = None,
+    whole: bool = True,
+    clip: Array | None = None,
+    averaged: bool = False,
+    favour: Sequence[int] = (),
+    gap: float = 1e-3,
+    nodes: int = 1000,
+    seconds: float = 60.0,
+) -> Answer | None:
+    """The best mix of modes; None where none serves the rates, or none was found.
+
+    groups: for each mode, the group it belongs to; None: none. A partition may run any average over a group's modes,
+    instead of one of them. whole: whether numbers of partitions and devices are whole. clip: of what a partition
+    carries of a model, the most that counts; averaged: of a group's modes, on average rather than in each. favour:
+    modes that win a tie. nodes, seconds: when to stop searching.
+    """
+    groups = groups or [None] * len(modes)
+    numbers = {group: n for n, group in enumerate(dict.fromkeys(g for g in groups if g is not None))}
+    models, kinds = len(ask.rates), len(ask.counts)
+    own = [n for n, group in enumerate(groups) if group is None]
+    # Columns: the scale, cuttings, groups, modes. Rows: devices and memory of each kind, slots, models, groups.
+    at_cutting, at_group = 1, 1 + len(cuttings)
+    at_mode = at_group + len(numbers)
+    at_memory, at_slot, at_model = kinds, 2 * kinds, 2 * kinds + len(slots)
+    at_of_group = at_model + models
+    at_spill, at_cap = at_mode + len(modes), at_of_group + len(numbers)
+    spills = _spills(modes, groups, clip) if averaged and clip is not None else {}
+    entries: list[tuple[int, int, float]] = []
+    for n, cutting in enumerate(cuttings):
+        entries.append((cutting.kind, at_cutting + n, 1.0))
+        if ask.rooms[cutting.kind] is not None:
+            entries.append((at_memory + cutting.kind, at_cutting + n, -1.0))
+        entries += [(at_slot + s, at_cutting + n, -float(many)) for s, many in cutting.pieces.items()]
+    slot_of_group: dict[int, int] = {}
+    for n, (mode, group) in enumerate(zip(modes, groups, strict=True)):
+        kind = slots[mode.slot].kind
+        room = ask.rooms[kind]
+        if room is not None:
+            entries.append((at_memory + kind, at_mode + n, mode.memory / room))
+        for i, rate in zip(mode.models, mode.rates, strict=True):
+            if (group, i) in spills:
+                entries.append((at_cap + spills[group, i], at_mode + n, rate))
+            elif clip is not None and (group is None or not averaged):
+                rate = min(rate, float(clip[i]))
+            entries.append((at_model + i, at_mode + n, rate))
+        if group is None:
+            entries.append((at_slot + mode.slot, at_mode + n, 1.0))
+        else:
+            entries.append((at_of_group + numbers[group], at_mode + n, 1.0))
+            slot_of_group[numbers[group]] = mode.slot
+    for g, s in slot_of_group.items():
+        entries += [(at_of_group + g, at_group + g, -1.0), (at_slot + s, at_group + g, 1.0)]
+    for (group, i), n in spills.items():
+        assert clip is not None
+        entries.append((at_cap + n, at_group + numbers[group], -float(clip[i])))
+        entries += [(at_cap + n, at_spill + n, -1.0), (at_model + i, at_spill + n, -1.0)]
+    entries += [(at_model + i, 0, -float(rate)) for i, rate in enumerate(ask.rates)]
+    columns, rows = at_spill + len(spills), at_cap + len(spills)
+    cost = np.zeros(columns)
+    if ask.scale:
+        cost[0] = 1.0
+    else:
+        cost[at_cutting:at_group] = [ask.prices[cutting.kind] for cutting in cuttings]
+    for n in favour:
+        cost[at_mode + n] += (1 if ask.scale else -1) * 1e-5 * (1.0 if ask.scale else min(ask.prices))
+    low, high = np.full(rows, -math.inf), np.zeros(rows)
+    high[:kinds] = ask.counts
+    low[at_model:at_of_group], high[at_model:at_of_group] = 0.0, math.inf
+    least, most = np.zeros(columns), np.full(columns, math.inf)
+    if not ask.scale:
+        least[0] = most[0] = 1.0
+    integral = np.zeros(columns, dtype=bool)
+    if whole:
+        integral[at_cutting:at_mode] = True
+        integral[[at_mode + n for n in own]] = True
+    program = _program(entries, cost, (low, high), (least, most), integral if whole else None, maximise=ask.scale)
+    program.setOptionValue("mip_rel_gap", gap)
+    program.setOptionValue("mip_max_nodes", nodes)
+    program.setOptionValue("time_limit", seconds)
+    program.run()
+    info = program.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    solution = program.getSolution()
+    values, duals = np.array(solution.col_value), np.array(solution.row_dual)
+    return Answer(
+        value=info.objective_function_value,
+        bound=info.mip_dual_bound if whole else info.objective_function_value,
+        modes=np.rint(values[at_mode:at_spill]) if whole and not numbers else values[at_mode:at_spill],
+        cuttings=np.rint(values[at_cutting:at_group]) if whole else values[at_cutting:at_group],
+        worth=np.abs(duals[at_model:at_of_group]) if len(duals) else np.zeros(models),
+        price=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
+    )
+
+
+def _spills(modes: Sequence[Mode], groups: Sequence[int | None], clip: Array) -> dict[tuple[int | None, int], int]:
+    """Numbers the pairs of group and model where a group may carry more of the model than counts."""
+    over = {
+        (group, i): None
+        for mode, group in zip(modes, groups, strict=True)
+        if group is not None
+        for i, rate in zip(mode.models, mode.rates, strict=True)
+        if rate > clip[i]
+    }
+    return {each: n for n, each in enumerate(over)}
+
+
+def _program(
+    entries: Sequence[tuple[int, int, float]],
+    cost: Array,
+    rows: tuple[Array, Array],
+    columns: tuple[Array, Array],
+    integral: NDArray[np.bool_] | None,
+    *,
+    maximise: bool,
+) -> highspy.Highs:
+    program = highspy.Highs()
+    program.setOptionValue("output_flag", False)
+    program.setOptionValue("threads", 1)
+    row, column, value = (np.array(each) for each in zip(*entries, strict=True))
+    order = np.argsort(column, kind="stable")
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(cost), len(rows[0])
+    lp.col_cost_ = cost
+    lp.col_lower_, lp.col_upper_ = columns
+    lp.row_lower_, lp.row_upper_ = rows
+    lp.sense_ = highspy.ObjSense.kMaximize if maximise else highspy.ObjSense.kMinimize
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = np.concatenate(([0], np.cumsum(np.bincount(column, minlength=len(cost))))).astype(np.int32)
+    lp.a_matrix_.index_ = row[order].astype(np.int32)
+    lp.a_matrix_.value_ = value[order].astype(np.float64)
+    if integral is not None:
+        kinds = highspy.HighsVarType
+        lp.integrality_ = [kinds.kInteger if each else kinds.kContinuous for each in integral]
+    program.passModel(lp)
+    return program
