@@ -2,8 +2,8 @@
 
 The gpulet paper (ATC '22) comes with a scheduler whose plans differ from Algorithm 1 in many details. To set its
 figures beside ours, this module makes the very plans that program makes, quirks included. It was written from the
-notes on that program (`../shared/data/ALGORITHMS.md`, section 1; "1.7" below is a section there) and from plans that the
-program made on synthetic tables (`golden_glet` in `../shared/data/INDEX.md`), never from its source. Nothing in the
+notes on that program (`../shared/data/ALGORITHMS.md`, section 1; "1.7" below is a section there) and from plans that
+the program made on synthetic tables (`golden_glet` in `../shared/data/INDEX.md`), never from its source. Nothing in the
 package may use it, and it uses no planner of the package.
 
 The program's numbers are 32-bit floats, and rates are integers, so differences of rates are cut off towards zero.
@@ -50,8 +50,8 @@ def f32(x: float) -> float:
 
 
 class Model(msgspec.Struct, frozen=True):
-    """latency: ms by (percent of a GPU, batch); overhead: ms by batch, of getting it together, 0 where absent; l2, dram:
-    utilisations in percent by batch, at powers of two, needed for interference only; slo: ms; memory: MB;
+    """latency: ms by (percent of a GPU, batch); overhead: ms by batch, of getting it together, 0 where absent; l2,
+    dram: utilisations in percent by batch, at powers of two, needed for interference only; slo: ms; memory: MB;
     input_bytes: of one request."""
 
     name: str
@@ -65,7 +65,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """sizes: of gpulets, ascending; layouts: ways to cut a GPU to try in turn, or none: GPUs are cut as models need it."""
+    """sizes: of gpulets, ascending; layouts: ways to cut a GPU, all tried; none: GPUs are cut as models need it."""
 
     sizes: tuple[int, ...] = (20, 40, 50, 60, 80, 100)
     interference: bool = True
@@ -148,14 +148,6 @@ class Tables:
         self._beside: dict[tuple[int, int, int, int, int], list[float]] = {}
         self._saturated: dict[tuple[int, int], tuple[int, float]] = {}
         self._utilisations: dict[int, tuple[list[float], list[float]]] = {}
-        for model in models:
-            parts = {part for part, _ in model.latency}
-            for part in (min(parts, default=100), max(parts, default=100)):
-                if not {1, LARGEST_BATCH} <= {batch for other, batch in model.latency if other == part}:
-                    raise ConfigError(
-                        f"{model.name}: the published program needs latencies of batches 1 and 32 on its smallest and its "
-                        f"largest share, and {part} % lacks them; add them to the profile or leave that share out"
-                    )
 
     @classmethod
     def read(cls, latency: Path, resource: Path) -> Tables:
@@ -231,8 +223,8 @@ class Tables:
         return known
 
     def efficient(self, model: int, sizes: Sequence[int]) -> int:
-        """p_eff (1.6): the upper end of the step that adds most throughput per size. The last step, to the whole GPU, is
-        never considered."""
+        """p_eff (1.6): the upper end of the step that adds most throughput per size. The last step, to the whole GPU,
+        is never considered."""
         best, steepest = sizes[0], 0.0
         for low, high in pairwise(size for size in sizes if size < 100):
             before, after = self.saturated(model, low)[1], self.saturated(model, high)[1]
@@ -247,17 +239,21 @@ class Tables:
         neighbours (1.3)."""
         known = self._raw.get((model, part))
         if known is None:
-            latency = self.models[model].latency
-            parts = sorted({other for other, _ in latency})
-            least, most = _line(latency, parts[0]), _line(latency, parts[-1])
+            it = self.models[model]
+            parts = {other for other, _ in it.latency}
+            for needed in (part, min(parts), max(parts)):
+                if not {(needed, 1), (needed, LARGEST_BATCH)} <= it.latency.keys():
+                    raise ConfigError(
+                        f"{it.name}: no latency of batches 1 and {LARGEST_BATCH} on {needed} % of a GPU, from which "
+                        "the published program interpolates; profile them, or leave that share out of profile and mode"
+                    )
+            least, most, here = (_line(it.latency, share) for share in (min(parts), max(parts), part))
             span = f32(least[-1] - most[-1])
-            here = _line(latency, part) if (part, LARGEST_BATCH) in latency else _between(latency, part)
             weight = f32(f32(here[-1] - most[-1]) / span) if span else 0.0
-            known = [0.0]
+            known = [f32(high + f32(weight * f32(low - high))) for low, high in zip(least, most, strict=True)]
             for batch in range(1, LARGEST_BATCH + 1):
-                exact = latency.get((part, batch))
-                blend = f32(most[batch] + f32(weight * f32(least[batch] - most[batch])))
-                known.append(blend if exact is None else f32(exact))
+                if (part, batch) in it.latency:
+                    known[batch] = f32(it.latency[part, batch])
             self._raw[model, part] = known
         return known
 
@@ -279,8 +275,471 @@ class Tables:
             it = self.models[model]
             if not self._constants or not {1, 2, 4, 8, 16, 32} <= it.l2.keys() & it.dram.keys():
                 raise ConfigError(
-                    f"{it.name}: interference needs five constants, and L2 and DRAM utilisation of batches 1, 2, 4, … 32; "
-                    "give them or use a mode without interference"
+                    f"{it.name}: interference needs five constants, and L2 and DRAM utilisation of batches 1, 2, 4, … "
+                    "32; give them or use a mode without interference"
                 )
             known = self._utilisations[model] = _fractions(it.l2), _fractions(it.dram)
         return known
+
+
+def saturate(curve: Sequence[float], slo: int) -> tuple[int, float]:
+    """The largest batch that may take half the target, 1 where even that takes longer, and its throughput (1.5)."""
+    batch = largest(lambda batch: f32(2 * curve[batch]) <= slo) or 1
+    return batch, f32(1000 * batch / curve[batch])
+
+
+def residue(curve: Sequence[float], slo: int, rate: int) -> tuple[int, int]:
+    """The largest batch that may be gathered at that rate and served in time, 0 if none; and the rate (1.5).
+
+    Where the time between two requests is already longer than the target, batches of one are served as if more came:
+    the rate itself is raised.
+    """
+    batch = largest(lambda batch: f32(curve[batch] + f32(1000 * batch / rate)) <= slo)
+    if not batch and curve[1] < f32(1000 / rate) and curve[1] < slo:
+        return 1, int(1000 / (slo - curve[1]) * 1.1)
+    return batch, rate
+
+
+def _line(latency: Mapping[tuple[int, int], float], part: int) -> list[float]:
+    """Latencies on a share by batch, linear between those profiled; 0 for no batch."""
+    line = [0.0] * (LARGEST_BATCH + 1)
+    profiled = sorted(batch for other, batch in latency if other == part and batch <= LARGEST_BATCH)
+    for low, high in pairwise(profiled):
+        before, after = f32(latency[part, low]), f32(latency[part, high])
+        for batch in range(low, high):
+            line[batch] = f32(before + f32(f32(after - before) * f32((batch - low) / (high - low))))
+    line[-1] = f32(latency[part, LARGEST_BATCH])
+    return line
+
+
+def _fractions(percent: Mapping[int, float]) -> list[float]:
+    """Not rounded at the end: the program goes on with 64-bit floats there."""
+    points = {batch: f32(f32(percent[batch]) / 100) for batch in (1, 2, 4, 8, 16, 32)}
+    line = [0.0] * (LARGEST_BATCH + 1)
+    for low, high in pairwise(points):
+        for batch in range(low, high):
+            line[batch] = points[low] + f32(f32(points[high] - points[low]) * ((batch - low) / (high - low)))
+    line[-1] = points[LARGEST_BATCH]
+    return line
+
+
+# ms of the paper's Table 3, in the order of golden_glet's scenarios and of ties (1.11).
+SLOS = {
+    "lenet1": 5,
+    "googlenet": 66,
+    "resnet50": 108,
+    "ssd-mobilenetv1": 202,
+    "vgg16": 142,
+    "mnasnet1_0": 62,
+    "mobilenet_v2": 64,
+    "densenet161": 202,
+    "bert": 22,
+}
+
+
+def _overhead(path: Path, factor: float) -> dict[int, float]:
+    return {int(row[0]): f32(f32(factor) * f32(float(row[1]))) for row in _rows(path)}
+
+
+def _rows(path: Path) -> list[list[str]]:
+    return [row for row in csv.reader(_text(path).splitlines()) if row]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} does not exist; it belongs to the data of the gpulet paper, see ../shared/data/INDEX.md"
+        ) from error
+
+
+class _Task(msgspec.Struct, eq=False):
+    model: int
+    rate: int
+    batch: int
+    throughput: float
+
+
+class _Node(msgspec.Struct, eq=False):
+    """A gpulet while it is being planned. occupancy: of its duty cycle; 1 means saturated."""
+
+    gpu: int
+    size: int
+    dedup: int
+    tasks: list[_Task]
+    duty: float = 0.0
+    occupancy: float = 0.0
+
+
+class _Want(msgspec.Struct):
+    """A gpulet that a model should have (1.6)."""
+
+    model: int
+    size: int
+    rate: int
+    batch: int
+    duty: float
+    occupancy: float
+
+
+def schedule(tables: Tables, rates: Mapping[str, int], mode: Mode = ELASTIC) -> Schedule:
+    """What the published program makes of these rates, in whole requests/s by model."""
+    for name in rates:
+        if name not in tables.numbers:
+            raise ConfigError(f"{name}: not in the tables, which have {', '.join(tables.numbers)}")
+    wanted = {tables.numbers[name]: inflate(rate) for name, rate in rates.items() if rate > 0}
+    # The last GPU's layout changes slowest.
+    layouts = (layout[::-1] for layout in product(mode.layouts, repeat=mode.gpus)) if mode.layouts else ()
+    for layout in layouts if mode.layouts else [((100,),) * mode.gpus]:
+        program = _Program(tables, mode, layout)
+        if program.serve(wanted):
+            return Schedule(schedulable=True, gpulets=tuple(program.gpulets()))
+    return Schedule(schedulable=False)
+
+
+class _Program:
+    def __init__(self, tables: Tables, mode: Mode, layout: Sequence[Sequence[int]]) -> None:
+        self.tables = tables
+        self.mode = mode
+        self.splits = not mode.layouts and mode.sizes != (100,)
+        self.gpus = [
+            [_Node(gpu, size, int(parts[:at].count(size) > 0), []) for at, size in enumerate(parts)]
+            for gpu, parts in enumerate(map(tuple, layout))
+        ]
+
+    def serve(self, rates: Mapping[int, int]) -> bool:
+        """1.7 and the end of 1.8: models by rate · target, ties by the larger number first."""
+        order = sorted(rates, key=lambda model: (rates[model] * self.tables.models[model].slo, -model))
+        for model in order:
+            left, _ = self._place(model, rates[model])
+            if left > SLACK and self._share_in_time(model, left) > SLACK:
+                return False
+        if not self.mode.interference:
+            return True
+        # Those that neighbours have slowed too much are found first and planned anew once. What this does to others is
+        # not looked at again. Time is shared here only where no gpulet at all was found.
+        for model in [model for model in order if self._falls_short(model, rates[model])]:
+            self._remove(model)
+            left, placed = self._place(model, rates[model])
+            if not placed:
+                self._share_in_time(model, left)
+            if self._falls_short(model, rates[model]):
+                return False
+        return True
+
+    def gpulets(self) -> Iterator[Gpulet]:
+        for node in self._nodes():
+            for task in node.tasks:
+                name = self.tables.models[task.model].name
+                yield Gpulet(node.gpu, node.size, node.dedup, name, task.batch, node.duty, task.throughput)
+
+    def _place(self, model: int, rate: int) -> tuple[int, bool]:
+        """1.7, steps 1 to 5: what is left of the rate, and whether any was placed."""
+        wants = self._estimate(model, rate)
+        if wants is not None and self._would_fit(wants):
+            lost = self._allocate(wants)
+            if lost is not None:
+                return lost, True
+        # What was allocated before the failure stays.
+        left = self._readjust(model, int(rate - self._throughput(model)), wants[0].size if wants else 100)
+        self._merge_residues(model)
+        return left, left < rate
+
+    def _estimate(self, model: int, rate: int) -> list[_Want] | None:
+        """1.6: saturated gpulets of size p_eff and one for the rest; None where the rest cannot be served so."""
+        size = self.tables.efficient(model, self.mode.sizes)
+        batch, most = self.tables.saturated(model, size)
+        wants = []
+        while most < rate:
+            wants.append(_Want(model, size, int(most), batch, self.tables.alone(model, size)[batch], 1.0))
+            rate = int(f32(rate - most))
+        if rate > SLACK:
+            slo = self.tables.models[model].slo
+            batch, rate = residue(self.tables.alone(model, size), slo, rate)
+            if not batch:
+                return None
+            # p_req with the batch of p_eff: the size shrinks, step by step, while that batch still does.
+            gather = f32(batch * f32(1000 / rate))
+            for smaller in reversed([other for other in self.mode.sizes if other < size]):
+                latency = self.tables.alone(model, smaller)[batch]
+                if gather < latency or f32(latency + gather) > slo:
+                    break
+                size = smaller
+            latency = self.tables.alone(model, size)[batch]
+            duty = max(gather, latency)
+            wants.append(_Want(model, size, rate, batch, duty, f32(latency / duty)))
+        return sorted(wants, key=lambda want: -want.size)
+
+    def _would_fit(self, wants: Iterable[_Want]) -> bool:
+        """1.7, step 2: a dry run, in which only what is left of whole GPUs is kept track of."""
+        left: dict[int, int] = {}
+        for want in wants:
+            node = self._find(want, left)
+            if node is None:
+                return False
+            whole = node.size == 100 and self.splits
+            left[id(node)] = left.get(id(node), 100) - want.size if whole else 0
+        return True
+
+    def _find(self, want: _Want, left: Mapping[int, int]) -> _Node | None:
+        """1.7, best fit: a whole GPU is as good as a gpulet of just that size, and the last of the best wins."""
+        best, least = None, 100
+        for node in self._nodes():
+            if node.tasks or left.get(id(node), node.size) < want.size or not self._has_memory(node, want.model):
+                continue
+            latency = self._curve(want.model, want.size, self._neighbour(node))[want.batch]
+            if f32(latency + want.duty) > self.tables.models[want.model].slo or not self._spares_neighbour(node):
+                continue
+            excess = 0 if node.size == 100 else node.size - want.size
+            if excess <= least:
+                best, least = node, excess
+        return best
+
+    def _spares_neighbour(self, node: _Node) -> bool:
+        """1.7, neighbour test: the newcomer does not enter into it, whether interference is considered or not."""
+        other = self._neighbour(node)
+        return other is None or all(
+            f32(f32(self._overhead(task)) + f32(2 * other.duty)) <= self.tables.models[task.model].slo
+            for task in other.tasks
+        )
+
+    def _allocate(self, wants: Sequence[_Want]) -> int | None:
+        """1.7, step 3: the rate that neighbours cost; None where a wanted gpulet is not found, others stay."""
+        lost = 0
+        for at, want in enumerate(wants):
+            node = self._find(want, {})
+            if node is None:
+                return None
+            if node.size == 100 and want.size < 100 and self.splits:
+                self._split(node, want.size)
+            if node.size == want.size:
+                self._put(node, want.model, want.rate, want.batch, want.duty, want.occupancy)
+            else:
+                # A larger gpulet is taken as it is, and its batch worked out beside a neighbour that is looked up on
+                # the GPU whose number is the position in the list, not on the GPU that it is on.
+                others = self.gpus[at] if at < len(self.gpus) else []
+                other = next((other for other in reversed(others) if other is not node), None)
+                self._fill(node, want.model, want.rate, other, saturated=want.occupancy == 1)
+            if self.mode.interference:
+                lost += sum(self._adjust(each) or 0 for each in self.gpus[node.gpu])
+        return lost
+
+    def _fill(self, node: _Node, model: int, rate: int, other: _Node | None, *, saturated: bool) -> bool:
+        """Put the model there, beside the neighbour `other`; False where no batch is served in time."""
+        slo = self.tables.models[model].slo
+        curve = self._curve(model, node.size, other)
+        if saturated:
+            batch, most = saturate(curve, slo)
+            rate, duty = int(most), curve[batch]
+        else:
+            batch, rate = residue(curve, slo, rate)
+            if not batch:
+                return False
+            duty = max(f32(1000 * batch / rate), curve[batch])
+        self._put(node, model, rate, batch, duty, f32(curve[batch] / duty))
+        return True
+
+    def _put(self, node: _Node, model: int, rate: int, batch: int, duty: float, occupancy: float) -> None:
+        node.tasks = [_Task(model, rate, batch, f32(1000 * batch / duty))]
+        node.duty, node.occupancy = duty, occupancy
+
+    def _adjust(self, node: _Node) -> int | None:
+        """1.8: smaller batches where the neighbour slows them; the rate that is lost, None if none is small enough."""
+        if not node.tasks:
+            return 0
+        other = self._neighbour(node)
+        before = node.tasks[0].throughput
+        if len(node.tasks) == 1 and node.occupancy == 1:
+            (task,) = node.tasks
+            slo = self.tables.models[task.model].slo
+            curve = self._curve(task.model, node.size, other)
+            # As long as the batch still holds, only its throughput is renewed, not its duty cycle.
+            if f32(2 * curve[task.batch]) >= slo:
+                while task.batch and f32(2 * curve[task.batch]) > slo:
+                    task.batch -= 1
+                if not task.batch:
+                    return None
+                node.duty = curve[task.batch]
+            task.throughput = f32(1000 * task.batch / curve[task.batch])
+            return max(0, int(before - task.throughput))
+        busy = self._busy(node, [(task.model, task.batch) for task in node.tasks])
+        if all(f32(busy + node.duty) <= 1.05 * self.tables.models[task.model].slo for task in node.tasks):
+            return 0
+        duties = []
+        for task in node.tasks:
+            slo = self.tables.models[task.model].slo
+            curve = self._curve(task.model, node.size, other)
+            first, duty = task.batch, node.duty
+            while task.batch:
+                task.batch -= 1
+                # Compounding: the duty cycle falls faster than the batch.
+                duty = f32(duty * f32(task.batch / first))
+                if f32(curve[task.batch] + duty) <= 1.05 * slo:
+                    break
+            if not task.batch:
+                return None
+            duties.append(duty)
+        node.duty = min(duties)
+        for task in node.tasks:
+            task.throughput = f32(1000 * task.batch / node.duty)
+        return max(0, int(before - node.tasks[0].throughput))
+
+    def _readjust(self, model: int, rate: int, first: int) -> int:
+        """1.7, step 4: any empty gpulets, largest first; whole GPUs are split at the size `first`. What is left."""
+        slo = self.tables.models[model].slo
+        for node in sorted((node for node in self._nodes() if not node.tasks), key=lambda node: -node.size):
+            if rate <= SLACK:
+                break
+            if not self._has_memory(node, model):
+                continue
+            size = min(node.size, first) if self.splits and node.size == 100 else node.size
+            curve = self._curve(model, size, self._neighbour(node))
+            batch, most = saturate(curve, slo)
+            saturated = most <= rate
+            if saturated and f32(2 * curve[batch]) > slo:
+                continue
+            if size < node.size:
+                self._split(node, size)
+            if self._fill(node, model, rate, self._neighbour(node), saturated=saturated) and self._holds(node):
+                rate = max(0, int(f32(rate - node.tasks[0].throughput)))
+            else:
+                node.tasks = []
+                self._mend()
+        return rate
+
+    def _holds(self, node: _Node) -> bool:
+        """Network and interference, which may cost the newcomer a part of its batch, or its place."""
+        (task,) = node.tasks
+        while task.batch and self._network(node.gpu) > NETWORK_GBIT:
+            task.batch -= 1
+            task.throughput = f32(1000 * task.batch / node.duty)
+        if not task.batch:
+            return False
+        if not self.mode.interference:
+            return True
+        # What the neighbour loses here is made up for by nobody.
+        other = self._neighbour(node)
+        return self._adjust(node) is not None and (other is None or self._adjust(other) is not None)
+
+    def _merge_residues(self, model: int) -> None:
+        """1.7, step 5: one gpulet for all residues of the model, also where there is just one, whose rate then loses
+        what the float falls short of an integer."""
+        mine = [node for node in self._nodes() if [task.model for task in node.tasks] == [model] and node.occupancy < 1]
+        if not mine:
+            return
+        total = int(f32(sum(node.tasks[0].throughput for node in mine)))
+        target = min(mine, key=lambda node: self.tables.saturated(model, node.size)[1])
+        if self.tables.saturated(model, target.size)[1] < total:
+            return
+        if self._fill(target, model, total, self._neighbour(target), saturated=False):
+            for node in mine:
+                if node is not target:
+                    node.tasks = []
+            self._mend()
+
+    def _remove(self, model: int) -> None:
+        for node in self._nodes():
+            others = [task for task in node.tasks if task.model != model]
+            if len(others) < len(node.tasks):
+                node.tasks = others
+                node.occupancy = f32(self._busy(node, [(task.model, task.batch) for task in others]) / node.duty)
+        self._mend()
+
+    def _falls_short(self, model: int, rate: int) -> bool:
+        return rate > SLACK and self._throughput(model) < ENOUGH * rate
+
+    def _share_in_time(self, model: int, rate: int) -> int:
+        """1.9: the rest of the rate into gpulets in use, fullest first; what is left."""
+        while rate > SLACK:
+            candidates = sorted(
+                (
+                    node
+                    for node in self._nodes()
+                    if 0 < len(node.tasks) < MOST_TASKS and node.occupancy < 1 and self._has_memory(node, model)
+                ),
+                key=lambda node: -node.occupancy,
+            )
+            for node in candidates:
+                if all(task.model != model for task in node.tasks) and self._join(node, model, rate):
+                    rate = int(f32(rate - node.tasks[-1].throughput))
+                    break
+            else:
+                break
+        return rate
+
+    def _join(self, node: _Node, model: int, rate: int) -> bool:
+        slo = self.tables.models[model].slo
+        curve = self._curve(model, node.size, self._neighbour(node))
+        # The first batch that passes alone is the only one that is tried with the others.
+        for batch in range(min(LARGEST_BATCH, int(node.duty * rate / 1000)), 0, -1):
+            duty = int(1000 * batch / rate)
+            if duty and f32(duty + curve[batch]) < slo and f32(curve[batch] / duty) < f32(1 - node.occupancy):
+                break
+        else:
+            return False
+        if duty > node.duty:
+            return False
+        tasks = [(task.model, task.rate, max(1, int(duty * task.rate / 1000))) for task in node.tasks]
+        tasks.append((model, rate, batch))
+        busy = self._busy(node, [(task, batch) for task, _, batch in tasks])
+        if busy > duty or any(f32(busy + duty) > self.tables.models[task].slo for task, _, _ in tasks):
+            return False
+        # The others may now get less than they need; only the last test (ENOUGH) looks at that.
+        node.tasks = [_Task(task, rate, batch, f32(1000 * batch / duty)) for task, rate, batch in tasks]
+        node.duty, node.occupancy = float(duty), f32(busy / duty)
+        return True
+
+    def _nodes(self) -> Iterator[_Node]:
+        for nodes in self.gpus:
+            yield from nodes
+
+    def _neighbour(self, node: _Node) -> _Node | None:
+        return next((other for other in self.gpus[node.gpu] if other is not node), None)
+
+    def _split(self, node: _Node, size: int) -> None:
+        node.size = size
+        self.gpus[node.gpu].append(_Node(node.gpu, 100 - size, int(size == 50), []))
+
+    def _mend(self) -> None:
+        """GPUs without tasks are whole again."""
+        if self.splits:
+            for gpu, nodes in enumerate(self.gpus):
+                if not any(node.tasks for node in nodes):
+                    self.gpus[gpu] = [_Node(gpu, 100, 0, [])]
+
+    def _curve(self, model: int, part: int, other: _Node | None) -> list[float]:
+        """Latencies by batch beside a neighbour: the worst of its tasks (1.4)."""
+        if not self.mode.interference or other is None or not other.tasks:
+            return self.tables.alone(model, part)
+        curves = [self.tables.beside(model, part, task.model, task.batch, other.size) for task in other.tasks]
+        return curves[0] if len(curves) == 1 else list(map(max, *curves))
+
+    def _busy(self, node: _Node, batches: Iterable[tuple[int, int]]) -> float:
+        """ms of one round with these models and batches."""
+        other = self._neighbour(node)
+        total = 0.0
+        for model, batch in batches:
+            total = f32(total + self._curve(model, node.size, other)[batch])
+        return total
+
+    def _overhead(self, task: _Task) -> float:
+        return self.tables.models[task.model].overhead.get(task.batch, 0.0)
+
+    def _has_memory(self, node: _Node, model: int) -> bool:
+        """1.10."""
+        used = sum(
+            CONTEXT_MB + sum(self.tables.models[task.model].memory for task in other.tasks)
+            for other in self.gpus[node.gpu]
+            if other.tasks
+        )
+        needed = self.tables.models[model].memory + (0 if node.tasks else CONTEXT_MB)
+        return self.tables.memory * USABLE_MEMORY - used > needed
+
+    def _network(self, gpu: int) -> float:
+        """Gbit/s (1.10)."""
+        requests = (task for node in self.gpus[gpu] for task in node.tasks)
+        return sum(task.throughput * self.tables.models[task.model].input_bytes for task in requests) * 8 / 1024**3
+
+    def _throughput(self, model: int) -> float:
+        return f32(sum(task.throughput for node in self._nodes() for task in node.tasks if task.model == model))
