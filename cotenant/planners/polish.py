@@ -60,7 +60,7 @@ def _roomy(plan: Plan, problem: Problem) -> Plan:
     """The same cuts, with batches that have room for bursts, where no promise suffers from it."""
     devices = []
     for device in plan.devices:
-        cuts = [Cut(cut.share, {p.model: p.rate for p in cut.placements}) for cut in device.partitions]
+        cuts = _cuts(device)
         made = partitions(problem, problem.kind(device.kind), cuts, full=True)
         devices.append(device if made is None else msgspec.structs.replace(device, partitions=made))
     roomy = msgspec.structs.replace(plan, devices=tuple(devices))
@@ -71,9 +71,20 @@ def _short(plan: Plan, problem: Problem) -> float:
     return sum(lacking(plan, problem).values())
 
 
+def _cuts(device: Device) -> list[Cut]:
+    return [
+        Cut(
+            cut.share,
+            {p.model: p.rate for p in cut.placements},
+            {p.model: p.procs for p in cut.placements if p.procs != 1},
+        )
+        for cut in device.partitions
+    ]
+
+
 def _moves(device: Device, kind: Kind) -> Iterator[list[Cut]]:
     """The device cut otherwise: those first that give most."""
-    cuts = [Cut(cut.share, {p.model: p.rate for p in cut.placements}) for cut in device.partitions]
+    cuts = _cuts(device)
     pairs = [(i, j) for i in range(len(cuts)) for j in range(len(cuts)) if i != j]
 
     def legal(share: int) -> int:
@@ -87,17 +98,27 @@ def _moves(device: Device, kind: Kind) -> Iterator[list[Cut]]:
             rates = dict(cuts[i].rates)
             for model, rate in cuts[j].rates.items():
                 rates[model] = rates.get(model, 0.0) + rate
-            yield [*others(i, j), Cut(legal(cuts[i].share + cuts[j].share), rates)]
+            yield [*others(i, j), Cut(legal(cuts[i].share + cuts[j].share), rates, cuts[j].procs | cuts[i].procs)]
     for i, cut in enumerate(cuts):
         larger = [share for share in kind.cuts if cut.share < share <= cut.share + device.free]
         for share in dict.fromkeys(larger[-1:] + larger[:1]):
-            yield [*others(i), Cut(share, cut.rates)]
+            yield [*others(i), Cut(share, cut.rates, cut.procs)]
     for i, j in pairs:
         larger = [share for share in kind.cuts if share > cuts[i].share]
         if larger and (smaller := legal(cuts[j].share - max(0, larger[0] - cuts[i].share - device.free))):
-            yield [*others(i, j), Cut(larger[0], cuts[i].rates), Cut(smaller, cuts[j].rates)]
+            yield [
+                *others(i, j),
+                Cut(larger[0], cuts[i].rates, cuts[i].procs),
+                Cut(smaller, cuts[j].rates, cuts[j].procs),
+            ]
     for i, j in pairs:
         for model, rate in cuts[i].rates.items():
             if len(cuts[i].rates) > 1 and model not in cuts[j].rates:
                 left = {name: other for name, other in cuts[i].rates.items() if name != model}
-                yield [*others(i, j), Cut(cuts[i].share, left), Cut(cuts[j].share, cuts[j].rates | {model: rate})]
+                fewer = {name: n for name, n in cuts[i].procs.items() if name != model}
+                more = cuts[j].procs | {name: n for name, n in cuts[i].procs.items() if name == model}
+                yield [
+                    *others(i, j),
+                    Cut(cuts[i].share, left, fewer),
+                    Cut(cuts[j].share, cuts[j].rates | {model: rate}, more),
+                ]

@@ -14,7 +14,7 @@ import msgspec
 
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import PlanError
-from cotenant.planners import Planner, Problem, load
+from cotenant.planners import Planner, Problem, bound_of, load
 from cotenant.planners.capacity import accounted
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
@@ -29,13 +29,16 @@ def solve(name: str, problem: Problem, *, accept: Accept = attains) -> Plan:
     accept: see `largest_scale`.
     """
     planner = partial(promised, load(name))
-    return largest_scale(planner, problem, accept=accept) if problem.objective == "rate" else planner(problem)
+    if problem.objective == "devices":
+        return planner(problem)
+    return largest_scale(planner, problem, accept=accept, bound=bound_of(name, problem))
 
 
 def promised(planner: Planner, problem: Problem) -> Plan:
     """A plan for the rates asked for whose forecast keeps the promises, by planning models that would break theirs for
     more than is asked. Where there is no room for more: as near as it came."""
     plan = planner(problem)
+    bound = plan.bound
     room = dict.fromkeys(problem.rates, 1.0)
     for _ in range(12):
         if plan.unserved:
@@ -49,13 +52,15 @@ def promised(planner: Planner, problem: Problem) -> Plan:
         if wider.unserved:
             break
         plan = accounted(_scaled(wider, {name: 1 / factor for name, factor in room.items()}), problem)
-    return plan
+    # What was proven of larger rates does not hold for these.
+    return msgspec.structs.replace(plan, bound=bound)
 
 
-def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attains) -> Plan:
+def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attains, bound: float | None = None) -> Plan:
     """The plan for the largest multiple of the rates that the planner serves soundly and `accept` takes, to 0.5 %.
 
     accept: given a plan and the problem at those rates; by default, whether the forecast keeps every promise.
+    bound: a multiple that is proven to be out of reach for any sound plan, if one is known; the result keeps it.
     """
     endless = next((kind.name for kind in problem.fleet if kind.count is None), None)
     if endless is not None:
@@ -68,9 +73,10 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
 
     if not any(problem.rates.values()):
         return msgspec.structs.replace(planner(_at(problem, problem.rates)), objective="rate")
-    best, low, high = attempt(1.0), 1.0, math.inf
+    high = math.inf if bound is None else bound
+    best, low = attempt(min(1.0, high)) if high > 0 else None, min(1.0, high)
     if best is None:
-        best, low, high = planner(_at(problem, dict.fromkeys(problem.rates, 0.0))), 0.0, 1.0
+        best, low, high = planner(_at(problem, dict.fromkeys(problem.rates, 0.0))), 0.0, low
     while high > low * 1.005 and high > 1e-6:
         scale = low * 2 if math.isinf(high) else high / 4 if low == 0 else (low + high) / 2
         plan = attempt(scale)
@@ -78,7 +84,7 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
             high = scale
         else:
             best, low = plan, scale
-    return msgspec.structs.replace(accounted(best, problem), objective="rate")
+    return msgspec.structs.replace(accounted(best, problem), objective="rate", bound=bound)
 
 
 def _at(problem: Problem, rates: dict[str, float]) -> Problem:

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from cotenant.core.model import Kind, Model
-from cotenant.core.plan import Plan
+from cotenant.core.plan import Device, Plan
+from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.planners import Problem, load
+from cotenant.planners import Problem, bound_of, load
+from cotenant.planners.capacity import Cut, partitions
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.polish import lacking, polish
@@ -57,6 +59,62 @@ def test_where_no_scale_works_nothing_is_served() -> None:
     plan = solve("elastic", rate(problem))
     assert (plan.scale, plan.devices, plan.unserved) == (0.0, (), {"a": 10.0})
     assert check(plan, rate(problem)) == []
+
+
+def test_a_bound_ends_the_search_and_stays_with_the_plan() -> None:
+    tried = []
+
+    def planner(problem: Problem) -> Plan:
+        tried.append(problem.rates["a"])
+        return msgspec.structs.replace(elastic(problem), bound=1.0)
+
+    for requests, bound in ((40.0, 2.52), (3000.0, 0.034), (40.0, 0.0)):
+        tried.clear()
+        plan = largest_scale(planner, one_device(requests), accept=always, bound=bound)
+        assert plan.bound == bound
+        assert max(tried) <= bound * requests
+        assert plan.scale == pytest.approx(min(bound, 100.0 / requests), rel=0.01)
+
+
+def test_a_bound_is_that_of_the_rates_asked_for_and_not_of_those_planned_for() -> None:
+    def planner(problem: Problem) -> Plan:
+        plan = elastic(problem)
+        return msgspec.structs.replace(plan, bound=problem.rates["a"] / 100.0)
+
+    problem = msgspec.structs.replace(one_device(297.0), fleet=(Kind(name="k", count=None),))
+    plan = promised(planner, problem)
+    assert plan.devices_used == 4
+    assert plan.bound == pytest.approx(2.97)
+
+
+def test_a_planner_may_know_a_bound() -> None:
+    assert bound_of("elastic", one_device(1.0)) is None
+    with pytest.raises(PlanError, match=r"^no planner 'best'"):
+        bound_of("best", one_device(1.0))
+
+
+def test_polish_keeps_workers_in_parallel() -> None:
+    points = [
+        Point(share=share, batch=batch, latency=0.010 * batch * 1000 / share * (1 + procs / 4), memory=1, procs=procs)
+        for share in (500, 1000)
+        for batch in (1, 4)
+        for procs in (1, 2)
+    ]
+    problem = Problem(
+        models=(Model(name="a", slo=0.2),),
+        rates={"a": 64.0},
+        fleet=(Kind(name="k", cuts=(500, 1000)),),
+        profiles={("a", "k"): Profile("a", "k", points)},
+    )
+    made = partitions(problem, problem.fleet[0], [Cut(500, {"a": 64.0}, {"a": 2})])
+    assert made is not None
+    plan = Plan(planner="by hand", devices=(Device(kind="k", id=0, partitions=made),))
+    assert check(plan, problem) == []
+    assert lacking(plan, problem)
+    polished = polish(plan, problem)
+    assert lacking(polished, problem) == {}
+    assert [placement.procs for _, _, placement in polished.placements()] == [2]
+    assert check(polished, problem) == []
 
 
 def test_endless_devices_have_no_largest_rate() -> None:
