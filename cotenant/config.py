@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from cotenant.core import units
+from cotenant.core import mig, units
 from cotenant.core.model import Kind, Model
-from cotenant.core.profile import Profile, read_profiles
+from cotenant.core.profile import Profile, Profiles, read_profiles
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import PLANNERS, Objective, Problem
 from cotenant.predictors import Alone, Interference, Margin
@@ -88,7 +88,8 @@ class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     count: int | None = None
     memory: str | int | float | None = None
     price: float | None = None
-    cuts: tuple[float, ...] = (100,)
+    cuts: tuple[float, ...] | None = None
+    geometry: str | None = None
     max_partitions: int | None = None
 
 
@@ -163,11 +164,14 @@ def read_problem(path: Path) -> Problem:
                 f"{path}: models[{i}].name: {entry.name!r} has no profile on {_or(kinds)}; measure one with"
                 f" `cotenant profile`, or correct the name"
             )
+    fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
+    for i, kind in enumerate(fleet):
+        _useful(kind, [entry.name for entry in file.models], profiles, f"{path}: devices[{i}]")
     try:
         return Problem(
             models=tuple(_model(entry, f"{path}: models[{i}]") for i, entry in enumerate(file.models)),
             rates={entry.name: entry.rate for entry in file.models},
-            fleet=tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices)),
+            fleet=fleet,
             profiles=profiles,
             objective=_one_of(file.objective, Objective, f"{path}: objective"),
             interference=_interference(file.interference, f"{path}: interference"),
@@ -239,16 +243,37 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
 def _kind(entry: _DeviceEntry, place: str) -> Kind:
     if entry.price is not None and not 0 <= entry.price < float("inf"):
         raise ConfigError(f"{place}.price: {entry.price:g} must be finite and at least 0")
-    kind = Kind(
-        name=entry.kind,
-        count=entry.count,
-        price=entry.price,
-        cuts=_cuts(entry.cuts, f"{place}.cuts"),
-        max_partitions=entry.max_partitions,
-    )
+    kind = Kind(name=entry.kind, count=entry.count, price=entry.price, max_partitions=entry.max_partitions)
+    if entry.geometry is not None:
+        if entry.cuts is not None:
+            raise ConfigError(f"{place}: a geometry says which cuts are legal; write one of `geometry` and `cuts`")
+        if entry.geometry not in mig.GEOMETRIES:
+            known = _or(mig.GEOMETRIES)
+            raise ConfigError(f"{place}.geometry: {entry.geometry!r} is not known; take {known}")
+        whole = max(instance.memory for instance in mig.GEOMETRIES[entry.geometry])
+        cuts = mig.cuts(entry.geometry)
+        kind = msgspec.structs.replace(kind, geometry=entry.geometry, cuts=cuts, memory=whole)
+    elif entry.cuts is not None:
+        kind = msgspec.structs.replace(kind, cuts=_cuts(entry.cuts, f"{place}.cuts"))
     if entry.memory is None:
         return kind
     return msgspec.structs.replace(kind, memory=units.memory(str(entry.memory), f"{place}.memory"))
+
+
+def _useful(kind: Kind, models: list[str], profiles: Profiles, place: str) -> None:
+    """Raises ConfigError for devices that none of the models can ever run on."""
+    known = {model: profiles[model, kind.name] for model in models if (model, kind.name) in profiles}
+    if models and not known:
+        raise ConfigError(
+            f"{place}.kind: no model has a profile on {kind.name!r}; measure one with `cotenant profile`, correct the"
+            f" name, or leave these devices out"
+        )
+    least, name = min(((profile.memory(1), model) for model, profile in known.items()), default=(0, ""))
+    if least > kind.memory:
+        raise ConfigError(
+            f"{place}.memory: {units.show_memory(kind.memory)} hold no model; the smallest, {name!r}, needs"
+            f" {units.show_memory(least)}"
+        )
 
 
 def _target(text: str | float, place: str) -> float:

@@ -8,6 +8,8 @@ import pytest
 from cotenant.config import Address, ModelSettings, read_problem, read_profiles_file, read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.errors import ConfigError
+from cotenant.planners.check import check
+from cotenant.planners.solve import solve
 from cotenant.predictors import Load
 
 PROFILE = """model,kind,share_pct,batch,latency_ms,memory_mib
@@ -82,6 +84,21 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ("price = 3.06", "price = -1", "devices[0].price: -1 must be finite and at least 0"),
         ("cuts = [10", "cuts = [0", "devices[0].cuts: a share of 0 % must lie above 0 and at most at 100"),
         ("cuts = [10, 20, 40, 12.5, 100]", "cuts = []", "devices[0].cuts: no share is legal; write at least one"),
+        ('"v100"', '"a100"', "models[0].name: 'resnet50' has no profile on 'a100'; measure one with"),
+        (
+            "[[devices]]",
+            '[[devices]]\nkind = "a100"\n[[devices]]',
+            "devices[0].kind: no model has a profile on 'a100'; measure one with `cotenant profile`, correct the name",
+        ),
+        ('"32GiB"', '"1GiB"', "devices[0].memory: 1 GiB hold no model; the smallest, 'resnet50', needs 1.39 GiB"),
+        ("count = 4", 'geometry = "mig-a100-80gb"', "devices[0]: a geometry says which cuts are legal; write one of"),
+        (
+            "cuts = [10, 20, 40, 12.5, 100]",
+            'geometry = "mig-v100"',
+            "devices[0].geometry: 'mig-v100' is not known; take 'mig-a100-40gb' or 'mig-a100-80gb' or",
+        ),
+        ("cuts = [10", "cuts = [110", "devices[0].cuts: a share of 110 % must lie above 0 and at most at 100"),
+        ("rate = 200", 'rate = "many"', "models[0].rate: Expected `float`, got `str`"),
         ('"resnet50"', '"resnet"', "models[0].name: 'resnet' has no profile on 'v100'; measure one with"),
         ('["profiles.csv"]', '["profiles.csv", "profiles.csv"]', "profiles: 'resnet50' on 'v100' stands in"),
         (
@@ -94,6 +111,58 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
 def test_a_mistake_in_a_problem_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = written(tmp_path, PROBLEM.replace(old, new, 1))
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
+        read_problem(path)
+
+
+def test_a_mig_geometry_stands_in_place_of_cuts_and_memory(tmp_path: Path) -> None:
+    text = PROBLEM.replace("cuts = [10, 20, 40, 12.5, 100]", 'geometry = "mig-a100-40gb"')
+    (kind,) = read_problem(written(tmp_path, text.replace('memory = "32GiB"', ""))).fleet
+    assert (kind.geometry, kind.cuts) == ("mig-a100-40gb", (142, 285, 428, 571, 1000))
+    assert kind.memory == round(39.25 * 2**30)
+    (kind,) = read_problem(written(tmp_path, text)).fleet
+    assert kind.memory == 32 << 30
+
+
+def test_profiles_of_kinds_and_models_that_nobody_asks_for_are_left_aside(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    (tmp_path / "profiles.csv").write_text(PROFILE + "resnet50,a100,100,1,1.0,1420\nbert,v100,100,1,9.0,99\n")
+    assert read_problem(path).fleet[0].name == "v100"
+
+
+def test_a_model_that_only_one_of_several_kinds_can_run_is_no_mistake(tmp_path: Path) -> None:
+    other = (
+        '\n[[models]]\nname = "bert"\nslo = "50ms"\nrate = 0\n\n[[devices]]\nkind = "a100"\ncount = 1\nprice = 4.1\n'
+    )
+    path = written(tmp_path, PROBLEM + other)
+    (tmp_path / "profiles.csv").write_text(PROFILE + "bert,a100,100,1,9.0,99\n")
+    problem = read_problem(path)
+    assert [(kind.name, kind.price) for kind in problem.fleet] == [("v100", 3.06), ("a100", 4.1)]
+    plan = solve("elastic", problem)
+    assert check(plan, problem) == []
+    assert {device.kind for device in plan.devices} == {"v100"}
+
+
+def test_a_target_below_the_fastest_latency_is_a_problem_that_is_left_unserved(tmp_path: Path) -> None:
+    problem = read_problem(written(tmp_path, PROBLEM.replace("108ms", "2ms")))
+    assert solve("elastic", problem).unserved == {"resnet50": 200.0}
+
+
+@pytest.mark.parametrize(
+    "text", [PROFILE.replace("\n", "\r\n"), "\ufeff" + PROFILE, "\ufeff" + PROFILE.replace("\n", "\r\n")]
+)
+def test_profiles_as_other_systems_write_them(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.csv"
+    path.write_bytes(text.encode())
+    assert read_profiles_file(path)["resnet50", "v100"].latency(1, 1000) == pytest.approx(0.0021)
+
+
+def test_a_mistake_in_a_profile_is_named_with_its_file_and_line(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    (tmp_path / "profiles.csv").write_text(PROFILE.replace("2.1,", "soon,"))
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(tmp_path))}/profiles.csv:3: latency_ms: 'soon' is not a"):
+        read_problem(path)
+    (tmp_path / "profiles.csv").write_text("")
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(tmp_path))}/profiles.csv:1: column 'model' is missing"):
         read_problem(path)
 
 

@@ -135,6 +135,8 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
         raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; a profile has {', '.join(REQUIRED)}")
     if len(set(header)) != len(header):
         raise ConfigError(f"{place}:1: two columns have the same name: {', '.join(header)}")
+    if "" in header:
+        raise ConfigError(f"{place}:1: column {header.index('') + 1} has no name; give it one, or take it out")
     collected: dict[tuple[str, str], dict[tuple[int, int, int], Point]] = {}
     for line, row in rows:
         if not row or not any(cell.strip() for cell in row):
@@ -146,7 +148,7 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
             if not cells[column]:
                 raise ConfigError(f"{place}:{line}: {column} is empty")
         name, kind = cells.pop("model"), cells.pop("kind")
-        numbers = {column: _number(text, f"{place}:{line}: {column}") for column, text in cells.items() if text}
+        numbers = {column: _number(text, column, f"{place}:{line}: {column}") for column, text in cells.items() if text}
         for column in ("share_pct", "batch", "latency_ms", "memory_mib"):
             if column not in numbers:
                 raise ConfigError(f"{place}:{line}: {column} is empty")
@@ -218,11 +220,12 @@ def _rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]]:
         yield rows.line_num, row
 
 
-def _number(text: str, place: str) -> float:
+def _number(text: str, column: str, place: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ConfigError(f"{place}: {text!r} is not a number") from None
+        way_out = "" if column in (*REQUIRED, "procs") else "; further columns are features of a point, in numbers"
+        raise ConfigError(f"{place}: {text!r} is not a number{way_out}") from None
     if not math.isfinite(value):
         raise ConfigError(f"{place}: {text!r} is not a finite number")
     return value

@@ -12,18 +12,19 @@ from typing import Literal
 
 import msgspec
 
+from cotenant.core import mig
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
 from cotenant.planners import Problem
-from cotenant.planners.capacity import slowdown
+from cotenant.planners.capacity import footprint, slowdown
 from cotenant.predictors import Load
 
 # A plan may have been through a file that keeps fewer digits.
 SLACK = 1e-6
 
 Rule = Literal[
-    "kind", "count", "id", "partitions", "cut", "sum", "memory", "model", "twice", "batch", "profile", "rate",
-    "keeps up", "worst case", "latency", "duty", "served", "scale",
+    "kind", "count", "id", "partitions", "cut", "sum", "geometry", "memory", "model", "twice", "batch", "profile",
+    "rate", "keeps up", "worst case", "latency", "duty", "served", "scale",
 ]  # fmt: skip
 
 # What is said of each, and how its numbers are shown.
@@ -34,6 +35,7 @@ _LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
     "partitions": ("{value} partitions where at most {limit} are allowed", "{:g}".format),
     "cut": ("{value} is no legal share; the nearest is {limit}", lambda value: show_share(round(value))),
     "sum": ("the partitions add up to {value} of the device", lambda value: show_share(round(value))),
+    "geometry": ("MIG has no such instances side by side with the memory that their workers need", str),
     "memory": ("workers need {value} where the device has {limit}", show_memory),
     "model": ("the problem has no such model", str),
     "twice": ("{value} placements on one partition", "{:g}".format),
@@ -96,7 +98,7 @@ def _device(device: Device, problem: Problem) -> list[Violation]:
         found.append(Violation("partitions", name, len(device.partitions), kind.max_partitions))
     if device.free < 0:
         found.append(Violation("sum", name, WHOLE - device.free, WHOLE))
-    memory = 0
+    needs = []
     for slot, partition in enumerate(device.partitions):
         where = f"{name}/{slot}"
         if partition.share not in kind.cuts:
@@ -111,9 +113,11 @@ def _device(device: Device, problem: Problem) -> list[Violation]:
         if not faults:
             neighbours = [other for i, other in enumerate(device.partitions) if i != slot]
             found += _round(partition, neighbours, where, device.kind, problem)
-        for placement in partition.placements:
-            profile = problem.profile(placement.model, device.kind)
-            memory += 0 if profile is None else placement.procs * profile.memory(placement.batch)
+        workers = sum(p.procs * footprint(problem, device.kind, p.model, p.batch) for p in partition.placements)
+        needs.append((partition.share, workers))
+    if kind.geometry is not None and mig.fit(kind.geometry, needs) is None:
+        found.append(Violation("geometry", name))
+    memory = sum(workers for _, workers in needs)
     if memory > kind.memory:
         found.append(Violation("memory", name, memory, kind.memory))
     return found

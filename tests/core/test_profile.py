@@ -65,6 +65,26 @@ def test_nothing_is_promised_outside_the_grid() -> None:
     assert profile.latency(1, 1000) == 0.005
 
 
+def test_one_point_promises_that_point_and_what_is_easier() -> None:
+    profile = read_profiles((HEADER + "m,k,50,4,10,3\n").splitlines(), "p.csv")["m", "k"]
+    assert [profile.latency(batch, share) for batch, share in ((1, 500), (4, 500), (4, 1000))] == [0.01] * 3
+    assert {profile.latency(batch, share) for batch, share in ((5, 500), (4, 499))} == {math.inf}
+
+
+def test_where_points_are_missing_others_bound_them() -> None:
+    # Of 50 % and batch 4 nothing was measured: no faster than batch 1 there, no slower than batch 4 on 20 %.
+    rows = "m,k,20,1,10,3\nm,k,20,4,25,3\nm,k,50,1,5,3\nm,k,100,1,3,3\nm,k,100,4,8,3\n"
+    profile = read_profiles((HEADER + rows).splitlines(), "p.csv")["m", "k"]
+    assert 0.005 <= profile.latency(4, 500) <= 0.025
+    assert math.isfinite(profile.latency(2, 300))
+
+
+def test_points_that_are_not_monotone_count_as_slow_as_they_were_and_no_faster() -> None:
+    rows = "m,k,50,1,9,3\nm,k,50,2,7,3\nm,k,50,4,12,3\nm,k,100,1,10,3\n"
+    profile = read_profiles((HEADER + rows).splitlines(), "p.csv")["m", "k"]
+    assert [profile.latency(batch, 500) for batch in (1, 2, 4)] == pytest.approx([0.010, 0.010, 0.012])
+
+
 def test_a_batch_below_the_smallest_measured_takes_as_long() -> None:
     assert Profile("m", "k", [point(1000, 4, 0.01)]).latency(1, 1000) == 0.01
 
@@ -121,6 +141,15 @@ def test_further_columns_are_kept_as_features() -> None:
         (HEADER + "m,k,20,1,2\n", "p.csv:2: 5 cells where the header names 6"),
         (HEADER + "m,k,20,1,2,3,4\n", "p.csv:2: 7 cells where the header names 6"),
         (HEADER + "m,k,20,1,fast,3\n", "p.csv:2: latency_ms: 'fast' is not a number"),
+        (HEADER + "m,k,20,1,2,lots\n", "p.csv:2: memory_mib: 'lots' is not a number"),
+        (HEADER + "m,k,20,1,2,3\nm,k,20,2,nan,3\n", "p.csv:3: latency_ms: 'nan' is not a finite number"),
+        (HEADER + "m,k,20,1,-2,3\n", "p.csv:2: latency_ms -2 must lie above 0"),
+        (
+            HEADER.strip() + ",gpu_name\nm,k,20,1,2,3,Tesla\n",
+            "p.csv:2: gpu_name: 'Tesla' is not a number; further columns are features of a point, in numbers",
+        ),
+        (HEADER.strip() + ",\nm,k,20,1,2,3,\n", "p.csv:1: column 7 has no name; give it one, or take it out"),
+        ("m,k,20,1,2,3\n", "p.csv:1: column 'model' is missing"),
         (HEADER + "m,k,20,1,inf,3\n", "p.csv:2: latency_ms: 'inf' is not a finite number"),
         (HEADER + "m,k,20,1,,3\n", "p.csv:2: latency_ms is empty"),
         (HEADER + "m,k,20,1,0,3\n", "p.csv:2: latency_ms 0 must lie above 0"),

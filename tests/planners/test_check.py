@@ -6,10 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from cotenant.core import mig
+from cotenant.core.mig import GIB
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
 from cotenant.planners.check import check
+from cotenant.planners.solve import solve
 from tests.planners.problems import MIB, Crowded, linear
 
 PROBLEM = Problem(
@@ -103,3 +107,102 @@ def test_several_workers_of_a_model_carry_as_many_batches() -> None:
         fleet=(msgspec.structs.replace(PROBLEM.fleet[0], memory=3 * MIB),),
     )
     assert check(changed(placement={"procs": 2, "rate": 120.0}), problem) == []
+
+
+def on_mig(*placed: tuple[int, int], memory: int = GIB) -> list[str]:
+    """What is wrong with instances of (share in ‰, workers) of an A100-80GB, each worker with so much memory."""
+    kind = Kind(name="k", geometry="mig-a100-80gb", cuts=mig.cuts("mig-a100-80gb"), memory=80 * GIB)
+    points = [
+        Point(share=share, batch=1, latency=0.02, memory=memory, procs=procs)
+        for share in kind.cuts
+        for procs in (1, 2, 3)
+    ]
+    rate = 5.0
+    problem = Problem(
+        models=(Model(name="a", slo=0.1),),
+        rates={"a": rate * len(placed)},
+        fleet=(kind,),
+        profiles={("a", "k"): Profile("a", "k", points)},
+    )
+    partitions = tuple(
+        Partition(
+            share=share,
+            placements=(Placement(model="a", batch=1, rate=rate, duty=0.02, latency=0.02, procs=procs),),
+        )
+        for share, procs in placed
+    )
+    plan = Plan(planner="p", devices=(Device(kind="k", id=0, partitions=partitions),))
+    return [str(violation) for violation in check(plan, problem)]
+
+
+def test_mig_instances_are_placed_and_not_only_summed() -> None:
+    line = "k0: MIG has no such instances side by side with the memory that their workers need"
+    assert on_mig(*[(142, 1)] * 7) == []
+    assert on_mig((428, 1), (571, 1)) == []
+    assert on_mig((428, 1), (428, 1), (142, 1)) == [line]
+    assert line in on_mig((571, 1), (571, 1))
+
+
+def test_a_mig_instance_has_memory_of_its_own() -> None:
+    line = "k0: MIG has no such instances side by side with the memory that their workers need"
+    assert on_mig((142, 2), memory=9 * GIB) == []
+    assert on_mig((142, 3), memory=9 * GIB) == [line]
+    # 20 GB instances of a seventh fit four times, and leave no slice of memory for a fifth.
+    assert on_mig(*[(142, 1)] * 4, memory=12 * GIB) == []
+    assert on_mig(*[(142, 1)] * 5, memory=12 * GIB) == [line]
+
+
+@pytest.mark.parametrize("procs", [1, 2, 3])
+def test_workers_in_parallel_carry_so_many_batches_a_round(procs: int) -> None:
+    points = [Point(share=1000, batch=2, latency=0.02 * (1 + n), memory=1, procs=n) for n in (1, 2, 3)]
+    seconds = 0.02 * (1 + procs)
+    for part, rules in ((0.999, []), (1.001, ["keeps up"])):
+        rate = part * procs * 2 / seconds
+        problem = Problem(
+            models=(Model(name="a", slo=1.0),),
+            rates={"a": rate},
+            fleet=(Kind(name="k"),),
+            profiles={("a", "k"): Profile("a", "k", points)},
+        )
+        placement = Placement(model="a", batch=2, rate=rate, duty=seconds, latency=seconds, procs=procs)
+        device = Device(kind="k", id=0, partitions=(Partition(share=1000, placements=(placement,)),))
+        assert [violation.rule for violation in check(Plan(planner="p", devices=(device,)), problem)] == rules
+
+
+MIXED = Problem(
+    models=(Model(name="a", slo=0.1), Model(name="b", slo=0.5), Model(name="never", slo=0.001)),
+    rates={"a": 0.0, "b": 10.0, "never": 1.0},
+    fleet=(Kind(name="k", count=1, price=1.0), Kind(name="l", count=2, price=3.0), Kind(name="bare", count=None)),
+    profiles={(name, kind): linear(name, kind, 0.004, 0.004) for name in ("a", "b", "never") for kind in "kl"},
+)
+
+
+def test_kinds_are_counted_each_on_its_own() -> None:
+    device = Device(kind="k", id=0, partitions=())
+    other = msgspec.structs.replace(device, kind="l")
+    plan = Plan(planner="p", unserved={"b": 10.0, "never": 1.0}, scale=0.0)
+    for devices, lines in (
+        ((device, other), []),
+        ((device, msgspec.structs.replace(device, id=1)), ["k: 2 devices where there are 1"]),
+        ((other, other), ["l0: 2 devices of one kind have this number"]),
+        ((msgspec.structs.replace(device, kind="bare"),), []),
+    ):
+        assert [str(v) for v in check(msgspec.structs.replace(plan, devices=devices), MIXED)] == lines
+
+
+def test_what_was_profiled_on_another_kind_is_unknown_on_this_one() -> None:
+    placement = Placement(model="b", batch=1, rate=10.0, duty=0.008, latency=0.008)
+    device = Device(kind="bare", id=0, partitions=(Partition(share=1000, placements=(placement,)),))
+    plan = Plan(planner="p", devices=(device,), unserved={"never": 1.0}, scale=0.0)
+    assert [violation.rule for violation in check(plan, MIXED)] == ["profile"]
+
+
+@pytest.mark.parametrize("name", ["elastic", "squishy", "bestfit"])
+def test_a_rate_of_0_and_a_hopeless_target_are_planned_and_said(name: str) -> None:
+    plan = solve(name, MIXED)
+    assert check(plan, MIXED) == []
+    assert plan.unserved == {"never": 1.0}
+    assert plan.rate("b") == pytest.approx(10.0)
+    assert (plan.rate("a"), plan.scale) == (0.0, 0.0)
+    assert [device.kind for device in plan.devices] == ["k"]
+    assert plan.cost_per_hour == 1.0

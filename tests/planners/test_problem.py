@@ -41,6 +41,14 @@ from tests.planners.problems import embedded
             r"kind 'k': the cuts \(\) must ascend, from at least 1 to at most 1000",
         ),
         ({"fleet": (Kind(name="k", cuts=(500, 200)),)}, r"kind 'k': the cuts \(500, 200\) must ascend"),
+        (
+            {"fleet": (Kind(name="k", geometry="mig-a100"),)},
+            "kind 'k': no MIG geometry 'mig-a100'; there are mig-a30-24gb, ",
+        ),
+        (
+            {"fleet": (Kind(name="k", geometry="mig-a30-24gb", cuts=(250, 300)),)},
+            r"kind 'k': the cuts \(250, 300\) are not all shares of MIG instances, \(250, 500, 1000\) ‰",
+        ),
         ({"fleet": (Kind(name="k", cuts=(500, 1200)),)}, r"kind 'k': the cuts \(500, 1200\) must ascend"),
     ],
 )
@@ -50,5 +58,5 @@ def test_a_problem_that_makes_no_sense_is_refused(change: dict[str, Any], messag
 
 
 def test_an_unknown_planner_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PlanError, match=r"^no planner 'best'; there are elastic, squishy"):
+    with pytest.raises(PlanError, match=r"^no planner 'best'; there are bestfit, elastic, "):
         load("best")

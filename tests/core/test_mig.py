@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations_with_replacement, product
+
+import pytest
+
+from cotenant.core import mig
+from cotenant.core.mig import GEOMETRIES, GIB, Instance
+
+A100 = "mig-a100-80gb"
+ONE, TWO, THREE, FOUR, SEVEN = (1000 * parts // 7 for parts in (1, 2, 3, 4, 7))
+
+
+def share(*sizes: int) -> list[tuple[int, int]]:
+    """Partitions of so many sevenths, with hardly any memory."""
+    return [(1000 * size // 7, 1) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(7,), (3, 3), (4, 3), (4, 2, 1), (1,) * 7, (2, 2, 3), (3, 2, 1, 1), (4, 1, 1, 1), (2, 2, 2, 1), (3, 2, 2), (3, 1)],
+)
+def test_sets_that_the_user_guide_shows_are_legal(sizes: tuple[int, ...]) -> None:
+    assert mig.fit(A100, share(*sizes)) is not None
+    assert mig.fit(A100, share(*reversed(sizes))) is not None
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 1), (4, 4), (7, 1), (2, 2, 2, 2), (4, 3, 1), (1,) * 8, (4, 2, 2), (5,)])
+def test_a_sum_within_the_device_is_not_enough(sizes: tuple[int, ...]) -> None:
+    assert mig.fit(A100, share(*sizes)) is None
+
+
+def test_an_a30_has_quarters() -> None:
+    assert mig.cuts("mig-a30-24gb") == (250, 500, 1000)
+    assert mig.fit("mig-a30-24gb", [(250, 1)] * 4) is not None
+    assert mig.fit("mig-a30-24gb", [(500, 1), (250, 1), (250, 1)]) is not None
+    assert mig.fit("mig-a30-24gb", [(500, 1), (500, 1), (250, 1)]) is None
+
+
+def test_an_instance_with_more_memory_is_taken_only_where_it_is_needed() -> None:
+    (small,) = mig.fit(A100, [(ONE, 9 * GIB)]) or ()
+    (large,) = mig.fit(A100, [(ONE, 12 * GIB)]) or ()
+    assert (small.name, large.name) == ("1g.10gb", "1g.20gb")
+    assert mig.fit(A100, [(ONE, 20 * GIB)]) is None
+    # Four of them take all the memory there is: with 20 GB each no fifth has room.
+    assert mig.fit(A100, [(ONE, 12 * GIB)] * 4) is not None
+    assert mig.fit(A100, [(ONE, 12 * GIB)] * 4 + [(ONE, GIB)]) is None
+
+
+def test_answers_stand_in_the_order_of_the_partitions() -> None:
+    found = mig.fit(A100, [(ONE, GIB), (FOUR, GIB), (TWO, GIB)])
+    assert [instance.share for instance in found or ()] == [ONE, FOUR, TWO]
+
+
+def tried(chosen: tuple[Instance, ...]) -> bool:
+    """Whether any choice of starts leaves every slice to one instance at most."""
+    return any(
+        max(Counter(s for i, at in zip(chosen, starts, strict=True) for s in range(at, at + i.slices)).values()) == 1
+        for starts in product(*(instance.starts for instance in chosen))
+    )
+
+
+@pytest.mark.parametrize("name", ["mig-a30-24gb", A100])
+def test_layouts_are_what_trying_every_placement_finds(name: str) -> None:
+    instances = GEOMETRIES[name]
+    most = max(len(instance.starts) for instance in instances)
+    legal = {
+        chosen
+        for size in range(1, most + 1)
+        for chosen in combinations_with_replacement(instances, size)
+        if sum(instance.slices for instance in chosen) <= max(i.slices for i in instances) and tried(chosen)
+    }
+    found = set(mig.layouts(name))
+    assert found <= legal
+    # Whatever is legal is part of a layout, and every layout that no other holds is there.
+    counts = [Counter(layout) for layout in found]
+    assert all(any(Counter(chosen) <= layout for layout in counts) for chosen in legal)
+    largest = {c for c in legal if not any(Counter(c) < Counter(other) for other in legal)}
+    assert largest <= found
+    for chosen in legal:
+        assert mig.fit(name, [(instance.share, instance.memory) for instance in chosen]) is not None
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_every_table_makes_sense(name: str) -> None:
+    whole = GEOMETRIES[name][-1]
+    assert whole.share == 1000
+    assert whole.memory == max(instance.memory for instance in GEOMETRIES[name])
+    for instance in GEOMETRIES[name]:
+        assert all(start + instance.slices <= whole.slices for start in instance.starts)
+    for layout in mig.layouts(name):
+        assert sum(instance.share for instance in layout) <= 1000
+        assert sum(instance.memory for instance in layout) <= whole.memory
