@@ -15,6 +15,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.planners import Problem, load
 from cotenant.planners.forecast import ModelForecast, attains, forecast
+from cotenant.sim.run import simulate
 from tests.planners.problems import embedded
 
 
@@ -188,3 +189,43 @@ def test_what_was_not_profiled_has_no_forecast() -> None:
         PlanError, match=r"^no forecast for 'm0' in batches of 1 on 100 % of 'k': that was not profiled$"
     ):
         forecast(plan, msgspec.structs.replace(problem, profiles={}))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    batch=st.integers(1, 40),
+    fixed=st.floats(0.001, 0.02),
+    work=st.floats(0.0005, 0.01),
+    load=st.floats(0.2, 1.4),
+    slack=st.floats(1.0, 3.0),
+    seed=st.integers(0, 1000),
+)
+def test_a_lane_of_its_own_is_as_the_simulator_finds_it(
+    batch: int, fixed: float, work: float, load: float, slack: float, seed: int
+) -> None:
+    """With refusals, that is. Of lanes that models share see benchmarks/forecast.py."""
+    curve = [fixed + work * n for n in range(1, batch + 1)]
+    rate = load * batch / curve[-1]
+    plan, problem = lanes([curve], [rate], [2 * curve[-1] * slack])
+    (seen,) = simulate(problem, plan, seconds=20_000 / rate, seed=seed).models
+    assert forecast(plan, problem).models["m0"].attainment == pytest.approx(seen.attainment, abs=0.025)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rates=st.lists(st.floats(1.0, 60.0), min_size=2, max_size=4))
+def test_what_a_lane_does_depends_on_no_other_lane(rates: list[float]) -> None:
+    """All lanes are one computation, and those that are known stay out of it."""
+    curves = [[0.004 + 0.003 * n for n in range(1, size + 1)] for size in (1, 2, 8, 40)[: len(rates)]]
+    plan, problem = lanes(curves, rates, [0.2] * len(rates))
+    (device,) = plan.devices
+    apart = [
+        Device(kind="k", id=i, partitions=(Partition(share=1000, placements=(placement,)),))
+        for i, placement in enumerate(device.partitions[0].placements)
+    ]
+    together = forecast(msgspec.structs.replace(plan, devices=tuple(apart)), problem).models
+    for i, rate in enumerate(rates):
+        # Another rate a hair's breadth away, so that it is reckoned anew.
+        single = msgspec.structs.replace(problem, rates={f"m{i}": rate * (1 + 1e-9)})
+        (alone_,) = forecast(msgspec.structs.replace(plan, devices=(apart[i],)), single).models.values()
+        assert alone_.attainment == pytest.approx(together[f"m{i}"].attainment, abs=1e-6)
+        assert (alone_.p50, alone_.p99) == pytest.approx((together[f"m{i}"].p50, together[f"m{i}"].p99), rel=1e-3)
