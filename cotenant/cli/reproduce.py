@@ -32,6 +32,7 @@ def reproduce(
         list[str] | None, typer.Option("--profiles", help="Only with these; may be given several times.")
     ] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Of many scenarios, take one in so many.")] = 1,
+    full: Annotated[bool, typer.Option("--full", help="All scenarios, also for planners that take long.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes to work with.")] = 2,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw each into this folder, as SVG.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 0,
@@ -54,7 +55,9 @@ def reproduce(
         experiment = module(name)
         options = {"casts": tuple(profiles)} if profiles else {}
         with bars(name) as progress:
-            rows = experiment.run(seed, every=every, jobs=jobs, progress=ProfileProgress(progress), **options)
+            rows = experiment.run(
+                seed, every=every, full=full, jobs=jobs, progress=ProfileProgress(progress), **options
+            )
         results[name] = rows
         if plot is not None:
             path = plot / f"{name.replace('/', '-')}.svg"
@@ -69,7 +72,7 @@ def reproduce(
 def titles() -> dict[str, str]:
     """What each experiment shows, by name. Raises ConfigError where there is no checkout."""
     folder = CHECKOUT / "experiments"
-    files = sorted(file for pattern in ("fig*.py", "table*.py") for file in folder.glob(f"*/{pattern}"))
+    files = sorted(file for pattern in ("fig[0-9]*.py", "table[0-9]*.py") for file in folder.glob(f"*/{pattern}"))
     if not files:
         raise ConfigError(
             f"{folder}: no experiments; they are not part of the installed package: get a checkout of Cotenant and "

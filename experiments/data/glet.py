@@ -65,22 +65,15 @@ def coefficients() -> Coefficients:
     return Coefficients(l2_own, l2_other, dram_own, dram_other, constant)
 
 
-def assembly(dimensions: str) -> tuple[float, ...]:
-    """Milliseconds that their server takes to put together batches 1 to 32 of inputs such as "3_224_224"."""
-    table: list[float] = []
-    for place, line in lines(f"{SOURCE}/{dimensions}.txt"):
-        batch, ms = numbers(place, *line.rstrip(",").split(","))
-        if batch != len(table) + 1:
-            raise ConfigError(f"{place}: batch {len(table) + 1} was expected here")
-        table.append(ms)
-    return tuple(table)
+def synthetic_file(tenths: int) -> str:
+    return f"golden_glet/inputs_SYNTHETIC/t2_{tenths:02}_latency.csv"
 
 
 def synthetic(tenths: int) -> dict[tuple[str, str], Profile]:
     """Made-up latencies, `tenths` / 10 of what would make a batch of 32 on the whole device take half the target."""
     own, sizes = utilisation(), memory()
     points = defaultdict(list)
-    for place, line in lines(f"golden_glet/inputs_SYNTHETIC/t2_{tenths:02}_latency.csv"):
+    for place, line in lines(synthetic_file(tenths)):
         model, *rest = line.split(",")
         percent, batch, ms = numbers(place, *rest)
         used = own[model.rstrip("1") if model.startswith("lenet") else model][int(batch)]

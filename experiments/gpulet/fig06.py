@@ -31,7 +31,13 @@ WAYS = (
 
 
 def run(
-    seed: int = 0, *, casts: Sequence[str] = tuple(CASTS), every: int = 1, jobs: int = 1, progress: Progress = quiet
+    seed: int = 0,
+    *,
+    casts: Sequence[str] = tuple(CASTS),
+    every: int = 1,
+    full: bool = False,
+    jobs: int = 1,
+    progress: Progress = quiet,
 ) -> list[Row]:
     """Nothing here is left to chance, or to a sample."""
     groups = [

@@ -47,6 +47,8 @@ def compared(
     groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, float], jobs: int, progress: Progress
 ) -> list[Row]:
     """A row for each group, and the mean of each way. base: to whom all are compared; None: to each one's own ideal."""
+    for name in {group.cast for group in groups}:
+        cast(name)  # what is absent is an error here, before processes start
     rates = spread(largest_rate, groups, jobs, progress, "largest rates")
     bases = {
         (group.cast, group.name, group.way.who): rate
@@ -102,7 +104,9 @@ def largest_rate(group: Group) -> float:
     players = cast(group.cast)
     if group.roles:
         players = players.playing(group.roles, group.targets)
-    return largest(serves(group.way, players, group.devices), group.mix, players.unit) * math.fsum(group.mix.values())
+    return largest(serves(group.way, players, group.devices), group.mix, players.units[0]) * math.fsum(
+        group.mix.values()
+    )
 
 
 def largest(serves: Serves, mix: Mapping[str, float], start: float) -> float:

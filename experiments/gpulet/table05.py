@@ -40,7 +40,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    seed: int = 0, *, casts: Sequence[str] = (), every: int = 1, jobs: int = 1, progress: Progress = quiet
+    seed: int = 0,
+    *,
+    casts: Sequence[str] = (),
+    every: int = 1,
+    full: bool = False,
+    jobs: int = 1,
+    progress: Progress = quiet,
 ) -> list[Row]:
     """Needs no data."""
     rows = [_row(system, "paper", said) for system, said in paper.TABLE05.items()]
@@ -83,8 +89,8 @@ def _spatial(planner: Planner) -> bool:
 
 
 def _interference(planner: Planner) -> bool:
-    """Half a device is enough for each of two models alone and not beside the other: it needs two devices then."""
-    models = {"a": (0.008, 100.0), "b": (0.008, 100.0)}
+    """Two models cannot share a device in time, and each half is enough for one alone, but not beside the other."""
+    models = dict.fromkeys("ab", (0.0062, 300.0))
     alone, beside = (
         planner(_problem(models, count=2, cuts=(500, WHOLE), interference=it)) for it in (Alone(), Margin(2.0))
     )

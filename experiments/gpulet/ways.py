@@ -42,10 +42,10 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MODES = {
-    "squishy": published.Mode(sizes=(100,), interference=False),
-    "halves": published.Mode(search=True, interference=False, layouts=((50, 50),)),
-    "elastic": published.Mode(),
-    "ideal": published.Mode(search=True),
+    "squishy": published.SBP,
+    "halves": published.HALVES,
+    "elastic": published.ELASTIC,
+    "ideal": published.IDEAL,
 }
 
 
@@ -53,9 +53,7 @@ def serves(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Serves:
     """Whether the way serves rates, given in requests/s by role."""
     if way.who == "published":
         known = tables(cast)
-        mode = msgspec.structs.replace(MODES[way.planner], gpus=devices)
-        if not way.interference:
-            mode = msgspec.structs.replace(mode, interference=False)
+        mode = msgspec.structs.replace(MODES[way.planner], gpus=devices, interference=way.interference)
         return lambda rates: (
             published.schedule(known, {role: round(rate) for role, rate in rates.items()}, mode).schedulable
         )
@@ -81,33 +79,43 @@ class Verdicts(msgspec.Struct):
 class _Ask(msgspec.Struct, frozen=True):
     way: Way
     cast: str
+    unit: int
     numbers: Sequence[int]
 
 
+class Load(msgspec.Struct, frozen=True):
+    """A cast, and what it is asked for at level 1, in requests/s."""
+
+    cast: str
+    unit: int
+
+
 def scheduled(
-    ways: Sequence[Way], casts: Sequence[str], *, every: int, seed: int, jobs: int, progress: Progress
-) -> dict[tuple[str, Way], Verdicts]:
-    """Which of the 19,682 scenarios each way serves with each cast; every n-th, from one that the seed picks."""
+    ways: Sequence[Way], casts: Sequence[str], *, every: int, full: bool, seed: int, jobs: int, progress: Progress
+) -> dict[tuple[Load, Way], Verdicts]:
+    """Which of the 19,682 scenarios each way serves with each cast at each unit; every n-th, from one that the seed
+    picks. full: ways that take long get as many scenarios as the others."""
     asks = []
     for name in casts:
-        for way in ways:
-            numbers = range(seed % every, paper.SCENARIOS, every * way.every)
-            # Neighbouring numbers ask for nearly the same, so each part of the work takes some from everywhere.
-            parts = min(32, len(numbers))
-            asks += [_Ask(way, name, numbers[part::parts]) for part in range(parts)]
+        for unit in cast(name).units:
+            for way in ways:
+                numbers = range(seed % every, paper.SCENARIOS, every * (1 if full else way.every))
+                # Neighbouring numbers ask for nearly the same, so each part of the work takes some from everywhere.
+                parts = min(16, len(numbers))
+                asks += [_Ask(way, name, unit, numbers[part::parts]) for part in range(parts)]
     answers = spread(_answer, asks, jobs, progress, "scenarios")
-    verdicts: dict[tuple[str, Way], Verdicts] = {}
+    verdicts: dict[tuple[Load, Way], Verdicts] = {}
     for ask, (served, seconds) in zip(asks, answers, strict=True):
-        whole = verdicts.setdefault((ask.cast, ask.way), Verdicts({}, 0.0))
+        whole = verdicts.setdefault((Load(ask.cast, ask.unit), ask.way), Verdicts({}, 0.0))
         whole.served |= dict(zip(ask.numbers, served, strict=True))
         whole.seconds += seconds
     return verdicts
 
 
 def _answer(ask: _Ask) -> tuple[list[bool], float]:
-    served, unit, every = _serves(ask.way, ask.cast), cast(ask.cast).unit, _scenarios()
+    served, every = _serves(ask.way, ask.cast), _scenarios()
     began = time.perf_counter()
-    answers = [served({role: level * unit for role, level in every[number].items() if level}) for number in ask.numbers]
+    answers = [served({role: level * ask.unit for role, level in every[number].items() if level}) for number in ask.numbers]
     return answers, time.perf_counter() - began
 
 

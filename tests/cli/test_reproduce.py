@@ -1,0 +1,86 @@
+"""`cotenant reproduce`: what it prints and writes, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.cli import reproduce
+from experiments import data
+from experiments.gpulet import cast, ways
+from tests.cli.program import Program
+
+NAMES = ["gpulet/fig05", "gpulet/fig06", "gpulet/fig16", "gpulet/fig17", "gpulet/table05"]
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Without the measurements of others, and without what earlier tests read of them."""
+    kept = (cast._synthetic, cast._a100, cast._v100, ways._serves)
+    for each in kept:
+        each.cache_clear()
+    folder = tmp_path / "nowhere"
+    monkeypatch.setattr(data, "FOLDER", folder)
+    yield folder
+    for each in kept:
+        each.cache_clear()
+
+
+def test_experiments_are_listed(program: Program) -> None:
+    said = program("reproduce", "--list")
+    assert said.code == 0
+    assert [line.split()[0] for line in said.out.splitlines()] == NAMES
+    assert list(json.loads(program("reproduce", "--list", "--json").out)) == NAMES
+
+
+def test_a_table_a_picture_and_json(program: Program, folder: Path) -> None:
+    said = program("reproduce", "gpulet/table05", "--plot", "pictures")
+    assert said.code == 0
+    assert "wrote pictures/gpulet-table05.svg" in said.err
+    for word in ("Nexus", "paper", "squishy", "found out", "batch tuning"):
+        assert word in said.out
+    assert ET.parse(folder / "pictures" / "gpulet-table05.svg").getroot().tag.endswith("svg")  # noqa: S314
+
+    rows = json.loads(program("reproduce", "gpulet/table05", "--json").out)["gpulet/table05"]
+    assert {"system": "GSLICE", "said_by": "paper", "spatial": True}.items() <= rows[4].items()
+
+
+def test_it_refuses(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert program.refuses("reproduce", "gpulet/fig99") == (
+        f"no experiment 'gpulet/fig99'; there are {', '.join(NAMES)}"
+    )
+    assert "no profiles 'h100'; there are synthetic-0.2," in program.refuses(
+        "reproduce", "gpulet/fig05", "--profiles", "h100", "--jobs", "1"
+    )
+    monkeypatch.setattr(reproduce, "CHECKOUT", tmp_path)
+    assert "checkout" in program.refuses("reproduce", "gpulet/table05")
+
+
+def test_without_data_it_says_what_to_get_and_where_it_goes(program: Program, no_data: Path) -> None:
+    said = program.refuses("reproduce", "gpulet/fig05", "--profiles", "a100", "--jobs", "1")
+    assert str(no_data) in said
+    assert "0909wlgur/Gpulet" in said
+    assert "docs/reproduction.md" in said
+
+
+class Made(msgspec.Struct):
+    name: str
+    value: float | None
+    count: int
+    yes: bool
+
+
+def test_columns_are_the_fields_of_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    made = reproduce.table_of("it", [Made("[x]", 0.12345, 3, True), Made("y", None, 12345, False)])
+    assert [column.justify for column in made.columns] == ["left", "right", "right", "left"]
+    assert [list(column.cells) for column in made.columns] == [
+        ["\\[x]", "y"],
+        ["0.1235", "-"],
+        ["3", "12345"],
+        ["yes", "no"],
+    ]

@@ -1,0 +1,27 @@
+"""Work over processes: every result in its place, progress to the end, and errors that come through."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.errors import ConfigError
+from experiments.spread import spread
+
+
+def square(x: int) -> int:
+    if x < 0:
+        raise ConfigError(f"{x} is below 0")
+    return x * x
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_are_in_order_and_progress_reaches_the_end(jobs: int) -> None:
+    told: list[tuple[str, int, int]] = []
+    assert spread(square, range(5), jobs, lambda *it: told.append(it), "squares") == [0, 1, 4, 9, 16]
+    assert told == [("squares", done, 5) for done in range(6)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_is_raised_here(jobs: int) -> None:
+    with pytest.raises(ConfigError, match="-1 is below 0"):
+        spread(square, [1, -1, 2], jobs, lambda *_: None, "squares")
