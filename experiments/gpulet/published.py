@@ -13,8 +13,9 @@ open, the one that reproduces every digit of the plans was taken.
 
 Units are the program's: ms, requests/s, percent of a GPU, MB.
 
-Left out, since no plan shows them: the "Self Tuning" mode (1.10), and that a merged residue's memory is not counted
-(1.7, step 5).
+Every row of golden_glet comes out as it stands there, to the last digit. No row reaches: trimming to the network,
+memory that is short, several residues that merge, models without any batch at p_eff. There this follows the notes
+alone. Left out are the "Self Tuning" mode (1.10), and that the memory of a merged residue is not counted (1.7, step 5).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import ConfigError
+from experiments.gpulet import paper
 
 LARGEST_BATCH = 32
 MOST_TASKS = 3  # in one gpulet, "Max Model"
@@ -39,6 +41,19 @@ ENOUGH = 0.85  # of the rate, for the final test with interference (1.8)
 CONTEXT_MB = 1230  # a process, besides its model (1.10)
 USABLE_MEMORY = 0.9
 NETWORK_GBIT = 3.0  # into one GPU's server, in Gbit/s of 1024³ bits
+
+# The paper's models as the program calls them, in the order of its scenarios, and of ties (1.11).
+NAMES = (
+    "lenet1",
+    "googlenet",
+    "resnet50",
+    "ssd-mobilenetv1",
+    "vgg16",
+    "mnasnet1_0",
+    "mobilenet_v2",
+    "densenet161",
+    "bert",
+)
 
 _FLOAT = struct.Struct("f")
 
@@ -170,7 +185,7 @@ class Tables:
         }
         inputs = {"lenet1": 28 * 28 * 4, "ssd-mobilenetv1": 3 * 300 * 300 * 4, "bert": 14 * 8}
         models = []
-        for name, slo in SLOS.items():
+        for name, slo in zip(NAMES, paper.TARGETS_MS.values(), strict=True):
             if name not in rows:
                 raise ConfigError(f"{latency}: no latencies of {name}; the table must have the paper's nine models")
             bench = "lenet" if name == "lenet1" else name
@@ -321,20 +336,6 @@ def _fractions(percent: Mapping[int, float]) -> list[float]:
             line[batch] = points[low] + f32(f32(points[high] - points[low]) * ((batch - low) / (high - low)))
     line[-1] = points[LARGEST_BATCH]
     return line
-
-
-# ms of the paper's Table 3, in the order of golden_glet's scenarios and of ties (1.11).
-SLOS = {
-    "lenet1": 5,
-    "googlenet": 66,
-    "resnet50": 108,
-    "ssd-mobilenetv1": 202,
-    "vgg16": 142,
-    "mnasnet1_0": 62,
-    "mobilenet_v2": 64,
-    "densenet161": 202,
-    "bert": 22,
-}
 
 
 def _overhead(path: Path, factor: float) -> dict[int, float]:

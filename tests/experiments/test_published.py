@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import csv
+import functools
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.errors import ConfigError
+from experiments import data
+from experiments.gpulet import published
+from experiments.gpulet.published import (
+    ELASTIC,
+    ELASTIC_ALONE,
+    HALVES,
+    IDEAL,
+    LARGEST_BATCH,
+    SBP,
+    SLACK,
+    Mode,
+    Model,
+    Tables,
+    f32,
+    inflate,
+    largest,
+    residue,
+    saturate,
+    schedule,
+)
+
+GOLDEN = data.FOLDER / "golden_glet"
+RESOURCE = data.FOLDER / "casys-kaist+glet" / "resource"
+MODES = {
+    "elastic_int": ELASTIC,
+    "elastic_noint": ELASTIC_ALONE,
+    "sbp_timeshare": SBP,
+    "ideal_int": IDEAL,
+    "fixed50_noint": HALVES,
+}
+FILES = {
+    "t2_02_elastic_int_step97.csv": 203,
+    "t2_02_fixed50_noint_step97.csv": 203,
+    "t2_02_sbp_timeshare_step97.csv": 203,
+    "t2_04_elastic_int_step97.csv": 203,
+    "t2_04_fixed50_noint_step97.csv": 203,
+    "t2_04_sbp_timeshare_step97.csv": 203,
+    "t2_05_elastic_int_step97.csv": 203,
+    "t2_05_fixed50_noint_step97.csv": 203,
+    "t2_05_ideal_int_step97.csv": 203,
+    "t2_05_sbp_timeshare_step97.csv": 203,
+    "t2_08_elastic_int.csv.gz": 19_682,
+    "t2_08_elastic_noint.csv.gz": 19_682,
+    "t2_08_fixed50_noint_step2.csv.gz": 9_841,
+    "t2_08_ideal_int_step11.csv.gz": 1_790,
+    "t2_08_sbp_timeshare.csv.gz": 19_682,
+}
+
+needs_data = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is not there: plans of the published program")
+
+
+@functools.cache
+def tables(scale: str) -> Tables:
+    return Tables.read(GOLDEN / "inputs_SYNTHETIC" / f"{scale}_latency.csv", RESOURCE)
+
+
+@functools.cache
+def scenarios() -> list[dict[str, int]]:
+    with (GOLDEN / "scenarios_19682.csv").open(newline="") as file:
+        return [{name: int(rate) for name, rate in row.items() if name != "scenario"} for row in csv.DictReader(file)]
+
+
+def rows(file: str) -> list[dict[str, str]]:
+    path = GOLDEN / file
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    return list(csv.DictReader(text.splitlines()))
+
+
+def differing(file: str, every: int) -> list[str]:
+    """Scenarios of which the program made something else."""
+    mode = next(mode for name, mode in MODES.items() if name in file)
+    wrong = []
+    for row in rows(file)[::every]:
+        made = schedule(tables(file[:5]), scenarios()[int(row["scenario"])], mode)
+        if (str(int(made.schedulable)), made.text()) != (row["schedulable"], row["plan"]):
+            wrong.append(row["scenario"])
+    return wrong
+
+
+@needs_data
+@pytest.mark.parametrize("file", FILES)
+def test_plans_are_the_published_ones_in_a_sample(file: str) -> None:
+    assert differing(file, every=10 if "step97" in file else 53) == []
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_plans_are_the_published_ones(file: str) -> None:
+    assert len(rows(file)) == FILES[file]
+    assert differing(file, every=1) == []
+
+
+def linear(name: str, *, slo: int = 100, fixed: float = 2.0, each: float = 1.0) -> Model:
+    """Batches of b take `fixed` + b · `each` ms on the whole GPU, and the latter the longer the smaller the share."""
+    percents = (20, 40, 50, 60, 80, 100)
+    batches = (1, 2, 4, 8, 16, 32)
+    return Model(
+        name=name,
+        slo=slo,
+        latency={(part, batch): fixed + each * batch * 100 / part for part in percents for batch in batches},
+        l2=dict.fromkeys(batches, 40.0),
+        dram=dict.fromkeys(batches, 40.0),
+        memory=1000,
+    )
+
+
+CONSTANTS = (0.1, 0.7, 0.4, 0.1, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "planned"),
+    [(0, 0), (10, 19), (50, 68), (100, 125), (200, 235), (300, 342), (400, 448), (551, 606), (1000, 1100)],
+)
+def test_rates_are_inflated(rate: int, planned: int) -> None:
+    assert inflate(rate) == planned
+
+
+def test_the_largest_batch_is_31() -> None:
+    assert largest(lambda batch: True) == 31
+    assert [largest(lambda batch, limit=limit: batch <= limit) for limit in range(31)] == list(range(31))  # type: ignore[misc]
+    assert saturate([0.0] + [1.0] * LARGEST_BATCH, 100) == (31, 31_000)
+
+
+def test_a_gpulet_that_can_do_no_batch_in_half_the_target_is_filled_with_one() -> None:
+    assert saturate([0.0] + [60.0] * LARGEST_BATCH, 100) == (1, f32(1000 / 60))
+
+
+def test_a_rate_is_raised_where_requests_come_too_seldom_for_the_target() -> None:
+    curve = [0.0] + [2.0 + batch for batch in range(LARGEST_BATCH)]
+    assert residue(curve, 20, 1000) == (9, 1000)  # 10 ms + 9 ms; of ten: 11 ms + 10 ms
+    assert residue(curve, 5, 125) == (1, 366)  # 8 ms to wait for one: as if there were 1.1 · 1000 / (5 - 2)
+    assert residue([0.0] + [6.0] * LARGEST_BATCH, 5, 125) == (0, 125)
+
+
+def test_floats_have_32_bits_and_rates_lose_what_they_fall_short() -> None:
+    assert f32(0.1) == 0.10000000149011612
+    duty = f32(19_000 / 235)
+    assert int(f32(19_000 / duty)) == 234
+    assert int(19_000 / (19_000 / 235)) == 235
+
+
+def test_a_rest_of_up_to_15_is_dropped() -> None:
+    known = Tables([linear("a")])
+    assert inflate(7) == SLACK
+    assert schedule(known, {"a": 7}, SBP).text() == ""
+    assert schedule(known, {"a": 7}, SBP).schedulable
+    assert schedule(known, {"a": 8}, SBP).text() != ""
+    # The whole GPU does 31 in 1.1 · (2 + 31) ms. Planned for are 852, 869 and 870 requests/s.
+    most = known.saturated(0, 100)[1]
+    assert int(most) == 853
+    assert [len(schedule(known, {"a": rate}, SBP).gpulets) for rate in (775, 790, 791)] == [1, 1, 2]
+
+
+def test_what_was_not_profiled_is_blended_of_the_smallest_and_largest_share() -> None:
+    latency = {
+        (20, 1): 10.0,
+        (20, 32): 40.0,
+        (40, 1): 9.0,
+        (40, 8): 30.0,
+        (40, 32): 25.0,
+        (100, 1): 2.0,
+        (100, 32): 20.0,
+    }
+    curve = Tables([Model(name="a", slo=100, latency=latency)], ratio=1.0).alone(0, 40)
+    assert (curve[1], curve[8], curve[32]) == (9.0, 30.0, 25.0)
+    # Batch 32 weighs the small share (25 - 20) / (40 - 20), and so it is for batch 2, below that of 1.
+    assert curve[2] == pytest.approx(0.25 * (10 + 30 / 31) + 0.75 * (2 + 18 / 31), rel=1e-6)
+
+
+def test_the_step_to_the_whole_gpu_is_never_the_most_efficient() -> None:
+    cliff = {(part, batch): 40.0 + batch for part in (20, 40, 50, 60, 80) for batch in (1, 32)} | {
+        (100, 1): 1.0,
+        (100, 32): 32.0,
+    }
+    known = Tables([Model(name="a", slo=100, latency=cliff)])
+    assert known.saturated(0, 100)[1] > 5 * known.saturated(0, 80)[1]
+    assert known.efficient(0, ELASTIC.sizes) == 20
+
+
+def test_interference_needs_constants_and_utilisation() -> None:
+    pair = Tables([linear("a"), linear("b")])
+    rates = {"a": 1500, "b": 1500}
+    assert schedule(pair, rates, ELASTIC_ALONE).schedulable
+    with pytest.raises(ConfigError, match="a: interference needs five constants"):
+        schedule(pair, rates, ELASTIC)
+
+
+def test_what_the_program_cannot_work_with_is_said() -> None:
+    known = Tables([linear("a")])
+    with pytest.raises(ConfigError, match="b: not in the tables, which have a"):
+        schedule(known, {"b": 100})
+    with pytest.raises(ConfigError, match="a: no latency of batches 1 and 32 on 30 %"):
+        schedule(known, {"a": 100}, Mode(sizes=(30,)))
+
+
+def test_tables_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"latency.csv does not exist; it belongs to"):
+        Tables.read(tmp_path / "latency.csv", tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rates=st.lists(st.integers(0, 1500), min_size=4, max_size=4),
+    mode=st.sampled_from([ELASTIC, ELASTIC_ALONE, SBP, HALVES]),
+)
+def test_schedules_are_whole(rates: list[int], mode: Mode) -> None:
+    models = [linear("a"), linear("b", fixed=8), linear("c", slo=40, each=0.5), linear("d", slo=300, fixed=30, each=4)]
+    asked = dict(zip("abcd", rates, strict=True))
+    made = schedule(Tables(models, interference=CONSTANTS), asked, mode)
+    if not made.schedulable:
+        assert made == published.Schedule(schedulable=False)
+        return
+    gpulets = {(each.gpu, each.size, each.dedup) for each in made.gpulets}
+    for gpu in range(mode.gpus):
+        sizes = [size for other, size, _ in gpulets if other == gpu]
+        assert len(sizes) <= 2
+        assert sum(sizes) <= 100
+        assert set(sizes) <= {*mode.sizes, *(100 - size for size in mode.sizes)}
+    assert all(1 <= each.batch <= LARGEST_BATCH for each in made.gpulets)
+    for place in gpulets:
+        on_it = [each for each in made.gpulets if (each.gpu, each.size, each.dedup) == place]
+        assert len({each.model for each in on_it}) == len(on_it) <= 3
+        assert len({each.duty for each in on_it}) == 1
+    served = dict.fromkeys(asked, 0.0)
+    for each in made.gpulets:
+        served[each.model] += each.throughput
+    if mode.interference:
+        for name, rate in asked.items():
+            planned = inflate(rate)
+            assert planned <= SLACK or served[name] > 0
