@@ -11,7 +11,7 @@ from cotenant.cli.prepare import timed
 from cotenant.cli.show import aside, bars, console, forecast_table, show_json, tell
 from cotenant.core.difference import difference, renumbered
 from cotenant.core.plan import Plan
-from cotenant.core.units import show_share
+from cotenant.core.units import show_rate, show_share
 from cotenant.measure.changes import changes_view
 from cotenant.measure.draw import plan_bars, plan_table
 from cotenant.measure.table import table
@@ -126,7 +126,7 @@ def reasons_view(found: Explanation) -> RenderableType:
     rows.columns[0].no_wrap = True
     parts_shown: list[RenderableType] = [rows]
     parts_shown += [
-        Text.assemble((f"{it.model} is not served", "red"), f" at {it.rate:.3g} requests/s: {it.why}.")
+        Text.assemble((f"{it.model} is not served", "red"), f" at {show_rate(it.rate)} requests/s: {it.why}.")
         for it in found.unserved
     ]
     if found.gains:

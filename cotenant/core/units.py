@@ -82,6 +82,11 @@ def show_seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
+def show_rate(per_second: float) -> str:
+    """Three significant digits, or all before the point: 12.345 → ``12.3``, 20000 → ``20000``."""
+    return f"{per_second:.3g}" if per_second < 999.5 else f"{per_second:.0f}"
+
+
 def show_memory(value: float) -> str:
     """1610612736 → ``1.5 GiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from cotenant.core.difference import STAY, Change, Difference, Verb
 from cotenant.core.plan import Partition
-from cotenant.core.units import show_share
+from cotenant.core.units import show_rate, show_share
 from cotenant.measure.table import table
 
 LINES = 40
@@ -52,10 +52,10 @@ def summary(difference: Difference) -> str:
     text = f"{kept}, {difference.workers_started} to start, {difference.workers_stopped} to stop"
     for names, word in ((difference.devices_added, "added"), (difference.devices_removed, "given up")):
         if names:
-            shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             text += f"; {_number(len(names), 'device', 'devices')} {word}: {shown}"
     if difference.rates:
-        rates = [f"{model} {was:.3g} to {will:.3g}/s" for model, (was, will) in difference.rates.items()]
+        rates = [f"{model} {show_rate(was)} to {show_rate(will)}/s" for model, (was, will) in difference.rates.items()]
         text += f"\nrates: {', '.join(rates[:8])}" + (f" and {len(rates) - 8} more" if len(rates) > 8 else "")
     return text
 
@@ -80,7 +80,7 @@ def _batches(partition: Partition | None) -> str:
     """With batches and rates, where shares and models stay."""
     if partition is None:
         return "-"
-    each = (f"{it.model} batch {it.batch} {it.rate:.3g}/s" for it in partition.placements)
+    each = (f"{it.model} batch {it.batch} {show_rate(it.rate)}/s" for it in partition.placements)
     return f"{show_share(partition.share)} {', '.join(each)}"
 
 

@@ -17,7 +17,7 @@ from cotenant.core.alike import Alike, alike
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.profile import Profile
-from cotenant.core.units import WHOLE, show_seconds, show_share
+from cotenant.core.units import WHOLE, show_rate, show_seconds, show_share
 from cotenant.errors import ConfigError
 from cotenant.measure.table import table
 
@@ -63,7 +63,7 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
                     *head,
                     escape(_middle(placement.model)),
                     f"{placement.batch}" if placement.procs == 1 else f"{placement.batch} x {placement.procs}",
-                    _rate(placement.rate),
+                    show_rate(placement.rate),
                     show_seconds(placement.latency),
                     show_seconds(placement.duty),
                     show_seconds(placement.duty + placement.latency),
@@ -76,7 +76,7 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
     if len(groups) > GROUPS:
         rows.add_row(Text(_more(groups), style="dim"))
     for model, rate in plan.unserved.items():
-        rows.add_row(Text("unserved", style="bold red"), "", escape(_middle(model)), "", _rate(rate))
+        rows.add_row(Text("unserved", style="bold red"), "", escape(_middle(model)), "", show_rate(rate))
     if any(group.count > 1 for group in groups):
         rows.caption = "N x: so many devices are alike; the figures are those of one"
     return Group(Text(title), rows)
@@ -135,7 +135,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     axes.set_xlabel("\n".join(below), fontsize=9)
     axes.set_title(f"{plan.planner}: {_summary(plan)}", loc="left", fontsize=11)
     if plan.unserved:
-        names = ", ".join(f"{model} {_rate(rate)}/s" for model, rate in plan.unserved.items())
+        names = ", ".join(f"{model} {show_rate(rate)}/s" for model, rate in plan.unserved.items())
         figure.text(0.995, 0.008, _cut(f"unserved: {names}", 150), ha="right", va="bottom", fontsize=8, color="#B00020")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False, labelsize=9)
@@ -225,7 +225,7 @@ def _draw(axes: Axes, row: int, start: int, end: int, partition: Partition, colo
         name, batch = placement.model, f"batch {placement.batch}"
         if placement.procs != 1:
             batch += f" x {placement.procs}"
-        whole = f"{name}  {batch}  {_rate(placement.rate)}/s"
+        whole = f"{name}  {batch}  {show_rate(placement.rate)}/s"
         lines.append(Line((whole, f"{name}  {batch}", name), bold=True))
     _write(axes, row - strip / 2, start, end, lines)
 
@@ -252,11 +252,11 @@ def _write(axes: Axes, row: float, start: int, end: int, lines: Sequence[Line]) 
 
 def _summary(plan: Plan) -> str:
     devices = f"{plan.devices_used} device{'' if plan.devices_used == 1 else 's'}"
-    parts = [devices, f"{_rate(plan.scale)} x the rates" if plan.objective == "rate" else ""]
+    parts = [devices, f"{show_rate(plan.scale)} x the rates" if plan.objective == "rate" else ""]
     parts.append("" if plan.cost_per_hour is None else f"{plan.cost_per_hour:.2f} per hour")
     free = sum(device.free for device in plan.devices if device.free >= CRUMB)
     parts.append(_free(free) if free else "")
-    parts.append(f"{_rate(sum(plan.unserved.values()))} requests/s unserved" if plan.unserved else "")
+    parts.append(f"{show_rate(sum(plan.unserved.values()))} requests/s unserved" if plan.unserved else "")
     return ", ".join(part for part in parts if part)
 
 
@@ -264,10 +264,6 @@ def _free(thousandths: int) -> str:
     if thousandths <= WHOLE:
         return f"{show_share(thousandths)} of a device free"
     return f"as much as {thousandths / WHOLE:.1f} devices free"
-
-
-def _rate(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _more(groups: Sequence[Alike]) -> str:

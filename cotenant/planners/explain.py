@@ -16,7 +16,7 @@ from cotenant.core import mig
 from cotenant.core.alike import Alike, alike
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Plan
-from cotenant.core.units import show_memory, show_seconds, show_share
+from cotenant.core.units import show_memory, show_rate, show_seconds, show_share
 from cotenant.planners import Problem
 from cotenant.planners.capacity import Cut, curve, footprint, housed, partitions, saturate
 from cotenant.planners.forecast import forecast
@@ -135,7 +135,11 @@ def _buys(before: Plan, after: Plan) -> str:
     missing, left = sum(before.unserved.values()), sum(after.unserved.values())
     if abs(left - missing) > LITTLE * missing:
         devices = f"on {_devices(after.devices_used)}"
-        return f"all is served, {devices}" if not left else f"{left:.3g} requests/s unserved instead of {missing:.3g}"
+        return (
+            f"all is served, {devices}"
+            if not left
+            else f"{show_rate(left)} requests/s unserved instead of {show_rate(missing)}"
+        )
     if after.cost_per_hour is not None and before.cost_per_hour is not None:
         if abs(after.cost_per_hour - before.cost_per_hour) > LITTLE * before.cost_per_hour:
             return f"{after.cost_per_hour:.2f} per hour instead of {before.cost_per_hour:.2f}"
@@ -326,7 +330,7 @@ def _missing(problem: Problem, plan: Plan, name: str, rate: float) -> Missing:
     taken = "" if kind.count is None else f", and {used_up} of {kind.count} are in use"
     return because(
         "capacity",
-        f"no room is left: a whole {kind.name} carries {most:.3g} requests/s of it within its target{taken}",
+        f"no room is left: a whole {kind.name} carries {show_rate(most)} requests/s of it within its target{taken}",
     )
 
 
