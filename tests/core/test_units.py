@@ -66,7 +66,7 @@ def test_other_text_is_refused_with_its_place(read: Callable[..., float], text: 
         (units.show_seconds(2.0), "2 s"),
         (units.show_seconds(0.0), "0 µs"),
         (units.show_seconds(math.inf), "never"),
-        (units.show_memory, show_rate(1610612736), "1.5 GiB"),
+        (units.show_memory(1610612736), "1.5 GiB"),
         (units.show_memory(512), "512 B"),
     ],
 )
@@ -83,4 +83,4 @@ def test_a_share_that_is_shown_is_read_as_it_was(share: int) -> None:
     ("per_second", "text"), [(0, "0"), (0.5, "0.5"), (12.345, "12.3"), (999.6, "1000"), (20000.0, "20000")]
 )
 def test_rates_are_shown_without_powers_of_ten(per_second: float, text: str) -> None:
-    assert show_rate(per_second) == text
+    assert units.show_rate(per_second) == text
