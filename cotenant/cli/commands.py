@@ -29,7 +29,7 @@ SettingsFile = Annotated[
     Path | None, typer.Argument(metavar="[SETTINGS]", help="TOML file; without it, the models of ./models are served.")
 ]
 ProblemFile = Annotated[
-    Path | None, typer.Argument(metavar="[PROBLEM]", help="TOML file; without it, the models of ./models.")
+    Path | None, typer.Argument(metavar="PROBLEM", help="TOML file; without it, the models of ./models.")
 ]
 Repository = Annotated[Path | None, typer.Option("--repository", "-r", help="Folder of models, in Triton's layout.")]
 ServerSettings = Annotated[

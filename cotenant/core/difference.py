@@ -99,10 +99,10 @@ Shape = tuple[tuple[int, tuple[str, ...]], ...]
 def _shapes(plan: Plan, kind: str) -> dict[Shape, list[int]]:
     """The numbers of the devices of a kind, by what they are cut into."""
     found: dict[Shape, list[int]] = {}
-    for device in plan.devices:
-        if device.kind == kind:
-            shape = tuple(sorted((cut.share, _models(cut)) for cut in device.partitions))
-            found.setdefault(shape, []).append(device.id)
+    own = {device.id: device for device in plan.devices if device.kind == kind}  # a file may give a number twice
+    for device in own.values():
+        shape = tuple(sorted((cut.share, _models(cut)) for cut in device.partitions))
+        found.setdefault(shape, []).append(device.id)
     return found
 
 

@@ -73,6 +73,12 @@ def test_devices_are_numbered_so_that_little_moves() -> None:
     assert numbers == {"b": 1, "d": 7, "e": 0}
 
 
+def test_a_number_that_stands_twice_is_given_once() -> None:
+    old = plan(device(1, cut(1000, "a")), device(1, cut(1000, "b")))
+    new = plan(device(0, cut(1000, "a")), device(1, cut(1000, "b")))
+    assert sorted(it.id for it in renumbered(new, old).devices) == [0, 1]
+
+
 cuts = st.builds(cut, st.sampled_from((200, 300)), st.sampled_from("abc"), batch=st.integers(1, 3))
 plans = st.lists(st.lists(cuts, min_size=1, max_size=3), max_size=5).map(
     lambda all_cuts: plan(*(device(i, *own, kind="kl"[i % 2]) for i, own in enumerate(all_cuts)))
