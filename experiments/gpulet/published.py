@@ -390,23 +390,22 @@ def schedule(tables: Tables, rates: Mapping[str, int], mode: Mode = ELASTIC) -> 
         if name not in tables.numbers:
             raise ConfigError(f"{name}: not in the tables, which have {', '.join(tables.numbers)}")
     wanted = {tables.numbers[name]: inflate(rate) for name, rate in rates.items() if rate > 0}
-    # The last GPU's layout changes slowest.
-    layouts = (layout[::-1] for layout in product(mode.layouts, repeat=mode.gpus)) if mode.layouts else ()
-    for layout in layouts if mode.layouts else [((100,),) * mode.gpus]:
-        program = _Program(tables, mode, layout)
+    for layout in product(mode.layouts or ((100,),), repeat=mode.gpus):
+        # The last GPU's layout changes slowest.
+        program = _Program(tables, mode, layout[::-1])
         if program.serve(wanted):
             return Schedule(schedulable=True, gpulets=tuple(program.gpulets()))
     return Schedule(schedulable=False)
 
 
 class _Program:
-    def __init__(self, tables: Tables, mode: Mode, layout: Sequence[Sequence[int]]) -> None:
+    def __init__(self, tables: Tables, mode: Mode, layout: Sequence[tuple[int, ...]]) -> None:
         self.tables = tables
         self.mode = mode
         self.splits = not mode.layouts and mode.sizes != (100,)
         self.gpus = [
             [_Node(gpu, size, int(parts[:at].count(size) > 0), []) for at, size in enumerate(parts)]
-            for gpu, parts in enumerate(map(tuple, layout))
+            for gpu, parts in enumerate(layout)
         ]
 
     def serve(self, rates: Mapping[int, int]) -> bool:
@@ -562,7 +561,7 @@ class _Program:
                 if not task.batch:
                     return None
                 node.duty = curve[task.batch]
-            task.throughput = f32(1000 * task.batch / curve[task.batch])
+            task.throughput = f32(1000 * task.batch / curve[task.batch]) if task.batch else 0.0  # given up before
             return max(0, int(before - task.throughput))
         busy = self._busy(node, [(task.model, task.batch) for task in node.tasks])
         if all(f32(busy + node.duty) <= 1.05 * self.tables.models[task.model].slo for task in node.tasks):

@@ -192,7 +192,7 @@ def test_the_step_to_the_whole_gpu_is_never_the_most_efficient() -> None:
 
 def test_interference_needs_constants_and_utilisation() -> None:
     pair = Tables([linear("a"), linear("b")])
-    rates = {"a": 1500, "b": 1500}
+    rates = {"a": 600, "b": 600}
     assert schedule(pair, rates, ELASTIC_ALONE).schedulable
     with pytest.raises(ConfigError, match="a: interference needs five constants"):
         schedule(pair, rates, ELASTIC)
