@@ -9,7 +9,8 @@ one batch of the others, or, where they are idle too, with the next arrival.
 - V is not tracked jointly but as a mean field: each other model k finds min(Poisson(λ_k · c), b_k) requests, where c is
   the length of the very round that V belongs to. It is carried as four atoms: nobody waits, or three around the mean.
 - Arrivals during T are Poisson, and spread evenly over it. Where p lanes share a model, each request goes to the lane
-  that will be done first, so a lane sees about every p-th arrival of all: counts vary p times less.
+  that will be done first. So lanes get as much as they have room for, whatever the plan says; a lane sees about every
+  p-th arrival of all, and counts vary p times less; and it sees them in the last p-th of T.
 - A request that arrives at u waits T - u, then for the full batches before its own, then for its own. One that cannot
   make its target is refused on arrival, and does not wait.
 
@@ -23,7 +24,6 @@ exact; what lies between two states goes to both.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -50,6 +50,7 @@ EXACT = 8
 LENGTHS = 20  # of rounds, at which the mean field is reckoned
 BINS = 128  # of a distribution of latencies
 POOL = 8  # lanes of a model beyond these change little
+LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
 KNOWN = 4096  # lanes that are remembered
 TOGETHER = 32  # lanes in one computation
 
@@ -97,7 +98,8 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
             carried[placement.model] += placement.rate
             workers[placement.model] += placement.procs
     slos = {model.name: model.slo for model in problem.models}
-    names, lanes, carriers = [], [], []
+    names: list[str] = []
+    lanes: list[list[_Queue]] = []
     for device in plan.devices:
         loads = [_loads(partition) for partition in device.partitions]
         for slot, partition in enumerate(device.partitions):
@@ -106,30 +108,31 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
             for placement, load in zip(partition.placements, loads[slot], strict=True):
                 model = placement.model
                 if model in offered and placement.rate > 0:
-                    rate = offered[model] * placement.rate / carried[model]
                     lane.append(
                         _Queue(
+                            model,
                             _profile(problem, device, partition, placement),
                             partition.share,
                             placement.procs,
                             placement.batch,
                             slowdown(problem, load, beside),
-                            rate / placement.procs,
+                            offered[model] * placement.rate / carried[model] / placement.procs,
                             slos[model],
                             min(workers[model], POOL),
                         )
                     )
-                    carriers.append((model, rate))
             names.append(f"{device.kind}{device.id}/{slot}")
-            lanes.append(tuple(lane))
-    answers = _lanes(lanes)
-    utilisation = {
-        name: min(sum(queue.rate * turns.attainment * turns.cost for queue, turns in zip(lane, seen, strict=True)), 1.0)
-        for name, lane, seen in zip(names, lanes, answers, strict=True)
-    }
+            lanes.append(lane)
+    _route(lanes)
+    answers = _lanes([tuple(lane) for lane in lanes])
+    utilisation = {}
     seen: dict[str, list[tuple[float, _Turns]]] = {model: [] for model in offered}
-    for (model, rate), turns in zip(carriers, itertools.chain.from_iterable(answers), strict=True):
-        seen[model].append((rate, turns))
+    for name, lane, turns in zip(names, lanes, answers, strict=True):
+        busy = 0.0
+        for queue, turn in zip(lane, turns, strict=True):
+            busy += queue.rate * turn.attainment * turn.cost
+            seen[queue.model].append((queue.rate * queue.procs, turn))
+        utilisation[name] = min(busy, 1.0)
     models = {model: _join(seen[model], rate, slos[model]) for model, rate in offered.items()}
     return Forecast(models=models, utilisation=utilisation)
 
@@ -144,6 +147,7 @@ class _Queue(msgspec.Struct, frozen=True):
     """One model on one lane. slow: how many times longer a batch takes than alone on the device. rate: requests/s of
     one worker. pool: of how many on all lanes."""
 
+    model: str
     profile: Profile
     share: int
     procs: int
@@ -152,6 +156,11 @@ class _Queue(msgspec.Struct, frozen=True):
     rate: float
     slo: float
     pool: int
+
+    @property
+    def busy(self) -> float:
+        """The part of its time that a worker would need for such a rate in full batches."""
+        return self.rate * self.slow * self.profile.latency(self.batch, self.share, self.procs) / self.batch
 
 
 class _Turns(msgspec.Struct, frozen=True):
@@ -177,6 +186,25 @@ def _profile(problem: Problem, device: Device, partition: Partition, placement: 
 
 def _loads(partition: Partition) -> list[Load]:
     return [Load(placement.model, placement.batch, partition.share) for placement in partition.placements]
+
+
+def _route(lanes: Sequence[list[_Queue]]) -> None:
+    """Requests go where they will be done first, whatever rates the plan has for the lanes of a model: each gets a part
+    as large as what the other models on it leave room for."""
+    places: dict[str, list[tuple[list[_Queue], int]]] = {}
+    for lane in lanes:
+        for i, queue in enumerate(lane):
+            places.setdefault(queue.model, []).append((lane, i))
+    for several in places.values():
+        if len(several) > 1:
+            queues = [lane[i] for lane, i in several]
+            rooms = [
+                queue.procs * queue.rate / queue.busy * max(1 - sum(q.busy for q in lane) + queue.busy, LEAST_ROOM)
+                for queue, (lane, _) in zip(queues, several, strict=True)
+            ]
+            rate = sum(queue.rate * queue.procs for queue in queues) / sum(rooms)
+            for queue, room, (lane, i) in zip(queues, rooms, several, strict=True):
+                lane[i] = msgspec.structs.replace(queue, rate=rate * room / queue.procs)
 
 
 # Plans that are compared differ in few lanes.
@@ -249,13 +277,14 @@ def _nodes(mean: Array, pool: Indices | int) -> tuple[Array, Array]:
 
 class _Chains(msgspec.Struct):
     """The queues of some lanes, an entry each. seconds: of batches 0, 1, …, the last repeated; where batches are very
-    large, a group of requests counts as one."""
+    large, a group of requests counts as one. lanes: of the model; pool: as many times less do its arrivals vary."""
 
     lane: Indices
     batch: Indices
     rate: Array
     slo: Array
     pool: Indices
+    lanes: Array
     seconds: Array
 
 
@@ -277,6 +306,7 @@ def _turns(lanes: Sequence[tuple[_Queue, ...]]) -> list[_Turns]:
         batch=batch,
         rate=np.array([queue.rate / g for queue, g in zip(queues, grain, strict=True)]),
         slo=np.array([queue.slo for queue in queues]),
+        lanes=np.array([float(queue.pool) for queue in queues]),
         pool=np.array([min(queue.pool * g, POOL) for queue, g in zip(queues, grain, strict=True)]),
         seconds=seconds,
     )
@@ -477,7 +507,8 @@ def _served(
     size = size.take(turn)
     full = full.take(turn)
     arrivals = arrivals.take(cell)
-    gap = length.take(turn) / np.maximum(arrivals, 1e-12)
+    # Of p lanes the one whose turn comes next gets what arrives: its requests come in the last p-th of the time.
+    gap = length.take(turn) / (np.maximum(arrivals, 1e-12) * chains.lanes.take(chain).take(turn))
     start = number * size - rest.take(turn)
     end = np.minimum(start + size, arrivals)
     count = end - np.maximum(start, 0.0)
