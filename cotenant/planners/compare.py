@@ -13,6 +13,7 @@ from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 
 SLACK = 1e-6
+AS_GOOD = 0.005  # of a multiple of the rates; `solve` finds it no closer
 
 
 class Worst(msgspec.Struct, frozen=True):
@@ -122,7 +123,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     if problem.objective == "rate":
         if best.value <= 0:
             return "No planner serves any multiple of the rates: one model or more has no place at all."
-        told = [_ahead(sound, "serves {} x the rates", "serves {} x", "less")]
+        told = [_ahead(sound, "serves {} x the rates", "serves {} x", "less", AS_GOOD)]
     elif best.unserved:
         left = sum(best.unserved.values())
         told = [
@@ -132,7 +133,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     else:
         serving = [row for row in sound if not row.unserved]
         unit = "{} per hour" if best.cost_per_hour is not None else "{} device" + "s" * (best.value != 1)
-        told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more")]
+        told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more", SLACK)]
         short = [row.planner for row in sound if row.unserved]
         if short:
             told.append(f"{_and(short)} cannot serve all.")
@@ -147,27 +148,27 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     return " ".join(told)
 
 
-def _ahead(rows: Sequence[Row], does: str, others_do: str, word: str) -> str:
-    """Who is best, and by how much the others need more or serve less than that."""
+def _ahead(rows: Sequence[Row], does: str, others_do: str, word: str, near: float) -> str:
+    """Who is best, and by how much the others need more or serve less than that; within `near` they are as good."""
     best = rows[0]
-    ties = [
-        row.planner for row in rows if row.keeps == best.keeps and abs(row.value - best.value) <= SLACK * best.value
-    ]
-    text = f"{_and(ties)} {does.format(_number(best.value))}"
-    if len(ties) > 1:
-        text = text.replace("serves", "serve", 1)
-    rest = [row for row in rows if row.planner not in ties]
-    said = [
-        f"{row.planner} {others_do.format(_number(row.value))}"
-        + (
-            f" ({_percent(abs(row.value / best.value - 1))} {word})"
-            if (row.value > best.value) == (word == "more")
-            else ""
-        )
-        + ("" if row.keeps or not best.keeps else ", and breaks promises")
-        for row in rest
-    ]
-    return text + (f"; {'; '.join(said)}" if said else "") + "."
+    ties = [row.planner for row in rows if row.keeps == best.keeps and abs(row.value - best.value) <= near * best.value]
+    told = [_does(ties, does.format(_number(best.value)))]
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if row.planner not in ties:
+            text = others_do.format(_number(row.value))
+            if (row.value > best.value) == (word == "more"):
+                text += f" ({_percent(abs(row.value / best.value - 1))} {word})"
+            if best.keeps and not row.keeps:
+                text += ", and breaks promises"
+            groups.setdefault(text, []).append(row.planner)
+    return "; ".join(told + [_does(names, text) for text, names in groups.items()]) + "."
+
+
+def _does(names: Sequence[str], text: str) -> str:
+    """``a needs 5``, ``a and b need 5``."""
+    verb, rest = text.split(" ", 1)
+    return f"{_and(names)} {verb if len(names) == 1 else verb.removesuffix('s')} {rest}"
 
 
 def _against(problem: Problem, best: Row, bound: float) -> str:

@@ -57,6 +57,17 @@ def test_planners_side_by_side(program: Program) -> None:
     assert all(row["violations"] == [] for row in found["rows"])
 
 
+def test_the_example_tells_a_story(program: Program) -> None:
+    """A real problem: what these planners make of profiles that were measured."""
+    example = Path(__file__).parents[2] / "docs" / "examples" / "problem.toml"
+    found = json.loads(program("plan", example, "--compare", "--planners", "elastic,squishy,bestfit", "--json").out)
+    assert {row["planner"]: row["devices"] for row in found["rows"]} == {"elastic": 4, "squishy": 5, "bestfit": 5}
+    assert not any(row["violations"] or row["unserved"] for row in found["rows"])
+    assert found["rows"][0]["planner"] == "elastic"
+    assert found["story"].startswith("elastic serves all with 4 devices; ")
+    assert found["story"].endswith(" need 5 (25 % more).")
+
+
 def test_a_planner_that_refuses_stops_no_other(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "picky.py").write_text(
         "from cotenant.errors import PlanError\ndef plan(problem):\n    raise PlanError('8 models are [too] many')\n"
