@@ -4,51 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from cotenant.measure.draw import COLOURS, figure_for, save
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def grouped(
-    path: Path,
-    bars: Sequence[tuple[str, str, float]],
-    *,
-    lines: Sequence[tuple[str, float]],
-    ylabel: str,
-    title: str,
-) -> None:
-    """bars: group, series, height. lines: what a paper says, and its height. Raises ConfigError as `save_plan` does."""
-    groups = list(dict.fromkeys(group for group, _, _ in bars))
-    series = list(dict.fromkeys(name for _, name, _ in bars))
-    heights = {(group, name): height for group, name, height in bars}
-    figure = figure_for(path, 2.5 + 2.2 * len(groups), 4)
-    axes = figure.subplots()
-    width = 0.86 / max(len(series), 1)
+COLUMNS = 2
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # numbers, so that lines do not strike them out
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """group: bars that stand together; who: whose bar it is, "published" ones are hatched; way: gives it its colour."""
+
+    panel: str
+    group: str
+    way: str
+    who: str
+    height: float
+
+    @property
+    def series(self) -> str:
+        return f"{self.way} ({self.who})"
+
+
+def grouped(path: Path, bars: Sequence[Bar], *, lines: Sequence[tuple[str, float]], ylabel: str, title: str) -> None:
+    """lines: what a paper says, and its height. Raises ConfigError as `save_plan` does."""
+    panels = list(dict.fromkeys(bar.panel for bar in bars))
+    widest = max((len({bar.group for bar in bars if bar.panel == panel}) for panel in panels), default=1)
+    columns = min(COLUMNS, max(len(panels), 1))
+    rows = -(-len(panels) // columns) or 1
+    figure = figure_for(path, 2.5 + columns * (1 + 1.6 * widest), 0.7 + 3.1 * rows)
+    spots = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
+    series = {bar.series: bar for bar in bars}
+    top = 1.18 * max([bar.height for bar in bars] + [height for _, height in lines], default=1.0)
+    for panel, axes in zip(panels, spots, strict=False):
+        _panel(axes, [bar for bar in bars if bar.panel == panel], list(series), list({bar.way: 0 for bar in bars}))
+        for dash, (name, height) in zip(("--", ":", "-."), lines, strict=False):
+            axes.axhline(height, color="#444444", linestyle=dash, linewidth=1, label=name, zorder=0)
+        axes.set_ylim(0, top)
+        axes.set_xlim(-0.5, widest - 0.5)
+        axes.set_title(panel, loc="left", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_subplotspec() is not None and axes.get_subplotspec().is_first_col():
+            axes.set_ylabel(ylabel, fontsize=8)
+    for axes in spots:
+        axes.set_visible(False)
+    named = {
+        name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(named.values(), named.keys(), fontsize=7, loc="outside right upper", frameon=False)
+    figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def _panel(axes: Axes, bars: Sequence[Bar], series: Sequence[str], ways: Sequence[str]) -> None:
+    """series, ways: those of the whole picture, so that all panels have the same places and colours."""
+    groups = list(dict.fromkeys(bar.group for bar in bars))
+    width = 0.86 / len(series)
     for i, name in enumerate(series):
-        # What was published is hatched, what is ours is plain; a name has its colour in both.
-        way = name.partition(" (")[0]
-        ways = list(dict.fromkeys(each.partition(" (")[0] for each in series))
-        places = [place + (i - (len(series) - 1) / 2) * width for place in range(len(groups))]
-        values = [heights.get((group, name), 0.0) for group in groups]
+        own = [bar for bar in bars if bar.series == name]
+        if not own:
+            continue
         made = axes.bar(
-            places,
-            values,
+            [groups.index(bar.group) + (i - (len(series) - 1) / 2) * width for bar in own],
+            [bar.height for bar in own],
             width * 0.92,
             label=name,
-            color=COLOURS[ways.index(way) % len(COLOURS)],
-            hatch="///" if name.endswith("(published)") else None,
+            color=COLOURS[ways.index(own[0].way) % len(COLOURS)],
+            hatch="////" if own[0].who == "published" else None,
             edgecolor="white",
             linewidth=0,
         )
-        texts = [
-            f"{value:.3g}" if (group, name) in heights else "" for group, value in zip(groups, values, strict=True)
-        ]
-        axes.bar_label(made, texts, fontsize=6, rotation=90, padding=2)
-    for dash, (name, height) in zip(("--", ":", "-."), lines, strict=False):
-        axes.axhline(height, color="#444444", linestyle=dash, linewidth=1, label=name)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.set_ylabel(ylabel)
-    axes.set_ylim(0, 1.15 * max([height for _, _, height in bars] + [height for _, height in lines], default=1.0))
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    save(figure, path)
+        axes.bar_label(made, [f"{bar.height:.3g}" for bar in own], fontsize=6, rotation=90, padding=2, bbox=BEHIND)
+    axes.set_xticks(range(len(groups)), groups, fontsize=8)

@@ -13,7 +13,7 @@ import msgspec
 from experiments.gpulet import paper
 from experiments.gpulet.cast import CASTS
 from experiments.gpulet.ways import Way, scheduled
-from experiments.picture import grouped
+from experiments.picture import Bar, grouped
 from experiments.spread import Progress, quiet
 
 TITLE = "scenarios that can be scheduled on whole GPUs, and on halves (gpulet, Figure 5)"
@@ -29,7 +29,7 @@ WAYS = (
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """unit: requests/s at level 1. percent: of the scenarios that were tried. ms: for one, on one core."""
+    """unit: requests/s at level 1. percent: of the scenarios that were tried. ms: of processor time for one."""
 
     profiles: str
     unit: int
@@ -74,6 +74,6 @@ def run(
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    bars = [(f"{row.profiles}\n{row.unit}/s", f"{row.way} ({row.who})", row.percent) for row in rows]
+    bars = [Bar(row.profiles, f"{row.unit} requests/s", row.way, row.who, row.percent) for row in rows]
     named = [(f"{name}, paper", value * 100 / paper.SCENARIOS) for name, value in paper.FIG05.items()]
     grouped(path, bars, lines=named, ylabel="scenarios scheduled, %", title="gpulet, Figure 5")

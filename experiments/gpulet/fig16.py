@@ -13,7 +13,7 @@ import msgspec
 from experiments.gpulet import paper
 from experiments.gpulet.cast import CASTS
 from experiments.gpulet.ways import Load, Verdicts, Way, scheduled
-from experiments.picture import grouped
+from experiments.picture import Bar, grouped
 from experiments.spread import Progress, quiet
 
 TITLE = "scenarios that can be scheduled, beside an exhaustive search (gpulet, Figure 16)"
@@ -32,7 +32,7 @@ WAYS = (
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """unit: requests/s at level 1. percent: of the scenarios that were tried. of_ideal: percent of those that the
-    ideal of the same origin schedules; paper: that in the paper, of all. ms: for one scenario, on one core."""
+    ideal of the same origin schedules; paper: that in the paper, of all. ms: of processor time for one."""
 
     profiles: str
     unit: int
@@ -89,7 +89,7 @@ def _of(found: Verdicts, ideal: Verdicts) -> float | None:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     bars = [
-        (f"{row.profiles}\n{row.unit}/s", f"{row.way} ({row.who})", row.of_ideal)
+        Bar(row.profiles, f"{row.unit} requests/s", row.way, row.who, row.of_ideal)
         for row in rows
         if row.of_ideal is not None
     ]

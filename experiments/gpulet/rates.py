@@ -11,6 +11,7 @@ import msgspec
 from experiments.gpulet import paper
 from experiments.gpulet.cast import cast
 from experiments.gpulet.ways import Serves, Way, serves
+from experiments.picture import Bar
 from experiments.spread import Progress, spread
 
 MEAN = "mean"
@@ -90,10 +91,10 @@ def _means(rows: Sequence[Row], in_paper: Mapping[str, float]) -> list[Row]:
     ]
 
 
-def bars(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
+def bars(rows: Sequence[Row]) -> list[Bar]:
     """The means, for a plot."""
     return [
-        (row.profiles, f"{row.way} ({row.who})", row.relative)
+        Bar("", row.profiles, row.way, row.who, row.relative)
         for row in rows
         if row.group == MEAN and row.relative is not None
     ]

@@ -16,7 +16,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
-from cotenant.measure.draw import FREE, figure_for, save
+from cotenant.measure.draw import figure_for, save
 from cotenant.planners import PLANNERS, Planner, Problem, load
 from cotenant.planners.check import check
 from cotenant.predictors import Alone, Interference, Margin
@@ -145,7 +145,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
             done = getattr(row, column)
-            axes.scatter(x, y, s=110, color="#009E73" if done else FREE, marker="o" if done else "x")
+            axes.scatter(x, y, s=110, color="#009E73" if done else "#888888", marker="o" if done else "x")
     axes.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{row.system} ({row.said_by})" for row in rows], fontsize=8)
     axes.xaxis.tick_top()
