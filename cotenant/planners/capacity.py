@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import msgspec
@@ -18,7 +19,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
-from cotenant.predictors import Load
+from cotenant.predictors import Alone, Load
 
 # Sums of floats are compared with this much slack.
 SLACK = 1e-9
@@ -45,7 +46,8 @@ def curve(problem: Problem, model: str, kind: str, share: int, procs: int = 1) -
     return profile.curve(share, procs)[: problem.model(model).max_batch]
 
 
-def saturate(curve: Sequence[float], slo: float) -> tuple[int, float]:
+@lru_cache(1 << 14)
+def saturate(curve: tuple[float, ...], slo: float) -> tuple[int, float]:
     """The batch that carries most alone on a partition within `slo`, and that rate in requests/s; (0, 0.0) if none."""
     batch, rate = 0, 0.0
     for rows, latency in enumerate(curve, 1):
@@ -159,6 +161,28 @@ def slowdown(problem: Problem, victim: Load, neighbours: Sequence[Sequence[Load]
     if not neighbours:
         return 1.0
     return problem.interference.slowdown(victim, [max(loads, key=alone_with) for loads in neighbours if loads])
+
+
+def usual(problem: Problem, model: str, kind: Kind, share: int) -> float:
+    """How much a neighbour slows a model on a share (‰): the median over the other models of the problem.
+
+    Both run their largest batches alone within their targets, the neighbour on the rest of the device. Planners reckon
+    with it where they do not know yet who will be beside a partition; `partitions` decides.
+    """
+    rest = max((cut for cut in kind.cuts if cut <= WHOLE - share), default=0)
+    if isinstance(problem.interference, Alone) or rest == 0:
+        return 1.0
+
+    def load(name: str, share: int) -> Load | None:
+        batch, _ = saturate(curve(problem, name, kind.name, share), problem.model(name).slo)
+        return Load(name, batch, share) if batch else None
+
+    victim = load(model, share)
+    others = [load(name, rest) for name, rate in problem.rates.items() if rate > 0 and name != model]
+    if victim is None:
+        return 1.0
+    slowdowns = sorted(problem.interference.slowdown(victim, (other,)) for other in others if other is not None)
+    return slowdowns[len(slowdowns) // 2] if slowdowns else 1.0
 
 
 class Cut(msgspec.Struct):

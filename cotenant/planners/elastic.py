@@ -5,37 +5,43 @@ the share at the knee of its curve and the smallest share that serves what remai
 fit: a piece of a device that is just large enough, cut to size where the device may still be cut. If what it would put
 there can share a partition in time with what stands already, the two become one.
 
-The paper leaves open what happens when no piece is as large as asked for. Here the model then takes the largest that
-is left, and at last whatever room the partitions in use still have. Beside neighbours every step is checked with the
-slowdowns that all on that device suffer from it.
+The paper leaves open what happens when no piece is as large as asked for: here the model takes the largest that is
+left, and at last whatever room the partitions in use still have. A piece that may not be cut and is larger than asked
+for is used to the full. A partition that will have a neighbour is reckoned with a slowdown as it is usual here, so that
+the neighbour finds room, and every step is checked with the slowdowns that all on that device suffer from it. The order
+is a heuristic of the paper's; where it leaves a model unserved, others follow in which those come first that were left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
-from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, knee, saturate
+from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, knee, saturate, usual
+
+# Orders that are tried after the paper's, where that leaves something.
+ORDERS = 6
 
 
 def plan(problem: Problem) -> Plan:
     fleet = _Fleet(problem)
     order = sorted(
-        (name for name, rate in problem.rates.items() if rate > 0),
+        (name for name, rate in problem.rates.items() if rate > 0 and fleet.serves(name)),
         key=lambda name: problem.rates[name] * problem.model(name).slo,
     )
-    for model in order:
-        left = problem.rates[model]
-        while left > SLACK * problem.rates[model]:
-            placed = fleet.place(model, left)
-            if placed == 0:
-                break
-            left -= placed
-    return assemble(problem, "elastic", fleet.bins)
+    best = made = fleet.filled(order)
+    for _ in range(ORDERS):
+        lost = [name for name in order if name in made.unserved]
+        if lost == order[: len(lost)]:
+            break
+        order.sort(key=lambda name: name not in lost)
+        made = fleet.filled(order)
+        best = min(best, made, key=lambda plan: sum(plan.unserved.values()))
+    return best
 
 
 class _Want(msgspec.Struct, frozen=True):
@@ -46,20 +52,37 @@ class _Want(msgspec.Struct, frozen=True):
 
 
 class _Fleet:
-    """Devices as they fill. bins: those in use."""
+    """Devices as they fill. bins: those in use; what models carry is kept from one order to the next."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.kinds = by_price(problem.fleet)
         self.bins: list[Bin] = []
+        self._usual: dict[tuple[str, str], dict[int, float]] = {}
         self._most: dict[tuple[str, str], dict[int, float]] = {}
+
+    def serves(self, model: str) -> bool:
+        """Whether any share of any kind serves it in time."""
+        return any(self._rates(model, kind) for kind in self.kinds)
+
+    def filled(self, order: Sequence[str]) -> Plan:
+        """The plan for models that come in this order (Algorithm 1, lines 3 to 12)."""
+        self.bins = []
+        for model in order:
+            left = self.problem.rates[model]
+            while left > SLACK * self.problem.rates[model]:
+                placed = self.place(model, left)
+                if placed == 0:
+                    break
+                left -= placed
+        return assemble(self.problem, "elastic", self.bins)
 
     def place(self, model: str, rate: float) -> float:
         """Put as much of the rate as one step of Algorithm 1 does. Answers how much, 0 where nothing more goes."""
         wants = {kind.name: want for kind in self.kinds if (want := self._want(model, kind, rate))}
         for kind in self.kinds:
             want = wants.get(kind.name)
-            if want and (placed := self._merge(model, want, kind) or self._best_fit(model, want, kind)):
+            if want and (placed := self._merge(model, want, kind) or self._best_fit(model, rate, want, kind)):
                 return placed
         return self._squeeze(model, rate)
 
@@ -72,9 +95,23 @@ class _Fleet:
             self._most[key] = {cut: reached for cut, reached in most.items() if reached > 0}
         return self._most[key]
 
+    def _beside(self, model: str, kind: Kind) -> dict[int, float]:
+        """The same with a neighbour of the usual kind in the rest of the device."""
+        key = model, kind.name
+        if key not in self._usual:
+            self._usual[key] = {}
+            for cut, most in self._rates(model, kind).items():
+                factor = usual(self.problem, model, kind, cut)
+                if factor > 1:
+                    alone = curve(self.problem, model, kind.name, cut)
+                    _, most = saturate(tuple(factor * latency for latency in alone), self.problem.model(model).slo)
+                if most > 0:
+                    self._usual[key][cut] = most
+        return self._usual[key]
+
     def _want(self, model: str, kind: Kind, rate: float) -> _Want | None:
         """p_ideal = min(p_eff, p_req) of Algorithm 1, lines 6 to 8."""
-        most = self._rates(model, kind)
+        most = self._beside(model, kind)
         if not most:
             return None
         efficient = knee(most)
@@ -93,7 +130,7 @@ class _Fleet:
             fresh = Bin(kind, [])
             yield fresh.free, fresh
 
-    def _best_fit(self, model: str, want: _Want, kind: Kind) -> float:
+    def _best_fit(self, model: str, left: float, want: _Want, kind: Kind) -> float:
         """FindBestFit, lines 14 to 25: the smallest piece that is large enough; failing that, the largest there is."""
         pieces = sorted(self._pieces(kind), key=lambda piece: (piece[0] < want.share, abs(piece[0] - want.share)))
         for free, bin_ in pieces:
@@ -102,7 +139,7 @@ class _Fleet:
             if not legal:
                 continue
             share = want.share if want.share <= free and not last else legal[-1]
-            rate = min(want.rate, self._rates(model, kind).get(share, 0.0))
+            rate = min(left if share > want.share else want.rate, self._beside(model, kind).get(share, 0.0))
             # Beside neighbours a share carries less than alone: take more of it, or else put less there.
             for part in (1.0, 0.5, 0.25, 0.125) if rate else ():
                 for size in [cut for cut in legal if cut >= share]:

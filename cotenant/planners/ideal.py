@@ -31,7 +31,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 from cotenant.planners import Problem, elastic
-from cotenant.planners.capacity import SLACK, Bin, Cut, Work, assemble, curve, fits, least_round, saturate
+from cotenant.planners.capacity import SLACK, Bin, Cut, Work, assemble, curve, fits, least_round, saturate, usual
 from cotenant.predictors import Alone
 
 PARTITIONS = 2  # on a device, where its kind sets no limit
@@ -60,13 +60,15 @@ def plan(problem: Problem) -> Plan:
     )
     problem = msgspec.structs.replace(problem, fleet=fleet)
     best = msgspec.structs.replace(elastic.plan(problem), planner="ideal")
-    search = _Search(problem)
-    served = not any(model in search.cheapest for model in best.unserved)
+    searches = [_Search(problem, crowded=False)]
+    if not isinstance(problem.interference, Alone):
+        searches.append(_Search(problem, crowded=True))
+    served = not any(model in searches[0].cheapest for model in best.unserved)
     spent = _cost(problem, [sum(device.kind == kind.name for device in best.devices) for kind in fleet])
     for counts in _fleets(problem):
         if served and _cost(problem, counts) >= spent:
             return best
-        found = search.serve(counts)
+        found = next((found for search in searches if (found := search.serve(counts))), None)
         if found is not None:
             bins = [
                 Bin(fleet[device.kind], [Cut(share, dict(rates)) for share, rates in device.cuts])
@@ -94,10 +96,12 @@ def _fleets(problem: Problem) -> list[tuple[int, ...]]:
 
 
 class _Search:
-    """cheapest: by model and kind the least share of a device, in ‰, that one request/s takes; no model without one."""
+    """crowded: whether a partition is reckoned to have a neighbour before it has one. cheapest: by model and kind the
+    least share of a device, in ‰, that one request/s takes; no model without one."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, crowded: bool) -> None:
         self.problem = problem
+        self.crowded = crowded
         self.cheapest: dict[str, list[float]] = {}
         self._slos = {model.name: model.slo for model in problem.models}
         for model, rate in problem.rates.items():
@@ -110,6 +114,7 @@ class _Search:
         )
         self._holds: dict[tuple[int, int, Rates], bool] = {}
         self._most: dict[tuple[int, int, Rates, str], float] = {}
+        self._curves: dict[tuple[int, int, str], list[float]] = {}
         self._sets: dict[tuple[int, int, str, Rates], list[Rates]] = {}
         self._failed: set[tuple[object, Rates, int]] = set()
         self._steps = 0
@@ -199,7 +204,16 @@ class _Search:
             return devices
         if self._hopeless(devices, left, 0):
             return None
-        first = max(left, key=lambda item: self._use((item,)))
+        kinds = {device.kind for device in devices}
+        partners = {item: sum(self._together(kinds, item, other) for other in left) for item in left}
+        order = sorted(left, key=lambda item: (partners[item], -self._use((item,))))
+        apart: list[tuple[str, float]] = []
+        for item in order:
+            if not any(self._together(kinds, item, other) for other in apart):
+                apart.append(item)
+        if len(apart) > sum(self._places_left(device) for device in devices):
+            return None
+        first = order[0]
         others = tuple(item for item in left if item != first)
         choices = []
         smaller: dict[int, int] = {}
@@ -237,6 +251,15 @@ class _Search:
             for share, whole in self._cuts(device):
                 yield index, share, whole
 
+    def _places_left(self, device: _Device) -> int:
+        """How many more partitions it may have, at most."""
+        limit = self.problem.fleet[device.kind].max_partitions or PARTITIONS
+        return limit - len(device.cuts) if next(self._cuts(device), None) else 0
+
+    def _together(self, kinds: set[int], a: tuple[str, float], b: tuple[str, float]) -> bool:
+        """Whether any partition serves both to the end."""
+        return any(self._hold(kind, self.problem.fleet[kind].cuts[-1], (a, b) if a < b else (b, a)) for kind in kinds)
+
     def _cuts(self, device: _Device) -> Iterator[tuple[int, int]]:
         """The last cut of a device takes all that is left."""
         kind = self.problem.fleet[device.kind]
@@ -264,7 +287,12 @@ class _Search:
         return sum(rate * min(self.cheapest[model]) for model, rate in rates)
 
     def _work(self, kind: int, share: int, model: str, rate: float) -> Work:
-        return Work(curve(self.problem, model, self.problem.fleet[kind].name, share), rate, self._slos[model])
+        key = kind, share, model
+        if key not in self._curves:
+            of = self.problem.fleet[kind]
+            factor = usual(self.problem, model, of, share) if self.crowded else 1.0
+            self._curves[key] = [factor * latency for latency in curve(self.problem, model, of.name, share)]
+        return Work(self._curves[key], rate, self._slos[model])
 
     def _hold(self, kind: int, share: int, rates: Rates) -> bool:
         """Whether a partition serves the models to the end."""
