@@ -121,11 +121,13 @@ def reasons_view(found: Explanation) -> RenderableType:
     for it in found.placements:
         head = "" if it.partition == last else f"{it.partition} {show_share(it.share)}"
         last = it.partition
-        parts = [it.target_used, it.rate_used, *([it.memory_used or 0.0] if memory else [])]
-        rows.add_row(head, escape(it.model), *(f"{part * 100:.0f} %" for part in parts), it.binds, escape(it.why))
+        used_up = [it.target_used, it.rate_used, *([it.memory_used or 0.0] if memory else [])]
+        rows.add_row(head, escape(it.model), *(f"{part * 100:.0f} %" for part in used_up), it.binds, escape(it.why))
     rows.columns[0].no_wrap = True
-    parts_shown: list[RenderableType] = [rows]
-    parts_shown += [
+    parts: list[RenderableType] = [rows]
+    if found.unserved:
+        parts.append("")
+    parts += [
         Text.assemble((f"{it.model} is not served", "red"), f" at {show_rate(it.rate)} requests/s: {it.why}.")
         for it in found.unserved
     ]
@@ -133,5 +135,5 @@ def reasons_view(found: Explanation) -> RenderableType:
         gains = table("what a little more would buy", "more", "buys")
         for one in found.gains:
             gains.add_row(escape(one.more), escape(one.buys))
-        parts_shown.append(gains)
-    return Group(*parts_shown)
+        parts += ["", gains]
+    return Group(*parts)

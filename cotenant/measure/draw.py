@@ -254,6 +254,7 @@ def _summary(plan: Plan) -> str:
     devices = f"{plan.devices_used} device{'' if plan.devices_used == 1 else 's'}"
     parts = [devices, f"{show_rate(plan.scale)} x the rates" if plan.objective == "rate" else ""]
     parts.append("" if plan.cost_per_hour is None else f"{plan.cost_per_hour:.2f} per hour")
+    parts.append("" if plan.bound is None else f"proven bound {plan.bound:.4g}")
     free = sum(device.free for device in plan.devices if device.free >= CRUMB)
     parts.append(_free(free) if free else "")
     parts.append(f"{show_rate(sum(plan.unserved.values()))} requests/s unserved" if plan.unserved else "")

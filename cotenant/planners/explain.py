@@ -141,11 +141,14 @@ def _buys(before: Plan, after: Plan) -> str:
             else f"{show_rate(left)} requests/s unserved instead of {show_rate(missing)}"
         )
     if after.cost_per_hour is not None and before.cost_per_hour is not None:
-        if abs(after.cost_per_hour - before.cost_per_hour) > LITTLE * before.cost_per_hour:
-            return f"{after.cost_per_hour:.2f} per hour instead of {before.cost_per_hour:.2f}"
-    elif after.devices_used != before.devices_used:
-        return f"{_devices(after.devices_used)} instead of {before.devices_used}"
-    return "nothing"
+        was, will = before.cost_per_hour, after.cost_per_hour
+        text = f"{will:.2f} per hour instead of {was:.2f}"
+    else:
+        was, will = before.devices_used, after.devices_used
+        text = f"{_devices(after.devices_used)} instead of {before.devices_used}"
+    if abs(will - was) <= LITTLE * was:
+        return "nothing"
+    return text if will < was else f"nothing: {text}"
 
 
 def _devices(number: int) -> str:

@@ -64,6 +64,13 @@ def test_the_table_says_where_models_run_what_is_left_and_what_is_unserved() -> 
     )
 
 
+def test_a_bound_is_said() -> None:
+    plan = msgspec.structs.replace(PLAN, planner="geometry", bound=0.75, unserved={})
+    assert "plan by geometry: 1 device, 2.50 per hour, proven bound 0.75, 15 % of a device free" in shown(
+        plan_table(plan)
+    )
+
+
 def test_bars_are_as_wide_as_shares() -> None:
     bar = shown(plan_bars(PLAN)).rstrip("\n").removeprefix("cpu0 ")
     assert len(bar) == WIDTH

@@ -172,6 +172,7 @@ def test_what_more_buys_is_said_in_the_words_of_the_objective() -> None:
     less = solve("elastic", problem(a=100.0))
     assert gain("x", plan, less).buys == f"1 device instead of {plan.devices_used}"
     assert gain("x", plan, plan).buys == "nothing"
+    assert gain("x", less, plan).buys == f"nothing: {plan.devices_used} devices instead of 1"
     short = msgspec.structs.replace(plan, unserved={"a": 20.0})
     assert gain("x", short, plan).buys == f"all is served, on {plan.devices_used} devices"
     assert gain("x", short, msgspec.structs.replace(plan, unserved={"a": 10.0})).buys == (
