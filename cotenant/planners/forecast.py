@@ -47,14 +47,14 @@ LONGEST = 128  # queue, in requests or groups of them
 LARGEST = 64  # batch; larger ones are reckoned in groups of requests
 STATES = 20  # lengths of a queue that are told apart, all of those up to
 EXACT = 8
-LENGTHS = 20  # of rounds, at which the mean field is reckoned
+LENGTHS = 16  # of rounds, at which the mean field is reckoned
 BINS = 128  # of a distribution of latencies
 POOL = 8  # lanes of a model beyond these change little
 LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
 KNOWN = 4096  # lanes that are remembered
 TOGETHER = 32  # lanes in one computation
 
-NODES = 14  # of a distribution of counts
+NODES = 12  # of a distribution of counts
 TAIL = 1e-4  # what the first and the last of them stand for
 STEPS = 16  # rows of the table of nodes for each unit of √mean
 ROWS = 14 * STEPS  # where that ends, queues do
@@ -472,7 +472,7 @@ def _solved(chains: _Chains) -> tuple[Array, Array, Array]:
     single = seconds[:, 1]
     at_once = np.where(single <= slo, at_once / asked, 0.0)
     attainment = np.bincount(owner, mass, count) + at_once
-    kept = np.flatnonzero(mass > 1e-6)
+    kept = np.flatnonzero(mass > 1e-5)
     below = _below(
         np.concatenate((owner.take(kept), every)),
         np.concatenate((mass.take(kept), at_once)),
