@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
@@ -30,7 +31,10 @@ def spread(
             progress(what, len(results), len(tasks))
         return results
     # Spawned rather than forked: the bar has a thread, and a fork would copy its locks.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    # Ctrl-C reaches the workers, too, and ends them without a word.
+    ended = (signal.SIGINT, signal.SIG_DFL)
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawned, initializer=signal.signal, initargs=ended) as pool:
         futures = [pool.submit(work, task) for task in tasks]
         try:
             for done, future in enumerate(as_completed(futures), 1):

@@ -22,7 +22,7 @@ WAYS = (
     Way(name="ideal", who="published", planner="ideal", every=91),
     Way(name="gpulet+int", who="published", planner="elastic"),
     Way(name="ideal", who="cotenant", planner="ideal", every=91),
-    Way(name="SBP", who="cotenant", planner="squishy"),
+    Way(name="SBP", who="cotenant", planner="squishy", every=7),
     Way(name="best fit", who="cotenant", planner="bestfit", every=7),
     Way(name="gpulet+int", who="cotenant", planner="elastic", every=7),
     Way(name="geometry", who="cotenant", planner="geometry", every=91),
