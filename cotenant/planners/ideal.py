@@ -12,9 +12,10 @@ plan is a sequence of such *splits*, and then of partitions that each serve some
 packing: the hardest model goes somewhere, with as many others as fit. Batches need no search: the smallest that keep
 up are the best (`least_round`).
 
-Beside what the module's name promises: rings are not tried, a split has at most SPLIT_BESIDE other models, and a fleet
-gets STEPS tries. Where neighbours slow each other or memory is short, sets of models that do not hold are tried with
-fewer; but then a split may take more than is good for its neighbours, and the search is no proof.
+Its limits: rings are not tried, a split has at most SPLIT_BESIDE other models, fleets have at most DEVICES devices, and
+each gets STEPS steps; beyond them the plan is that of `elastic`. Where neighbours slow each other or memory is short,
+sets of models that do not hold are tried with fewer, and once more with the slowdown that is usual; but a split may
+still take more than is good for its neighbours, and the search is no proof.
 """
 
 from __future__ import annotations
@@ -29,14 +30,13 @@ from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
-from cotenant.errors import PlanError
 from cotenant.planners import Problem, elastic
 from cotenant.planners.capacity import SLACK, Bin, Cut, Work, assemble, curve, fits, least_round, saturate, usual
 from cotenant.predictors import Alone
 
 PARTITIONS = 2  # on a device, where its kind sets no limit
 DEVICES = 8  # in a fleet
-STEPS = 1_000
+STEPS = 10_000
 SPLIT_BESIDE = 2
 
 # Models with what is left of their rates, in requests/s, in the order of the problem.
@@ -54,7 +54,7 @@ Devices = tuple[_Device, ...]
 
 
 def plan(problem: Problem) -> Plan:
-    """Raises PlanError where that takes more than DEVICES devices, for which the search is too long."""
+    """Where the search finds nothing that serves all, or nothing cheaper than elastic does: as elastic has it."""
     fleet = tuple(
         msgspec.structs.replace(kind, max_partitions=kind.max_partitions or PARTITIONS) for kind in problem.fleet
     )
@@ -76,8 +76,6 @@ def plan(problem: Problem) -> Plan:
                 if device.cuts
             ]
             return assemble(problem, "ideal", bins)
-    if not served and sum(math.inf if kind.count is None else kind.count for kind in fleet) > DEVICES:
-        raise PlanError(f"'ideal' tries every cut of at most {DEVICES} devices, which are too few here; take 'elastic'")
     return best
 
 
@@ -105,7 +103,7 @@ class _Search:
         self.cheapest: dict[str, list[float]] = {}
         self._slos = {model.name: model.slo for model in problem.models}
         for model, rate in problem.rates.items():
-            costs = [self._cost(model, kind) for kind in problem.fleet]
+            costs = [math.inf if kind.count == 0 else self._cost(model, kind) for kind in problem.fleet]
             if rate > 0 and min(costs, default=math.inf) < math.inf:
                 self.cheapest[model] = costs
         # Without neighbours and limits on memory what is on a device does not matter, only how it is cut.
@@ -156,7 +154,7 @@ class _Search:
 
     def _hopeless(self, devices: Devices, left: Rates, splits: int) -> bool:
         """Whether what is left takes more than is free, or this was tried; counts the try."""
-        self._steps -= 1
+        self._steps -= 10
         kinds = {device.kind for device in devices}
         needed = sum(rate * self._cheapest(model, kinds) for model, rate in left)
         free = sum(
@@ -181,7 +179,7 @@ class _Search:
         for index, share, whole in self._places(devices):
             for size in range(min(SPLIT_BESIDE, len(left) - 1) + 1):
                 for rates in combinations(left, size):
-                    for model, rate in left:
+                    for model, rate in left if self._steps > 0 else ():
                         if all(model != other for other, _ in rates):
                             part = self._part(devices[index].kind, share, rates, model)
                             if rate / 100 < part < rate * (1 - SLACK):
@@ -304,7 +302,10 @@ class _Search:
     def _part(self, kind: int, share: int, rates: Rates, model: str) -> float:
         """The most requests/s of a model beside others that are served to the end."""
         key = kind, share, rates, model
+        if not self._hold(kind, share, rates):
+            return 0.0
         if key not in self._most:
+            self._steps -= 1
             works = [self._work(kind, share, *item) for item in rates]
             self._most[key] = beside(works, self._work(kind, share, model, 0.0))
         return self._most[key]

@@ -2,15 +2,22 @@ from __future__ import annotations
 
 from itertools import combinations_with_replacement, product
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from cotenant.core.mig import cuts as instances
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
-from cotenant.planners import Problem
+from cotenant.planners import Problem, elastic
+from cotenant.planners.capacity import Work, least_round
 from cotenant.planners.check import check
-from cotenant.planners.ideal import plan
-from tests.planners.problems import profile
+from cotenant.planners.ideal import beside, plan
+from tests.planners.problems import MIB, Crowded, linear, profile
+from tests.planners.test_capacity import works
 
 CUTS = (200, 400, 500, 600, 800, 1000)
 
@@ -48,7 +55,7 @@ def brute(problem: Problem) -> int | None:
     asked = np.array([problem.rates[name] for name in names])
     slos = [problem.model(name).slo for name in names]
 
-    def modes(share: int) -> np.ndarray:
+    def modes(share: int) -> NDArray[np.float64]:
         """Requests/s by model, for every choice of batches (0: not there) that holds the targets."""
         curves = [(0.0, *problem.profiles[name, "k"].curve(share)) for name in names]
         found = []
@@ -78,3 +85,83 @@ def test_nothing_better_exists(seed: int) -> None:
     made = plan(problem)
     assert check(made, problem) == []
     assert (None if made.unserved else made.devices_used) == brute(problem)
+
+
+@given(works=st.lists(works, max_size=2), another=works)
+def test_the_most_that_goes_beside_others(works: list[Work], another: Work) -> None:
+    """Against a search over rates with the arithmetic that all planners share."""
+    most = beside(works, another) if least_round(works) is not None else 0.0
+    for part, held in ((1 - 1e-6, most > 0), (1 + 1e-6, False)):
+        mine = msgspec.structs.replace(another, rate=most * part)
+        assert most == 0 or (least_round([*works, mine]) is not None) == held
+
+
+def identical(rates: dict[str, float], slo: float = 0.1, count: int | None = 4, **kind: object) -> Problem:
+    """Models that take 8 ms a request on a whole device, batch 1: alone they carry 25 requests/s on each 20 % of it."""
+    return Problem(
+        models=tuple(Model(name=name, slo=slo) for name in rates),
+        rates=rates,
+        fleet=(msgspec.structs.replace(Kind(name="k", cuts=CUTS, count=count), **kind),),
+        profiles={(name, "k"): profile(name, "k", {(cut, 1): 0.008 * 1000 / cut for cut in CUTS}) for name in rates},
+    )
+
+
+def test_no_device_is_cut_in_more_than_two_unless_its_kind_says_so() -> None:
+    """gpulet paper, section 5.2: 2:8, 4:6, 5:5 or 10:0. A batch takes 20 ms on any share; two make a round too long."""
+    problem = identical(dict.fromkeys("abc", 25.0), slo=0.05)
+    profiles = {(name, "k"): profile(name, "k", {(cut, 1): 0.020 for cut in CUTS}) for name in "abc"}
+    problem = msgspec.structs.replace(problem, profiles=profiles)
+    assert [len(device) for device in shares(plan(problem))] == [2, 1]
+    free = Kind(name="k", cuts=CUTS, max_partitions=5)
+    assert [len(device) for device in shares(plan(msgspec.structs.replace(problem, fleet=(free,))))] == [3]
+
+
+def test_a_rate_is_split_over_partitions_that_others_share() -> None:
+    """Three models at two thirds of a device each on two devices: one of them must be on both."""
+    problem = identical(dict.fromkeys("abc", 80.0), count=2)
+    made = plan(problem)
+    assert check(made, problem) == []
+    assert made.unserved == {}
+    assert elastic.plan(problem).devices_used == 2
+
+
+def test_neighbours_are_reckoned_with() -> None:
+    apart = identical({"a": 45.0, "b": 45.0}, slo=0.05)
+    assert len(plan(apart).devices) == 1
+    crowded = msgspec.structs.replace(apart, interference=Crowded(2.0))
+    assert check(plan(crowded), crowded) == []
+    assert plan(crowded).unserved == {}
+
+
+def test_the_cheapest_fleet_is_taken() -> None:
+    """One dear device would do; two cheap ones cost less."""
+    problem = identical({"a": 100.0, "b": 100.0})
+    dear, cheap = (Kind(name=name, cuts=CUTS, count=2, price=price) for name, price in (("dear", 3.0), ("cheap", 1.0)))
+    profiles = {
+        (name, kind): linear(name, kind, 0.0, work, cuts=CUTS, batches=(1, 2))
+        for name in "ab"
+        for kind, work in (("dear", 0.004), ("cheap", 0.008))
+    }
+    made = plan(msgspec.structs.replace(problem, fleet=(dear, cheap), profiles=profiles))
+    assert ([device.kind for device in made.devices], made.cost_per_hour) == (["cheap", "cheap"], 2.0)
+
+
+def test_mig_is_cut_as_it_may_be() -> None:
+    """Two instances of 3/7 leave a seventh that nothing can use, for they take all the memory."""
+    sizes = instances("mig-a100-40gb")
+    kind = Kind(name="k", cuts=sizes, count=1, geometry="mig-a100-40gb", max_partitions=3, memory=40 << 30)
+    problem = Problem(
+        models=tuple(Model(name=name, slo=1.0) for name in "abc"),
+        rates=dict.fromkeys("abc", 1.0),
+        fleet=(kind,),
+        profiles={(name, "k"): linear(name, "k", 0.02, 0.0, cuts=sizes, batches=(1,), memory=MIB) for name in "abc"},
+    )
+    made = plan(problem)
+    assert check(made, problem) == []
+    assert made.unserved == {}
+
+
+def test_what_no_fleet_serves_is_served_as_far_as_elastic_does() -> None:
+    problem = identical({"a": 100.0, "b": 100.0}, count=1, max_partitions=2)
+    assert plan(problem) == msgspec.structs.replace(elastic.plan(problem), planner="ideal")
+    assert plan(problem).unserved != {}
