@@ -23,8 +23,8 @@ WAYS = (
     Way(name="SBP on halves", who="published", planner="halves", interference=False),
     Way(name="SBP", who="cotenant", planner="squishy", interference=False),
     Way(name="SBP on halves", who="cotenant", planner="squishy", interference=False, halves=True),
-    Way(name="gpulet", who="cotenant", planner="elastic", interference=False, every=7),
-    Way(name="geometry", who="cotenant", planner="geometry", interference=False, every=91),
+    Way(name="gpulet", who="cotenant", planner="elastic", interference=False, every=4),
+    Way(name="geometry", who="cotenant", planner="geometry", interference=False, every=20),
 )
 
 

@@ -19,14 +19,14 @@ from experiments.spread import Progress, quiet
 TITLE = "scenarios that can be scheduled, beside an exhaustive search (gpulet, Figure 16)"
 
 WAYS = (
-    Way(name="ideal", who="published", planner="ideal", every=91),
+    Way(name="ideal", who="published", planner="ideal", every=20),
     Way(name="gpulet+int", who="published", planner="elastic"),
-    Way(name="ideal", who="cotenant", planner="ideal", every=91),
-    Way(name="SBP", who="cotenant", planner="squishy", every=7),
-    Way(name="best fit", who="cotenant", planner="bestfit", every=7),
-    Way(name="gpulet+int", who="cotenant", planner="elastic", every=7),
-    Way(name="geometry", who="cotenant", planner="geometry", every=91),
-    Way(name="geometry, free", who="cotenant", planner="geometry", free=True, every=91),
+    Way(name="ideal", who="cotenant", planner="ideal", every=20),
+    Way(name="SBP", who="cotenant", planner="squishy", every=4),
+    Way(name="best fit", who="cotenant", planner="bestfit", every=4),
+    Way(name="gpulet+int", who="cotenant", planner="elastic", every=4),
+    Way(name="geometry", who="cotenant", planner="geometry", every=20),
+    Way(name="geometry, free", who="cotenant", planner="geometry", free=True, every=20),
 )
 
 

@@ -7,10 +7,12 @@ bisection the largest rates of Figures 6 and 17.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from cotenant.planners import PLANNERS, load
 from experiments.gpulet import paper, published
@@ -93,14 +95,16 @@ class Load(msgspec.Struct, frozen=True):
 def scheduled(
     ways: Sequence[Way], casts: Sequence[str], *, every: int, full: bool, seed: int, jobs: int, progress: Progress
 ) -> dict[tuple[Load, Way], Verdicts]:
-    """Which of the 19,682 scenarios each way serves with each cast at each unit; every n-th, from one that the seed
-    picks. full: ways that take long get as many scenarios as the others."""
+    """Which of the 19,682 scenarios each way serves with each cast at each unit; one in `every`, by the seed.
+
+    full: ways that take long get as many scenarios as the others; else fewer of the same.
+    """
+    order = np.random.default_rng(seed).permutation(paper.SCENARIOS).tolist()
     asks = []
     for name in casts:
         for unit in cast(name).units:
             for way in ways:
-                numbers = range(seed % every, paper.SCENARIOS, every * (1 if full else way.every))
-                # Neighbouring numbers ask for nearly the same, so each part of the work takes some from everywhere.
+                numbers = order[: math.ceil(len(order) / every / (1 if full else way.every))]
                 parts = min(16, len(numbers))
                 asks += [_Ask(way, name, unit, numbers[part::parts]) for part in range(parts)]
     answers = spread(_answer, asks, jobs, progress, "scenarios")
