@@ -73,6 +73,21 @@ def test_the_unit_makes_sbp_schedule_as_many_as_in_figure_5(name: str) -> None:
 
 
 @needs_data
+def test_a_smaller_sample_is_part_of_a_larger_one_and_leaves_no_rate_out() -> None:
+    slow = msgspec.structs.replace(SBP, every=4)
+    load = Load("synthetic-0.2", 100)
+    verdicts = scheduled([SBP, slow], [load.cast], every=99, full=False, seed=7, jobs=1, progress=quiet)
+    many, few = (set(verdicts[load, way].served) for way in (SBP, slow))
+    assert few < many
+    assert (len(many), len(few)) == (199, 50)
+    every = paper.scenarios()
+    for role in paper.TARGETS_MS:
+        assert {every[number][role] for number in few} == {0, 1, 2}
+    all_of_them = scheduled([slow], [load.cast], every=99, full=True, seed=7, jobs=1, progress=quiet)
+    assert set(all_of_them[load, slow].served) == many
+
+
+@needs_data
 def test_halves_are_slower_and_twice_as_many() -> None:
     players = cast("a100")
     halves = players.halves()
