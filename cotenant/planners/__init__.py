@@ -26,7 +26,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     rates: requests per second of each model, by name. objective: "devices" asks for the fewest devices (the least
     cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates that the fleet
-    can serve. profiles: (model, kind) → Profile. current: the plan in force, if any.
+    can serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that a planner
+    may search for something better than it has.
     """
 
     models: tuple[Model, ...]
@@ -36,6 +37,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     objective: Objective = "devices"
     interference: Interference = msgspec.field(default_factory=Alone)
     current: Plan | None = None
+    time_limit: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises PlanError for what makes no sense, so that no planner has to look."""

@@ -19,36 +19,36 @@ MANY = 700  # ways to cut a device that are all looked at; beyond, those that pr
 
 
 class Cutting(msgspec.Struct, frozen=True):
-    """One way to cut a device. kind: index in the fleet; pieces: slot → how many of it."""
+    """One way to cut a device. kind: index in the fleet; pieces: slots, and how many of each."""
 
     kind: int
-    pieces: dict[int, int]
+    pieces: tuple[tuple[int, int], ...]
 
 
-def every(kind: int, of: Kind, slots: Sequence[Slot], useful: Sequence[bool]) -> list[Cutting] | None:
+def every(kind: int, of: Kind, slots: Sequence[Slot], useful: Sequence[int]) -> list[Cutting] | None:
     """All cuttings of a kind that leave no room for one more useful piece; None where there are very many."""
-    mine = [s for s, slot in enumerate(slots) if slot.kind == kind and useful[s]]
+    mine = [s for s in useful if slots[s].kind == kind]
     if of.geometry is not None:
-        return _instances(kind, of, [s for s, slot in enumerate(slots) if slot.kind == kind], useful)
+        return _instances(kind, of, [s for s, slot in enumerate(slots) if slot.kind == kind], set(useful))
     if len(mine) > SIZES:
         return None
     found: list[Cutting] = []
     for pieces in _fillings([slots[s].share for s in mine], WHOLE, of.max_partitions or WHOLE):
-        found.append(Cutting(kind, {s: n for s, n in zip(mine, pieces, strict=True) if n}))
+        found.append(Cutting(kind, tuple((s, n) for s, n in zip(mine, pieces, strict=True) if n)))
         if len(found) > MANY:
             return None
     return found
 
 
-def _instances(kind: int, of: Kind, mine: Sequence[int], useful: Sequence[bool]) -> list[Cutting]:
+def _instances(kind: int, of: Kind, mine: Sequence[int], useful: set[int]) -> list[Cutting]:
     assert of.geometry is not None
-    number = {instance: s for instance, s in zip(mig.GEOMETRIES[of.geometry], mine, strict=True)}
+    number = dict(zip(mig.GEOMETRIES[of.geometry], mine, strict=True))
     found: dict[tuple[tuple[int, int], ...], None] = {}
     for layout in mig.layouts(of.geometry):
-        pieces = Counter(number[instance] for instance in layout if useful[number[instance]])
+        pieces = Counter(number[instance] for instance in layout if number[instance] in useful)
         chosen = list(pieces.elements())[: of.max_partitions]
         found[tuple(sorted(Counter(chosen).items()))] = None
-    return [Cutting(kind, dict(pieces)) for pieces in found if pieces]
+    return [Cutting(kind, pieces) for pieces in found if pieces]
 
 
 def _fillings(shares: Sequence[int], room: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -74,7 +74,7 @@ def dearest(kind: int, of: Kind, slots: Sequence[Slot], price: NDArray[np.float6
     """
     mine = np.array([s for s, slot in enumerate(slots) if slot.kind == kind and price[s] > 0], dtype=np.int64)
     if not len(mine):
-        return 0.0, Cutting(kind, {})
+        return 0.0, Cutting(kind, ())
     shares = np.array([slots[s].share for s in mine])
     unit = int(np.gcd.reduce([*shares, WHOLE]))
     sizes, worth, whole = shares // unit, price[mine], WHOLE // unit
@@ -105,4 +105,4 @@ def dearest(kind: int, of: Kind, slots: Sequence[Slot], price: NDArray[np.float6
         pieces[int(mine[n])] += 1
         room -= int(sizes[n])
         row -= 1 if limited else 0
-    return float(best[rows - 1, whole]), Cutting(kind, dict(pieces))
+    return float(best[rows - 1, whole]), Cutting(kind, tuple(sorted(pieces.items())))

@@ -2,56 +2,169 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from cotenant.core.model import Kind
-from cotenant.core.plan import Partition
 from cotenant.planners import Problem
-from cotenant.planners.capacity import Cut, partitions, slowdown
+from cotenant.planners.capacity import Cut, slowdown
 from cotenant.planners.geometry.cuttings import Cutting
-from cotenant.planners.geometry.modes import Menu, Mode
+from cotenant.planners.geometry.modes import Menu, Mode, Slot
 from cotenant.predictors import Alone, Load
 
 SWAPS = 64  # devices among which modes change places; more are alike anyway
 
 
 class Group(msgspec.Struct):
-    """Devices that are alike. kind: index in the fleet; modes: one for each partition; count: how many devices."""
+    """Devices that are alike. kind: index in the fleet; modes: one for each partition; ids: their numbers."""
 
     kind: int
     modes: tuple[Mode, ...]
-    count: int
+    ids: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A partition of the plan in force. models: ascending; rates and procs: of each."""
+
+    slot: int
+    models: tuple[int, ...]
+    rates: tuple[float, ...]
+    procs: tuple[int, ...]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A device of the plan in force, as far as this problem knows its kind, shares and models."""
+
+    kind: int
+    id: int
+    places: tuple[Place, ...]
+
+
+def standing(problem: Problem, slots: Sequence[Slot], names: Sequence[str]) -> list[Standing]:
+    """The devices of the plan in force."""
+    kinds = {kind.name: k for k, kind in enumerate(problem.fleet)}
+    numbers = {(slots[s].kind, slots[s].share): s for s in reversed(range(len(slots)))}
+    index = {name: i for i, name in enumerate(names)}
+    found = []
+    for device in problem.current.devices if problem.current else ():
+        if device.kind not in kinds:
+            continue
+        kind = kinds[device.kind]
+        places = []
+        for partition in device.partitions:
+            known = sorted(
+                ((index[p.model], p) for p in partition.placements if p.model in index), key=lambda each: each[0]
+            )
+            if known and (kind, partition.share) in numbers:
+                places.append(
+                    Place(
+                        numbers[kind, partition.share],
+                        tuple(i for i, _ in known),
+                        tuple(max(p.rate, 1e-9) for _, p in known),
+                        tuple(p.procs for _, p in known),
+                    )
+                )
+        found.append(Standing(kind, device.id, tuple(places)))
+    return found
 
 
 def lay(
-    menu: Menu, modes: Sequence[tuple[Mode, int]], cuttings: Sequence[tuple[Cutting, int]], rooms: Sequence[int | None]
+    modes: Sequence[tuple[Mode, int]],
+    cuttings: Sequence[tuple[Cutting, int]],
+    rooms: Sequence[int | None],
+    stand: Sequence[Standing],
 ) -> list[Group]:
-    """Devices that hold the modes, in as few groups as they come. What finds no memory is left out."""
+    """Devices that hold the modes, in as few groups as they come. What finds no memory is left out.
+
+    Devices that stand keep what they can: first those that may stay as they are, then those that change least.
+    """
     pool: dict[int, Counter[Mode]] = {}
     for mode, count in modes:
         pool.setdefault(mode.slot, Counter())[mode] += count
+    left = dict(cuttings)
     groups: list[Group] = []
-    for cutting, count in sorted(cuttings, key=lambda each: -max(each[0].pieces, default=0)):
-        left = count
-        while left > 0:
-            chosen = _compose(cutting, pool, rooms[cutting.kind])
-            if not chosen:
-                break
-            times = min([left, *(pool[mode.slot][mode] // many for mode, many in chosen.items())])
-            for mode, many in chosen.items():
-                pool[mode.slot][mode] -= many * times
-            groups.append(Group(cutting.kind, tuple(chosen.elements()), times))
-            left -= times
+    for device in stand:
+        if (chosen := _kept(device, pool, left, rooms[device.kind])) is not None:
+            _take(pool, chosen, 1)
+            groups.append(Group(device.kind, tuple(chosen), (device.id,)))
+    free = [device for device in stand if device.id not in {g.ids[0] for g in groups if g.kind == device.kind}]
+    numbers = _Numbers(stand)
+    for cutting, count in sorted(left.items(), key=lambda each: each[0].pieces[-1:], reverse=True):
+        while count > 0 and (composed := _compose(cutting, pool, rooms[cutting.kind])):
+            times = min([count, *(pool[mode.slot][mode] // many for mode, many in composed.items())])
+            _take(pool, list(composed.elements()), times)
+            ids = [numbers.like(cutting.kind, composed, free) for _ in range(times)]
+            groups.append(Group(cutting.kind, tuple(composed.elements()), tuple(ids)))
+            count -= times
     return groups
+
+
+class _Numbers:
+    """Gives new devices numbers."""
+
+    def __init__(self, stand: Sequence[Standing]) -> None:
+        self._taken = {(device.kind, device.id) for device in stand}
+        self._next: Counter[int] = Counter()
+
+    def like(self, kind: int, modes: Counter[Mode], free: list[Standing]) -> int:
+        """That of the device among `free` that has most of the same, which is free no more; else a fresh one."""
+        own = Counter((mode.slot, mode.models) for mode in modes.elements())
+
+        def common(device: Standing) -> int:
+            return (own & Counter((place.slot, place.models) for place in device.places)).total()
+
+        able = [device for device in free if device.kind == kind]
+        if able:
+            best = max(able, key=common)
+            free.remove(best)
+            return best.id
+        while (kind, self._next[kind]) in self._taken:
+            self._next[kind] += 1
+        self._next[kind] += 1
+        return self._next[kind] - 1
+
+
+def _kept(
+    device: Standing, pool: dict[int, Counter[Mode]], left: dict[Cutting, int], room: int | None
+) -> list[Mode] | None:
+    """The modes of a device that may stay as it is, one fewer of its cutting being left; None where it may not."""
+    chosen: Counter[Mode] = Counter()
+    for place in device.places:
+        able = [
+            mode
+            for mode, n in pool.get(place.slot, {}).items()
+            if n > chosen[mode] and (mode.models, mode.procs) == (place.models, place.procs)
+        ]
+        if not able:
+            return None
+        chosen[able[0]] += 1
+    if not chosen or (room is not None and sum(mode.memory * n for mode, n in chosen.items()) > room):
+        return None
+    pieces = Counter(place.slot for place in device.places)
+    for cutting, count in left.items():
+        if count > 0 and cutting.kind == device.kind and pieces <= Counter(dict(cutting.pieces)):
+            left[cutting] -= 1
+            return list(chosen.elements())
+    return None
+
+
+def _take(pool: dict[int, Counter[Mode]], modes: Sequence[Mode], times: int) -> None:
+    for mode in modes:
+        pool[mode.slot][mode] -= times
 
 
 def _compose(cutting: Cutting, pool: dict[int, Counter[Mode]], room: int | None) -> Counter[Mode]:
     """One device: of each piece what there is most of, as far as memory goes."""
     chosen: Counter[Mode] = Counter()
-    for s, many in sorted(cutting.pieces.items(), reverse=True):
+    for s, many in sorted(cutting.pieces, reverse=True):
         for _ in range(many):
             able = [mode for mode, n in pool.get(s, {}).items() if n > chosen[mode]]
             if room is not None:
@@ -66,7 +179,8 @@ def pair(problem: Problem, menu: Menu, groups: list[Group], rooms: Sequence[int 
     """The same devices, with modes of equal shares changing places as long as slowdowns get less."""
     if isinstance(problem.interference, Alone) or sum(group.count for group in groups) > SWAPS:
         return groups
-    devices = [(group.kind, list(group.modes)) for group in groups for _ in range(group.count)]
+    devices = [(group.kind, list(group.modes)) for group in groups for _ in group.ids]
+    ids = [number for group in groups for number in group.ids]
     cost = [_slowness(problem, menu, kind, modes) for kind, modes in devices]
     improved = True
     while improved:
@@ -74,19 +188,20 @@ def pair(problem: Problem, menu: Menu, groups: list[Group], rooms: Sequence[int 
         for a in range(len(devices)):
             for b in range(a + 1, len(devices)):
                 (kind, mine), (_, theirs) = devices[a], devices[b]
+                room = rooms[kind] or math.inf
                 for i, one in enumerate(mine):
                     for j, other in enumerate(theirs):
                         if one.slot != other.slot or one == other:
                             continue
                         swapped = [*mine[:i], other, *mine[i + 1 :]], [*theirs[:j], one, *theirs[j + 1 :]]
-                        if any(rooms[kind] is not None and _memory(modes) > rooms[kind] for modes in swapped):  # type: ignore[operator]
+                        if any(_memory(modes) > room for modes in swapped):
                             continue
                         new = [_slowness(problem, menu, kind, modes) for modes in swapped]
                         if sum(new) < cost[a] + cost[b] - 1e-9:
                             mine[i], theirs[j] = other, one
                             cost[a], cost[b] = new
                             one, improved = other, True
-    return [Group(kind, tuple(modes), 1) for kind, modes in devices]
+    return [Group(kind, tuple(modes), (number,)) for (kind, modes), number in zip(devices, ids, strict=True)]
 
 
 def _memory(modes: Sequence[Mode]) -> int:
@@ -108,12 +223,12 @@ def _loads(menu: Menu, mode: Mode) -> list[Load]:
     return [Load(menu.names[i], batch, share) for i, batch in zip(mode.models, mode.batches, strict=True)]
 
 
-def cuts(menu: Menu, group: Group, factors: Sequence[float]) -> list[Cut]:
+def cuts(menu: Menu, group: Group, factors: NDArray[np.float64]) -> list[Cut]:
     """The partitions of one device, with a factor on the rates of each model."""
     return [
         Cut(
             menu.slots[mode.slot].share,
-            {menu.names[i]: rate * factors[i] for i, rate in zip(mode.models, mode.rates, strict=True)},
+            {menu.names[i]: rate * float(factors[i]) for i, rate in zip(mode.models, mode.rates, strict=True)},
             {menu.names[i]: n for i, n in zip(mode.models, mode.procs, strict=True) if n > 1},
         )
         for mode in group.modes

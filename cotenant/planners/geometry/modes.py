@@ -8,14 +8,15 @@ Two facts keep their number small.
 - Without a limit on what is useful, a mode of several models is a convex combination of modes of one: model i has
   L_i(b_i) / D of the time, and may use the same batch alone, since 2 · L_i(b_i) ≤ D + L_i(b_i) ≤ SLO_i. So modes of one
   model give the linear relaxation, whatever else partitions may hold.
-- A mode of three models or more is in the same way a convex combination of the modes of its pairs, each with weight
-  (L_i + L_j) / (k - 1) / D. So modes of pairs tell how much time-sharing costs, and those of larger sets never do better.
+- A mode of k > 2 models is in the same way a convex combination of the modes of its pairs, each with weight
+  (L_i + L_j) / (k - 1) / D. So modes of pairs tell what time-sharing costs, and those of larger sets never do better.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import combinations
 
 import msgspec
@@ -30,7 +31,7 @@ from cotenant.planners.capacity import Work, curve, footprint, least_round, satu
 Array = NDArray[np.float64]
 
 DIRECTIONS = 12  # in which the rates of a pair are looked at
-ROUNDS = 24  # lengths of a round that are tried for larger sets
+ROUNDS = 8  # lengths of a round that are tried for larger sets
 FINE = 1.01  # rates of a pair that differ by less are taken for one
 
 
@@ -162,17 +163,22 @@ class Menu:
             list(zip((rows + 1).tolist(), (columns + 1).tolist(), strict=True)),
         )
 
-    def frontier(self, s: int, a: int, b: int) -> list[Mode]:
-        """All modes of two models that no other beats in both rates, but for small differences."""
-        x, y, memory, batches = self._region(s, a, b)
-        models = int(self.owner[a]), int(self.owner[b])
-        procs = int(self.procs[a]), int(self.procs[b])
+    def frontiers(self, slots: Iterable[int]) -> list[Mode]:
+        """Of every two models on every slot the modes that no other beats in both rates, but for small differences."""
+        curves = [[tuple(row[np.isfinite(row)].tolist()) for row in rows] for rows in self.latency]
         found = []
-        most = 0.0
-        for n in np.lexsort((-y, -x)):
-            if y[n] > most * FINE:
-                most = float(y[n])
-                found.append(Mode(s, models, (float(x[n]), most), batches[n], procs, int(memory[n])))
+        for s in slots:
+            kind, room = self.slots[s].kind, self.slots[s].memory
+            for a, b in combinations(range(len(self.owner)), 2):
+                first, second = curves[s][a], curves[s][b]
+                if self.owner[a] == self.owner[b] or not first or not second:
+                    continue
+                models = int(self.owner[a]), int(self.owner[b])
+                procs = int(self.procs[a]), int(self.procs[b])
+                for x, y, batches in _frontier(first, second, float(self.slo[models[0]]), float(self.slo[models[1]])):
+                    memory = self.memory[kind, a, batches[0] - 1] + self.memory[kind, b, batches[1] - 1]
+                    if memory <= room:
+                        found.append(Mode(s, models, (procs[0] * x, procs[1] * y), batches, procs, int(memory)))
         return found
 
     def fills(self, value: Array, clip: Array) -> list[Mode]:
@@ -230,25 +236,28 @@ class Menu:
             int(sum(self.memory[slot.kind, v, b - 1] for _, v, b in chosen)),
         )
 
-    def towards(self, s: int, rates: dict[int, float], procs: dict[int, int]) -> Mode | None:
+    def _variants(self, models: Sequence[int], procs: Sequence[int]) -> list[int]:
+        wanted = zip(models, procs, strict=True)
+        return [int(v) for i, n in wanted for v in np.flatnonzero((self.owner == i) & (self.procs == n))]
+
+    def towards(self, s: int, models: tuple[int, ...], rates: Sequence[float], procs: tuple[int, ...]) -> Mode | None:
         """The mode that carries the largest multiple of some rates, to a thousandth; None where none carries any."""
-        models = sorted(rates)
-        variants = [int(np.flatnonzero((self.owner == i) & (self.procs == procs.get(i, 1)))[0]) for i in models]
-        curves = [self.latency[s, v][np.isfinite(self.latency[s, v])].tolist() for v in variants]
-        # Alone in turn, each would take this part of the time.
-        busy = sum(
-            rates[i] / (int(self.procs[v]) * saturate(known, float(self.slo[i]))[1] or math.nan)
-            for i, v, known in zip(models, variants, curves, strict=True)
-        )
-        if not busy > 0:
+        variants = self._variants(models, procs)
+        if len(variants) < len(models):
             return None
+        curves = [tuple(self.latency[s, v][np.isfinite(self.latency[s, v])].tolist()) for v in variants]
+        # Alone in turn, each would take this part of the time.
+        most = [saturate(known, float(self.slo[i]))[1] for i, known in zip(models, curves, strict=True)]
+        if not all(most):
+            return None
+        busy = sum(rate / (n * alone) for rate, n, alone in zip(rates, procs, most, strict=True))
         low, high, best = 0.0, 1 / busy, None
         while high - low > 1e-3 / busy:
             multiple = (low + high) / 2
             batches = least_round(
                 [
-                    Work(known, multiple * rates[i] / int(self.procs[v]), float(self.slo[i]))
-                    for i, v, known in zip(models, variants, curves, strict=True)
+                    Work(known, multiple * rate / n, float(self.slo[i]))
+                    for i, rate, n, known in zip(models, rates, procs, curves, strict=True)
                 ]
             )
             if batches is None:
@@ -262,15 +271,28 @@ class Menu:
         memory = sum(int(self.memory[kind, v, b - 1]) for v, b in zip(variants, best, strict=True))
         if memory > self.slots[s].memory:
             return None
-        number = [int(self.procs[v]) for v in variants]
         return Mode(
-            s,
-            tuple(models),
-            tuple(n * b / took for n, b in zip(number, best, strict=True)),
-            tuple(best),
-            tuple(number),
-            memory,
+            s, models, tuple(n * b / took for n, b in zip(procs, best, strict=True)), tuple(best), procs, memory
         )
+
+
+@lru_cache(maxsize=8192)
+def _frontier(
+    first: tuple[float, ...], second: tuple[float, ...], slo: float, other: float
+) -> list[tuple[float, float, tuple[int, int]]]:
+    """Rates of two models and their batches, of one worker each; `first` and `second` are seconds of batches 1, 2, …"""
+    length = np.array(first)[:, None] + np.array(second)[None, :]
+    fits = (length + np.array(first)[:, None] <= slo) & (length + np.array(second)[None, :] <= other)
+    rows, columns = np.nonzero(fits)
+    length = length[rows, columns]
+    x, y = (rows + 1) / length, (columns + 1) / length
+    found = []
+    most = 0.0
+    for n in np.lexsort((-y, -x)):
+        if y[n] > most * FINE:
+            most = float(y[n])
+            found.append((float(x[n]), most, (int(rows[n]) + 1, int(columns[n]) + 1)))
+    return found
 
 
 def slots_of(problem: Problem) -> list[Slot]:

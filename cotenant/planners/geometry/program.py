@@ -58,9 +58,9 @@ def solve(
     favour: Sequence[int] = (),
     gap: float = 1e-3,
     nodes: int = 1000,
-    seconds: float = 60.0,
-) -> Answer | None:
-    """The best mix of modes; None where none serves the rates, or none was found.
+    seconds: float = math.inf,
+) -> tuple[Answer | None, float]:
+    """The best mix of modes, and the seconds that it took; None where none serves the rates, or none was found.
 
     groups: for each mode, the group it belongs to; None: none. A partition may run any average over a group's modes,
     instead of one of them. whole: whether numbers of partitions and devices are whole. clip: of what a partition
@@ -83,7 +83,7 @@ def solve(
         entries.append((cutting.kind, at_cutting + n, 1.0))
         if ask.rooms[cutting.kind] is not None:
             entries.append((at_memory + cutting.kind, at_cutting + n, -1.0))
-        entries += [(at_slot + s, at_cutting + n, -float(many)) for s, many in cutting.pieces.items()]
+        entries += [(at_slot + s, at_cutting + n, -float(many)) for s, many in cutting.pieces]
     slot_of_group: dict[int, int] = {}
     for n, (mode, group) in enumerate(zip(modes, groups, strict=True)):
         kind = slots[mode.slot].kind
@@ -104,7 +104,7 @@ def solve(
     for g, s in slot_of_group.items():
         entries += [(at_of_group + g, at_group + g, -1.0), (at_slot + s, at_group + g, 1.0)]
     for (group, i), n in spills.items():
-        assert clip is not None
+        assert clip is not None and group is not None
         entries.append((at_cap + n, at_group + numbers[group], -float(clip[i])))
         entries += [(at_cap + n, at_spill + n, -1.0), (at_model + i, at_spill + n, -1.0)]
     entries += [(at_model + i, 0, -float(rate)) for i, rate in enumerate(ask.rates)]
@@ -114,8 +114,10 @@ def solve(
         cost[0] = 1.0
     else:
         cost[at_cutting:at_group] = [ask.prices[cutting.kind] for cutting in cuttings]
+    # All that stays together must weigh less than one device.
+    bonus = 1e-5 if ask.scale else -0.02 * min(ask.prices)
     for n in favour:
-        cost[at_mode + n] += (1 if ask.scale else -1) * 1e-5 * (1.0 if ask.scale else min(ask.prices))
+        cost[at_mode + n] += bonus
     low, high = np.full(rows, -math.inf), np.zeros(rows)
     high[:kinds] = ask.counts
     low[at_model:at_of_group], high[at_model:at_of_group] = 0.0, math.inf
@@ -131,12 +133,13 @@ def solve(
     program.setOptionValue("mip_max_nodes", nodes)
     program.setOptionValue("time_limit", seconds)
     program.run()
+    took = program.getRunTime()
     info = program.getInfo()
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None
+        return None, took
     solution = program.getSolution()
     values, duals = np.array(solution.col_value), np.array(solution.row_dual)
-    return Answer(
+    answer = Answer(
         value=info.objective_function_value,
         bound=info.mip_dual_bound if whole else info.objective_function_value,
         modes=np.rint(values[at_mode:at_spill]) if whole and not numbers else values[at_mode:at_spill],
@@ -144,6 +147,7 @@ def solve(
         worth=np.abs(duals[at_model:at_of_group]) if len(duals) else np.zeros(models),
         price=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
     )
+    return answer, took
 
 
 def _spills(modes: Sequence[Mode], groups: Sequence[int | None], clip: Array) -> dict[tuple[int | None, int], int]:
@@ -167,7 +171,7 @@ def _program(
     *,
     maximise: bool,
 ) -> highspy.Highs:
-    program = highspy.Highs()
+    program = highspy.Highs()  # type: ignore[no-untyped-call]
     program.setOptionValue("output_flag", False)
     program.setOptionValue("threads", 1)
     row, column, value = (np.array(each) for each in zip(*entries, strict=True))

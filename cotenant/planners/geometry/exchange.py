@@ -1,0 +1,188 @@
+"""For small fleets: devices emptied and filled again, over and over, as long as that leaves less unserved.
+
+An integer program has hundreds of columns for a few partitions, and finding good answers takes it seconds. Here a state
+is a whole plan. A step empties one or two devices, or some partitions of any, cuts them anew perhaps, and fills one
+piece after the other with the mode that leaves least unserved, at the relaxation's prices; thousands of modes are
+compared at once. That is ruin and recreate (Schrimpf et al., Journal of Computational Physics 159, 2000).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.planners.geometry.modes import Mode
+
+Array = NDArray[np.float64]
+
+AHEAD = 1.002  # of the best multiple so far, the one that is tried for
+LEAST = 0.05  # of all prices, the part that is spread evenly: a model that is cheap must not be forgotten
+SCATTERED = 0.5  # of steps, those that empty partitions anywhere; of which they leave alone
+ALONE = 0.75
+
+
+class Box(msgspec.Struct):
+    """A device while it is filled: slots of its pieces, and the mode on each; None where none is."""
+
+    kind: int
+    id: int | None
+    pieces: list[int]
+    modes: list[Mode | None]
+
+
+class Offer:
+    """What may lie on each slot. carried[s][n]: what mode n of slot s carries, as parts of the rates."""
+
+    def __init__(self, modes: Sequence[Mode], rates: Array) -> None:
+        self.modes: dict[int, list[Mode]] = {}
+        for mode in dict.fromkeys(modes):
+            self.modes.setdefault(mode.slot, []).append(mode)
+        self.carried = {}
+        self.memory = {}
+        for s, own in self.modes.items():
+            carried = np.zeros((len(own), len(rates)))
+            for n, mode in enumerate(own):
+                carried[n, list(mode.models)] = mode.rates
+            self.carried[s] = carried / rates
+            self.memory[s] = np.array([float(mode.memory) for mode in own])
+        self.number = {mode: n for own in self.modes.values() for n, mode in enumerate(own)}
+
+
+def exchange(
+    boxes: Sequence[Box],
+    offer: Offer,
+    cuttings: Sequence[Sequence[Sequence[int]]],
+    rooms: Sequence[int | None],
+    worth: Array,
+    *,
+    enough: float,
+    steps: int,
+) -> tuple[float, list[Box]]:
+    """The largest multiple of the rates that was found, and the devices; stops where it is `enough`.
+
+    boxes: the devices to begin with; those in no pieces are cut and filled. cuttings: for each kind, the pieces of each
+    way to cut it. worth: the price of each model's rate. steps: how many are tried.
+    """
+    state = _State(boxes, offer, cuttings, rooms, worth / worth.sum() + LEAST / len(worth))
+    rng = np.random.default_rng(0)
+    state.target = enough
+    for d, box in enumerate(state.boxes):
+        if not box.pieces:
+            state.begin(d)
+    best, kept = state.scale(), state.copy()
+    state.target = min(enough, best * AHEAD)
+    missing = state.missing()
+    for _ in range(steps):
+        if best >= enough * (1 - 1e-9):
+            break
+        before = state.copy()
+        state.fill(_emptied(state, rng))
+        now = state.missing()
+        if now > missing + 1e-12:
+            state.restore(before)
+            continue
+        missing = now
+        if state.scale() > best:
+            best, kept = state.scale(), state.copy()
+            state.target = min(enough, best * AHEAD)
+            missing = state.missing()
+    state.restore(kept)
+    return best, state.boxes
+
+
+def _emptied(state: _State, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Empties some partitions, and answers which, in the order in which they are to be filled."""
+    count = len(state.boxes)
+    if rng.random() < SCATTERED:
+        gone = [(d, p) for d, box in enumerate(state.boxes) for p in range(len(box.modes)) if rng.random() >= ALONE]
+    else:
+        gone = []
+        for d in rng.permutation(count)[: int(rng.integers(1, 3))].tolist():
+            box = state.boxes[d]
+            ways = state.cuttings[box.kind]
+            for p in range(len(box.modes)):
+                state.put(d, p, None)
+            pieces = ways[int(rng.integers(len(ways)))]
+            state.boxes[d] = Box(box.kind, box.id, list(pieces), [None] * len(pieces))
+            gone += [(d, p) for p in range(len(pieces))]
+    for d, p in gone:
+        state.put(d, p, None)
+    return [gone[n] for n in rng.permutation(len(gone)).tolist()]
+
+
+class _State:
+    """target: the multiple of the rates that is worth something. carried: parts of the rates, over all devices."""
+
+    def __init__(
+        self,
+        boxes: Sequence[Box],
+        offer: Offer,
+        cuttings: Sequence[Sequence[Sequence[int]]],
+        rooms: Sequence[int | None],
+        worth: Array,
+    ) -> None:
+        self.offer, self.cuttings, self.rooms, self.worth = offer, cuttings, rooms, worth
+        self.target = 1.0
+        self.boxes = [Box(box.kind, box.id, list(box.pieces), list(box.modes)) for box in boxes]
+        self.carried = np.zeros(len(worth))
+        for box in self.boxes:
+            for mode in box.modes:
+                if mode is not None:
+                    self.carried = self.carried + self._carries(mode)
+
+    def _carries(self, mode: Mode) -> Array:
+        carried: Array = self.offer.carried[mode.slot][self.offer.number[mode]]
+        return carried
+
+    def scale(self) -> float:
+        return float(self.carried.min())
+
+    def missing(self) -> float:
+        return float(np.maximum(self.target - self.carried, 0.0) @ self.worth)
+
+    def put(self, d: int, p: int, mode: Mode | None) -> None:
+        old = self.boxes[d].modes[p]
+        if old is not None:
+            self.carried = self.carried - self._carries(old)
+        if mode is not None:
+            self.carried = self.carried + self._carries(mode)
+        self.boxes[d].modes[p] = mode
+
+    def fill(self, places: Sequence[tuple[int, int]]) -> None:
+        """Put on each place what leaves least missing; nothing where nothing helps."""
+        for d, p in places:
+            box = self.boxes[d]
+            s = box.pieces[p]
+            if s not in self.offer.modes:
+                continue
+            left = np.maximum(self.target - self.carried - self.offer.carried[s], 0.0) @ self.worth
+            room = self.rooms[box.kind]
+            if room is not None:
+                taken = sum(mode.memory for mode in box.modes if mode is not None)
+                left[self.offer.memory[s] > room - taken] = np.inf
+            n = int(left.argmin())
+            if left[n] < self.missing() - 1e-12:
+                self.put(d, p, self.offer.modes[s][n])
+
+    def begin(self, d: int) -> None:
+        """Cut and fill an empty device in the way that leaves least missing."""
+        kind, number = self.boxes[d].kind, self.boxes[d].id
+        before, best = self.copy(), (math.inf, self.copy())
+        for pieces in self.cuttings[kind]:
+            self.restore(before)
+            self.boxes[d] = Box(kind, number, list(pieces), [None] * len(pieces))
+            self.fill([(d, p) for p in reversed(range(len(pieces)))])
+            if self.missing() < best[0]:
+                best = self.missing(), self.copy()
+        self.restore(best[1])
+
+    def copy(self) -> tuple[list[Box], Array]:
+        return [Box(box.kind, box.id, box.pieces, list(box.modes)) for box in self.boxes], self.carried
+
+    def restore(self, copy: tuple[list[Box], Array]) -> None:
+        self.boxes = [Box(box.kind, box.id, box.pieces, list(box.modes)) for box in copy[0]]
+        self.carried = copy[1]

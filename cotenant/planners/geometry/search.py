@@ -1,0 +1,444 @@
+"""The search for a plan: which modes the program may choose from, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.plan import Device, Partition, Plan
+from cotenant.core.units import WHOLE
+from cotenant.planners import Planner, Problem, bestfit, elastic, squishy
+from cotenant.planners.capacity import accounted, partitions
+from cotenant.planners.geometry import cuttings as ways
+from cotenant.planners.geometry.cuttings import Cutting
+from cotenant.planners.geometry.exchange import Box, Offer, exchange
+from cotenant.planners.geometry.layout import Group, cuts, lay, pair, standing
+from cotenant.planners.geometry.modes import Menu, Mode, slots_of
+from cotenant.planners.geometry.program import Answer, Ask, solve
+from cotenant.predictors import Alone, Load
+
+Array = NDArray[np.float64]
+Mix = tuple[list[tuple[Mode, int]], list[tuple[Cutting, int]]]
+
+FEW = 12  # models whose pairs are all looked at
+SMALL = 16  # devices up to which they are filled one by one
+MANY = 40  # devices beyond which partitions shared in time are too few to tighten the bound
+FOLDS = (1.0, 0.5, 0.0)  # of the worst that neighbours may do, the part that is reckoned with
+MIXED = 100  # modes of several models that the program may choose from
+STEPS = 6000  # of filling devices anew, for each second of the time limit
+CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of those, how many are tried
+FLEETS = 6
+REPAIRS = 4  # times that models which come short are asked for more
+RIVALS: tuple[Planner, ...] = (elastic.plan, bestfit.plan, squishy.plan)
+
+
+class Search:
+    """What stays the same while plans are looked for. names: models that some share can serve in time."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.fleet = problem.fleet
+        self.slots = slots_of(problem)
+        self.scale = problem.objective == "rate"
+        self.left = problem.time_limit
+        self._beside: dict[int, list[list[Load]]] = {}
+        asked = [name for name, rate in problem.rates.items() if rate > 0]
+        everyone = Menu(problem, asked, self.slots, np.ones((len(self.slots), len(asked))))
+        self.names = [asked[i] for i in sorted({mode.models[0] for mode in everyone.singles(light=False)})]
+        self.rates = np.array([problem.rates[name] for name in self.names])
+        self.menu = Menu(problem, self.names, self.slots, np.ones((len(self.slots), len(self.names))))
+        self.singles = self.menu.singles(light=False)
+        useful = {mode.slot for mode in self.singles}
+        self.useful = [s for s in range(len(self.slots)) if s in useful]
+        heaviest = max((mode.memory for mode in self.singles), default=0)
+        # Memory is no question where as many of the heaviest workers as there can be partitions fit.
+        self.rooms = [
+            None if kind.geometry or heaviest * (WHOLE // min(kind.cuts)) <= kind.memory else kind.memory
+            for kind in self.fleet
+        ]
+        prices = [kind.price for kind in self.fleet if kind.price is not None]
+        # A kind without a price, beside others that have one, comes last.
+        unknown = 2 * max(prices) if prices and max(prices) > 0 else 1.0
+        self.prices = [unknown if kind.price is None else kind.price for kind in self.fleet]
+        self.counts = [math.inf if kind.count is None else float(kind.count) for kind in self.fleet]
+        self.standing = standing(problem, self.slots, self.names)
+        self.cuttings: list[Cutting] = []
+        self._cut()
+        self.relaxed = self._relax(self._ask(scale=self.scale)) if self._limited() else None
+
+    def _limited(self) -> bool:
+        return bool(self.names) and not (self.scale and math.inf in self.counts)
+
+    def _ask(self, *, scale: bool, rates: Array | None = None, endless: bool = False) -> Ask:
+        return Ask(
+            rates=self.rates if rates is None else rates,
+            counts=[math.inf] * len(self.counts) if endless else self.counts,
+            prices=self.prices,
+            rooms=self.rooms,
+            scale=scale,
+        )
+
+    def _solve(self, ask: Ask, modes: Sequence[Mode], *, seconds: float = math.inf, **options: object) -> Answer | None:
+        """See `program.solve`; takes no longer than what is left."""
+        allowed = min(seconds, max(self.left, 0.02))
+        answer, took = solve(ask, self.slots, self.cuttings, modes, seconds=allowed, **options)  # type: ignore[arg-type]
+        self.left -= took
+        return answer
+
+    def _cut(self) -> None:
+        """Cuttings of every kind; where there are too many, those that the relaxation asks for."""
+        sampled = []
+        for k, kind in enumerate(self.fleet):
+            every = ways.every(k, kind, self.slots, self.useful)
+            if every is None:
+                sampled.append(k)
+                most = kind.max_partitions or WHOLE
+                own = [s for s in self.useful if self.slots[s].kind == k]
+                every = [Cutting(k, ((s, min(WHOLE // self.slots[s].share, most)),)) for s in own]
+            self.cuttings += every
+        improved = bool(sampled)
+        while improved:
+            improved = False
+            relaxed = self._solve(self._ask(scale=False, endless=True), self.singles, whole=False)
+            if relaxed is None:
+                break
+            for k in sampled:
+                worth, best = ways.dearest(k, self.fleet[k], self.slots, relaxed.price)
+                if worth > self.prices[k] * (1 + 1e-6) and best not in self.cuttings:
+                    self.cuttings.append(best)
+                    improved = True
+
+    # The bound.
+
+    def bound(self) -> float | None:
+        """What no sound plan can beat. With too few devices, how many there would have to be."""
+        if not self._limited():
+            return None
+        ask, relaxed = self._ask(scale=self.scale), self.relaxed
+        if relaxed is None:
+            ask = self._ask(scale=self.scale, endless=True)
+            relaxed = self._relax(ask)
+            if relaxed is None:
+                return None
+        limit = relaxed.value
+        if len(self.names) <= FEW and sum(relaxed.cuttings) <= MANY:
+            pairs = self.menu.pairs(self.useful, outer=True)
+            modes = [*self._ones(self.menu), *pairs]
+            whole = self._solve(
+                ask,
+                modes,
+                groups=[None if len(mode.models) == 1 else mode.slot for mode in modes],
+                clip=self.rates * (limit if self.scale else 1.0),
+                averaged=True,
+                nodes=300,
+                seconds=self.left / 3,
+            )
+            if whole is not None:
+                limit = min(limit, whole.bound) if self.scale else max(limit, whole.bound)
+        if not self.scale and all(kind.price is None for kind in self.fleet):
+            return float(math.ceil(limit - 1e-6))
+        return limit
+
+    def _ones(self, menu: Menu) -> list[Mode]:
+        return menu.singles(light=any(self.rooms))
+
+    def _relax(self, ask: Ask) -> Answer | None:
+        return self._solve(ask, self._ones(self.menu), whole=False)
+
+    # The plan.
+
+    def plan(self) -> Plan:
+        limit = self.bound()
+        best = self._account(())
+        if self.names:
+            for candidate in self._candidates():
+                if self._merit(candidate) > self._merit(best):
+                    best = candidate
+                if self._reaches(best, limit):
+                    break
+        return msgspec.structs.replace(best, bound=limit)
+
+    def feasible(self) -> Plan | None:
+        """Any plan that serves the rates."""
+        if self.relaxed is None or len(self.names) < sum(rate > 0 for rate in self.problem.rates.values()):
+            return None
+        for candidate in self._candidates(first=True):
+            if not candidate.unserved:
+                return candidate
+        return None
+
+    def _candidates(self, *, first: bool = False) -> Iterable[Plan]:
+        """Plans, each a try of its own. first: any that serves the rates will do."""
+        small = bool(self.names) and self._devices() <= SMALL
+        for fold in (0.0,) if isinstance(self.problem.interference, Alone) else FOLDS:
+            menu = self.menu
+            if fold > 0:
+                menu = Menu(self.problem, self.names, self.slots, self._slow(fold))
+            if small:
+                yield from self._exchanged(menu, first=first)
+            if fold in (0.0, FOLDS[0]) and not self.scale and self._devices() <= MANY:
+                for rival in RIVALS:
+                    yield self._account(rival(self.problem).devices)
+            if self.relaxed is not None and not small:
+                yield from self._tries(menu, scale=self.scale)
+            if not self.scale and not small and not first and math.inf not in self.counts:
+                yield from self._tries(menu, scale=True)
+
+    def _devices(self) -> float:
+        """About how many there will be."""
+        return sum(self.counts) if self.relaxed is None or self.scale else float(sum(self.relaxed.cuttings))
+
+    def _exchanged(self, menu: Menu, *, first: bool) -> Iterable[Plan]:
+        """What emptying and filling devices finds, from the fewest devices up."""
+        priced = self.relaxed or self._relax(self._ask(scale=self.scale, endless=True))
+        if priced is None:
+            return
+        worth = priced.worth * self.rates
+        enough = self.relaxed.value if self.scale and self.relaxed else 1.0
+        offer = Offer(self._offered(menu, priced), self.rates)
+        pieces = [
+            [[s for s, many in cutting.pieces for _ in range(many)] for cutting in self.cuttings if cutting.kind == k]
+            for k in range(len(self.fleet))
+        ]
+        for kinds in self._fleets(first=first):
+            boxes = self._boxes(menu, kinds, offer, pieces)
+            steps = round(STEPS * self.problem.time_limit)
+            served, filled = exchange(boxes, offer, pieces, self.rooms, worth, enough=enough, steps=steps)
+            yield self._laid(menu, self._grouped(filled), limit=math.inf if self.scale else 1.0)
+            if served >= 1 - 1e-9 and not self.scale:
+                return
+
+    def _fleets(self, *, first: bool) -> Iterable[list[int]]:
+        """Kinds of devices to try with, cheapest first; at last all that there are."""
+        every = [k for k, count in enumerate(self.counts) for _ in range(int(min(count, SMALL)))]
+        if self.scale or self.relaxed is None or first:
+            yield every
+            return
+        most = [range(int(min(count, SMALL)) + 1) for count in self.counts]
+        choices = (
+            counts
+            for counts in itertools.islice(itertools.product(*most), CHOICES)
+            if 0 < sum(counts) <= SMALL and self._cost(counts) >= self.relaxed.value - 1e-9
+        )
+        tried = 0
+        for counts in sorted(choices, key=self._cost):
+            ask = msgspec.structs.replace(self._ask(scale=False), counts=[float(count) for count in counts])
+            if self._relax(ask) is not None:
+                yield [k for k, count in enumerate(counts) for _ in range(count)]
+                tried += 1
+            if tried == FLEETS:
+                break
+        yield every
+
+    def _cost(self, counts: Sequence[int]) -> float:
+        return sum(price * count for price, count in zip(self.prices, counts, strict=True))
+
+    def _offered(self, menu: Menu, priced: Answer) -> list[Mode]:
+        """All modes of one model and of two, the best of more, and those of the plan in force."""
+        clip = self.rates * (priced.value if self.scale else 1.0)
+        places = {place for device in self.standing for place in device.places}
+        standing = [mode for place in places if (mode := menu.towards(*msgspec.structs.astuple(place))) is not None]
+        pairs = menu.frontiers(self.useful) if len(self.names) <= FEW else []
+        return [*standing, *self._ones(menu), *pairs, *menu.fills(priced.worth, clip)]
+
+    def _boxes(
+        self, menu: Menu, kinds: Sequence[int], offer: Offer, pieces: Sequence[Sequence[Sequence[int]]]
+    ) -> list[Box]:
+        """Devices to begin with: those of the plan in force, and others in one piece each."""
+        known = {(mode.slot, mode.models): mode for modes in offer.modes.values() for mode in reversed(modes)}
+        left = list(kinds)
+        boxes = []
+        for device in self.standing:
+            modes = [known.get((place.slot, place.models)) for place in device.places]
+            if device.kind in left and all(modes):
+                left.remove(device.kind)
+                boxes.append(Box(device.kind, device.id, [place.slot for place in device.places], modes))
+        return boxes + [Box(kind, None, [], []) for kind in left]
+
+    def _grouped(self, boxes: Sequence[Box]) -> list[Group]:
+        """As groups of one, with numbers."""
+        taken = {(box.kind, box.id) for box in boxes}
+        groups = []
+        for box in boxes:
+            modes = tuple(mode for mode in box.modes if mode is not None)
+            number = box.id if box.id is not None else next(n for n in itertools.count() if (box.kind, n) not in taken)
+            taken.add((box.kind, number))
+            if modes:
+                groups.append(Group(box.kind, modes, (number,)))
+        return groups
+
+    def _tries(self, menu: Menu, *, scale: bool) -> Iterable[Plan]:
+        """What the program answers; where models come short of it, once more with more asked for them."""
+        wanted = self.rates.copy()
+        for _ in range(REPAIRS):
+            mix = self._find(menu, self._ask(scale=scale, rates=wanted))
+            if mix is None:
+                return
+            plan = self._laid(menu, lay(*mix, self.rooms, self.standing), limit=math.inf if self.scale else 1.0)
+            yield plan
+            served = np.array([plan.rate(name) for name in self.names]) / self.rates
+            target = float(served.max()) if self.scale else 1.0
+            if scale != self.scale or (served > target * (1 - 1e-6)).all():
+                return
+            wanted *= np.clip(1.005 * target / np.maximum(served, 1e-9), 1.0, 1.5)
+
+    def _merit(self, plan: Plan) -> tuple[float, float, float, int]:
+        """More is better: the least part of a rate that is served, the part over all, the price, and what stays."""
+        served = [plan.rate(name) / rate for name, rate in zip(self.names, self.rates, strict=True)]
+        price = {kind.name: price for kind, price in zip(self.fleet, self.prices, strict=True)}
+        spent = sum(price[device.kind] for device in plan.devices)
+        over_all = 0.0 if self.scale else sum(min(1.0, part) for part in served)
+        return round(min(served), 6), round(over_all, 6), -spent, _stays(plan, self.problem.current)
+
+    def _reaches(self, plan: Plan, limit: float | None) -> bool:
+        if self.scale or limit is None or plan.unserved:
+            return False
+        return -self._merit(plan)[2] <= limit * (1 + 1e-6)
+
+    def _account(self, devices: Sequence[Device]) -> Plan:
+        plan = Plan(planner="geometry", objective=self.problem.objective, devices=tuple(devices))
+        return accounted(plan, self.problem)
+
+    def _find(self, menu: Menu, ask: Ask) -> Mix | None:
+        """Modes and cuttings, and how many of each; None where nothing serves what is asked."""
+        ones = self._ones(menu)
+        relaxed = self._solve(ask, ones, whole=False)
+        if relaxed is None:
+            return None
+        clip = ask.rates * (relaxed.value if ask.scale else 1.0)
+        chosen = self._mixed(menu, ask, ones, relaxed)
+        standing = {(place.slot, place.models) for device in self.standing for place in device.places}
+        favour = [n for n, mode in enumerate(chosen) if (mode.slot, mode.models) in standing]
+        answer = self._solve(ask, chosen, clip=clip, favour=favour, gap=1e-3, nodes=200)
+        if answer is None:
+            return None
+        return (
+            [(mode, int(n)) for mode, n in zip(chosen, answer.modes, strict=True) if n > 0],
+            [(cutting, int(n)) for cutting, n in zip(self.cuttings, answer.cuttings, strict=True) if n > 0],
+        )
+
+    def _mixed(self, menu: Menu, ask: Ask, ones: Sequence[Mode], relaxed: Answer) -> list[Mode]:
+        """Of a large fleet: modes of one model that are near what the relaxation pays, and the best of several."""
+
+        def worth(mode: Mode) -> float:
+            value = sum(relaxed.worth[i] * rate for i, rate in zip(mode.models, mode.rates, strict=True))
+            price = float(relaxed.price[mode.slot])
+            return value / price if price > 0 else 1.0
+
+        near = [mode for mode in ones if worth(mode) >= 0.9]
+        rest = ask.rates * (relaxed.value if ask.scale else 1.0)
+        for mode, n in zip(ones, relaxed.modes, strict=True):
+            rest[mode.models[0]] -= math.floor(n + 1e-6) * mode.rates[0]
+        several = menu.fills(relaxed.worth, np.maximum(rest, 0.0))
+        if len(self.names) <= FEW:
+            several += menu.pairs(self.useful, outer=False)
+        return near + sorted(several, key=worth, reverse=True)[:MIXED]
+
+    def _laid(self, menu: Menu, groups: list[Group], *, limit: float) -> Plan:
+        """The plan with these devices, for no more than a multiple `limit` of the rates."""
+        groups = pair(self.problem, menu, groups, self.rooms)
+        carried = np.full(len(self.names), 1e-12)
+        for group in groups:
+            for mode in group.modes:
+                for i, rate in zip(mode.models, mode.rates, strict=True):
+                    carried[i] += rate * group.count
+        factors = np.minimum(1.0, self.rates / carried)
+        if limit > 1:
+            factors = self.rates * float((carried / self.rates).min()) / carried
+            factors *= self._stretch(menu, groups, factors)
+        devices = [
+            Device(kind=self.fleet[group.kind].name, id=number, partitions=made)
+            for group, made in zip(groups, [self._fitted(menu, group, factors) for group in groups], strict=True)
+            for number in group.ids
+        ]
+        return self._account(devices)
+
+    def _stretch(self, menu: Menu, groups: Sequence[Group], factors: Array) -> float:
+        """By how much more than was reckoned all rates may grow, with the neighbours that there are."""
+        low, high = 1.0, 1.0 if isinstance(self.problem.interference, Alone) else 2.0
+        while high - low > 1e-3:
+            multiple = (low + high) / 2
+            if all(self._fits(menu, group, factors * multiple) for group in groups):
+                low = multiple
+            else:
+                high = multiple
+        return low
+
+    def _fits(self, menu: Menu, group: Group, factors: Array) -> tuple[Partition, ...] | None:
+        return partitions(self.problem, self.fleet[group.kind], cuts(menu, group, factors))
+
+    def _fitted(self, menu: Menu, group: Group, factors: Array) -> tuple[Partition, ...]:
+        """The partitions of one device; where its neighbours slow each other too much, with what they can carry."""
+        kind = self.fleet[group.kind]
+        made = self._fits(menu, group, factors)
+        low, high = 0.0, 1.0
+        for _ in range(0 if made else 10):
+            part = (low + high) / 2
+            less = self._fits(menu, group, factors * part)
+            if less is None:
+                high = part
+            else:
+                low, made = part, less
+        if made is None:
+            return ()
+        part = low or 1.0
+        return partitions(self.problem, kind, cuts(menu, group, factors * part), full=True) or made
+
+    def _slow(self, fold: float) -> Array:
+        """For each slot and model, a part of the slowdown that the worst neighbours cause."""
+        slow = np.ones((len(self.slots), len(self.names)))
+        batches = {(mode.slot, mode.models[0]): mode.batches[0] for mode in self.singles}
+        for (s, i), batch in batches.items():
+            victim = Load(self.names[i], batch, self.slots[s].share)
+            worst = max(
+                (self.problem.interference.slowdown(victim, beside) for beside in self._neighbours(s, batches)),
+                default=1.0,
+            )
+            slow[s, i] = 1 + fold * (worst - 1)
+        return slow
+
+    def _neighbours(self, s: int, batches: dict[tuple[int, int], int]) -> list[list[Load]]:
+        """What may lie beside a partition on slot s and fill the rest of the device: one, two or three of a model."""
+        if s not in self._beside:
+            slot = self.slots[s]
+            found = []
+            for many in range(1, min(3, (self.fleet[slot.kind].max_partitions or WHOLE) - 1) + 1):
+                room = (WHOLE - slot.share) // many
+                fitting = [t for t in self.useful if self.slots[t].kind == slot.kind and self.slots[t].share <= room]
+                if fitting:
+                    t = max(fitting, key=lambda t: self.slots[t].share)
+                    share = self.slots[t].share
+                    found += [
+                        [Load(name, batches[t, j], share)] * many
+                        for j, name in enumerate(self.names)
+                        if (t, j) in batches
+                    ]
+            self._beside[s] = self._worst(s, found, batches)
+        return self._beside[s]
+
+    def _worst(self, s: int, found: list[list[Load]], batches: dict[tuple[int, int], int]) -> list[list[Load]]:
+        """Of many neighbours those that slow one model most: who is bad for one is bad for others."""
+        if len(found) <= 60:
+            return found
+        i = next(i for i in range(len(self.names)) if (s, i) in batches)
+        victim = Load(self.names[i], batches[s, i], self.slots[s].share)
+        return sorted(found, key=lambda beside: -self.problem.interference.slowdown(victim, beside))[:10]
+
+
+def _stays(plan: Plan, current: Plan | None) -> int:
+    """How many partitions are as they were, on the same device with the same models."""
+
+    def what(of: Plan | None) -> Counter[object]:
+        return Counter(
+            (device.kind, device.id, partition.share, frozenset(p.model for p in partition.placements))
+            for device in (of.devices if of else ())
+            for partition in device.partitions
+        )
+
+    return (what(plan) & what(current)).total() if current else 0
