@@ -78,6 +78,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Requests per second that the plan carries for a model."""
         return sum(placement.rate for _, _, placement in self.placements() if placement.model == model)
 
+    def rates(self) -> dict[str, float]:
+        """Requests per second that the plan carries, for each model that it places."""
+        carried: dict[str, float] = {}
+        for _, _, placement in self.placements():
+            carried[placement.model] = carried.get(placement.model, 0.0) + placement.rate
+        return carried
+
     def to_json(self) -> bytes:
         file = _PlanFile(
             objective=self.objective,

@@ -310,7 +310,8 @@ def assemble(problem: Problem, planner: str, bins: Sequence[Bin]) -> Plan:
 
 def accounted(plan: Plan, problem: Problem) -> Plan:
     """The plan with what it leaves `unserved` of the rates asked for, its scale and its cost."""
-    served = {model: plan.rate(model) for model in problem.rates}
+    carried = plan.rates()
+    served = {model: carried.get(model, 0.0) for model in problem.rates}
     unserved = {
         model: asked - served[model] for model, asked in problem.rates.items() if asked - served[model] > SLACK * asked
     }

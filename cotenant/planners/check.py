@@ -175,7 +175,8 @@ def _loads(partition: Partition) -> list[Load]:
 def _rates(plan: Plan, problem: Problem) -> list[Violation]:
     """Served plus unserved is what was asked for, or that multiple of it that the plan serves where it serves more."""
     found = []
-    served = {name: plan.rate(name) for name in problem.rates}
+    carried = plan.rates()
+    served = {name: carried.get(name, 0.0) for name in problem.rates}
     for name, asked in problem.rates.items():
         asked *= max(1.0, plan.scale)
         unserved = plan.unserved.get(name, 0.0)

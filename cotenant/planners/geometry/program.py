@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import highspy
 import msgspec
@@ -56,6 +56,7 @@ def solve(
     clip: Array | None = None,
     averaged: bool = False,
     favour: Sequence[int] = (),
+    least: Mapping[Mode | Cutting, float] | None = None,
     gap: float = 1e-3,
     nodes: int = 1000,
     seconds: float = math.inf,
@@ -65,7 +66,7 @@ def solve(
     groups: for each mode, the group it belongs to; None: none. A partition may run any average over a group's modes,
     instead of one of them. whole: whether numbers of partitions and devices are whole. clip: of what a partition
     carries of a model, the most that counts; averaged: of a group's modes, on average rather than in each. favour:
-    modes that win a tie. nodes, seconds: when to stop searching.
+    modes that win a tie. least: of each mode and cutting, the least number. nodes, seconds: when to stop searching.
     """
     groups = groups or [None] * len(modes)
     numbers = {group: n for n, group in enumerate(dict.fromkeys(g for g in groups if g is not None))}
@@ -121,14 +122,17 @@ def solve(
     low, high = np.full(rows, -math.inf), np.zeros(rows)
     high[:kinds] = ask.counts
     low[at_model:at_of_group], high[at_model:at_of_group] = 0.0, math.inf
-    least, most = np.zeros(columns), np.full(columns, math.inf)
+    lower, upper = np.zeros(columns), np.full(columns, math.inf)
     if not ask.scale:
-        least[0] = most[0] = 1.0
+        lower[0] = upper[0] = 1.0
+    if least:
+        lower[at_cutting:at_group] = [least.get(cutting, 0.0) for cutting in cuttings]
+        lower[at_mode:at_spill] = [least.get(mode, 0.0) for mode in modes]
     integral = np.zeros(columns, dtype=bool)
     if whole:
         integral[at_cutting:at_mode] = True
         integral[[at_mode + n for n in own]] = True
-    program = _program(entries, cost, (low, high), (least, most), integral if whole else None, maximise=ask.scale)
+    program = _program(entries, cost, (low, high), (lower, upper), integral if whole else None, maximise=ask.scale)
     program.setOptionValue("mip_rel_gap", gap)
     program.setOptionValue("mip_max_nodes", nodes)
     program.setOptionValue("time_limit", seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -173,7 +173,7 @@ class Search:
                 return candidate
         return None
 
-    def _candidates(self, *, first: bool = False) -> Iterable[Plan]:
+    def _candidates(self, *, first: bool = False) -> Generator[Plan, None, None]:
         """Plans, each a try of its own. first: any that serves the rates will do."""
         small = bool(self.names) and self._devices() <= SMALL
         for fold in (0.0,) if isinstance(self.problem.interference, Alone) else FOLDS:
@@ -185,9 +185,10 @@ class Search:
             if fold in (0.0, FOLDS[0]) and not self.scale and self._devices() <= MANY:
                 for rival in RIVALS:
                     yield self._account(rival(self.problem).devices)
-            if self.relaxed is not None and not small:
-                yield from self._tries(menu, scale=self.scale)
-            if not self.scale and not small and not first and math.inf not in self.counts:
+            if small:
+                continue
+            served = self.relaxed is not None and (yield from self._tries(menu, scale=self.scale))
+            if not served and not self.scale and not first and math.inf not in self.counts:
                 yield from self._tries(menu, scale=True)
 
     def _devices(self) -> float:
@@ -206,7 +207,8 @@ class Search:
             [[s for s, many in cutting.pieces for _ in range(many)] for cutting in self.cuttings if cutting.kind == k]
             for k in range(len(self.fleet))
         ]
-        for kinds in self._fleets(first=first):
+        for fleet in self._fleets(first=first):
+            kinds = [k for k in fleet if pieces[k]]
             boxes = self._boxes(menu, kinds, offer, pieces)
             steps = round(STEPS * self.problem.time_limit)
             served, filled = exchange(boxes, offer, pieces, self.rooms, worth, enough=enough, steps=steps)
@@ -273,28 +275,40 @@ class Search:
                 groups.append(Group(box.kind, modes, (number,)))
         return groups
 
-    def _tries(self, menu: Menu, *, scale: bool) -> Iterable[Plan]:
-        """What the program answers; where models come short of it, once more with more asked for them."""
+    def _tries(self, menu: Menu, *, scale: bool) -> Generator[Plan, None, bool]:
+        """What the program answers; where models come short of it, once more with more asked for them.
+
+        Returns whether all came to what they should.
+        """
         wanted = self.rates.copy()
         for _ in range(REPAIRS):
             mix = self._find(menu, self._ask(scale=scale, rates=wanted))
             if mix is None:
-                return
+                return False
             plan = self._laid(menu, lay(*mix, self.rooms, self.standing), limit=math.inf if self.scale else 1.0)
             yield plan
-            served = np.array([plan.rate(name) for name in self.names]) / self.rates
+            served = self._served(plan)
             target = float(served.max()) if self.scale else 1.0
-            if scale != self.scale or (served > target * (1 - 1e-6)).all():
-                return
+            if (served > target * (1 - 1e-6)).all():
+                return True
+            if scale != self.scale:
+                return False
             wanted *= np.clip(1.005 * target / np.maximum(served, 1e-9), 1.0, 1.5)
+        return False
 
     def _merit(self, plan: Plan) -> tuple[float, float, float, int]:
         """More is better: the least part of a rate that is served, the part over all, the price, and what stays."""
-        served = [plan.rate(name) / rate for name, rate in zip(self.names, self.rates, strict=True)]
+        served = self._served(plan).tolist()
         price = {kind.name: price for kind, price in zip(self.fleet, self.prices, strict=True)}
         spent = sum(price[device.kind] for device in plan.devices)
         over_all = 0.0 if self.scale else sum(min(1.0, part) for part in served)
         return round(min(served), 6), round(over_all, 6), -spent, _stays(plan, self.problem.current)
+
+    def _served(self, plan: Plan) -> Array:
+        """The part of each model's rate."""
+        carried = plan.rates()
+        parts: Array = np.array([carried.get(name, 0.0) for name in self.names]) / self.rates
+        return parts
 
     def _reaches(self, plan: Plan, limit: float | None) -> bool:
         if self.scale or limit is None or plan.unserved:
@@ -315,7 +329,10 @@ class Search:
         chosen = self._mixed(menu, ask, ones, relaxed)
         standing = {(place.slot, place.models) for device in self.standing for place in device.places}
         favour = [n for n, mode in enumerate(chosen) if (mode.slot, mode.models) in standing]
-        answer = self._solve(ask, chosen, clip=clip, favour=favour, gap=1e-3, nodes=200)
+        # Most of a large fleet is as the relaxation has it; the question is the rest.
+        numbers = zip([*ones, *self.cuttings], [*relaxed.modes, *relaxed.cuttings], strict=True)
+        least = {each: max(0, math.floor(n + 1e-6) - 1) for each, n in numbers}
+        answer = self._solve(ask, chosen, clip=clip, favour=favour, least=least, gap=1e-3, nodes=200)
         if answer is None:
             return None
         return (
