@@ -100,6 +100,7 @@ PLANNERS: dict[str, str] = {
     "bestfit": "cotenant.planners.bestfit",
     "elastic": "cotenant.planners.elastic",
     "ideal": "cotenant.planners.ideal",
+    "geometry": "cotenant.planners.geometry",
 }
 
 
