@@ -110,16 +110,27 @@ def largest_rate(group: Group) -> float:
     )
 
 
-def largest(serves: Serves, mix: Mapping[str, float], start: float) -> float:
-    """The largest x, to 0.5 %, at which x times the mix is served, by bisection from `start` on; 0 where none is."""
+def largest(serves: Serves, mix: Mapping[str, float], start: float, *, beyond: bool = False) -> float:
+    """The largest x, to 0.5 %, at which x times the mix is served, by bisection from `start` on; 0 where none is.
+
+    beyond: half as much again is looked at from above in steps of 2 %, for those who serve a rate and not a lower one:
+    the published scripts look from above, too.
+    """
 
     def works(x: float) -> bool:
         return serves({role: weight * x for role, weight in mix.items()})
 
+    def between(low: float, high: float) -> float:
+        while high - low > 0.005 * low and high > start / 1000:
+            middle = (low + high) / 2
+            low, high = (middle, high) if works(middle) else (low, middle)
+        return low
+
     low, high = 0.0, start
     while works(high):
         low, high = high, 2 * high
-    while high - low > 0.005 * low and high > start / 1000:
-        middle = (low + high) / 2
-        low, high = (middle, high) if works(middle) else (low, middle)
+    low = between(low, high)
+    for percent in range(50, 0, -2) if beyond and low else ():
+        if works(low * (1 + percent / 100)):
+            return between(low * (1 + percent / 100), low * (1 + percent / 100 + 0.02))
     return low

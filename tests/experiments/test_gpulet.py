@@ -136,6 +136,14 @@ def test_largest_rate_is_found_to_half_a_percent() -> None:
     assert rates.largest(lambda _: False, {"a": 1.0}, 100.0) == 0
 
 
+def test_a_rate_that_is_served_above_one_that_is_not_is_found_from_above() -> None:
+    def works(asked: Mapping[str, float]) -> bool:
+        return asked["a"] <= 90 or 120 <= asked["a"] <= 125
+
+    assert rates.largest(works, {"a": 1.0}, 100.0) == pytest.approx(90, rel=0.005)
+    assert rates.largest(works, {"a": 1.0}, 100.0, beyond=True) == pytest.approx(125, rel=0.006)
+
+
 @needs_data
 def test_game_is_seven_models_with_a_target_of_their_own() -> None:
     (game, traffic, *groups) = fig17._groups("synthetic-0.8", GPULET)
