@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core import mig
+from cotenant.core.model import Kind, Model
+from cotenant.core.profile import Point, Profile
+from cotenant.planners import Problem
+from cotenant.planners.geometry.modes import FINE, Menu, Mode, Slot, slots_of
+from tests.planners.problems import MIB, linear
+
+SHARES = (250, 500, 1000)
+
+
+def made(seed: int, memory: int = 1 << 40) -> Problem:
+    """Three models on one kind, measured with one and with two workers; larger batches take more memory."""
+    rng = np.random.default_rng(seed)
+    models, profiles = [], {}
+    for name in "abc":
+        fixed, work = 0.002 + 0.01 * rng.random(), 0.0005 + 0.003 * rng.random()
+        points = [
+            Point(share=s, batch=b, latency=(fixed + work * b) * 1000 / s * more, memory=b * MIB, procs=procs)
+            for procs, more in ((1, 1.0), (2, float(rng.uniform(1.2, 2.5))))
+            for s in SHARES
+            for b in (1, 2, 5)
+        ]
+        profiles[name, "k"] = Profile(name, "k", points)
+        models.append(Model(name=name, slo=float(rng.uniform(0.01, 0.2)), max_batch=int(rng.choice((2, 5)))))
+    return Problem(
+        models=tuple(models),
+        rates=dict.fromkeys("abc", 100.0),
+        fleet=(Kind(name="k", cuts=SHARES, memory=memory),),
+        profiles=profiles,
+    )
+
+
+def menu(problem: Problem) -> Menu:
+    slots, names = slots_of(problem), list(problem.rates)
+    return Menu(problem, names, slots, np.ones((len(slots), len(names))))
+
+
+def runs(problem: Problem, slot: Slot, models: Sequence[int]) -> Iterator[Mode]:
+    """Every choice of batches and workers of these models that holds their targets and fits, of more than none."""
+    kind = problem.fleet[slot.kind].name
+    own = [problem.models[i] for i in models]
+    options = [
+        [
+            (n, b, problem.profiles[model.name, kind].latency(b, slot.share, n))
+            for n in (1, 2)
+            for b in range(1, (model.max_batch or 0) + 1)
+        ]
+        for model in own
+    ]
+    for chosen in product(*options):
+        length = sum(latency for _, _, latency in chosen)
+        memory = sum(n * problem.profiles[m.name, kind].memory(b) for m, (n, b, _) in zip(own, chosen, strict=True))
+        if memory <= slot.memory and all(length + lat <= m.slo for m, (_, _, lat) in zip(own, chosen, strict=True)):
+            rates = tuple(n * b / length for n, b, _ in chosen)
+            yield Mode(0, tuple(models), rates, tuple(b for _, b, _ in chosen), tuple(n for n, _, _ in chosen), memory)
+
+
+rooms = st.sampled_from((1 << 40, 6 * MIB))
+seeds = st.integers(0, 1000)
+
+
+@given(seed=seeds, room=rooms)
+def test_a_model_alone_carries_what_the_best_batch_does(seed: int, room: int) -> None:
+    problem = made(seed, room)
+    offered = menu(problem)
+    best = {(mode.slot, mode.models[0]): mode.rates[0] for mode in offered.singles(light=False)}
+    lighter = offered.singles(light=True)
+    for (s, slot), i in product(enumerate(offered.slots), range(3)):
+        able = list(runs(problem, slot, [i]))
+        assert best.get((s, i), 0.0) == pytest.approx(max((mode.rates[0] for mode in able), default=0.0))
+        own = [mode for mode in lighter if (mode.slot, mode.models) == (s, (i,))]
+        for mode in able:
+            assert any(other.rates[0] >= mode.rates[0] * (1 - 1e-9) and other.memory <= mode.memory for other in own)
+        for mode, other in combinations(own, 2):
+            assert mode.rates > other.rates and mode.memory > other.memory
+
+
+@given(seed=seeds, room=rooms, angle=st.floats(0, math.pi / 2))
+def test_outer_corners_hold_whatever_two_models_carry(seed: int, room: int, angle: float) -> None:
+    """In every direction some corner lies as far out as any mode: the region of the corners holds all modes."""
+    problem = made(seed, room)
+    offered = menu(problem)
+    corners = offered.pairs(range(len(offered.slots)), outer=True)
+    for (s, slot), (a, b) in product(enumerate(offered.slots), combinations(range(3), 2)):
+        able = list(runs(problem, slot, [a, b]))
+        mine = [mode for mode in corners if (mode.slot, mode.models) == (s, (a, b))]
+        assert bool(able) == bool(mine)
+        if able:
+            most = [max(mode.rates[n] for mode in able) for n in (0, 1)]
+            toward = np.array([math.cos(angle) / most[0], math.sin(angle) / most[1]])
+            reached = max(float(toward @ mode.rates) for mode in mine)
+            assert reached >= max(float(toward @ mode.rates) for mode in able) * (1 - 1e-9)
+            # and not much farther
+            assert reached <= max(float(toward @ mode.rates) for mode in able) * 1.05 + 0.05
+
+
+@given(seed=seeds, room=rooms)
+def test_pairs_and_their_frontiers_are_modes_that_nothing_beats(seed: int, room: int) -> None:
+    problem = made(seed, room)
+    offered = menu(problem)
+    every = range(len(offered.slots))
+    inner, frontier = offered.pairs(every, outer=False), offered.frontiers(every)
+    for (s, slot), (a, b) in product(enumerate(offered.slots), combinations(range(3), 2)):
+        able = {
+            (mode.batches, mode.procs): msgspec.structs.replace(mode, slot=s) for mode in runs(problem, slot, [a, b])
+        }
+        for mode in (mode for mode in (*inner, *frontier) if (mode.slot, mode.models) == (s, (a, b))):
+            real = able[mode.batches, mode.procs]
+            assert mode.rates == pytest.approx(real.rates)
+            assert mode.memory == real.memory
+        if room < 1 << 40:
+            continue  # the frontier is of what time allows; what it leaves to memory may be beaten
+        own = [mode.rates for mode in frontier if (mode.slot, mode.models) == (s, (a, b))]
+        for x, y in (mode.rates for mode in able.values()):
+            assert any(p >= x * (1 - 1e-9) and q >= y / FINE * (1 - 1e-9) for p, q in own)
+
+
+@given(seed=seeds, asked=st.tuples(*[st.floats(1, 100)] * 3), count=st.integers(1, 3))
+def test_towards_some_rates_no_batches_go_farther(seed: int, asked: tuple[float, ...], count: int) -> None:
+    problem = made(seed)
+    offered = menu(problem)
+    models = tuple(range(count))
+    for (s, slot), procs in product(enumerate(offered.slots), product((1, 2), repeat=count)):
+        found = offered.towards(s, models, asked[:count], procs)
+        able = [mode for mode in runs(problem, slot, models) if mode.procs == procs]
+        far = max((min(r / want for r, want in zip(mode.rates, asked, strict=False)) for mode in able), default=0.0)
+        if found is None:
+            assert not able
+            continue
+        assert any(mode.batches == found.batches for mode in able)
+        reached = min(r / want for r, want in zip(found.rates, asked, strict=False))
+        assert far * (1 - 3e-3) <= reached <= far * (1 + 1e-9)
+
+
+@given(seed=seeds, room=rooms, worth=st.tuples(*[st.floats(0.01, 1)] * 3))
+def test_fills_are_modes(seed: int, room: int, worth: tuple[float, ...]) -> None:
+    problem = made(seed, room)
+    offered = menu(problem)
+    for mode in offered.fills(np.array(worth), np.full(3, 100.0)):
+        real = {(m.batches, m.procs): m for m in runs(problem, offered.slots[mode.slot], mode.models)}
+        assert len(mode.models) > 1
+        assert mode.rates == pytest.approx(real[mode.batches, mode.procs].rates)
+        assert mode.memory == real[mode.batches, mode.procs].memory
+
+
+def test_many_small_models_fill_one_partition() -> None:
+    names = "abcd"
+    problem = Problem(
+        models=tuple(Model(name=name, slo=0.1) for name in names),
+        rates=dict.fromkeys(names, 10.0),
+        fleet=(Kind(name="k"),),
+        profiles={(name, "k"): linear(name, "k", 0.001, 0.001, cuts=(1000,)) for name in names},
+    )
+    found = menu(problem).fills(np.ones(4), np.full(4, 10.0))
+    assert any(mode.models == (0, 1, 2, 3) and min(mode.rates) >= 10 for mode in found)
+
+
+def test_neighbours_slow_what_is_offered() -> None:
+    problem = made(1)
+    plain = menu(problem)
+    slowed = Menu(problem, plain.names, plain.slots, np.full((3, 3), 1.5))
+    assert slowed.latency == pytest.approx(plain.latency * 1.5)
+
+
+def test_slots_are_shares_or_instances() -> None:
+    cuts = mig.cuts("mig-a100-80gb")
+    whole = Kind(name="whole", memory=5)
+    sliced = Kind(name="sliced", cuts=cuts, geometry="mig-a100-80gb", memory=16 << 30)
+    problem = Problem(models=(), rates={}, fleet=(whole, sliced), profiles={})
+    first, *others = slots_of(problem)
+    assert first == Slot(0, 1000, 5)
+    # An instance never has more than the device; of one seventh there are two sorts.
+    assert [slot.share for slot in others] == [142, 142, 285, 428, 571, 1000]
+    assert others[0].memory < 10 << 30 < others[1].memory == 16 << 30
