@@ -271,6 +271,51 @@ def partitions(
     return tuple(result)
 
 
+def as_batched(
+    problem: Problem, kind: Kind, cuts: Sequence[Cut], chosen: Sequence[Sequence[int]]
+) -> tuple[Partition, ...] | None:
+    """The cuts of one device with these batches; None where they break a promise beside the neighbours, or memory."""
+    loads = [
+        [Load(model, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
+        for cut, batches in zip(cuts, chosen, strict=True)
+    ]
+    made, needs = [], []
+    for i, (cut, own) in enumerate(zip(cuts, loads, strict=True)):
+        procs = [cut.procs.get(load.model, 1) for load in own]
+        beside = loads[:i] + loads[i + 1 :]
+        latencies = [
+            slowdown(problem, load, beside) * curve(problem, load.model, kind.name, cut.share, n)[load.batch - 1]
+            for load, n in zip(own, procs, strict=True)
+        ]
+        duty = sum(latencies)
+        for load, latency, n in zip(own, latencies, procs, strict=True):
+            late = duty + latency > problem.model(load.model).slo
+            if late or n * load.batch < cut.rates[load.model] * duty * (1 - SLACK):
+                return None
+        need = sum(
+            n * footprint(problem, kind.name, load.model, load.batch) for load, n in zip(own, procs, strict=True)
+        )
+        needs.append((cut.share, need))
+        placed = zip(own, latencies, procs, strict=True)
+        made.append(
+            Partition(
+                share=cut.share,
+                placements=tuple(
+                    Placement(
+                        model=load.model,
+                        batch=load.batch,
+                        rate=cut.rates[load.model],
+                        duty=duty,
+                        latency=latency,
+                        procs=n,
+                    )
+                    for load, latency, n in placed
+                ),
+            )
+        )
+    return tuple(made) if housed(kind, needs) else None
+
+
 def housed(kind: Kind, needs: Sequence[tuple[int, int]]) -> bool:
     """Whether a device has the memory for partitions of (share in ‰, bytes), and where MIG cuts it, the places."""
     if sum(need for _, need in needs) > kind.memory:

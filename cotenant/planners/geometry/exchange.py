@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import msgspec
 import numpy as np
@@ -51,6 +52,12 @@ class Offer:
             self.memory[s] = np.array([float(mode.memory) for mode in own])
         self.number = {mode: n for own in self.modes.values() for n, mode in enumerate(own)}
 
+    def for_more(self, times: Array) -> Offer:
+        """The same where so many times each rate is wanted."""
+        other = copy(self)
+        other.carried = {s: carried / times for s, carried in self.carried.items()}
+        return other
+
 
 def exchange(
     boxes: Sequence[Box],
@@ -69,12 +76,20 @@ def exchange(
     """
     state = _State(boxes, offer, cuttings, rooms, worth / worth.sum() + LEAST / len(worth))
     rng = np.random.default_rng(0)
-    state.target = enough
-    for d, box in enumerate(state.boxes):
-        if not box.pieces:
-            state.begin(d)
-    best, kept = state.scale(), state.copy()
-    state.target = min(enough, best * AHEAD)
+    empty = state.copy()
+    best, kept = -1.0, empty
+    # What is too much to try for leaves some models out: less may serve more.
+    for state.target in (enough, enough / 2, enough / 4, enough / 8):
+        state.restore(empty)
+        for d, box in enumerate(state.boxes):
+            if not box.pieces:
+                state.begin(d)
+        if state.scale() > best:
+            best, kept = state.scale(), state.copy()
+        if best > state.target / 2:
+            break
+    state.restore(kept)
+    state.target = min(enough, best * AHEAD) or enough / 8
     missing = state.missing()
     for _ in range(steps):
         if best >= enough * (1 - 1e-9):

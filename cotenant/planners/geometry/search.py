@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.units import WHOLE
-from cotenant.planners import Planner, Problem, bestfit, elastic, squishy
-from cotenant.planners.capacity import accounted, partitions
+from cotenant.planners import Planner, Problem, bestfit, elastic, ideal, squishy
+from cotenant.planners.capacity import accounted, as_batched, partitions
 from cotenant.planners.geometry import cuttings as ways
 from cotenant.planners.geometry.cuttings import Cutting
 from cotenant.planners.geometry.exchange import Box, Offer, exchange
@@ -29,11 +29,17 @@ Mix = tuple[list[tuple[Mode, int]], list[tuple[Cutting, int]]]
 FEW = 12  # models whose pairs are all looked at
 SMALL = 16  # devices up to which they are filled one by one
 MANY = 40  # devices beyond which partitions shared in time are too few to tighten the bound
-FOLDS = (1.0, 0.5, 0.0)  # of the worst that neighbours may do, the part that is reckoned with
+FOLDS = (
+    1.0,
+    0.5,
+    0.0,
+)  # of what neighbours may do, the quantiles that are reckoned with: the worst, the usual, the least
 MIXED = 100  # modes of several models that the program may choose from
 STEPS = 6000  # of filling devices anew, for each second of the time limit
 CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of those, how many are tried
 FLEETS = 6
+PARTS = (1.0, 0.97, 0.93, 0.87, 0.8, 0.7, 0.55, 0.4, 0.2)  # of what a device was to carry, those that are tried
+BISECTIONS = 6
 REPAIRS = 4  # times that models which come short are asked for more
 RIVALS: tuple[Planner, ...] = (elastic.plan, bestfit.plan, squishy.plan)
 
@@ -162,7 +168,26 @@ class Search:
                     best = candidate
                 if self._reaches(best, limit):
                     break
+        if self.scale and limit is not None and not isinstance(self.problem.interference, Alone):
+            best = self._bisected(best, limit)
         return msgspec.structs.replace(best, bound=limit)
+
+    def _bisected(self, best: Plan, limit: float) -> Plan:
+        """A plan for a larger multiple of the rates, asked for one multiple after the other: with neighbours in play
+        that finds more than to ask for the largest."""
+        low, high = max(0.0, best.scale), limit
+        for _ in range(BISECTIONS):
+            multiple = (low + high) / 2
+            rates = {name: rate * multiple for name, rate in self.problem.rates.items()}
+            asked = msgspec.structs.replace(
+                self.problem, rates=rates, objective="devices", time_limit=self.problem.time_limit / BISECTIONS
+            )
+            found = Search(asked).feasible()
+            if found is None:
+                high = multiple
+            else:
+                low, best = multiple, self._account(found.devices)
+        return best
 
     def feasible(self) -> Plan | None:
         """Any plan that serves the rates."""
@@ -176,13 +201,12 @@ class Search:
     def _candidates(self, *, first: bool = False) -> Generator[Plan, None, None]:
         """Plans, each a try of its own. first: any that serves the rates will do."""
         small = bool(self.names) and self._devices() <= SMALL
-        for fold in (0.0,) if isinstance(self.problem.interference, Alone) else FOLDS:
-            menu = self.menu
-            if fold > 0:
-                menu = Menu(self.problem, self.names, self.slots, self._slow(fold))
+        alone = isinstance(self.problem.interference, Alone)
+        for fold in FOLDS[:1] if alone else FOLDS:
+            menu = self.menu if alone else Menu(self.problem, self.names, self.slots, self._slow(fold))
             if small:
                 yield from self._exchanged(menu, first=first)
-            if fold in (0.0, FOLDS[0]) and not self.scale and self._devices() <= MANY:
+            if fold == FOLDS[0] and not self.scale and self._devices() <= MANY:
                 for rival in RIVALS:
                     yield self._account(rival(self.problem).devices)
             if small:
@@ -191,29 +215,41 @@ class Search:
             if not served and not self.scale and not first and math.inf not in self.counts:
                 yield from self._tries(menu, scale=True)
 
+        if not alone and not self.scale and self._devices() <= ideal.DEVICES:
+            yield self._account(ideal.plan(self.problem).devices)
+
     def _devices(self) -> float:
         """About how many there will be."""
         return sum(self.counts) if self.relaxed is None or self.scale else float(sum(self.relaxed.cuttings))
 
     def _exchanged(self, menu: Menu, *, first: bool) -> Iterable[Plan]:
         """What emptying and filling devices finds, from the fewest devices up."""
-        priced = self.relaxed or self._relax(self._ask(scale=self.scale, endless=True))
+        priced = self._solve(self._ask(scale=self.scale, endless=not self.scale), self._ones(menu), whole=False)
         if priced is None:
             return
         worth = priced.worth * self.rates
-        enough = self.relaxed.value if self.scale and self.relaxed else 1.0
+        enough = priced.value if self.scale else 1.0
         offer = Offer(self._offered(menu, priced), self.rates)
         pieces = [
             [[s for s, many in cutting.pieces for _ in range(many)] for cutting in self.cuttings if cutting.kind == k]
             for k in range(len(self.fleet))
         ]
         for fleet in self._fleets(first=first):
-            kinds = [k for k in fleet if pieces[k]]
-            boxes = self._boxes(menu, kinds, offer, pieces)
-            steps = round(STEPS * self.problem.time_limit)
-            served, filled = exchange(boxes, offer, pieces, self.rooms, worth, enough=enough, steps=steps)
-            yield self._laid(menu, self._grouped(filled), limit=math.inf if self.scale else 1.0)
-            if served >= 1 - 1e-9 and not self.scale:
+            boxes = self._boxes([k for k in fleet if pieces[k]], offer)
+            wanted = np.ones(len(self.names))
+            for _ in range(REPAIRS):
+                steps = round(STEPS * self.problem.time_limit)
+                served, boxes = exchange(
+                    boxes, offer.for_more(wanted), pieces, self.rooms, worth, enough=enough, steps=steps
+                )
+                plan = self._laid(menu, self._grouped(boxes), limit=math.inf if self.scale else 1.0)
+                yield plan
+                parts = self._served(plan)
+                target = float(parts.max()) if self.scale else 1.0
+                if (not self.scale and served < 1 - 1e-9) or (parts > target * (1 - 1e-6)).all():
+                    break
+                wanted *= np.clip(1.005 * target / np.maximum(parts, 1e-9), 1.0, 1.5)
+            if not self.scale and (parts > 1 - 1e-6).all():
                 return
 
     def _fleets(self, *, first: bool) -> Iterable[list[int]]:
@@ -249,9 +285,7 @@ class Search:
         pairs = menu.frontiers(self.useful) if len(self.names) <= FEW else []
         return [*standing, *self._ones(menu), *pairs, *menu.fills(priced.worth, clip)]
 
-    def _boxes(
-        self, menu: Menu, kinds: Sequence[int], offer: Offer, pieces: Sequence[Sequence[Sequence[int]]]
-    ) -> list[Box]:
+    def _boxes(self, kinds: Sequence[int], offer: Offer) -> list[Box]:
         """Devices to begin with: those of the plan in force, and others in one piece each."""
         known = {(mode.slot, mode.models): mode for modes in offer.modes.values() for mode in reversed(modes)}
         left = list(kinds)
@@ -388,36 +422,38 @@ class Search:
         return low
 
     def _fits(self, menu: Menu, group: Group, factors: Array) -> tuple[Partition, ...] | None:
-        return partitions(self.problem, self.fleet[group.kind], cuts(menu, group, factors))
+        wanted = cuts(menu, group, factors)
+        kind = self.fleet[group.kind]
+        return (
+            partitions(self.problem, kind, wanted, full=True)
+            or partitions(self.problem, kind, wanted)
+            or as_batched(self.problem, kind, wanted, [mode.batches for mode in group.modes])
+        )
 
     def _fitted(self, menu: Menu, group: Group, factors: Array) -> tuple[Partition, ...]:
-        """The partitions of one device; where its neighbours slow each other too much, with what they can carry."""
-        kind = self.fleet[group.kind]
-        made = self._fits(menu, group, factors)
-        low, high = 0.0, 1.0
-        for _ in range(0 if made else 10):
-            part = (low + high) / 2
-            less = self._fits(menu, group, factors * part)
-            if less is None:
-                high = part
-            else:
-                low, made = part, less
-        if made is None:
+        """The partitions of one device; where neighbours slow each other too much, with less, or with fewer of them.
+
+        Slowdowns need not fall with rates, nor with batches: hence no bisection.
+        """
+        if not group.modes:
             return ()
-        part = low or 1.0
-        return partitions(self.problem, kind, cuts(menu, group, factors * part), full=True) or made
+        for part in PARTS:
+            if (made := self._fits(menu, group, factors * part)) is not None:
+                return made
+        fewer = (group.modes[:n] + group.modes[n + 1 :] for n in range(len(group.modes)))
+        others = [self._fitted(menu, Group(group.kind, modes, group.ids), factors) for modes in fewer]
+        return max(others, key=lambda cut: sum(p.rate for partition in cut for p in partition.placements))
 
     def _slow(self, fold: float) -> Array:
-        """For each slot and model, a part of the slowdown that the worst neighbours cause."""
+        """For each slot and model, a quantile of the slowdowns that neighbours may cause."""
         slow = np.ones((len(self.slots), len(self.names)))
         batches = {(mode.slot, mode.models[0]): mode.batches[0] for mode in self.singles}
         for (s, i), batch in batches.items():
-            victim = Load(self.names[i], batch, self.slots[s].share)
-            worst = max(
-                (self.problem.interference.slowdown(victim, beside) for beside in self._neighbours(s, batches)),
-                default=1.0,
-            )
-            slow[s, i] = 1 + fold * (worst - 1)
+            victims = [Load(self.names[i], rows, self.slots[s].share) for rows in {1, batch}]
+            beside = self._neighbours(s, batches)
+            if beside:
+                worst = [max(self.problem.interference.slowdown(v, other) for v in victims) for other in beside]
+                slow[s, i] = np.quantile(worst, fold)
         return slow
 
     def _neighbours(self, s: int, batches: dict[tuple[int, int], int]) -> list[list[Load]]:
@@ -432,9 +468,10 @@ class Search:
                     t = max(fitting, key=lambda t: self.slots[t].share)
                     share = self.slots[t].share
                     found += [
-                        [Load(name, batches[t, j], share)] * many
+                        [Load(name, rows, share)] * many
                         for j, name in enumerate(self.names)
                         if (t, j) in batches
+                        for rows in {1, batches[t, j]}
                     ]
             self._beside[s] = self._worst(s, found, batches)
         return self._beside[s]
