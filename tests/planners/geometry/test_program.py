@@ -1,0 +1,144 @@
+"""Programs that are small enough to solve by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from cotenant.planners.geometry.cuttings import Cutting
+from cotenant.planners.geometry.modes import Mode, Slot
+from cotenant.planners.geometry.program import Answer, Ask, solve
+
+WHOLE, HALF = Slot(0, 1000, 100), Slot(0, 500, 100)
+UNCUT, HALVES = Cutting(0, ((0, 1),)), Cutting(0, ((1, 2),))
+
+
+def mode(slot: int, rates: dict[int, float], memory: int = 0) -> Mode:
+    ones = (1,) * len(rates)
+    return Mode(slot, tuple(rates), tuple(rates.values()), ones, ones, memory)
+
+
+def ask(*rates: float, scale: bool = False, count: float = math.inf, room: int | None = None) -> Ask:
+    return Ask(rates=np.array(rates), counts=[count], prices=[1.0], rooms=[room], scale=scale)
+
+
+def solved(
+    asked: Ask, modes: Sequence[Mode], cuttings: Sequence[Cutting] = (UNCUT, HALVES), **options: object
+) -> Answer:
+    answer, _ = solve(asked, [WHOLE, HALF], cuttings, modes, **options)  # type: ignore[arg-type]
+    assert answer is not None
+    return answer
+
+
+def test_devices_come_in_parts_or_whole() -> None:
+    """10 requests/s on a device; 25 asked for."""
+    alone = [mode(0, {0: 10.0})]
+    parts = solved(ask(25.0), alone, whole=False)
+    assert (parts.value, parts.bound) == pytest.approx((2.5, 2.5))
+    assert parts.modes == pytest.approx([2.5]) and parts.cuttings == pytest.approx([2.5, 0])
+    assert parts.worth == pytest.approx([0.1])  # a request/s is worth a tenth of a device
+    assert parts.price[0] == pytest.approx(1.0)
+    whole = solved(ask(25.0), alone)
+    assert (whole.value, whole.modes.tolist(), whole.cuttings.tolist()) == (3, [3], [3, 0])
+    assert 2.5 <= whole.bound <= 3
+
+
+def test_the_largest_multiple_on_some_devices() -> None:
+    answer = solved(ask(25.0, scale=True, count=2), [mode(0, {0: 10.0})])
+    assert answer.value == pytest.approx(0.8)
+    assert answer.bound == pytest.approx(0.8)
+
+
+def test_a_device_is_cut_for_what_runs_on_it() -> None:
+    """On half a device a model carries 6 of the 10 that it carries on all of it; the other one 3 of 10."""
+    modes = [mode(0, {0: 10.0}), mode(1, {0: 6.0}), mode(0, {1: 10.0}), mode(1, {1: 3.0})]
+    answer = solved(ask(12.0, 10.0), modes)
+    assert (answer.value, answer.modes.tolist(), answer.cuttings.tolist()) == (2, [0, 2, 1, 0], [1, 1])
+
+
+def test_too_few_devices_serve_nothing_that_must_be_served() -> None:
+    assert solve(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], whole=False)[0] is None
+    assert solve(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})])[0] is None
+
+
+def test_the_cheaper_kind_is_taken_as_far_as_there_are_any() -> None:
+    slots, cuttings = [Slot(0, 1000, 1), Slot(1, 1000, 1)], [Cutting(0, ((0, 1),)), Cutting(1, ((1, 1),))]
+    asked = Ask(rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], rooms=[None, None], scale=False)
+    answer, _ = solve(asked, slots, cuttings, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
+    assert answer is not None
+    assert (answer.value, answer.cuttings.tolist()) == (5, [1, 2])
+
+
+def test_memory_keeps_modes_apart() -> None:
+    """Two halves with 60 each: a device with room for 100 holds one of them."""
+    halves = [mode(1, {0: 5.0}, memory=60)]
+    assert solved(ask(20.0), halves).value == 2
+    assert solved(ask(20.0, room=100), halves).cuttings.sum() == 3  # on average 100 a device, which bounds more
+    assert solved(ask(20.0, room=60), halves).value == 4
+
+
+def test_more_than_is_asked_of_a_model_counts_for_nothing() -> None:
+    both = [mode(0, {0: 10.0, 1: 2.0}), mode(0, {1: 4.0})]
+    assert solved(ask(20.0, 4.0), both).value == 2
+    # A partition carries at most what is useful of a model; here 5 of its 10 requests/s.
+    assert solved(ask(20.0, 4.0), both, clip=np.array([5.0, 4.0])).value == 4
+
+
+def test_a_partition_runs_an_average_of_a_group() -> None:
+    """One partition for half of the time in either mode; two where a partition has one mode."""
+    apart = [mode(0, {0: 10.0}), mode(0, {1: 10.0})]
+    assert solved(ask(5.0, 5.0), apart).value == 2
+    assert solved(ask(5.0, 5.0), apart, groups=[0, 0]).value == 1
+    assert solved(ask(5.0, 6.0), apart, groups=[0, 0]).value == 2
+
+
+def test_of_an_average_only_what_is_useful_counts() -> None:
+    """A mode's 40 requests/s for half of the time are 20: useful on average, though not in the mode."""
+    modes, clip = [mode(0, {0: 40.0}), mode(0, {1: 10.0})], np.array([20.0, 5.0])
+    assert solved(ask(20.0, 5.0), modes, groups=[0, 0], clip=clip, averaged=True).value == 1
+    assert solved(ask(20.0, 5.0), modes, groups=[0, 0], clip=clip).value > 1
+    # On average a partition still carries no more than is useful.
+    assert solved(ask(40.0, 5.0), modes, groups=[0, 0], clip=clip, averaged=True).value == 2
+
+
+def test_favoured_modes_win_a_tie_and_nothing_else() -> None:
+    same = [mode(0, {0: 10.0}), mode(0, {0: 10.0}, memory=1), mode(0, {0: 20.0})]
+    for n in (0, 1):
+        answer = solved(ask(10.0), same[:2], favour=[n])
+        assert answer.modes[n] == 1 and answer.cuttings.sum() == 1
+    assert solved(ask(20.0), same, favour=[0]).cuttings.sum() == 1
+
+
+def test_numbers_may_start_from_some() -> None:
+    """What is not needed is there all the same."""
+    one = mode(0, {0: 10.0})
+    answer = solved(ask(10.0), [one], least={one: 2.0, UNCUT: 3.0})
+    assert (answer.modes.tolist(), answer.cuttings.tolist()) == ([2], [3, 0])
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_no_whole_answer_beats_the_bound_nor_the_parts(scale: bool) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        modes = [mode(int(s), {int(i): float(rng.uniform(1, 9))}) for s in (0, 1) for i in (0, 1, 2)]
+        asked = ask(*rng.uniform(1, 60, 3).tolist(), scale=scale, count=30)
+        whole, parts = solved(asked, modes), solved(asked, modes, whole=False)
+        sign = -1 if scale else 1
+        assert sign * parts.value <= sign * whole.bound + 1e-6 <= sign * whole.value + 2e-6
+        served = np.zeros(3)
+        for each, n in zip(modes, whole.modes, strict=True):
+            served[each.models[0]] += each.rates[0] * n
+        assert (served >= asked.rates * (whole.value if scale else 1.0) * (1 - 1e-6)).all()
+        assert whole.modes[[0, 1, 2]].sum() <= whole.cuttings[0]
+        assert whole.modes[[3, 4, 5]].sum() <= 2 * whole.cuttings[1]
+
+
+def test_no_time_is_no_answer_or_a_sound_one() -> None:
+    asked = msgspec.structs.replace(ask(25.0), counts=[3])
+    answer, took = solve(asked, [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], seconds=0.0)
+    assert answer is None or answer.value == 3
+    assert took < 1
