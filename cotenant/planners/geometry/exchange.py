@@ -89,6 +89,8 @@ def exchange(
         if best > state.target / 2:
             break
     state.restore(kept)
+    if any(box.pieces for box in boxes) and _mended(state, rng, enough, steps // 4):
+        return state.scale(), state.boxes
     state.target = min(enough, best * AHEAD) or enough / 8
     missing = state.missing()
     for _ in range(steps):
@@ -107,6 +109,22 @@ def exchange(
             missing = state.missing()
     state.restore(kept)
     return best, state.boxes
+
+
+def _mended(state: _State, rng: np.random.Generator, enough: float, tries: int) -> bool:
+    """Whether changing a few partitions is enough; the fewest first. Where it is not, all is as before."""
+    before = state.copy()
+    state.target = enough
+    for n in range(tries):
+        places = [(d, p) for d, box in enumerate(state.boxes) for p in range(len(box.modes))]
+        few = [places[k] for k in rng.permutation(len(places))[: 1 + 4 * n // tries].tolist()]
+        for d, p in few:
+            state.put(d, p, None)
+        state.fill(few)
+        if state.scale() >= enough * (1 - 1e-9):
+            return True
+        state.restore(before)
+    return False
 
 
 def _emptied(state: _State, rng: np.random.Generator) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.planners import Problem
-from cotenant.planners.capacity import Work, curve, footprint, least_round, saturate
+from cotenant.planners.capacity import SLACK, Work, curve, footprint, least_round, saturate
 
 Array = NDArray[np.float64]
 
@@ -252,8 +252,11 @@ class Menu:
             return None
         busy = sum(rate / (n * alone) for rate, n, alone in zip(rates, procs, most, strict=True))
         low, high, best = 0.0, 1 / busy, None
+        first = True
         while high - low > 1e-3 / busy:
-            multiple = (low + high) / 2
+            # Rates that a plan in force has are carried exactly.
+            multiple = 1.0 if first and busy < 1 + SLACK else (low + high) / 2
+            first = False
             batches = least_round(
                 [
                     Work(known, multiple * rate / n, float(self.slo[i]))

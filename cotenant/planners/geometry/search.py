@@ -51,12 +51,14 @@ class Search:
         self.problem = problem
         self.fleet = problem.fleet
         self.slots = slots_of(problem)
-        self.scale = problem.objective == "rate"
         self.left = problem.time_limit
         self._beside: dict[int, list[list[Load]]] = {}
         asked = [name for name, rate in problem.rates.items() if rate > 0]
         everyone = Menu(problem, asked, self.slots, np.ones((len(self.slots), len(asked))))
         self.names = [asked[i] for i in sorted({mode.models[0] for mode in everyone.singles(light=False)})]
+        # Where some model cannot be served at all no multiple is: the others get the rates that they ask for.
+        self.hopeless = len(self.names) < len(asked)
+        self.scale = problem.objective == "rate" and not self.hopeless
         self.rates = np.array([problem.rates[name] for name in self.names])
         self.menu = Menu(problem, self.names, self.slots, np.ones((len(self.slots), len(self.names))))
         self.singles = self.menu.singles(light=False)
@@ -124,6 +126,8 @@ class Search:
 
     def bound(self) -> float | None:
         """What no sound plan can beat. With too few devices, how many there would have to be."""
+        if self.hopeless and self.problem.objective == "rate":
+            return 0.0
         if not self._limited():
             return None
         ask, relaxed = self._ask(scale=self.scale), self.relaxed
@@ -182,26 +186,30 @@ class Search:
             asked = msgspec.structs.replace(
                 self.problem, rates=rates, objective="devices", time_limit=self.problem.time_limit / BISECTIONS
             )
-            found = Search(asked).feasible()
+            found = Search(asked).feasible(thorough=False)
             if found is None:
                 high = multiple
             else:
                 low, best = multiple, self._account(found.devices)
         return best
 
-    def feasible(self) -> Plan | None:
+    def feasible(self, *, thorough: bool = True) -> Plan | None:
         """Any plan that serves the rates."""
-        if self.relaxed is None or len(self.names) < sum(rate > 0 for rate in self.problem.rates.values()):
+        if not self.names and not self.hopeless:
+            return self._account(())
+        if self.relaxed is None or self.hopeless:
             return None
-        for candidate in self._candidates(first=True):
+        for candidate in self._candidates(first=True, thorough=thorough):
             if not candidate.unserved:
                 return candidate
         return None
 
-    def _candidates(self, *, first: bool = False) -> Generator[Plan, None, None]:
-        """Plans, each a try of its own. first: any that serves the rates will do."""
+    def _candidates(self, *, first: bool = False, thorough: bool = True) -> Generator[Plan, None, None]:
+        """Plans, each a try of its own. first: any that serves the rates will do. thorough: whatever it takes."""
         small = bool(self.names) and self._devices() <= SMALL
         alone = isinstance(self.problem.interference, Alone)
+        if self.names and self.standing:
+            yield self._as_it_stands()
         for fold in FOLDS[:1] if alone else FOLDS:
             menu = self.menu if alone else Menu(self.problem, self.names, self.slots, self._slow(fold))
             if small:
@@ -215,8 +223,19 @@ class Search:
             if not served and not self.scale and not first and math.inf not in self.counts:
                 yield from self._tries(menu, scale=True)
 
-        if not alone and not self.scale and self._devices() <= ideal.DEVICES:
+        if thorough and not alone and not self.scale and self._devices() <= ideal.DEVICES:
             yield self._account(ideal.plan(self.problem).devices)
+
+    def _as_it_stands(self) -> Plan:
+        """The devices of the plan in force, with their models, for the rates that are asked now."""
+        places = {place for device in self.standing for place in device.places}
+        modes = {place: self.menu.towards(*msgspec.structs.astuple(place)) for place in places}
+        groups = []
+        for device in self.standing:
+            known = tuple(mode for place in device.places if (mode := modes[place]) is not None)
+            if known:
+                groups.append(Group(device.kind, known, (device.id,)))
+        return self._laid(self.menu, groups, limit=math.inf if self.scale else 1.0)
 
     def _devices(self) -> float:
         """About how many there will be."""
