@@ -68,8 +68,8 @@ def exchange(
     *,
     enough: float,
     steps: int,
-) -> tuple[float, list[Box]]:
-    """The largest multiple of the rates that was found, and the devices; stops where it is `enough`.
+) -> tuple[float, list[Box], int]:
+    """The largest multiple of the rates that was found, the devices, and the steps taken; stops where it is `enough`.
 
     boxes: the devices to begin with; those in no pieces are cut and filled. cuttings: for each kind, the pieces of each
     way to cut it. worth: the price of each model's rate. steps: how many are tried.
@@ -90,12 +90,12 @@ def exchange(
             break
     state.restore(kept)
     if any(box.pieces for box in boxes) and _mended(state, rng, enough, steps // 4):
-        return state.scale(), state.boxes
+        return state.scale(), state.boxes, steps // 4
     state.target = min(enough, best * AHEAD) or enough / 8
     missing = state.missing()
-    for _ in range(steps):
-        if best >= enough * (1 - 1e-9):
-            break
+    taken = 0
+    while taken < steps and best < enough * (1 - 1e-9):
+        taken += 1
         before = state.copy()
         state.fill(_emptied(state, rng))
         now = state.missing()
@@ -108,7 +108,7 @@ def exchange(
             state.target = min(enough, best * AHEAD)
             missing = state.missing()
     state.restore(kept)
-    return best, state.boxes
+    return best, state.boxes, taken
 
 
 def _mended(state: _State, rng: np.random.Generator, enough: float, tries: int) -> bool:

@@ -36,6 +36,7 @@ FOLDS = (
 )  # of what neighbours may do, the quantiles that are reckoned with: the worst, the usual, the least
 MIXED = 100  # modes of several models that the program may choose from
 STEPS = 6000  # of filling devices anew, for each second of the time limit
+ROUNDS = 3  # of so many steps, at most
 CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of those, how many are tried
 FLEETS = 6
 PARTS = (1.0, 0.97, 0.93, 0.87, 0.8, 0.7, 0.55, 0.4, 0.2)  # of what a device was to carry, those that are tried
@@ -52,6 +53,7 @@ class Search:
         self.fleet = problem.fleet
         self.slots = slots_of(problem)
         self.left = problem.time_limit
+        self.steps = round(STEPS * problem.time_limit * ROUNDS)
         self._beside: dict[int, list[list[Load]]] = {}
         asked = [name for name, rate in problem.rates.items() if rate > 0]
         everyone = Menu(problem, asked, self.slots, np.ones((len(self.slots), len(asked))))
@@ -257,10 +259,11 @@ class Search:
             boxes = self._boxes([k for k in fleet if pieces[k]], offer)
             wanted = np.ones(len(self.names))
             for _ in range(REPAIRS):
-                steps = round(STEPS * self.problem.time_limit)
-                served, boxes = exchange(
+                steps = min(self.steps, round(STEPS * self.problem.time_limit))
+                served, boxes, taken = exchange(
                     boxes, offer.for_more(wanted), pieces, self.rooms, worth, enough=enough, steps=steps
                 )
+                self.steps -= taken
                 plan = self._laid(menu, self._grouped(boxes), limit=math.inf if self.scale else 1.0)
                 yield plan
                 parts = self._served(plan)
