@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from cotenant.planners import PLANNERS, load
+from cotenant.planners import PLANNERS, geometry, load
 from experiments.gpulet import paper, published
 from experiments.gpulet.cast import Cast, cast
 from experiments.gpulet.tables import tables
@@ -59,11 +59,14 @@ def serves(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Serves:
         return lambda rates: (
             published.schedule(known, {role: round(rate) for role, rate in rates.items()}, mode).schedulable
         )
-    plan = load(way.planner)
     problem = cast.halves(devices) if way.halves else cast.problem(devices, interference=way.interference)
     if way.free:
         kinds = tuple(msgspec.structs.replace(kind, max_partitions=None) for kind in problem.fleet)
         problem = msgspec.structs.replace(problem, fleet=kinds)
+    if way.planner == "geometry":
+        # Whether any plan serves them, rather than which needs fewest devices.
+        return lambda rates: geometry.feasible(msgspec.structs.replace(problem, rates=dict(rates))) is not None
+    plan = load(way.planner)
     return lambda rates: not plan(msgspec.structs.replace(problem, rates=dict(rates))).unserved
 
 

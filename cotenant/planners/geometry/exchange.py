@@ -96,6 +96,9 @@ def exchange(
     taken = 0
     while taken < steps and best < enough * (1 - 1e-9):
         taken += 1
+        if best <= 0 and taken % (1 + steps // 10) == 0:
+            state.target /= 2
+            missing = state.missing()
         before = state.copy()
         state.fill(_emptied(state, rng))
         now = state.missing()
@@ -160,16 +163,17 @@ class _State:
     ) -> None:
         self.offer, self.cuttings, self.rooms, self.worth = offer, cuttings, rooms, worth
         self.target = 1.0
-        self.boxes = [Box(box.kind, box.id, list(box.pieces), list(box.modes)) for box in boxes]
+        # Modes are told apart by identity here: to hash one takes longer than all the rest of a step.
+        own = offer.modes
+        self._carries = {id(mode): carried for s in own for mode, carried in zip(own[s], offer.carried[s], strict=True)}
+        self.boxes: list[Box] = []
         self.carried = np.zeros(len(worth))
-        for box in self.boxes:
-            for mode in box.modes:
+        for box in boxes:
+            modes = [None if mode is None else own[mode.slot][offer.number[mode]] for mode in box.modes]
+            self.boxes.append(Box(box.kind, box.id, box.pieces, modes))
+            for mode in modes:
                 if mode is not None:
-                    self.carried = self.carried + self._carries(mode)
-
-    def _carries(self, mode: Mode) -> Array:
-        carried: Array = self.offer.carried[mode.slot][self.offer.number[mode]]
-        return carried
+                    self.carried = self.carried + self._carries[id(mode)]
 
     def scale(self) -> float:
         return float(self.carried.min())
@@ -178,12 +182,16 @@ class _State:
         return float(np.maximum(self.target - self.carried, 0.0) @ self.worth)
 
     def put(self, d: int, p: int, mode: Mode | None) -> None:
-        old = self.boxes[d].modes[p]
+        box = self.boxes[d]
+        old = box.modes[p]
+        if old is mode:
+            return
         if old is not None:
-            self.carried = self.carried - self._carries(old)
+            self.carried = self.carried - self._carries[id(old)]
         if mode is not None:
-            self.carried = self.carried + self._carries(mode)
-        self.boxes[d].modes[p] = mode
+            self.carried = self.carried + self._carries[id(mode)]
+        # A box of its own: copies share those that did not change.
+        self.boxes[d] = Box(box.kind, box.id, box.pieces, [*box.modes[:p], mode, *box.modes[p + 1 :]])
 
     def fill(self, places: Sequence[tuple[int, int]]) -> None:
         """Put on each place what leaves least missing; nothing where nothing helps."""
@@ -214,8 +222,8 @@ class _State:
         self.restore(best[1])
 
     def copy(self) -> tuple[list[Box], Array]:
-        return [Box(box.kind, box.id, box.pieces, list(box.modes)) for box in self.boxes], self.carried
+        return list(self.boxes), self.carried
 
     def restore(self, copy: tuple[list[Box], Array]) -> None:
-        self.boxes = [Box(box.kind, box.id, box.pieces, list(box.modes)) for box in copy[0]]
+        self.boxes = list(copy[0])
         self.carried = copy[1]
