@@ -134,7 +134,7 @@ class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
 class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     repository: str = "models"
     profiles: str | None = None
-    planner: str = "elastic"
+    planner: str = "geometry"
     objective: str | None = None
     # Processors share caches, memory bandwidth and, where there are fewer cores than threads, cores.
     interference: Any = msgspec.field(default_factory=lambda: {"model": "margin", "factor": 1.2})

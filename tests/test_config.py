@@ -195,7 +195,7 @@ def test_a_server_needs_no_file() -> None:
     settings = read_settings()
     assert settings.repository == Path("models")
     assert settings.profiles is None
-    assert settings.planner == "elastic"
+    assert settings.planner == "geometry"
     assert settings.backend == "cpu"
     assert settings.http == Address("127.0.0.1", 8000)
     assert settings.grpc == Address("127.0.0.1", 8001)

@@ -36,6 +36,10 @@ ServerSettings = Annotated[
     Path | None, typer.Option("--settings", help="Take the models, targets and rates that a server is given.")
 ]
 PlannerName = Annotated[str | None, typer.Option("--planner", "-p", help=f"Who plans: {', '.join(PLANNERS)}.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="SECONDS", min=0.01, help="How long a planner may search at a time."),
+]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf.")]
 Seconds = Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="How long requests arrive.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
@@ -186,6 +190,7 @@ def plan(
     diff: Annotated[
         Path | None, typer.Option("--diff", metavar="CURRENT", help="Say what changes from this plan, a JSON file.")
     ] = None,
+    time_limit: TimeLimit = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
     plot: PlotFile = None,
     json: Json = False,
@@ -198,12 +203,12 @@ def plan(
         given = {"--planner": planner, "--explain": explain, "--diff": diff, "--output": output, "--plot": plot}
         if wrong := [flag for flag, value in given.items() if value]:
             raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
-        side_by_side(problem, settings, repository, planners, json=json)
+        side_by_side(problem, settings, repository, planners, time_limit, json=json)
         return
     if planners is not None:
         raise ConfigError("--planners goes with --compare; --planner names the one that plans")
     current = None if diff is None else Plan.from_json(read_bytes(diff), str(diff))
-    asked, answer = planned(problem, settings, repository, planner, current)
+    asked, answer = planned(problem, settings, repository, planner, current, time_limit)
     if output is not None:
         write(output, answer.to_json().decode())
     if plot is not None:
@@ -213,13 +218,19 @@ def plan(
 
 
 def side_by_side(
-    problem: Path | None, settings: Path | None, repository: Path | None, planners: str | None, *, json: bool
+    problem: Path | None,
+    settings: Path | None,
+    repository: Path | None,
+    planners: str | None,
+    time_limit: float | None,
+    *,
+    json: bool,
 ) -> None:
     """`plan --compare`."""
     from cotenant.cli.compare import chosen, compared, comparison_view
 
     names = chosen(planners)
-    found = compared(problem_of(problem, settings, repository), names)
+    found = compared(_within(time_limit, problem_of(problem, settings, repository)), names)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
@@ -242,20 +253,27 @@ def planned(
     repository: Path | None,
     planner: str | None,
     current: Plan | None = None,
+    time_limit: float | None = None,
 ) -> tuple[Any, Plan]:
     """A problem and its plan: of a problem file, or of what a server would serve. current: the plan in force."""
     from cotenant.cli.plan import following
     from cotenant.cli.prepare import timed
-    from cotenant.config import read_problem, read_settings
+    from cotenant.config import read_settings
 
     if problem is None:
         known = read(settings, repository, planner)
         site = site_of(known)
-        return (site.problem, site.plan) if current is None else following(known.planner, site.problem, current)
-    _alone(settings, repository)
-    asked = read_problem(problem)
-    name = planner or read_settings().planner
+        if current is None and time_limit is None:
+            return site.problem, site.plan
+        asked, name = _within(time_limit, site.problem), known.planner
+    else:
+        asked = _within(time_limit, problem_of(problem, settings, repository))
+        name = planner or read_settings().planner
     return (asked, timed(name, asked)) if current is None else following(name, asked, current)
+
+
+def _within(time_limit: float | None, problem: Any) -> Any:
+    return problem if time_limit is None else msgspec.structs.replace(problem, time_limit=time_limit)
 
 
 def _alone(settings: Path | None, repository: Path | None) -> None:

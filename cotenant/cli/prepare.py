@@ -22,9 +22,9 @@ from cotenant.core.profile import Profile
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
-from cotenant.planners import Problem
+from cotenant.planners import Problem, load
 from cotenant.planners.forecast import attains
-from cotenant.planners.solve import solve
+from cotenant.planners.solve import lowered, promised, solve
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, profile
 from cotenant.sim.run import simulate
@@ -38,9 +38,14 @@ DEFAULT_ROWS = 8
 DEFAULT_SHARE = 500
 LEAST_SLO = 0.05
 
-# How much the simulator looks at, at most.
+# How much the simulator looks at, at most, and how many plans after the first; what becomes of the targets of models
+# that are late; how near the largest rates are found, and at which part of them another plan is worth its time.
 LOOK_SECONDS = 300.0
 LOOK_REQUESTS = 30_000
+LOOKS = 3
+TIGHTER = 0.9
+CLOSE = 1.02
+MUCH_LESS = 0.9
 
 Progress = Callable[[str, int, int], None]  # model, points done, points in all
 
@@ -189,23 +194,60 @@ class Preparation:
 def timed(planner: str, problem: Problem) -> Plan:
     """The planner's answer, with how long it took.
 
-    The largest rate that the forecast believes in is taken if the simulator believes in it, too: where models share a
-    partition in time the forecast is up to two points too hopeful. If not, each rate on the way is simulated; that
-    comes second, for smaller rates use fewer devices, and what one of those cannot keep says nothing of more.
+    The simulator has the last word: the forecast knows nothing of batches that take longer at times, and where models
+    share a partition it is up to two points too hopeful.
     """
     begun = time.perf_counter()
     plan = solve(planner, problem)
-    if problem.objective == "rate" and not _kept(plan, problem):
-        plan = solve(planner, problem, accept=_kept)
+    if late := _late(plan, problem):
+        plan = (_in_time if problem.objective == "devices" else _slower)(planner, problem, plan, late)
     return msgspec.structs.replace(plan, solve_s=time.perf_counter() - begun)
 
 
-def _kept(plan: Plan, problem: Problem) -> bool:
-    carried = sum(plan.rate(name) for name in problem.rates)
-    if not carried or not attains(plan, problem):
-        return False
-    seconds = min(LOOK_SECONDS, LOOK_REQUESTS / carried)
-    return all(model.kept for model in simulate(problem, plan, seconds=seconds).models)
+def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float]) -> Plan:
+    """For models that are late in the simulator the plan is made anew with tighter targets. That with least late."""
+    best, least, asked = plan, late, problem
+    for _ in range(LOOKS):
+        asked = _tighter(asked, late)
+        plan = promised(load(planner), asked, plan)
+        late = _late(plan, problem)
+        if sum(late.values()) < sum(least.values()):
+            best, least = plan, late
+        if not late:
+            break
+    return best
+
+
+def _slower(planner: str, problem: Problem, plan: Plan, late: dict[str, float]) -> Plan:
+    """The plan at the largest rates at which the simulator sees nobody late. Where that is much less than the forecast
+    believes, the better of it and of a plan for tighter targets."""
+
+    def kept(lower: Plan, scaled: Problem) -> bool:
+        return attains(lower, scaled) and not _late(lower, scaled)
+
+    best = lowered(plan, problem, accept=kept, close=CLOSE)
+    if best.scale < MUCH_LESS * plan.scale:
+        again = solve(planner, _tighter(problem, late))
+        best = lowered(again, problem, accept=kept, above=best, close=CLOSE)
+    return msgspec.structs.replace(best, bound=plan.bound)
+
+
+def _late(plan: Plan, problem: Problem) -> dict[str, float]:
+    """By how much models miss the fraction promised in the simulator, at the rates that are served; those that miss it
+    by more than chance would have it."""
+    rates = plan.rates()
+    if not rates:
+        return {}
+    seconds = min(LOOK_SECONDS, LOOK_REQUESTS / sum(rates.values()))
+    report = simulate(problem, plan, seconds=seconds, rates=rates)
+    return {
+        row.model: row.required - row.attainment for row in report.models if row.attainment is not None and not row.kept
+    }
+
+
+def _tighter(problem: Problem, names: Collection[str]) -> Problem:
+    models = (msgspec.structs.replace(it, slo=it.slo * TIGHTER) if it.name in names else it for it in problem.models)
+    return msgspec.structs.replace(problem, models=tuple(models))
 
 
 def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Profile) -> Model:

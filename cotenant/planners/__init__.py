@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Literal
 
 import msgspec
@@ -92,6 +91,7 @@ def _once(what: str, names: list[str]) -> None:
             raise PlanError(f"two entries for the {what} {name!r}; each may stand once")
 
 
+# One that answers the objective "rate" itself says so in its plan's objective; `solve` asks any other for fixed rates.
 Planner = Callable[[Problem], Plan]
 
 # Name → module with a function `plan(problem) -> Plan`, loaded on use.
@@ -106,18 +106,7 @@ PLANNERS: dict[str, str] = {
 
 def load(name: str) -> Planner:
     """The planner of that name. Raises PlanError, listing the known ones."""
-    planner: Planner = _module(name).plan
-    return planner
-
-
-def bound_of(name: str, problem: Problem) -> float | None:
-    """What no sound plan can beat, where that planner's module has a function `bound`: the least devices or cost, or
-    the largest multiple of the rates."""
-    bound: Callable[[Problem], float | None] | None = getattr(_module(name), "bound", None)
-    return None if bound is None else bound(problem)
-
-
-def _module(name: str) -> ModuleType:
     if name not in PLANNERS:
         raise PlanError(f"no planner {name!r}; there are {', '.join(sorted(PLANNERS))}")
-    return importlib.import_module(PLANNERS[name])
+    planner: Planner = importlib.import_module(PLANNERS[name]).plan
+    return planner

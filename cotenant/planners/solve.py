@@ -1,20 +1,19 @@
 """What the planners themselves leave out: the largest rate a fleet can serve, and room for chance.
 
-The papers' planners are deterministic: they answer whether a fleet serves given rates, evenly spaced. Under random
-arrivals such a plan may break promises that it keeps on paper, so what users ask for goes through here.
+The planners are deterministic: they answer whether a fleet serves given rates, evenly spaced. Under random arrivals
+such a plan may break promises that it keeps on paper, so what users ask for goes through here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import PlanError
-from cotenant.planners import Planner, Problem, bound_of, load
+from cotenant.planners import Planner, Problem, load
 from cotenant.planners.capacity import accounted
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
@@ -22,80 +21,144 @@ from cotenant.planners.polish import lacking, polish
 
 Accept = Callable[[Plan, Problem], bool]
 
-
-def solve(name: str, problem: Problem, *, accept: Accept = attains) -> Plan:
-    """The plan of a named planner for either objective, with room for Poisson arrivals where the fleet has it.
-
-    accept: see `largest_scale`.
-    """
-    planner = partial(promised, load(name))
-    if problem.objective == "devices":
-        return planner(problem)
-    return largest_scale(planner, problem, accept=accept, bound=bound_of(name, problem))
+CLOSE = 1.005  # how near the largest multiple of the rates is found
+MORE = 1.15  # times its rate, what a model is planned for whose promise chance would break
+WIDER = 12  # times that more is planned for, at most
+PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in turn
 
 
-def promised(planner: Planner, problem: Problem) -> Plan:
+def solve(name: str, problem: Problem) -> Plan:
+    """The plan of a named planner for either objective, with room for Poisson arrivals where the fleet has it."""
+    return (promised if problem.objective == "devices" else largest_scale)(load(name), problem)
+
+
+def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> Plan:
     """A plan for the rates asked for whose forecast keeps the promises, by planning models that would break theirs for
-    more than is asked. Where there is no room for more: as near as it came."""
-    plan = planner(problem)
-    bound = plan.bound
+    more than is asked. Where there is no room for more: as near as it came.
+
+    What is left unserved is nobody's promise: the room is for chance at the rates that are served.
+    begin: a plan for the same rates to begin with, such as one that was made for targets that are easier to hold.
+    """
+    plan = planner(problem) if begin is None else begin
+    bound, carried = plan.bound, plan.rates()
+    served = _at(problem, {name: min(rate, carried.get(name, 0.0)) for name, rate in problem.rates.items()})
     room = dict.fromkeys(problem.rates, 1.0)
-    for _ in range(12):
-        if plan.unserved:
-            break
-        plan = polish(plan, problem)
-        missing = lacking(plan, problem)
+    for _ in range(WIDER):
+        plan = polish(plan, served)
+        missing = lacking(plan, served)
         if not missing:
             break
-        room |= {name: room[name] * 1.15 for name in missing}
-        wider = planner(_at(problem, {name: rate * room[name] for name, rate in problem.rates.items()}))
+        room |= {name: room[name] * MORE for name in missing}
+        wider = planner(_at(problem, {name: rate * room[name] for name, rate in served.rates.items()}))
         if wider.unserved:
             break
-        plan = accounted(_scaled(wider, {name: 1 / factor for name, factor in room.items()}), problem)
+        plan = _carrying(wider, served)
     # What was proven of larger rates does not hold for these.
-    return msgspec.structs.replace(plan, bound=bound)
+    return msgspec.structs.replace(accounted(plan, problem), bound=bound)
 
 
-def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attains, bound: float | None = None) -> Plan:
-    """The plan for the largest multiple of the rates that the planner serves soundly and `accept` takes, to 0.5 %.
+def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attains) -> Plan:
+    """The plan for the largest multiple of the rates that is served soundly and that `accept` takes, to 0.5 %.
+
+    That for evenly spaced requests comes first, and is lowered until chance has room. A planner that does not answer
+    the objective itself is then asked for multiples in between, with room for chance in each.
 
     accept: given a plan and the problem at those rates; by default, whether the forecast keeps every promise.
-    bound: a multiple that is proven to be out of reach for any sound plan, if one is known; the result keeps it.
     """
     endless = next((kind.name for kind in problem.fleet if kind.count is None), None)
     if endless is not None:
         raise PlanError(f"the largest rate of endless devices is endless: give kind {endless!r} a count")
-
-    def attempt(scale: float) -> Plan | None:
-        scaled = _at(problem, {name: rate * scale for name, rate in problem.rates.items()})
-        plan = planner(scaled)
-        return plan if not plan.unserved and not check(plan, scaled) and accept(plan, scaled) else None
-
     if not any(problem.rates.values()):
         return msgspec.structs.replace(planner(_at(problem, problem.rates)), objective="rate")
-    high = math.inf if bound is None else bound
-    best, low = attempt(min(1.0, high)) if high > 0 else None, min(1.0, high)
-    if best is None:
-        best, low, high = planner(_at(problem, dict.fromkeys(problem.rates, 0.0))), 0.0, low
-    while high > low * 1.005 and high > 1e-6:
-        scale = low * 2 if math.isinf(high) else high / 4 if low == 0 else (low + high) / 2
-        plan = attempt(scale)
-        if plan is None:
-            high = scale
-        else:
+
+    def served(plan: Plan, scaled: Problem) -> bool:
+        return not plan.unserved and not check(plan, scaled)
+
+    def kept(plan: Plan, scaled: Problem) -> bool:
+        return served(plan, scaled) and accept(plan, scaled)
+
+    most = planner(problem)
+    if most.objective == "rate":
+        best = lowered(most, problem, accept=accept)
+    else:
+        most = _largest(planner, problem, served, above=_nothing(most, problem), below=math.inf)
+        best = lowered(most, problem, accept=accept)
+        best = _largest(lambda scaled: promised(planner, scaled), problem, kept, above=best, below=most.scale)
+    return msgspec.structs.replace(best, objective="rate", bound=most.bound)
+
+
+def lowered(
+    plan: Plan, problem: Problem, *, accept: Accept = attains, above: Plan | None = None, close: float = CLOSE
+) -> Plan:
+    """The plan for the largest multiple of the rates, up to what it carries, that `accept` takes.
+
+    It keeps its devices, cut anew where promises would break: the less they have to do, the better they do it.
+    above: a plan that is taken, and the answer unless there is more. close: by what factor more may have been missed.
+    """
+    best = plan
+
+    def attempt(scaled: Problem) -> Plan:
+        return polish(_carrying(best, scaled), scaled)
+
+    def taken(lower: Plan, scaled: Problem) -> bool:
+        nonlocal best
+        if check(lower, scaled) or not accept(lower, scaled):
+            return False
+        best = lower
+        return True
+
+    above = above or _nothing(plan, problem)
+    below = most = accounted(plan, problem).scale
+    for part in PARTS:
+        if most * part <= above.scale:
+            break
+        scaled = _times(problem, most * part)
+        if taken(attempt(scaled), scaled):
+            above = accounted(best, problem)
+            break
+        below = most * part
+    return _largest(attempt, problem, taken, above=above, below=below, close=close)
+
+
+def _largest(
+    planner: Planner, problem: Problem, taken: Accept, *, above: Plan, below: float, close: float = CLOSE
+) -> Plan:
+    """The plan for the largest multiple of the rates that is taken, from that of one plan up to another multiple."""
+    best, low, high = above, above.scale, below
+    while high > low * close and high > 1e-6:
+        scale = (low * 2 or 1.0) if math.isinf(high) else high / 4 if low == 0 else (low + high) / 2
+        plan = planner(scaled := _times(problem, scale))
+        if taken(plan, scaled):
             best, low = plan, scale
-    return msgspec.structs.replace(accounted(best, problem), objective="rate", bound=bound)
+        else:
+            high = scale
+    return accounted(best, problem)
+
+
+def _nothing(plan: Plan, problem: Problem) -> Plan:
+    return accounted(msgspec.structs.replace(plan, devices=()), problem)
 
 
 def _at(problem: Problem, rates: dict[str, float]) -> Problem:
     return msgspec.structs.replace(problem, rates=rates, objective="devices")
 
 
+def _times(problem: Problem, scale: float) -> Problem:
+    return _at(problem, {name: rate * scale for name, rate in problem.rates.items()})
+
+
+def _carrying(plan: Plan, problem: Problem) -> Plan:
+    """The plan with each model's rates multiplied so that they add up to what is asked; nothing is left unserved."""
+    carried = plan.rates()
+    factors = {name: rate / carried[name] for name, rate in problem.rates.items() if carried.get(name)}
+    return accounted(_scaled(plan, factors), problem)
+
+
 def _scaled(plan: Plan, factors: dict[str, float]) -> Plan:
     """The plan with each model's rates multiplied."""
 
     def placement(old: Placement) -> Placement:
-        return msgspec.structs.replace(old, rate=old.rate * factors[old.model])
+        return msgspec.structs.replace(old, rate=old.rate * factors.get(old.model, 1.0))
 
     def partition(old: Partition) -> Partition:
         return msgspec.structs.replace(old, placements=tuple(placement(p) for p in old.placements))

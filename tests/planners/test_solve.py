@@ -1,28 +1,36 @@
 from __future__ import annotations
 
-from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from cotenant.config import read_problem
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.planners import Problem, bound_of, load
-from cotenant.planners.capacity import Cut, partitions
+from cotenant.planners import Problem, load
+from cotenant.planners.capacity import Cut, accounted, partitions
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.polish import lacking, polish
-from cotenant.planners.solve import largest_scale, promised, solve
+from cotenant.planners.solve import largest_scale, lowered, promised, solve
 from cotenant.sim.run import simulate
 from tests.planners.problems import embedded, linear
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "problem.toml"
 
 elastic = load("elastic")
 
 
 def always(plan: Plan, problem: Problem) -> bool:
     return True
+
+
+def _at(problem: Problem, multiple: float) -> Problem:
+    rates = {name: requests * multiple for name, requests in problem.rates.items()}
+    return msgspec.structs.replace(problem, rates=rates, objective="devices")
 
 
 def rate(problem: Problem) -> Problem:
@@ -61,19 +69,20 @@ def test_where_no_scale_works_nothing_is_served() -> None:
     assert check(plan, rate(problem)) == []
 
 
-def test_a_bound_ends_the_search_and_stays_with_the_plan() -> None:
-    tried = []
+def test_a_planner_that_answers_the_largest_rate_is_asked_once_and_its_bound_stays() -> None:
+    asked = []
 
     def planner(problem: Problem) -> Plan:
-        tried.append(problem.rates["a"])
-        return msgspec.structs.replace(elastic(problem), bound=1.0)
+        asked.append(problem.objective)
+        plan = elastic(_at(problem, 2.5))
+        return msgspec.structs.replace(accounted(plan, problem), objective="rate", bound=2.6)
 
-    for requests, bound in ((40.0, 2.52), (3000.0, 0.034), (40.0, 0.0)):
-        tried.clear()
-        plan = largest_scale(planner, one_device(requests), accept=always, bound=bound)
-        assert plan.bound == bound
-        assert max(tried) <= bound * requests
-        assert plan.scale == pytest.approx(min(bound, 100.0 / requests), rel=0.01)
+    plan = largest_scale(planner, rate(one_device(40.0)), accept=always)
+    assert (asked, plan.bound) == (["rate"], 2.6)
+    assert plan.scale == pytest.approx(2.5, rel=0.0051)
+    careful = largest_scale(planner, rate(one_device(40.0)))
+    assert 1.0 < careful.scale < 2.4
+    assert attains(careful, rate(one_device(40.0)))
 
 
 def test_a_bound_is_that_of_the_rates_asked_for_and_not_of_those_planned_for() -> None:
@@ -85,12 +94,6 @@ def test_a_bound_is_that_of_the_rates_asked_for_and_not_of_those_planned_for() -
     plan = promised(planner, problem)
     assert plan.devices_used == 4
     assert plan.bound == pytest.approx(2.97)
-
-
-def test_a_planner_may_know_a_bound() -> None:
-    assert bound_of("elastic", one_device(1.0)) is None
-    with pytest.raises(PlanError, match=r"^no planner 'best'"):
-        bound_of("best", one_device(1.0))
 
 
 def test_polish_keeps_workers_in_parallel() -> None:
@@ -160,6 +163,51 @@ def test_the_plan_for_shares_of_a_processor_keeps_its_promises_in_the_simulator(
 def test_room_for_chance_costs_some_rate() -> None:
     problem = embedded(1.0)
     careless = largest_scale(elastic, problem, accept=always)
-    careful = largest_scale(partial(promised, elastic), problem)
+    careful = largest_scale(elastic, problem)
     assert attains(careful, rate(problem))
     assert not attains(careless, rate(problem))
+    assert careful.scale < careless.scale
+
+
+@pytest.mark.parametrize("name", ["bestfit", "elastic", "geometry", "squishy"])
+def test_the_largest_rate_is_that_of_all_devices(name: str) -> None:
+    """Eight measured models on four machines: less to do is no reason to leave machines alone."""
+    problem = read_problem(EXAMPLE)
+    fleet = (msgspec.structs.replace(problem.fleet[0], count=4),)
+    problem = rate(msgspec.structs.replace(problem, fleet=fleet))
+    plan = solve(name, problem)
+    assert (plan.devices_used, check(plan, problem)) == (4, [])
+    assert plan.scale > 0.8
+    assert attains(plan, problem)
+
+
+def test_a_plan_is_lowered_until_it_is_taken() -> None:
+    problem = one_device(50.0)
+    plan = accounted(elastic(_at(problem, 1.9)), problem)
+    for limit in (2.5, 1.7, 1.0, 0.31):
+        tried: list[float] = []
+
+        def accept(plan: Plan, scaled: Problem, limit: float = limit, tried: list[float] = tried) -> bool:
+            tried.append(scaled.rates["a"] / 50.0)
+            return tried[-1] <= limit
+
+        least = min(limit, 1.9)
+        assert least / 1.0051 <= lowered(plan, problem, accept=accept).scale <= least * (1 + 1e-9)
+        assert len(tried) < 20
+    taken = accounted(elastic(_at(problem, 1.5)), problem)
+    assert lowered(plan, problem, accept=lambda plan, scaled: False, above=taken) == taken
+    assert lowered(plan, problem, accept=lambda plan, scaled: False).devices == ()
+
+
+def test_what_is_served_has_room_for_chance_beside_a_model_that_is_not() -> None:
+    slow = Model(name="slow", slo=0.001)
+    given = msgspec.structs.replace(one_device(297.0), fleet=(Kind(name="k", count=None),))
+    profiles = dict(given.profiles) | {("slow", "k"): linear("slow", "k", 0.0, 0.010, cuts=(1000,), batches=(1,))}
+    problem = msgspec.structs.replace(
+        given, models=(*given.models, slow), rates=given.rates | {"slow": 5.0}, profiles=profiles
+    )
+    plan = promised(elastic, problem)
+    assert plan.unserved == {"slow": 5.0}
+    assert plan.devices_used == 4
+    assert lacking(plan, given) == {}
+    assert check(plan, problem) == []
