@@ -81,6 +81,11 @@ class Search:
         self.cuttings: list[Cutting] = []
         self._cut()
         self.relaxed = self._relax(self._ask(scale=self.scale)) if self._limited() else None
+        if self.names and self.relaxed is None and not self.scale and math.inf in self.counts:
+            # Some kind is too few: of those without end no more than would do for all.
+            endless = self._relax(self._ask(scale=False, endless=True))
+            most = math.ceil(sum(endless.cuttings)) + 1 if endless is not None else 1
+            self.counts = [min(count, most) for count in self.counts]
 
     def _limited(self) -> bool:
         return bool(self.names) and not (self.scale and math.inf in self.counts)
