@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ Array = NDArray[np.float64]
 
 DIRECTIONS = 12  # in which the rates of a pair are looked at
 ROUNDS = 8  # lengths of a round that are tried for larger sets
+TRIES = 400  # sets of three models or more that are tried on slots, where models are few
 FINE = 1.01  # rates of a pair that differ by less are taken for one
 
 
@@ -180,6 +181,28 @@ class Menu:
                     if memory <= room:
                         found.append(Mode(s, models, (procs[0] * x, procs[1] * y), batches, procs, int(memory)))
         return found
+
+    def several(self, slots: Sequence[int], rates: Array) -> list[Mode]:
+        """Modes of every three models or more, in proportion to their rates, and with each of them twice as much.
+
+        The larger slots and smaller sets come first, and no more than `TRIES` in all.
+        """
+        number = range(len(self.names))
+        sets = [chosen for size in range(3, len(self.names) + 1) for chosen in combinations(number, size)]
+        largest = sorted(slots, key=lambda s: -self.slots[s].share)
+        found: dict[Mode, None] = {}
+        wanted = (
+            (s, chosen, [float(rates[i]) * (2 if i == more else 1) for i in chosen])
+            for more in (None, *number)
+            for chosen in sets
+            if more is None or more in chosen
+            for s in largest
+        )
+        for s, chosen, weights in islice(wanted, TRIES):
+            mode = self.towards(s, chosen, weights, (1,) * len(chosen))
+            if mode is not None:
+                found[mode] = None
+        return list(found)
 
     def fills(self, value: Array, clip: Array) -> list[Mode]:
         """Modes of any number of models that are worth most, at `value` per request/s of which `clip` are useful.

@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 Mix = tuple[list[tuple[Mode, int]], list[tuple[Cutting, int]]]
 
 FEW = 12  # models whose pairs are all looked at
+VERY_FEW = 5  # models of which larger sets are looked at, too
 SMALL = 16  # devices up to which they are filled one by one
 MANY = 40  # devices beyond which partitions shared in time are too few to tighten the bound
 FOLDS = (
@@ -310,7 +311,8 @@ class Search:
         places = {place for device in self.standing for place in device.places}
         standing = [mode for place in places if (mode := menu.towards(*msgspec.structs.astuple(place))) is not None]
         pairs = menu.frontiers(self.useful) if len(self.names) <= FEW else []
-        return [*standing, *self._ones(menu), *pairs, *menu.fills(priced.worth, clip)]
+        several = menu.several(self.useful, self.rates) if len(self.names) <= VERY_FEW else []
+        return [*standing, *self._ones(menu), *pairs, *several, *menu.fills(priced.worth, clip)]
 
     def _boxes(self, kinds: Sequence[int], offer: Offer) -> list[Box]:
         """Devices to begin with: those of the plan in force, and others in one piece each."""
