@@ -94,7 +94,10 @@ class Search:
     def _ask(self, *, scale: bool, rates: Array | None = None, endless: bool = False) -> Ask:
         return Ask(
             rates=self.rates if rates is None else rates,
-            counts=[math.inf] * len(self.counts) if endless else self.counts,
+            counts=[
+                math.inf if endless else min(count, MANY) if scale and math.isinf(count) else count
+                for count in self.counts
+            ],
             prices=self.prices,
             rooms=self.rooms,
             scale=scale,
@@ -180,25 +183,34 @@ class Search:
                     best = candidate
                 if self._reaches(best, limit):
                     break
-        if self.scale and limit is not None and not isinstance(self.problem.interference, Alone):
-            best = self._bisected(best, limit)
+        if self.scale and limit is not None and self._devices() <= MANY:
+            best = self._raised(best, limit)
         return msgspec.structs.replace(best, bound=limit)
 
-    def _bisected(self, best: Plan, limit: float) -> Plan:
-        """A plan for a larger multiple of the rates, asked for one multiple after the other: with neighbours in play
-        that finds more than to ask for the largest."""
+    def _raised(self, best: Plan, limit: float) -> Plan:
+        """A plan for a larger multiple of the rates, asked for one multiple after the other.
+
+        With neighbours in play that finds more than to ask for the largest; and no rival may serve more.
+        """
         low, high = max(0.0, best.scale), limit
-        for _ in range(BISECTIONS):
-            multiple = (low + high) / 2
+        alone = isinstance(self.problem.interference, Alone)
+        for n in range(BISECTIONS):
+            # Where all went well, rivals do no better, and one question is enough.
+            multiple = low * 1.001 if n == 0 and alone else (low + high) / 2
             rates = {name: rate * multiple for name, rate in self.problem.rates.items()}
             asked = msgspec.structs.replace(
                 self.problem, rates=rates, objective="devices", time_limit=self.problem.time_limit / BISECTIONS
             )
-            found = Search(asked).feasible(thorough=False)
-            if found is None:
-                high = multiple
+            if alone:
+                found = next((plan for rival in RIVALS if not (plan := rival(asked)).unserved), None)
             else:
+                found = Search(asked).feasible(thorough=False)
+            if found is not None:
                 low, best = multiple, self._account(found.devices)
+            elif n == 0 and alone:
+                break
+            else:
+                high = multiple
         return best
 
     def feasible(self, *, thorough: bool = True) -> Plan | None:
@@ -228,9 +240,8 @@ class Search:
             if small:
                 continue
             served = self.relaxed is not None and (yield from self._tries(menu, scale=self.scale))
-            if not served and not self.scale and not first and math.inf not in self.counts:
+            if not served and not self.scale and not first:
                 yield from self._tries(menu, scale=True)
-
         if thorough and not alone and not self.scale and self._devices() <= ideal.DEVICES:
             yield self._account(ideal.plan(self.problem).devices)
 
@@ -247,7 +258,9 @@ class Search:
 
     def _devices(self) -> float:
         """About how many there will be."""
-        return sum(self.counts) if self.relaxed is None or self.scale else float(sum(self.relaxed.cuttings))
+        if self.relaxed is None or self.scale:
+            return sum(SMALL if math.isinf(count) else count for count in self.counts)
+        return float(sum(self.relaxed.cuttings))
 
     def _exchanged(self, menu: Menu, *, first: bool) -> Iterable[Plan]:
         """What emptying and filling devices finds, from the fewest devices up."""
