@@ -6,13 +6,16 @@ common multiple of the rates. The program's size depends on models, shares and k
 
 1. Modes of one model give the linear relaxation, and with it the bound (see modes.py). Where models are few, modes of
    pairs say what time-sharing costs, and whole numbers of partitions tighten it.
-2. Sets of models that may share a partition: pairs, those that fill a partition best at the relaxation's prices, and
-   those of the plan in force and of the papers' planner. A first program picks sets, any average of whose modes it may
-   use; a second picks among single modes of those sets.
-3. Devices are composed, neighbours paired so that they slow each other least, and every promise is checked.
+2. Up to sixteen devices or so, modes are put on partitions by ruin and recreate (exchange.py), at the prices of the
+   relaxation: the program would be hundreds of columns for a few partitions. Beyond, most is as the relaxation has it,
+   and the integer program settles the rest, with the modes of several models that its prices pick.
+3. The plan in force is where the search begins: it may stand as it is, or change by a few partitions. The papers' quick
+   planners are tried as well, and the best plan is taken, of equal ones the one that moves least.
+4. Devices are composed, neighbours paired so that they slow each other least, and every promise is checked.
 
-Neighbours slow each other, which the program does not see: latencies are multiplied by what the worst neighbour may do,
-or a part of that, and what results is checked with the neighbours that are really there. The bound counts no slowdown.
+Neighbours slow each other, which neither search sees: latencies are multiplied by what neighbours do at worst, usually
+or at least, and what results is checked with the neighbours that are really there; what comes short is asked for more.
+The bound counts no slowdown.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ from cotenant.planners.geometry.cuttings import Cutting
 from cotenant.planners.geometry.exchange import Box, Offer, exchange
 from cotenant.planners.geometry.layout import Group, cuts, lay, pair, standing
 from cotenant.planners.geometry.modes import Menu, Mode, slots_of
+from cotenant.planners.geometry.neighbours import slow
 from cotenant.planners.geometry.program import Answer, Ask, solve
-from cotenant.predictors import Alone, Load
+from cotenant.predictors import Alone
 
 Array = NDArray[np.float64]
 Mix = tuple[list[tuple[Mode, int]], list[tuple[Cutting, int]]]
@@ -30,11 +31,7 @@ FEW = 12  # models whose pairs are all looked at
 VERY_FEW = 5  # models of which larger sets are looked at, too
 SMALL = 16  # devices up to which they are filled one by one
 MANY = 40  # devices beyond which partitions shared in time are too few to tighten the bound
-FOLDS = (
-    1.0,
-    0.5,
-    0.0,
-)  # of what neighbours may do, the quantiles that are reckoned with: the worst, the usual, the least
+FOLDS = (1.0, 0.5, 0.0)  # quantiles of what neighbours may do that are reckoned with: the worst, the usual, the least
 MIXED = 100  # modes of several models that the program may choose from
 STEPS = 6000  # of filling devices anew, for each second of the time limit
 ROUNDS = 3  # of so many steps, at most
@@ -55,7 +52,6 @@ class Search:
         self.slots = slots_of(problem)
         self.left = problem.time_limit
         self.steps = round(STEPS * problem.time_limit * ROUNDS)
-        self._beside: dict[int, list[list[Load]]] = {}
         asked = [name for name, rate in problem.rates.items() if rate > 0]
         everyone = Menu(problem, asked, self.slots, np.ones((len(self.slots), len(asked))))
         self.names = [asked[i] for i in sorted({mode.models[0] for mode in everyone.singles(light=False)})]
@@ -94,10 +90,7 @@ class Search:
     def _ask(self, *, scale: bool, rates: Array | None = None, endless: bool = False) -> Ask:
         return Ask(
             rates=self.rates if rates is None else rates,
-            counts=[
-                math.inf if endless else min(count, MANY) if scale and math.isinf(count) else count
-                for count in self.counts
-            ],
+            counts=[math.inf] * len(self.counts) if endless else self.counts,
             prices=self.prices,
             rooms=self.rooms,
             scale=scale,
@@ -231,7 +224,13 @@ class Search:
         if self.names and self.standing:
             yield self._as_it_stands()
         for fold in FOLDS[:1] if alone else FOLDS:
-            menu = self.menu if alone else Menu(self.problem, self.names, self.slots, self._slow(fold))
+            menu = (
+                self.menu
+                if alone
+                else Menu(
+                    self.problem, self.names, self.slots, slow(self.problem, self.slots, self.names, self.singles, fold)
+                )
+            )
             if small:
                 yield from self._exchanged(menu, first=first)
             if fold == FOLDS[0] and not self.scale and self._devices() <= MANY:
@@ -259,7 +258,7 @@ class Search:
     def _devices(self) -> float:
         """About how many there will be."""
         if self.relaxed is None or self.scale:
-            return sum(SMALL if math.isinf(count) else count for count in self.counts)
+            return sum(self.counts)
         return float(sum(self.relaxed.cuttings))
 
     def _exchanged(self, menu: Menu, *, first: bool) -> Iterable[Plan]:
@@ -485,46 +484,6 @@ class Search:
         fewer = (group.modes[:n] + group.modes[n + 1 :] for n in range(len(group.modes)))
         others = [self._fitted(menu, Group(group.kind, modes, group.ids), factors) for modes in fewer]
         return max(others, key=lambda cut: sum(p.rate for partition in cut for p in partition.placements))
-
-    def _slow(self, fold: float) -> Array:
-        """For each slot and model, a quantile of the slowdowns that neighbours may cause."""
-        slow = np.ones((len(self.slots), len(self.names)))
-        batches = {(mode.slot, mode.models[0]): mode.batches[0] for mode in self.singles}
-        for (s, i), batch in batches.items():
-            victims = [Load(self.names[i], rows, self.slots[s].share) for rows in {1, batch}]
-            beside = self._neighbours(s, batches)
-            if beside:
-                worst = [max(self.problem.interference.slowdown(v, other) for v in victims) for other in beside]
-                slow[s, i] = np.quantile(worst, fold)
-        return slow
-
-    def _neighbours(self, s: int, batches: dict[tuple[int, int], int]) -> list[list[Load]]:
-        """What may lie beside a partition on slot s and fill the rest of the device: one, two or three of a model."""
-        if s not in self._beside:
-            slot = self.slots[s]
-            found = []
-            for many in range(1, min(3, (self.fleet[slot.kind].max_partitions or WHOLE) - 1) + 1):
-                room = (WHOLE - slot.share) // many
-                fitting = [t for t in self.useful if self.slots[t].kind == slot.kind and self.slots[t].share <= room]
-                if fitting:
-                    t = max(fitting, key=lambda t: self.slots[t].share)
-                    share = self.slots[t].share
-                    found += [
-                        [Load(name, rows, share)] * many
-                        for j, name in enumerate(self.names)
-                        if (t, j) in batches
-                        for rows in {1, batches[t, j]}
-                    ]
-            self._beside[s] = self._worst(s, found, batches)
-        return self._beside[s]
-
-    def _worst(self, s: int, found: list[list[Load]], batches: dict[tuple[int, int], int]) -> list[list[Load]]:
-        """Of many neighbours those that slow one model most: who is bad for one is bad for others."""
-        if len(found) <= 60:
-            return found
-        i = next(i for i in range(len(self.names)) if (s, i) in batches)
-        victim = Load(self.names[i], batches[s, i], self.slots[s].share)
-        return sorted(found, key=lambda beside: -self.problem.interference.slowdown(victim, beside))[:10]
 
 
 def _stays(plan: Plan, current: Plan | None) -> int:

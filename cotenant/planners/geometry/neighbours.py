@@ -1,0 +1,63 @@
+"""How much neighbours may slow a model, before it is known who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.units import WHOLE
+from cotenant.planners import Problem
+from cotenant.planners.geometry.modes import Mode, Slot
+from cotenant.predictors import Load
+
+BESIDE = 3  # partitions beside one, at most
+MANY = 60  # neighbours that are all looked at; of more, the `WORST` that slow one model most
+WORST = 10
+
+Batches = Mapping[tuple[int, int], int]  # by slot and model
+
+
+def slow(
+    problem: Problem, slots: Sequence[Slot], names: Sequence[str], singles: Sequence[Mode], quantile: float
+) -> NDArray[np.float64]:
+    """A factor on the latencies of each model on each slot: a quantile of the slowdowns that neighbours may cause.
+
+    They and their victim run one row or the batch that carries most, whichever is worse: predictors need not think that
+    larger batches disturb more.
+    """
+    batches = {(mode.slot, mode.models[0]): mode.batches[0] for mode in singles}
+    factors = np.ones((len(slots), len(names)))
+    beside = {s: _beside(problem, slots, names, batches, s) for s in {mode.slot for mode in singles}}
+    for (s, i), batch in batches.items():
+        if beside[s]:
+            victims = [Load(names[i], rows, slots[s].share) for rows in {1, batch}]
+            caused = [max(problem.interference.slowdown(v, others) for v in victims) for others in beside[s]]
+            factors[s, i] = np.quantile(caused, quantile)
+    return factors
+
+
+def _beside(
+    problem: Problem, slots: Sequence[Slot], names: Sequence[str], batches: Batches, s: int
+) -> list[list[Load]]:
+    """What may fill the rest of a device beside slot s: one, two or three partitions of a model."""
+    slot = slots[s]
+    found: list[list[Load]] = []
+    for many in range(1, min(BESIDE, (problem.fleet[slot.kind].max_partitions or WHOLE) - 1) + 1):
+        room = (WHOLE - slot.share) // many
+        fitting = {t for t, _ in batches if slots[t].kind == slot.kind and slots[t].share <= room}
+        if fitting:
+            t = max(fitting, key=lambda t: slots[t].share)
+            found += [
+                [Load(name, rows, slots[t].share)] * many
+                for j, name in enumerate(names)
+                if (t, j) in batches
+                for rows in {1, batches[t, j]}
+            ]
+    if len(found) <= MANY:
+        return found
+    # Who is bad for one is bad for others.
+    i = next(i for t, i in batches if t == s)
+    victim = Load(names[i], batches[s, i], slot.share)
+    return sorted(found, key=lambda others: -problem.interference.slowdown(victim, others))[:WORST]
