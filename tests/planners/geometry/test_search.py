@@ -18,6 +18,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import PLANNERS, Problem, bestfit, elastic, geometry, ideal, load
 from cotenant.planners.check import check
+from cotenant.planners.compare import AS_GOOD
 from cotenant.planners.geometry.search import Search
 from cotenant.predictors import Alone, Interference, Margin
 from cotenant.predictors.linear import Coefficients, Linear, Utilisation
@@ -116,7 +117,8 @@ def least(plan: Plan, problem: Problem) -> float:
     return min((plan.rate(name) / problem.rates[name] for name in able), default=1.0)
 
 
-@settings(max_examples=12, deadline=None)
+# A search proves nothing of the kind, so that these look at the same problems each time.
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
     problem = msgspec.structs.replace(problem, time_limit=0.1)
@@ -139,7 +141,7 @@ def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
             assert least(ours, problem) >= part * (1 - 1e-3)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_no_planner_serves_a_larger_multiple_than_geometry_or_its_bound(problem: Problem) -> None:
     fleet = tuple(msgspec.structs.replace(kind, count=kind.count or 1) for kind in problem.fleet)
@@ -149,8 +151,8 @@ def test_no_planner_serves_a_larger_multiple_than_geometry_or_its_bound(problem:
     assert check(ours, rate) == []
     for name in PLANNERS:
         plan = load(name)(problem)
-        # Its own answers to the two questions differ by chance.
-        assert ours.scale >= plan.scale * (1 - (1e-2 if name == "geometry" else 1e-3))
+        # Where neighbours slow each other the multiple is found by halving, and no closer than that.
+        assert ours.scale >= plan.scale * (1 - (2 if name == "geometry" else 1) * AS_GOOD)
         if ours.bound is not None:
             assert max(plan.scale, ours.scale) <= ours.bound * (1 + 1e-6)
 
@@ -320,8 +322,8 @@ def test_a_large_fleet_comes_near_its_bound() -> None:
     made = geometry.plan(problem)
     assert check(made, problem) == []
     assert made.bound is not None and made.bound * 0.985 <= made.scale <= made.bound * (1 + 1e-9)
-    fewest = msgspec.structs.replace(problem, objective="devices", fleet=asked(5, 6).fleet)
-    fewest = geometry.plan(fewest)
+    endless = msgspec.structs.replace(problem, objective="devices", fleet=asked(5, 6).fleet)
+    fewest = geometry.plan(endless)
     assert fewest.unserved == {}
     assert fewest.bound is not None and fewest.bound <= fewest.devices_used <= fewest.bound * 1.02 + 1
 
