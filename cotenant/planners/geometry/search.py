@@ -39,6 +39,7 @@ CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of th
 FLEETS = 6
 PARTS = (1.0, 0.97, 0.93, 0.87, 0.8, 0.7, 0.55, 0.4, 0.2)  # of what a device was to carry, those that are tried
 BISECTIONS = 6
+LEAST = 0.05  # seconds that the program gets when no time is left: it must have some plan
 REPAIRS = 4  # times that models which come short are asked for more
 RIVALS: tuple[Planner, ...] = (elastic.plan, bestfit.plan, squishy.plan)
 
@@ -97,11 +98,15 @@ class Search:
         )
 
     def _solve(self, ask: Ask, modes: Sequence[Mode], *, seconds: float = math.inf, **options: object) -> Answer | None:
-        """See `program.solve`; takes no longer than what is left."""
-        allowed = min(seconds, max(self.left, 0.02))
+        """See `program.solve`; whole numbers are searched for no longer than time is left."""
+        allowed = min(seconds, max(self.left, LEAST))
         answer, took = solve(ask, self.slots, self.cuttings, modes, seconds=allowed, **options)  # type: ignore[arg-type]
         self.left -= took
         return answer
+
+    def _linear(self, ask: Ask, modes: Sequence[Mode]) -> Answer | None:
+        """The linear relaxation: quick, and nothing goes without it."""
+        return solve(ask, self.slots, self.cuttings, modes, whole=False)[0]
 
     def _cut(self) -> None:
         """Cuttings of every kind; where there are too many, those that the relaxation asks for."""
@@ -117,7 +122,7 @@ class Search:
         improved = bool(sampled)
         while improved:
             improved = False
-            relaxed = self._solve(self._ask(scale=False, endless=True), self.singles, whole=False)
+            relaxed = self._linear(self._ask(scale=False, endless=True), self.singles)
             if relaxed is None:
                 break
             for k in sampled:
@@ -163,7 +168,7 @@ class Search:
         return menu.singles(light=any(self.rooms))
 
     def _relax(self, ask: Ask) -> Answer | None:
-        return self._solve(ask, self._ones(self.menu), whole=False)
+        return self._linear(ask, self._ones(self.menu))
 
     # The plan.
 
@@ -263,7 +268,7 @@ class Search:
 
     def _exchanged(self, menu: Menu, *, first: bool) -> Iterable[Plan]:
         """What emptying and filling devices finds, from the fewest devices up."""
-        priced = self._solve(self._ask(scale=self.scale, endless=not self.scale), self._ones(menu), whole=False)
+        priced = self._linear(self._ask(scale=self.scale, endless=not self.scale), self._ones(menu))
         if priced is None:
             return
         worth = priced.worth * self.rates
@@ -397,7 +402,7 @@ class Search:
     def _find(self, menu: Menu, ask: Ask) -> Mix | None:
         """Modes and cuttings, and how many of each; None where nothing serves what is asked."""
         ones = self._ones(menu)
-        relaxed = self._solve(ask, ones, whole=False)
+        relaxed = self._linear(ask, ones)
         if relaxed is None:
             return None
         clip = ask.rates * (relaxed.value if ask.scale else 1.0)
