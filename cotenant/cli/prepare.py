@@ -24,7 +24,7 @@ from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
 from cotenant.planners import Problem, load
 from cotenant.planners.forecast import attains
-from cotenant.planners.solve import lowered, promised, solve
+from cotenant.planners.solve import largest_scale, promised, solve
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, profile
 from cotenant.sim.run import simulate
@@ -39,13 +39,11 @@ DEFAULT_SHARE = 500
 LEAST_SLO = 0.05
 
 # How much the simulator looks at, at most, and how many plans after the first; what becomes of the targets of models
-# that are late; how near the largest rates are found, and at which part of them another plan is worth its time.
+# that are late.
 LOOK_SECONDS = 300.0
 LOOK_REQUESTS = 30_000
 LOOKS = 3
 TIGHTER = 0.9
-CLOSE = 1.02
-MUCH_LESS = 0.9
 
 Progress = Callable[[str, int, int], None]  # model, points done, points in all
 
@@ -198,10 +196,18 @@ def timed(planner: str, problem: Problem) -> Plan:
     share a partition it is up to two points too hopeful.
     """
     begun = time.perf_counter()
-    plan = solve(planner, problem)
-    if late := _late(plan, problem):
-        plan = (_in_time if problem.objective == "devices" else _slower)(planner, problem, plan, late)
+    if problem.objective == "rate":
+        plan = largest_scale(load(planner), problem, accept=_kept)
+    else:
+        plan = solve(planner, problem)
+        if late := _late(plan, problem):
+            plan = _in_time(planner, problem, plan, late)
     return msgspec.structs.replace(plan, solve_s=time.perf_counter() - begun)
+
+
+def _kept(plan: Plan, problem: Problem) -> bool:
+    # A short look tells most of those apart that are far off.
+    return attains(plan, problem) and not any(_late(plan, problem, look) for look in (LOOK_REQUESTS / 6, LOOK_REQUESTS))
 
 
 def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float]) -> Plan:
@@ -218,27 +224,13 @@ def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float])
     return best
 
 
-def _slower(planner: str, problem: Problem, plan: Plan, late: dict[str, float]) -> Plan:
-    """The plan at the largest rates at which the simulator sees nobody late. Where that is much less than the forecast
-    believes, the better of it and of a plan for tighter targets."""
-
-    def kept(lower: Plan, scaled: Problem) -> bool:
-        return attains(lower, scaled) and not _late(lower, scaled)
-
-    best = lowered(plan, problem, accept=kept, close=CLOSE)
-    if best.scale < MUCH_LESS * plan.scale:
-        again = solve(planner, _tighter(problem, late))
-        best = lowered(again, problem, accept=kept, above=best, close=CLOSE)
-    return msgspec.structs.replace(best, bound=plan.bound)
-
-
-def _late(plan: Plan, problem: Problem) -> dict[str, float]:
+def _late(plan: Plan, problem: Problem, requests: float = LOOK_REQUESTS) -> dict[str, float]:
     """By how much models miss the fraction promised in the simulator, at the rates that are served; those that miss it
     by more than chance would have it."""
     rates = plan.rates()
     if not rates:
         return {}
-    seconds = min(LOOK_SECONDS, LOOK_REQUESTS / sum(rates.values()))
+    seconds = min(LOOK_SECONDS, requests / sum(rates.values()))
     report = simulate(problem, plan, seconds=seconds, rates=rates)
     return {
         row.model: row.required - row.attainment for row in report.models if row.attainment is not None and not row.kept

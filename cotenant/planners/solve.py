@@ -24,6 +24,7 @@ Accept = Callable[[Plan, Problem], bool]
 CLOSE = 1.005  # how near the largest multiple of the rates is found
 MORE = 1.15  # times its rate, what a model is planned for whose promise chance would break
 WIDER = 12  # times that more is planned for, at most
+TIGHT = (0.8, 0.65)  # of the targets, what is planned for as well
 PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in turn
 
 
@@ -60,8 +61,9 @@ def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> P
 def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attains) -> Plan:
     """The plan for the largest multiple of the rates that is served soundly and that `accept` takes, to 0.5 %.
 
-    That for evenly spaced requests comes first, and is lowered until chance has room. A planner that does not answer
-    the objective itself is then asked for multiples in between, with room for chance in each.
+    That for evenly spaced requests comes first, and is lowered until chance has room. A planner that answers the
+    objective itself goes to the very limit of the targets, and is asked for tighter ones, too: shorter rounds may leave
+    more room. Another is asked for multiples in between, with room for chance in each.
 
     accept: given a plan and the problem at those rates; by default, whether the forecast keeps every promise.
     """
@@ -80,6 +82,11 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
     most = planner(problem)
     if most.objective == "rate":
         best = lowered(most, problem, accept=accept)
+        # Where chance takes nothing, nothing is to be won.
+        for part in TIGHT if best.scale * CLOSE < most.scale else ():
+            other = planner(_tight(problem, part))
+            if other.scale > best.scale:
+                best = lowered(other, problem, accept=accept, above=best)
     else:
         most = _largest(planner, problem, served, above=_nothing(most, problem), below=math.inf)
         best = lowered(most, problem, accept=accept)
@@ -87,13 +94,11 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
     return msgspec.structs.replace(best, objective="rate", bound=most.bound)
 
 
-def lowered(
-    plan: Plan, problem: Problem, *, accept: Accept = attains, above: Plan | None = None, close: float = CLOSE
-) -> Plan:
+def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Plan | None = None) -> Plan:
     """The plan for the largest multiple of the rates, up to what it carries, that `accept` takes.
 
     It keeps its devices, cut anew where promises would break: the less they have to do, the better they do it.
-    above: a plan that is taken, and the answer unless there is more. close: by what factor more may have been missed.
+    above: a plan that is taken, and the answer unless there is more.
     """
     best = plan
 
@@ -117,15 +122,13 @@ def lowered(
             above = accounted(best, problem)
             break
         below = most * part
-    return _largest(attempt, problem, taken, above=above, below=below, close=close)
+    return _largest(attempt, problem, taken, above=above, below=below)
 
 
-def _largest(
-    planner: Planner, problem: Problem, taken: Accept, *, above: Plan, below: float, close: float = CLOSE
-) -> Plan:
+def _largest(planner: Planner, problem: Problem, taken: Accept, *, above: Plan, below: float) -> Plan:
     """The plan for the largest multiple of the rates that is taken, from that of one plan up to another multiple."""
     best, low, high = above, above.scale, below
-    while high > low * close and high > 1e-6:
+    while high > low * CLOSE and high > 1e-6:
         scale = (low * 2 or 1.0) if math.isinf(high) else high / 4 if low == 0 else (low + high) / 2
         plan = planner(scaled := _times(problem, scale))
         if taken(plan, scaled):
@@ -133,6 +136,11 @@ def _largest(
         else:
             high = scale
     return accounted(best, problem)
+
+
+def _tight(problem: Problem, part: float) -> Problem:
+    models = (msgspec.structs.replace(model, slo=model.slo * part) for model in problem.models)
+    return msgspec.structs.replace(problem, models=tuple(models))
 
 
 def _nothing(plan: Plan, problem: Problem) -> Plan:

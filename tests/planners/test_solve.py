@@ -69,18 +69,21 @@ def test_where_no_scale_works_nothing_is_served() -> None:
     assert check(plan, rate(problem)) == []
 
 
-def test_a_planner_that_answers_the_largest_rate_is_asked_once_and_its_bound_stays() -> None:
+def test_a_planner_that_answers_the_largest_rate_is_asked_for_tighter_targets_too_and_its_bound_stays() -> None:
     asked = []
+    slo = one_device(40.0).models[0].slo
 
     def planner(problem: Problem) -> Plan:
-        asked.append(problem.objective)
+        asked.append((problem.objective, problem.models[0].slo / slo))
         plan = elastic(_at(problem, 2.5))
         return msgspec.structs.replace(accounted(plan, problem), objective="rate", bound=2.6)
 
     plan = largest_scale(planner, rate(one_device(40.0)), accept=always)
-    assert (asked, plan.bound) == (["rate"], 2.6)
+    assert (asked, plan.bound) == ([("rate", 1.0)], 2.6)
     assert plan.scale == pytest.approx(2.5, rel=0.0051)
+    asked.clear()
     careful = largest_scale(planner, rate(one_device(40.0)))
+    assert asked == [("rate", 1.0), ("rate", pytest.approx(0.8)), ("rate", pytest.approx(0.65))]
     assert 1.0 < careful.scale < 2.4
     assert attains(careful, rate(one_device(40.0)))
 

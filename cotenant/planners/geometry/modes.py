@@ -204,13 +204,14 @@ class Menu:
                 found[mode] = None
         return list(found)
 
-    def fills(self, value: Array, clip: Array) -> list[Mode]:
+    def fills(self, slots: Iterable[int], value: Array, clip: Array) -> list[Mode]:
         """Modes of any number of models that are worth most, at `value` per request/s of which `clip` are useful.
 
         For rounds of several lengths, models are taken in order of worth per time, each once as the first.
         """
         found: dict[Mode, None] = {}
-        for s, slot in enumerate(self.slots):
+        for s in slots:
+            slot = self.slots[s]
             quickest = self.latency[s, :, 0].min(initial=math.inf)
             if not quickest < self.slo.max(initial=0.0):
                 continue

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -31,7 +32,7 @@ FEW = 12  # models whose pairs are all looked at
 VERY_FEW = 5  # models of which larger sets are looked at, too
 SMALL = 16  # devices up to which they are filled one by one
 MANY = 40  # devices beyond which partitions shared in time are too few to tighten the bound
-FOLDS = (1.0, 0.5, 0.0)  # quantiles of what neighbours may do that are reckoned with: the worst, the usual, the least
+QUANTILES = (1.0, 0.5, 0.0)  # of what neighbours may do, those that are reckoned with: the worst, the usual, the least
 MIXED = 100  # modes of several models that the program may choose from
 STEPS = 6000  # of filling devices anew, for each second of the time limit
 ROUNDS = 3  # of so many steps, at most
@@ -39,6 +40,8 @@ CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of th
 FLEETS = 6
 PARTS = (1.0, 0.97, 0.93, 0.87, 0.8, 0.7, 0.55, 0.4, 0.2)  # of what a device was to carry, those that are tried
 BISECTIONS = 6
+TINY = 1e-12
+GRID = 100  # ‰: of very many shares, those that are multiples of it
 LEAST = 0.05  # seconds that the program gets when no time is left: it must have some plan
 REPAIRS = 4  # times that models which come short are asked for more
 RIVALS: tuple[Planner, ...] = (elastic.plan, bestfit.plan, squishy.plan)
@@ -77,6 +80,7 @@ class Search:
         self.counts = [math.inf if kind.count is None else float(kind.count) for kind in self.fleet]
         self.standing = standing(problem, self.slots, self.names)
         self.cuttings: list[Cutting] = []
+        self.planned = self.useful
         self._cut()
         self.relaxed = self._relax(self._ask(scale=self.scale)) if self._limited() else None
         if self.names and self.relaxed is None and not self.scale and math.inf in self.counts:
@@ -84,6 +88,16 @@ class Search:
             endless = self._relax(self._ask(scale=False, endless=True))
             most = math.ceil(sum(endless.cuttings)) + 1 if endless is not None else 1
             self.counts = [min(count, most) for count in self.counts]
+
+    @cached_property
+    def menus(self) -> list[Menu]:
+        """What to choose from, with different guesses of what neighbours do; one where that is known."""
+        if isinstance(self.problem.interference, Alone):
+            return [self.menu]
+        factors = [slow(self.problem, self.slots, self.names, self.singles, quantile) for quantile in QUANTILES]
+        if (factors[0] == factors[-1]).all():
+            factors = factors[:1]
+        return [Menu(self.problem, self.names, self.slots, each) for each in factors]
 
     def _limited(self) -> bool:
         return bool(self.names) and not (self.scale and math.inf in self.counts)
@@ -130,6 +144,17 @@ class Search:
                 if worth > self.prices[k] * (1 + 1e-6) and best not in self.cuttings:
                     self.cuttings.append(best)
                     improved = True
+        if sampled and relaxed is not None:
+            self._thin(sampled, relaxed)
+
+    def _thin(self, sampled: Sequence[int], relaxed: Answer) -> None:
+        """Of kinds that may be cut in very many ways, plans use the shares that the relaxation does and a grid."""
+        used = {mode.slot for mode, n in zip(self.singles, relaxed.modes, strict=True) if n > 1e-6}
+        grid = {s for s in self.useful if self.slots[s].share % GRID == 0}
+        self.planned = [s for s in self.useful if self.slots[s].kind not in sampled or s in used | grid]
+        for k in sampled:
+            every = ways.every(k, self.fleet[k], self.slots, self.planned)
+            self.cuttings += [each for each in every or () if each not in self.cuttings]
 
     # The bound.
 
@@ -146,9 +171,9 @@ class Search:
             if relaxed is None:
                 return None
         limit = relaxed.value
-        if len(self.names) <= FEW and sum(relaxed.cuttings) <= MANY:
+        if len(self.names) <= FEW and sum(relaxed.cuttings) <= MANY and self.planned == self.useful:
             pairs = self.menu.pairs(self.useful, outer=True)
-            modes = [*self._ones(self.menu), *pairs]
+            modes = [*self._singles(self.menu), *pairs]
             whole = self._solve(
                 ask,
                 modes,
@@ -160,15 +185,20 @@ class Search:
             )
             if whole is not None:
                 limit = min(limit, whole.bound) if self.scale else max(limit, whole.bound)
-        if not self.scale and all(kind.price is None for kind in self.fleet):
-            return float(math.ceil(limit - 1e-6))
-        return limit
+        if self.scale or all(kind.price is not None for kind in self.fleet):
+            return limit
+        # A cost to which some devices add nothing has no bound worth the name.
+        return None if any(kind.price is not None for kind in self.fleet) else float(math.ceil(limit - 1e-6))
 
     def _ones(self, menu: Menu) -> list[Mode]:
+        """Modes of one model, for plans."""
+        return [mode for mode in self._singles(menu) if mode.slot in self.planned]
+
+    def _singles(self, menu: Menu) -> list[Mode]:
         return menu.singles(light=any(self.rooms))
 
     def _relax(self, ask: Ask) -> Answer | None:
-        return self._linear(ask, self._ones(self.menu))
+        return self._linear(ask, self._singles(self.menu))
 
     # The plan.
 
@@ -191,21 +221,21 @@ class Search:
         With neighbours in play that finds more than to ask for the largest; and no rival may serve more.
         """
         low, high = max(0.0, best.scale), limit
-        alone = isinstance(self.problem.interference, Alone)
+        known = len(self.menus) == 1
         for n in range(BISECTIONS):
             # Where all went well, rivals do no better, and one question is enough.
-            multiple = low * 1.001 if n == 0 and alone else (low + high) / 2
+            multiple = low * 1.001 if n == 0 and known else (low + high) / 2
             rates = {name: rate * multiple for name, rate in self.problem.rates.items()}
             asked = msgspec.structs.replace(
                 self.problem, rates=rates, objective="devices", time_limit=self.problem.time_limit / BISECTIONS
             )
-            if alone:
+            if known:
                 found = next((plan for rival in RIVALS if not (plan := rival(asked)).unserved), None)
             else:
                 found = Search(asked).feasible(thorough=False)
             if found is not None:
                 low, best = multiple, self._account(found.devices)
-            elif n == 0 and alone:
+            elif n == 0 and known:
                 break
             else:
                 high = multiple
@@ -225,20 +255,12 @@ class Search:
     def _candidates(self, *, first: bool = False, thorough: bool = True) -> Generator[Plan, None, None]:
         """Plans, each a try of its own. first: any that serves the rates will do. thorough: whatever it takes."""
         small = bool(self.names) and self._devices() <= SMALL
-        alone = isinstance(self.problem.interference, Alone)
         if self.names and self.standing:
             yield self._as_it_stands()
-        for fold in FOLDS[:1] if alone else FOLDS:
-            menu = (
-                self.menu
-                if alone
-                else Menu(
-                    self.problem, self.names, self.slots, slow(self.problem, self.slots, self.names, self.singles, fold)
-                )
-            )
+        for n, menu in enumerate(self.menus):
             if small:
                 yield from self._exchanged(menu, first=first)
-            if fold == FOLDS[0] and not self.scale and self._devices() <= MANY:
+            if n == 0 and not self.scale and self._devices() <= MANY:
                 for rival in RIVALS:
                     yield self._account(rival(self.problem).devices)
             if small:
@@ -246,7 +268,7 @@ class Search:
             served = self.relaxed is not None and (yield from self._tries(menu, scale=self.scale))
             if not served and not self.scale and not first:
                 yield from self._tries(menu, scale=True)
-        if thorough and not alone and not self.scale and self._devices() <= ideal.DEVICES:
+        if thorough and len(self.menus) > 1 and not self.scale and self._devices() <= ideal.DEVICES:
             yield self._account(ideal.plan(self.problem).devices)
 
     def _as_it_stands(self) -> Plan:
@@ -327,9 +349,9 @@ class Search:
         clip = self.rates * (priced.value if self.scale else 1.0)
         places = {place for device in self.standing for place in device.places}
         standing = [mode for place in places if (mode := menu.towards(*msgspec.structs.astuple(place))) is not None]
-        pairs = menu.frontiers(self.useful) if len(self.names) <= FEW else []
-        several = menu.several(self.useful, self.rates) if len(self.names) <= VERY_FEW else []
-        return [*standing, *self._ones(menu), *pairs, *several, *menu.fills(priced.worth, clip)]
+        pairs = menu.frontiers(self.planned) if len(self.names) <= FEW else []
+        several = menu.several(self.planned, self.rates) if len(self.names) <= VERY_FEW else []
+        return [*standing, *self._ones(menu), *pairs, *several, *menu.fills(self.planned, priced.worth, clip)]
 
     def _boxes(self, kinds: Sequence[int], offer: Offer) -> list[Box]:
         """Devices to begin with: those of the plan in force, and others in one piece each."""
@@ -432,22 +454,22 @@ class Search:
         rest = ask.rates * (relaxed.value if ask.scale else 1.0)
         for mode, n in zip(ones, relaxed.modes, strict=True):
             rest[mode.models[0]] -= math.floor(n + 1e-6) * mode.rates[0]
-        several = menu.fills(relaxed.worth, np.maximum(rest, 0.0))
+        several = menu.fills(self.planned, relaxed.worth, np.maximum(rest, 0.0))
         if len(self.names) <= FEW:
-            several += menu.pairs(self.useful, outer=False)
+            several += menu.pairs(self.planned, outer=False)
         return near + sorted(several, key=worth, reverse=True)[:MIXED]
 
     def _laid(self, menu: Menu, groups: list[Group], *, limit: float) -> Plan:
         """The plan with these devices, for no more than a multiple `limit` of the rates."""
         groups = pair(self.problem, menu, groups, self.rooms)
-        carried = np.full(len(self.names), 1e-12)
+        carried = np.zeros(len(self.names))
         for group in groups:
             for mode in group.modes:
                 for i, rate in zip(mode.models, mode.rates, strict=True):
                     carried[i] += rate * group.count
-        factors = np.minimum(1.0, self.rates / carried)
+        factors = np.minimum(1.0, self.rates / np.maximum(carried, TINY))
         if limit > 1:
-            factors = self.rates * float((carried / self.rates).min()) / carried
+            factors = self.rates * float((carried / self.rates).min()) / np.maximum(carried, TINY)
             factors *= self._stretch(menu, groups, factors)
         devices = [
             Device(kind=self.fleet[group.kind].name, id=number, partitions=made)

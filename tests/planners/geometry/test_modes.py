@@ -148,7 +148,7 @@ def test_towards_some_rates_no_batches_go_farther(seed: int, asked: tuple[float,
 def test_fills_are_modes(seed: int, room: int, worth: tuple[float, ...]) -> None:
     problem = made(seed, room)
     offered = menu(problem)
-    for mode in offered.fills(np.array(worth), np.full(3, 100.0)):
+    for mode in offered.fills(range(len(offered.slots)), np.array(worth), np.full(3, 100.0)):
         real = {(m.batches, m.procs): m for m in runs(problem, offered.slots[mode.slot], mode.models)}
         assert len(mode.models) > 1
         assert mode.rates == pytest.approx(real[mode.batches, mode.procs].rates)
@@ -163,7 +163,8 @@ def test_many_small_models_fill_one_partition() -> None:
         fleet=(Kind(name="k"),),
         profiles={(name, "k"): linear(name, "k", 0.001, 0.001, cuts=(1000,)) for name in names},
     )
-    found = menu(problem).fills(np.ones(4), np.full(4, 10.0))
+    offered = menu(problem)
+    found = offered.fills(range(len(offered.slots)), np.ones(4), np.full(4, 10.0))
     assert any(mode.models == (0, 1, 2, 3) and min(mode.rates) >= 10 for mode in found)
 
 
