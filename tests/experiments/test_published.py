@@ -122,7 +122,7 @@ CONSTANTS = (0.1, 0.7, 0.4, 0.1, 0.9)
 
 @pytest.mark.parametrize(
     ("rate", "planned"),
-    [(0, 0), (10, 19), (50, 68), (100, 125), (200, 235), (300, 342), (400, 448), (551, 606), (1000, 1100)],
+    [(0, 0), (3, 3), (10, 19), (50, 68), (100, 125), (200, 235), (300, 342), (400, 448), (551, 606), (1000, 1100)],
 )
 def test_rates_are_inflated(rate: int, planned: int) -> None:
     assert inflate(rate) == planned

@@ -255,14 +255,16 @@ class Search:
     def _candidates(self, *, first: bool = False, thorough: bool = True) -> Generator[Plan, None, None]:
         """Plans, each a try of its own. first: any that serves the rates will do. thorough: whatever it takes."""
         small = bool(self.names) and self._devices() <= SMALL
+        rivals = RIVALS if self.names and not self.scale and self._devices() <= MANY else ()
         if self.names and self.standing:
             yield self._as_it_stands()
+        else:
+            yield from (self._account(rival(self.problem).devices) for rival in rivals)
         for n, menu in enumerate(self.menus):
             if small:
                 yield from self._exchanged(menu, first=first)
-            if n == 0 and not self.scale and self._devices() <= MANY:
-                for rival in RIVALS:
-                    yield self._account(rival(self.problem).devices)
+            if n == 0 and self.standing:
+                yield from (self._account(rival(self.problem).devices) for rival in rivals)
             if small:
                 continue
             served = self.relaxed is not None and (yield from self._tries(menu, scale=self.scale))
@@ -398,13 +400,15 @@ class Search:
             wanted *= np.clip(1.005 * target / np.maximum(served, 1e-9), 1.0, 1.5)
         return False
 
-    def _merit(self, plan: Plan) -> tuple[float, float, float, int]:
-        """More is better: the least part of a rate that is served, the part over all, the price, and what stays."""
+    def _merit(self, plan: Plan) -> tuple[float, float, float, int, int]:
+        """More is better: the least part of a rate that is served, the part over all; the price, what stays as it was,
+        and how few workers there are."""
         served = self._served(plan).tolist()
         price = {kind.name: price for kind, price in zip(self.fleet, self.prices, strict=True)}
         spent = sum(price[device.kind] for device in plan.devices)
         over_all = 0.0 if self.scale else sum(min(1.0, part) for part in served)
-        return round(min(served), 6), round(over_all, 6), -spent, _stays(plan, self.problem.current)
+        workers = sum(placement.procs for _, _, placement in plan.placements())
+        return round(min(served), 6), round(over_all, 6), -spent, _stays(plan, self.problem.current), -workers
 
     def _served(self, plan: Plan) -> Array:
         """The part of each model's rate."""
