@@ -82,7 +82,8 @@ def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
     if problem.objective == "rate":
         value = plan.scale
     else:
-        value = float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
+        priced = any(kind.price is not None for kind in problem.fleet)
+        value = (plan.cost_per_hour or 0.0) if priced else float(plan.devices_used)
     gap = None
     if bound and (problem.objective == "rate" or not plan.unserved):
         least = math.ceil(bound - SLACK) if _whole(problem) else bound
@@ -157,7 +158,7 @@ def _ahead(rows: Sequence[Row], does: str, others_do: str, word: str, near: floa
     for row in rows:
         if row.planner not in ties:
             text = others_do.format(_number(row.value))
-            if (row.value > best.value) == (word == "more"):
+            if best.value and (row.value > best.value) == (word == "more"):
                 text += f" ({_percent(abs(row.value / best.value - 1))} {word})"
             if best.keeps and not row.keeps:
                 text += ", and breaks promises"

@@ -343,6 +343,8 @@ def _only_memory(problem: Problem, kind: Kind, device: Device, model: str) -> bo
     if share is None or (kind.max_partitions is not None and len(device.partitions) >= kind.max_partitions):
         return False
     cuts = [*(_cut(it, it.share, ()) for it in device.partitions), Cut(share, {model: 0.0})]
+    if kind.geometry and mig.fit(kind.geometry, [(cut.share, 0) for cut in cuts]) is None:
+        return False
     return partitions(problem, kind, cuts) is None and partitions(problem, _boundless(kind), cuts) is not None
 
 

@@ -80,6 +80,8 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
         return served(plan, scaled) and accept(plan, scaled)
 
     most = planner(problem)
+    if most.objective == "rate" and most.scale == 0:
+        return most  # some model cannot be served at all; the others are, as far as they ask
     if most.objective == "rate":
         best = lowered(most, problem, accept=accept)
         # Where chance takes nothing, nothing is to be won.

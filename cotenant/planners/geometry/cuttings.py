@@ -42,10 +42,11 @@ def every(kind: int, of: Kind, slots: Sequence[Slot], useful: Sequence[int]) -> 
 
 def _instances(kind: int, of: Kind, mine: Sequence[int], useful: set[int]) -> list[Cutting]:
     assert of.geometry is not None
-    number = dict(zip(mig.GEOMETRIES[of.geometry], mine, strict=True))
+    legal = [instance for instance in mig.GEOMETRIES[of.geometry] if instance.share in of.cuts]
+    number = dict(zip(legal, mine, strict=True))
     found: dict[tuple[tuple[int, int], ...], None] = {}
     for layout in mig.layouts(of.geometry):
-        pieces = Counter(number[instance] for instance in layout if number[instance] in useful)
+        pieces = Counter(number[instance] for instance in layout if number.get(instance) in useful)
         chosen = list(pieces.elements())[: of.max_partitions]
         found[tuple(sorted(Counter(chosen).items()))] = None
     return [Cutting(kind, pieces) for pieces in found if pieces]

@@ -74,7 +74,7 @@ def exchange(
     boxes: the devices to begin with; those in no pieces are cut and filled. cuttings: for each kind, the pieces of each
     way to cut it. worth: the price of each model's rate. steps: how many are tried.
     """
-    state = _State(boxes, offer, cuttings, rooms, worth / worth.sum() + LEAST / len(worth))
+    state = _State(boxes, offer, cuttings, rooms, worth / (worth.sum() or 1.0) + LEAST / len(worth))
     rng = np.random.default_rng(0)
     empty = state.copy()
     best, kept = -1.0, empty

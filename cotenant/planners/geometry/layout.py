@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.core.plan import Partition
 from cotenant.planners import Problem
-from cotenant.planners.capacity import Cut, slowdown
+from cotenant.planners.capacity import Cut, footprint, slowdown
 from cotenant.planners.geometry.cuttings import Cutting
 from cotenant.planners.geometry.modes import Menu, Mode, Slot
 from cotenant.predictors import Alone, Load
 
 SWAPS = 64  # devices among which modes change places; more are alike anyway
+LOOKED_AT = 256  # devices of the plan in force that a new one is compared with
 
 
 class Group(msgspec.Struct):
@@ -49,31 +51,44 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def standing(problem: Problem, slots: Sequence[Slot], names: Sequence[str]) -> list[Standing]:
-    """The devices of the plan in force."""
+    """The devices of the plan in force; of more devices or partitions than there may be now, the first."""
     kinds = {kind.name: k for k, kind in enumerate(problem.fleet)}
-    numbers = {(slots[s].kind, slots[s].share): s for s in reversed(range(len(slots)))}
     index = {name: i for i, name in enumerate(names)}
-    found = []
+    found: list[Standing] = []
+    used: Counter[int] = Counter()
     for device in problem.current.devices if problem.current else ():
         if device.kind not in kinds:
             continue
-        kind = kinds[device.kind]
-        places = []
-        for partition in device.partitions:
-            known = sorted(
-                ((index[p.model], p) for p in partition.placements if p.model in index), key=lambda each: each[0]
-            )
-            if known and (kind, partition.share) in numbers:
-                places.append(
-                    Place(
-                        numbers[kind, partition.share],
-                        tuple(i for i, _ in known),
-                        tuple(max(p.rate, 1e-9) for _, p in known),
-                        tuple(p.procs for _, p in known),
-                    )
-                )
-        found.append(Standing(kind, device.id, tuple(places)))
+        k = kinds[device.kind]
+        kind = problem.fleet[k]
+        if kind.count is not None and used[k] >= kind.count:
+            continue
+        used[k] += 1
+        places = [
+            place
+            for partition in device.partitions
+            if (place := _place(problem, slots, index, k, partition)) is not None
+        ]
+        found.append(Standing(k, device.id, tuple(places[: kind.max_partitions])))
     return found
+
+
+def _place(
+    problem: Problem, slots: Sequence[Slot], index: Mapping[str, int], k: int, partition: Partition
+) -> Place | None:
+    known = sorted((index[p.model], p) for p in partition.placements if p.model in index)
+    memory = sum(p.procs * footprint(problem, problem.fleet[k].name, p.model, p.batch) for _, p in known)
+    fitting = [
+        s for s, slot in enumerate(slots) if (slot.kind, slot.share) == (k, partition.share) and slot.memory >= memory
+    ]
+    if not known or not fitting:
+        return None
+    return Place(
+        min(fitting, key=lambda s: slots[s].memory),
+        tuple(i for i, _ in known),
+        tuple(max(p.rate, 1e-9) for _, p in known),
+        tuple(p.procs for _, p in known),
+    )
 
 
 def lay(
@@ -90,12 +105,19 @@ def lay(
     for mode, count in modes:
         pool.setdefault(mode.slot, Counter())[mode] += count
     left = dict(cuttings)
-    groups: list[Group] = []
+    kept = []
     for device in stand:
-        if (chosen := _kept(device, pool, left, rooms[device.kind])) is not None:
-            _take(pool, chosen, 1)
-            groups.append(Group(device.kind, tuple(chosen), (device.id,)))
-    free = [device for device in stand if device.id not in {g.ids[0] for g in groups if g.kind == device.kind}]
+        if (found := _kept(device, pool, left, rooms[device.kind])) is not None:
+            _take(pool, found[0], 1)
+            kept.append((device, *found))
+    groups = []
+    for device, chosen, rest in kept:
+        room = rooms[device.kind]
+        more = _compose(rest, pool, None if room is None else room - sum(mode.memory for mode in chosen))
+        _take(pool, list(more.elements()), 1)
+        groups.append(Group(device.kind, (*chosen, *more.elements()), (device.id,)))
+    stay = {(device.kind, device.id) for device, _, _ in kept}
+    free = [device for device in stand if (device.kind, device.id) not in stay]
     numbers = _Numbers(stand)
     for cutting, count in sorted(left.items(), key=lambda each: each[0].pieces[-1:], reverse=True):
         while count > 0 and (composed := _compose(cutting, pool, rooms[cutting.kind])):
@@ -121,7 +143,7 @@ class _Numbers:
         def common(device: Standing) -> int:
             return (own & Counter((place.slot, place.models) for place in device.places)).total()
 
-        able = [device for device in free if device.kind == kind]
+        able = [device for device in free[:LOOKED_AT] if device.kind == kind]
         if able:
             best = max(able, key=common)
             free.remove(best)
@@ -134,8 +156,9 @@ class _Numbers:
 
 def _kept(
     device: Standing, pool: dict[int, Counter[Mode]], left: dict[Cutting, int], room: int | None
-) -> list[Mode] | None:
-    """The modes of a device that may stay as it is, one fewer of its cutting being left; None where it may not."""
+) -> tuple[list[Mode], Cutting] | None:
+    """The modes of a device that may stay as it is, and the rest of its cutting, of which one fewer is left; None where
+    it may not."""
     chosen: Counter[Mode] = Counter()
     for place in device.places:
         able = [
@@ -150,9 +173,10 @@ def _kept(
         return None
     pieces = Counter(place.slot for place in device.places)
     for cutting, count in left.items():
-        if count > 0 and cutting.kind == device.kind and pieces <= Counter(dict(cutting.pieces)):
+        whole = Counter(dict(cutting.pieces))
+        if count > 0 and cutting.kind == device.kind and pieces <= whole:
             left[cutting] -= 1
-            return list(chosen.elements())
+            return list(chosen.elements()), Cutting(device.kind, tuple(sorted((whole - pieces).items())))
     return None
 
 

@@ -34,7 +34,8 @@ class Ask(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """value: of the objective. bound: what no answer can beat. modes, cuttings: how many of each.
 
-    worth: of one request/s of each model; price: of one partition on each slot, in units of the objective.
+    In units of the objective, what is worth: `worth` one request/s of each model; `price` one partition on each slot;
+    `more` one more device of each kind, and `room` the memory of one.
     """
 
     value: float
@@ -43,6 +44,8 @@ class Answer(msgspec.Struct, frozen=True):
     cuttings: Array
     worth: Array
     price: Array
+    more: Array
+    room: Array
 
 
 def solve(
@@ -56,6 +59,7 @@ def solve(
     clip: Array | None = None,
     averaged: bool = False,
     favour: Sequence[int] = (),
+    stays: int = 1,
     least: Mapping[Mode | Cutting, float] | None = None,
     gap: float = 1e-3,
     nodes: int = 1000,
@@ -66,7 +70,8 @@ def solve(
     groups: for each mode, the group it belongs to; None: none. A partition may run any average over a group's modes,
     instead of one of them. whole: whether numbers of partitions and devices are whole. clip: of what a partition
     carries of a model, the most that counts; averaged: of a group's modes, on average rather than in each. favour:
-    modes that win a tie. least: of each mode and cutting, the least number. nodes, seconds: when to stop searching.
+    modes that win a tie, and `stays` how many partitions may. least: of each mode and cutting, the least number.
+    nodes, seconds: when to stop searching.
     """
     groups = groups or [None] * len(modes)
     numbers = {group: n for n, group in enumerate(dict.fromkeys(g for g in groups if g is not None))}
@@ -115,8 +120,8 @@ def solve(
         cost[0] = 1.0
     else:
         cost[at_cutting:at_group] = [ask.prices[cutting.kind] for cutting in cuttings]
-    # All that stays together must weigh less than one device.
-    bonus = 1e-5 if ask.scale else -0.02 * min(ask.prices)
+    # All that stays together weighs less than half a device.
+    bonus = 1e-5 if ask.scale else -0.5 * min(ask.prices) / (len(favour) + stays)
     for n in favour:
         cost[at_mode + n] += bonus
     low, high = np.full(rows, -math.inf), np.zeros(rows)
@@ -150,6 +155,8 @@ def solve(
         cuttings=np.rint(values[at_cutting:at_group]) if whole else values[at_cutting:at_group],
         worth=np.abs(duals[at_model:at_of_group]) if len(duals) else np.zeros(models),
         price=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
+        more=np.abs(duals[:kinds]) if len(duals) else np.zeros(kinds),
+        room=np.abs(duals[at_memory:at_slot]) if len(duals) else np.zeros(kinds),
     )
     return answer, took
 

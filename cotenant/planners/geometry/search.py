@@ -68,10 +68,11 @@ class Search:
         useful = {mode.slot for mode in self.singles}
         self.useful = [s for s in range(len(self.slots)) if s in useful]
         heaviest = max((mode.memory for mode in self.singles), default=0)
-        # Memory is no question where as many of the heaviest workers as there can be partitions fit.
+        # Memory is no question where one of the heaviest workers fits for each partition, and for each model one more.
+        workers = [WHOLE // min(kind.cuts) + len(self.names) for kind in self.fleet]
         self.rooms = [
-            None if kind.geometry or heaviest * (WHOLE // min(kind.cuts)) <= kind.memory else kind.memory
-            for kind in self.fleet
+            None if kind.geometry or heaviest * many <= kind.memory else kind.memory
+            for kind, many in zip(self.fleet, workers, strict=True)
         ]
         prices = [kind.price for kind in self.fleet if kind.price is not None]
         # A kind without a price, beside others that have one, comes last.
@@ -124,35 +125,25 @@ class Search:
 
     def _cut(self) -> None:
         """Cuttings of every kind; where there are too many, those that the relaxation asks for."""
-        sampled = []
+        self.sampled: list[int] = []
         for k, kind in enumerate(self.fleet):
             every = ways.every(k, kind, self.slots, self.useful)
             if every is None:
-                sampled.append(k)
+                self.sampled.append(k)
                 most = kind.max_partitions or WHOLE
                 own = [s for s in self.useful if self.slots[s].kind == k]
                 every = [Cutting(k, ((s, min(WHOLE // self.slots[s].share, most)),)) for s in own]
             self.cuttings += every
-        improved = bool(sampled)
-        while improved:
-            improved = False
-            relaxed = self._linear(self._ask(scale=False, endless=True), self.singles)
-            if relaxed is None:
-                break
-            for k in sampled:
-                worth, best = ways.dearest(k, self.fleet[k], self.slots, relaxed.price)
-                if worth > self.prices[k] * (1 + 1e-6) and best not in self.cuttings:
-                    self.cuttings.append(best)
-                    improved = True
-        if sampled and relaxed is not None:
-            self._thin(sampled, relaxed)
+        relaxed = self._relax(self._ask(scale=False, endless=True)) if self.sampled else None
+        if relaxed is not None:
+            self._thin(relaxed)
 
-    def _thin(self, sampled: Sequence[int], relaxed: Answer) -> None:
+    def _thin(self, relaxed: Answer) -> None:
         """Of kinds that may be cut in very many ways, plans use the shares that the relaxation does and a grid."""
-        used = {mode.slot for mode, n in zip(self.singles, relaxed.modes, strict=True) if n > 1e-6}
+        used = {mode.slot for mode, n in zip(self._singles(self.menu), relaxed.modes, strict=True) if n > 1e-6}
         grid = {s for s in self.useful if self.slots[s].share % GRID == 0}
-        self.planned = [s for s in self.useful if self.slots[s].kind not in sampled or s in used | grid]
-        for k in sampled:
+        self.planned = [s for s in self.useful if self.slots[s].kind not in self.sampled or s in used | grid]
+        for k in self.sampled:
             every = ways.every(k, self.fleet[k], self.slots, self.planned)
             self.cuttings += [each for each in every or () if each not in self.cuttings]
 
@@ -198,7 +189,22 @@ class Search:
         return menu.singles(light=any(self.rooms))
 
     def _relax(self, ask: Ask) -> Answer | None:
-        return self._linear(ask, self._singles(self.menu))
+        """The relaxation that bounds every plan: of cuttings that are not all there, with those that it asks for."""
+        modes = self._singles(self.menu)
+        while True:
+            relaxed = self._linear(ask, modes)
+            if relaxed is None:
+                return None
+            asked = [cutting for k in self.sampled if (cutting := self._asked(k, ask, relaxed)) is not None]
+            if not asked:
+                return relaxed
+            self.cuttings += asked
+
+    def _asked(self, k: int, ask: Ask, relaxed: Answer) -> Cutting | None:
+        """The cutting of a kind that is worth most beyond what a device costs, if any is."""
+        worth, best = ways.dearest(k, self.fleet[k], self.slots, relaxed.price)
+        costs = (0.0 if ask.scale else self.prices[k]) + relaxed.more[k] - relaxed.room[k]
+        return best if worth > costs + 1e-7 * max(worth, 1e-12) and best not in self.cuttings else None
 
     # The plan.
 
@@ -261,11 +267,10 @@ class Search:
         else:
             yield from (self._account(rival(self.problem).devices) for rival in rivals)
         for n, menu in enumerate(self.menus):
-            if small:
-                yield from self._exchanged(menu, first=first)
+            done = small and (yield from self._exchanged(menu, first=first))
             if n == 0 and self.standing:
                 yield from (self._account(rival(self.problem).devices) for rival in rivals)
-            if small:
+            if done or (small and (first or self.scale)):
                 continue
             served = self.relaxed is not None and (yield from self._tries(menu, scale=self.scale))
             if not served and not self.scale and not first:
@@ -282,7 +287,7 @@ class Search:
             known = tuple(mode for place in device.places if (mode := modes[place]) is not None)
             if known:
                 groups.append(Group(device.kind, known, (device.id,)))
-        return self._laid(self.menu, groups, limit=math.inf if self.scale else 1.0)
+        return self._laid(self.menu, groups, most=self.scale)
 
     def _devices(self) -> float:
         """About how many there will be."""
@@ -290,11 +295,11 @@ class Search:
             return sum(self.counts)
         return float(sum(self.relaxed.cuttings))
 
-    def _exchanged(self, menu: Menu, *, first: bool) -> Iterable[Plan]:
-        """What emptying and filling devices finds, from the fewest devices up."""
+    def _exchanged(self, menu: Menu, *, first: bool) -> Generator[Plan, None, bool]:
+        """What emptying and filling devices finds, from the fewest devices up. Returns whether it serves the rates."""
         priced = self._linear(self._ask(scale=self.scale, endless=not self.scale), self._ones(menu))
         if priced is None:
-            return
+            return False
         worth = priced.worth * self.rates
         enough = priced.value if self.scale else 1.0
         offer = Offer(self._offered(menu, priced), self.rates)
@@ -311,7 +316,7 @@ class Search:
                     boxes, offer.for_more(wanted), pieces, self.rooms, worth, enough=enough, steps=steps
                 )
                 self.steps -= taken
-                plan = self._laid(menu, self._grouped(boxes), limit=math.inf if self.scale else 1.0)
+                plan = self._laid(menu, self._grouped(boxes), most=self.scale)
                 yield plan
                 parts = self._served(plan)
                 target = float(parts.max()) if self.scale else 1.0
@@ -319,7 +324,8 @@ class Search:
                     break
                 wanted *= np.clip(1.005 * target / np.maximum(parts, 1e-9), 1.0, 1.5)
             if not self.scale and (parts > 1 - 1e-6).all():
-                return
+                return True
+        return False
 
     def _fleets(self, *, first: bool) -> Iterable[list[int]]:
         """Kinds of devices to try with, cheapest first; at last all that there are."""
@@ -389,7 +395,7 @@ class Search:
             mix = self._find(menu, self._ask(scale=scale, rates=wanted))
             if mix is None:
                 return False
-            plan = self._laid(menu, lay(*mix, self.rooms, self.standing), limit=math.inf if self.scale else 1.0)
+            plan = self._laid(menu, lay(*mix, self.rooms, self.standing), most=self.scale)
             yield plan
             served = self._served(plan)
             target = float(served.max()) if self.scale else 1.0
@@ -433,12 +439,14 @@ class Search:
             return None
         clip = ask.rates * (relaxed.value if ask.scale else 1.0)
         chosen = self._mixed(menu, ask, ones, relaxed)
-        standing = {(place.slot, place.models) for device in self.standing for place in device.places}
-        favour = [n for n, mode in enumerate(chosen) if (mode.slot, mode.models) in standing]
+        places = [(place.slot, place.models) for device in self.standing for place in device.places]
+        favour = [n for n, mode in enumerate(chosen) if (mode.slot, mode.models) in set(places)]
         # Most of a large fleet is as the relaxation has it; the question is the rest.
         numbers = zip([*ones, *self.cuttings], [*relaxed.modes, *relaxed.cuttings], strict=True)
         least = {each: max(0, math.floor(n + 1e-6) - 1) for each, n in numbers}
-        answer = self._solve(ask, chosen, clip=clip, favour=favour, least=least, gap=1e-3, nodes=200)
+        answer = self._solve(
+            ask, chosen, clip=clip, favour=favour, stays=1 + len(places), least=least, gap=1e-3, nodes=200
+        )
         if answer is None:
             return None
         return (
@@ -463,8 +471,8 @@ class Search:
             several += menu.pairs(self.planned, outer=False)
         return near + sorted(several, key=worth, reverse=True)[:MIXED]
 
-    def _laid(self, menu: Menu, groups: list[Group], *, limit: float) -> Plan:
-        """The plan with these devices, for no more than a multiple `limit` of the rates."""
+    def _laid(self, menu: Menu, groups: list[Group], *, most: bool) -> Plan:
+        """The plan with these devices. most: for the largest multiple of the rates that they carry."""
         groups = pair(self.problem, menu, groups, self.rooms)
         carried = np.zeros(len(self.names))
         for group in groups:
@@ -472,7 +480,7 @@ class Search:
                 for i, rate in zip(mode.models, mode.rates, strict=True):
                     carried[i] += rate * group.count
         factors = np.minimum(1.0, self.rates / np.maximum(carried, TINY))
-        if limit > 1:
+        if most:
             factors = self.rates * float((carried / self.rates).min()) / np.maximum(carried, TINY)
             factors *= self._stretch(menu, groups, factors)
         devices = [
@@ -512,9 +520,10 @@ class Search:
         for part in PARTS:
             if (made := self._fits(menu, group, factors * part)) is not None:
                 return made
-        fewer = (group.modes[:n] + group.modes[n + 1 :] for n in range(len(group.modes)))
-        others = [self._fitted(menu, Group(group.kind, modes, group.ids), factors) for modes in fewer]
-        return max(others, key=lambda cut: sum(p.rate for partition in cut for p in partition.placements))
+        # The first without which the others fit; else the last, and so on.
+        fewer = [Group(group.kind, group.modes[:n] + group.modes[n + 1 :], group.ids) for n in range(len(group.modes))]
+        fitting = (less for less in fewer if less.modes and self._fits(menu, less, factors) is not None)
+        return self._fitted(menu, next(fitting, fewer[-1]), factors)
 
 
 def _stays(plan: Plan, current: Plan | None) -> int:
