@@ -230,7 +230,9 @@ class Search:
         known = len(self.menus) == 1
         for n in range(BISECTIONS):
             # Where all went well, rivals do no better, and one question is enough.
-            multiple = low * 1.001 if n == 0 and known else (low + high) / 2
+            multiple = (low + high) / 2
+            if n == 0:
+                multiple = low * 1.001 if known else min(max(1.0, low * 1.001), high)
             rates = {name: rate * multiple for name, rate in self.problem.rates.items()}
             asked = msgspec.structs.replace(
                 self.problem, rates=rates, objective="devices", time_limit=self.problem.time_limit / BISECTIONS
