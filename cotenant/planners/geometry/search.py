@@ -266,11 +266,11 @@ class Search:
         rivals = RIVALS if self.names and not self.scale and self._devices() <= MANY else ()
         if self.names and self.standing:
             yield self._as_it_stands()
-        else:
+        if first:
             yield from (self._account(rival(self.problem).devices) for rival in rivals)
         for n, menu in enumerate(self.menus):
             done = small and (yield from self._exchanged(menu, first=first))
-            if n == 0 and self.standing:
+            if n == 0 and not first:
                 yield from (self._account(rival(self.problem).devices) for rival in rivals)
             if done or (small and (first or self.scale)):
                 continue
