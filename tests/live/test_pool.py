@@ -408,8 +408,10 @@ def test_no_worker_outlives_a_server_that_is_killed(folder: Path) -> None:
 
 
 def _children(parent: int | None = None) -> list[int]:
+    """Workers that this process, or another, started; other tests may have left children of another kind."""
     parent = parent or os.getpid()
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    pids = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    return [pid for pid in pids if b"cotenant.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def _alive(pid: int) -> bool:
