@@ -244,31 +244,11 @@ def partitions(
         slow = [[max(a, s) for a, s in zip(own, old, strict=True)] for own, old in zip(actual, slow, strict=True)]
     else:
         return None
-    needs = [
-        sum(
-            n * footprint(problem, kind.name, model, batch)
-            for model, batch, n in zip(cut.rates, batches, workers, strict=True)
-        )
-        for cut, batches, workers in zip(cuts, chosen, procs, strict=True)
+    latencies = [
+        [factor * known[batch - 1] for factor, known, batch in zip(factors, own, batches, strict=True)]
+        for batches, own, factors in zip(chosen, curves, actual, strict=True)
     ]
-    if not housed(kind, [(cut.share, need) for cut, need in zip(cuts, needs, strict=True)]):
-        return None
-    result = []
-    for cut, batches, own, workers, factors in zip(cuts, chosen, curves, procs, actual, strict=True):
-        latencies = [factor * known[batch - 1] for factor, known, batch in zip(factors, own, batches, strict=True)]
-        duty = sum(latencies)
-        result.append(
-            Partition(
-                share=cut.share,
-                placements=tuple(
-                    Placement(model=model, batch=batch, rate=rate, duty=duty, latency=latency, procs=n)
-                    for (model, rate), batch, latency, n in zip(
-                        cut.rates.items(), batches, latencies, workers, strict=True
-                    )
-                ),
-            )
-        )
-    return tuple(result)
+    return _built(problem, kind, cuts, chosen, latencies)
 
 
 def as_batched(
@@ -279,41 +259,53 @@ def as_batched(
         [Load(model, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
         for cut, batches in zip(cuts, chosen, strict=True)
     ]
-    made, needs = [], []
+    latencies = []
     for i, (cut, own) in enumerate(zip(cuts, loads, strict=True)):
         procs = [cut.procs.get(load.model, 1) for load in own]
         beside = loads[:i] + loads[i + 1 :]
-        latencies = [
+        took = [
             slowdown(problem, load, beside) * curve(problem, load.model, kind.name, cut.share, n)[load.batch - 1]
             for load, n in zip(own, procs, strict=True)
         ]
-        duty = sum(latencies)
-        for load, latency, n in zip(own, latencies, procs, strict=True):
+        duty = sum(took)
+        for load, latency, n in zip(own, took, procs, strict=True):
             late = duty + latency > problem.model(load.model).slo
             if late or n * load.batch < cut.rates[load.model] * duty * (1 - SLACK):
                 return None
-        need = sum(
-            n * footprint(problem, kind.name, load.model, load.batch) for load, n in zip(own, procs, strict=True)
+        latencies.append(took)
+    return _built(problem, kind, cuts, chosen, latencies)
+
+
+def _built(
+    problem: Problem,
+    kind: Kind,
+    cuts: Sequence[Cut],
+    chosen: Sequence[Sequence[int]],
+    latencies: Sequence[Sequence[float]],
+) -> tuple[Partition, ...] | None:
+    """The partitions of one device with these batches and what they take; None where it lacks memory or places."""
+    made = tuple(
+        Partition(
+            share=cut.share,
+            placements=tuple(
+                Placement(
+                    model=model,
+                    batch=batch,
+                    rate=rate,
+                    duty=sum(own),
+                    latency=latency,
+                    procs=cut.procs.get(model, 1),
+                )
+                for (model, rate), batch, latency in zip(cut.rates.items(), batches, own, strict=True)
+            ),
         )
-        needs.append((cut.share, need))
-        placed = zip(own, latencies, procs, strict=True)
-        made.append(
-            Partition(
-                share=cut.share,
-                placements=tuple(
-                    Placement(
-                        model=load.model,
-                        batch=load.batch,
-                        rate=cut.rates[load.model],
-                        duty=duty,
-                        latency=latency,
-                        procs=n,
-                    )
-                    for load, latency, n in placed
-                ),
-            )
-        )
-    return tuple(made) if housed(kind, needs) else None
+        for cut, batches, own in zip(cuts, chosen, latencies, strict=True)
+    )
+    needs = [
+        (cut.share, sum(p.procs * footprint(problem, kind.name, p.model, p.batch) for p in cut.placements))
+        for cut in made
+    ]
+    return made if housed(kind, needs) else None
 
 
 def housed(kind: Kind, needs: Sequence[tuple[int, int]]) -> bool:

@@ -19,7 +19,7 @@ from cotenant.planners.capacity import accounted, as_batched, partitions
 from cotenant.planners.geometry import cuttings as ways
 from cotenant.planners.geometry.cuttings import Cutting
 from cotenant.planners.geometry.exchange import Box, Offer, exchange
-from cotenant.planners.geometry.layout import Group, cuts, lay, pair, standing
+from cotenant.planners.geometry.layout import Group, Place, cuts, lay, pair, standing
 from cotenant.planners.geometry.modes import Menu, Mode, slots_of
 from cotenant.planners.geometry.neighbours import slow
 from cotenant.planners.geometry.program import Answer, Ask, solve
@@ -57,14 +57,16 @@ class Search:
         self.left = problem.time_limit
         self.steps = round(STEPS * problem.time_limit * ROUNDS)
         asked = [name for name, rate in problem.rates.items() if rate > 0]
-        everyone = Menu(problem, asked, self.slots, np.ones((len(self.slots), len(asked))))
-        self.names = [asked[i] for i in sorted({mode.models[0] for mode in everyone.singles(light=False)})]
+        self.menu = self._menu(asked)
+        self.singles = self.menu.singles(light=False)
+        self.names = [asked[i] for i in sorted({mode.models[0] for mode in self.singles})]
         # Where some model cannot be served at all no multiple is: the others get the rates that they ask for.
         self.hopeless = len(self.names) < len(asked)
         self.scale = problem.objective == "rate" and not self.hopeless
         self.rates = np.array([problem.rates[name] for name in self.names])
-        self.menu = Menu(problem, self.names, self.slots, np.ones((len(self.slots), len(self.names))))
-        self.singles = self.menu.singles(light=False)
+        if self.hopeless:
+            self.menu = self._menu(self.names)
+            self.singles = self.menu.singles(light=False)
         useful = {mode.slot for mode in self.singles}
         self.useful = [s for s in range(len(self.slots)) if s in useful]
         heaviest = max((mode.memory for mode in self.singles), default=0)
@@ -79,6 +81,8 @@ class Search:
         unknown = 2 * max(prices) if prices and max(prices) > 0 else 1.0
         self.prices = [unknown if kind.price is None else kind.price for kind in self.fleet]
         self.counts = [math.inf if kind.count is None else float(kind.count) for kind in self.fleet]
+        # What bounds every plan: modes of one model, and where memory is a question, lighter ones.
+        self.bounding = self._singles(self.menu) if any(self.rooms) else self.singles
         self.standing = standing(problem, self.slots, self.names)
         self.cuttings: list[Cutting] = []
         self.planned = self.useful
@@ -89,6 +93,10 @@ class Search:
             endless = self._relax(self._ask(scale=False, endless=True))
             most = math.ceil(sum(endless.cuttings)) + 1 if endless is not None else 1
             self.counts = [min(count, most) for count in self.counts]
+
+    def _menu(self, names: Sequence[str]) -> Menu:
+        """What these models may do without neighbours."""
+        return Menu(self.problem, names, self.slots, np.ones((len(self.slots), len(names))))
 
     @cached_property
     def menus(self) -> list[Menu]:
@@ -140,7 +148,7 @@ class Search:
 
     def _thin(self, relaxed: Answer) -> None:
         """Of kinds that may be cut in very many ways, plans use the shares that the relaxation does and a grid."""
-        used = {mode.slot for mode, n in zip(self._singles(self.menu), relaxed.modes, strict=True) if n > 1e-6}
+        used = {mode.slot for mode, n in zip(self.bounding, relaxed.modes, strict=True) if n > 1e-6}
         grid = {s for s in self.useful if self.slots[s].share % GRID == 0}
         self.planned = [s for s in self.useful if self.slots[s].kind not in self.sampled or s in used | grid]
         for k in self.sampled:
@@ -164,7 +172,7 @@ class Search:
         limit = relaxed.value
         if len(self.names) <= FEW and sum(relaxed.cuttings) <= MANY and self.planned == self.useful:
             pairs = self.menu.pairs(self.useful, outer=True)
-            modes = [*self._singles(self.menu), *pairs]
+            modes = [*self.bounding, *pairs]
             whole = self._solve(
                 ask,
                 modes,
@@ -190,9 +198,8 @@ class Search:
 
     def _relax(self, ask: Ask) -> Answer | None:
         """The relaxation that bounds every plan: of cuttings that are not all there, with those that it asks for."""
-        modes = self._singles(self.menu)
         while True:
-            relaxed = self._linear(ask, modes)
+            relaxed = self._linear(ask, self.bounding)
             if relaxed is None:
                 return None
             asked = [cutting for k in self.sampled if (cutting := self._asked(k, ask, relaxed)) is not None]
@@ -282,14 +289,19 @@ class Search:
 
     def _as_it_stands(self) -> Plan:
         """The devices of the plan in force, with their models, for the rates that are asked now."""
-        places = {place for device in self.standing for place in device.places}
-        modes = {place: self.menu.towards(*msgspec.structs.astuple(place)) for place in places}
+        modes = self._stood(self.menu)
         groups = []
         for device in self.standing:
-            known = tuple(mode for place in device.places if (mode := modes[place]) is not None)
+            known = tuple(modes[place] for place in device.places if place in modes)
             if known:
                 groups.append(Group(device.kind, known, (device.id,)))
         return self._laid(self.menu, groups, most=self.scale)
+
+    def _stood(self, menu: Menu) -> dict[Place, Mode]:
+        """What each partition of the plan in force may run, in proportion to the rates that it has."""
+        places = dict.fromkeys(place for device in self.standing for place in device.places)
+        modes = ((place, menu.towards(*msgspec.structs.astuple(place))) for place in places)
+        return {place: mode for place, mode in modes if mode is not None}
 
     def _devices(self) -> float:
         """About how many there will be."""
@@ -320,12 +332,11 @@ class Search:
                 self.steps -= taken
                 plan = self._laid(menu, self._grouped(boxes), most=self.scale)
                 yield plan
-                parts = self._served(plan)
-                target = float(parts.max()) if self.scale else 1.0
-                if (not self.scale and served < 1 - 1e-9) or (parts > target * (1 - 1e-6)).all():
+                more = self._more(plan)
+                if more is None or (not self.scale and served < 1 - 1e-9):
                     break
-                wanted *= np.clip(1.005 * target / np.maximum(parts, 1e-9), 1.0, 1.5)
-            if not self.scale and (parts > 1 - 1e-6).all():
+                wanted *= more
+            if not self.scale and more is None:
                 return True
         return False
 
@@ -357,11 +368,15 @@ class Search:
     def _offered(self, menu: Menu, priced: Answer) -> list[Mode]:
         """All modes of one model and of two, the best of more, and those of the plan in force."""
         clip = self.rates * (priced.value if self.scale else 1.0)
-        places = {place for device in self.standing for place in device.places}
-        standing = [mode for place in places if (mode := menu.towards(*msgspec.structs.astuple(place))) is not None]
         pairs = menu.frontiers(self.planned) if len(self.names) <= FEW else []
         several = menu.several(self.planned, self.rates) if len(self.names) <= VERY_FEW else []
-        return [*standing, *self._ones(menu), *pairs, *several, *menu.fills(self.planned, priced.worth, clip)]
+        return [
+            *self._stood(menu).values(),
+            *self._ones(menu),
+            *pairs,
+            *several,
+            *menu.fills(self.planned, priced.worth, clip),
+        ]
 
     def _boxes(self, kinds: Sequence[int], offer: Offer) -> list[Box]:
         """Devices to begin with: those of the plan in force, and others in one piece each."""
@@ -399,24 +414,36 @@ class Search:
                 return False
             plan = self._laid(menu, lay(*mix, self.rooms, self.standing), most=self.scale)
             yield plan
-            served = self._served(plan)
-            target = float(served.max()) if self.scale else 1.0
-            if (served > target * (1 - 1e-6)).all():
+            more = self._more(plan)
+            if more is None:
                 return True
             if scale != self.scale:
                 return False
-            wanted *= np.clip(1.005 * target / np.maximum(served, 1e-9), 1.0, 1.5)
+            wanted *= more
         return False
+
+    def _more(self, plan: Plan) -> Array | None:
+        """How many times as much to ask for each model that came short; None where none did."""
+        served = self._served(plan)
+        target = float(served.max()) if self.scale else 1.0
+        if (served > target * (1 - 1e-6)).all():
+            return None
+        times: Array = np.clip(1.005 * target / np.maximum(served, 1e-9), 1.0, 1.5)
+        return times
 
     def _merit(self, plan: Plan) -> tuple[float, float, float, int, int]:
         """More is better: the least part of a rate that is served, the part over all; the price, what stays as it was,
         and how few workers there are."""
         served = self._served(plan).tolist()
-        price = {kind.name: price for kind, price in zip(self.fleet, self.prices, strict=True)}
-        spent = sum(price[device.kind] for device in plan.devices)
         over_all = 0.0 if self.scale else sum(min(1.0, part) for part in served)
         workers = sum(placement.procs for _, _, placement in plan.placements())
-        return round(min(served), 6), round(over_all, 6), -spent, _stays(plan, self.problem.current), -workers
+        return (
+            round(min(served), 6),
+            round(over_all, 6),
+            -self._spent(plan),
+            _stays(plan, self.problem.current),
+            -workers,
+        )
 
     def _served(self, plan: Plan) -> Array:
         """The part of each model's rate."""
@@ -427,7 +454,11 @@ class Search:
     def _reaches(self, plan: Plan, limit: float | None) -> bool:
         if self.scale or limit is None or plan.unserved:
             return False
-        return -self._merit(plan)[2] <= limit * (1 + 1e-6)
+        return self._spent(plan) <= limit * (1 + 1e-6)
+
+    def _spent(self, plan: Plan) -> float:
+        price = {kind.name: price for kind, price in zip(self.fleet, self.prices, strict=True)}
+        return sum(price[device.kind] for device in plan.devices)
 
     def _account(self, devices: Sequence[Device]) -> Plan:
         plan = Plan(planner="geometry", objective=self.problem.objective, devices=tuple(devices))
