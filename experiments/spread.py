@@ -1,4 +1,4 @@
-"""Work over several processes, with word of how far it is."""
+"""How experiments are asked for, and work over several processes, with word of how far it is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
+
+import msgspec
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -19,10 +21,24 @@ def quiet(what: str, done: int, of: int) -> None:
     pass
 
 
-def spread(
-    work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int, progress: Progress, what: str
-) -> list[Result]:
-    """What `work`, a function of a module, makes of each task, in order. jobs: processes; with 1, this one does it."""
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How an experiment is to be run; each takes what has a meaning for it.
+
+    profiles: only with these; empty: all. every: of many scenarios, one in so many. full: all scenarios, also for
+    planners that take long. jobs: processes.
+    """
+
+    seed: int = 0
+    profiles: tuple[str, ...] = ()
+    every: int = 1
+    full: bool = False
+    jobs: int = 1
+    progress: Progress = quiet
+
+
+def spread(work: Callable[[Task], Result], tasks: Sequence[Task], options: Options, what: str) -> list[Result]:
+    """What `work`, a function of a module, makes of each task, in order. With one job, this process does it."""
+    jobs, progress = options.jobs, options.progress
     progress(what, 0, len(tasks))
     if jobs == 1:
         results = []

@@ -169,7 +169,7 @@ def test_a_mistake_in_a_profile_is_named_with_its_file_and_line(tmp_path: Path) 
 def test_a_margin_slows_those_with_neighbours(tmp_path: Path) -> None:
     path = written(tmp_path, PROBLEM.replace('"alone"', '{ model = "margin", factor = 1.25 }', 1))
     interference = read_problem(path).interference
-    load = Load("resnet50", 4, 500)
+    load = Load("resnet50", "v100", 4, 500)
     assert (interference.slowdown(load, ()), interference.slowdown(load, (load,))) == (1.0, 1.25)
 
 

@@ -1,6 +1,6 @@
 """`cotenant reproduce`: figures of the papers, made again by the experiments that lie beside the package.
 
-An experiment is a module `experiments/<paper>/<figure>.py` with TITLE, `run(seed, ...) -> rows` and `plot(rows, path)`;
+An experiment is a module `experiments/<paper>/<figure>.py` with TITLE, `run(options) -> rows` and `plot(rows, path)`;
 a row is a struct, and its fields are the columns. Experiments are not part of the package: they need a checkout, and
 most need data that others published.
 """
@@ -50,13 +50,19 @@ def reproduce(
     for name in names or ():
         if name not in known:
             raise ConfigError(f"no experiment {name!r}; there are {', '.join(known)}")
-    results = {}
+    spread, results = module("spread"), {}
     for name in names or known:
         experiment = module(name)
-        options = {"casts": tuple(profiles)} if profiles else {}
         with bars(name) as progress:
             rows = experiment.run(
-                seed, every=every, full=full, jobs=jobs, progress=ProfileProgress(progress), **options
+                spread.Options(
+                    seed=seed,
+                    profiles=tuple(profiles or ()),
+                    every=every,
+                    full=full,
+                    jobs=jobs,
+                    progress=ProfileProgress(progress),
+                )
             )
         results[name] = rows
         if plot is not None:

@@ -175,7 +175,7 @@ def usual(problem: Problem, model: str, kind: Kind, share: int) -> float:
 
     def load(name: str, share: int) -> Load | None:
         batch, _ = saturate(curve(problem, name, kind.name, share), problem.model(name).slo)
-        return Load(name, batch, share) if batch else None
+        return Load(name, kind.name, batch, share) if batch else None
 
     victim = load(model, share)
     others = [load(name, rest) for name, rate in problem.rates.items() if rate > 0 and name != model]
@@ -233,7 +233,7 @@ def partitions(
                 return None
             chosen.append(batches)
         loads = [
-            [Load(model, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
+            [Load(model, kind.name, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
             for cut, batches in zip(cuts, chosen, strict=True)
         ]
         actual = [
@@ -256,7 +256,7 @@ def as_batched(
 ) -> tuple[Partition, ...] | None:
     """The cuts of one device with these batches; None where they break a promise beside the neighbours, or memory."""
     loads = [
-        [Load(model, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
+        [Load(model, kind.name, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
         for cut, batches in zip(cuts, chosen, strict=True)
     ]
     latencies = []

@@ -146,9 +146,9 @@ def _round(
     partition: Partition, neighbours: list[Partition], where: str, kind: str, problem: Problem
 ) -> list[Violation]:
     found = []
-    beside = [_loads(neighbour) for neighbour in neighbours]
+    beside = [_loads(neighbour, kind) for neighbour in neighbours]
     latencies = []
-    for placement, load in zip(partition.placements, _loads(partition), strict=True):
+    for placement, load in zip(partition.placements, _loads(partition, kind), strict=True):
         profile = problem.profiles[placement.model, kind]
         alone = profile.latency(placement.batch, partition.share, placement.procs)
         latencies.append(alone * slowdown(problem, load, beside))
@@ -168,8 +168,8 @@ def _round(
     return found
 
 
-def _loads(partition: Partition) -> list[Load]:
-    return [Load(placement.model, placement.batch, partition.share) for placement in partition.placements]
+def _loads(partition: Partition, kind: str) -> list[Load]:
+    return [Load(placement.model, kind, placement.batch, partition.share) for placement in partition.placements]
 
 
 def _rates(plan: Plan, problem: Problem) -> list[Violation]:

@@ -101,7 +101,7 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
     names: list[str] = []
     lanes: list[list[_Queue]] = []
     for device in plan.devices:
-        loads = [_loads(partition) for partition in device.partitions]
+        loads = [_loads(partition, device.kind) for partition in device.partitions]
         for slot, partition in enumerate(device.partitions):
             beside = loads[:slot] + loads[slot + 1 :]
             lane = []
@@ -184,8 +184,8 @@ def _profile(problem: Problem, device: Device, partition: Partition, placement: 
     return profile
 
 
-def _loads(partition: Partition) -> list[Load]:
-    return [Load(placement.model, placement.batch, partition.share) for placement in partition.placements]
+def _loads(partition: Partition, kind: str) -> list[Load]:
+    return [Load(placement.model, kind, placement.batch, partition.share) for placement in partition.placements]
 
 
 def _route(lanes: Sequence[list[_Queue]]) -> None:
@@ -469,6 +469,9 @@ def _solved(chains: _Chains) -> tuple[Array, Array, Array]:
     weight *= (stationary / asked[:, None]).take(state)
     mass *= weight.take(cell)
     owner = chain.take(cell % len(chain))
+    # What is admitted to a queue longer than is told apart is lost to the chain. No more are answered than can run.
+    most = batch / (rate * full)
+    mass *= np.minimum(most / np.maximum(np.bincount(owner, mass, count), 1e-300), 1.0).take(owner)
     single = seconds[:, 1]
     at_once = np.where(single <= slo, at_once / asked, 0.0)
     attainment = np.bincount(owner, mass, count) + at_once

@@ -9,9 +9,10 @@ import msgspec
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What interferes with what. share: ‰ of the device."""
+    """A model at work on a part of a device: who slows, or is slowed. kind: of the device. share: ‰ of it."""
 
     model: str
+    kind: str
     batch: int
     share: int
 

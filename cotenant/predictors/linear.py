@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cotenant.core.profile import Profile
 from cotenant.errors import PlanError
 from cotenant.predictors import Load
+from cotenant.predictors.samples import Sample
 
 L2, DRAM = "l2_util_pct", "dram_util_pct"  # columns of a profile
 
@@ -30,14 +31,6 @@ class Coefficients(msgspec.Struct, frozen=True):
     dram_victim: float
     dram_neighbours: float
     constant: float
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """A victim in a run beside neighbours, and its latency there over its latency alone."""
-
-    victim: Load
-    neighbours: tuple[Load, ...]
-    slowdown: float
 
 
 class Utilisation:

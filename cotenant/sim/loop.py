@@ -16,14 +16,14 @@ def play(
     handle: Handle,
     requests: Iterable[Request],
     service: Callable[[Run], float],
-    ended: Callable[[Reply, float], None],
+    ended: Callable[[Reply, float], Iterable[Request]],
     events: Iterable[tuple[float, Event]] = (),
 ) -> float:
     """Run until nothing is left to do; the time of the last event, in seconds.
 
-    requests: in the order of their arrival. service: seconds that a batch takes. ended: is told of each reply and when.
-    events: what else happens (workers ready, deaths, new plans) and when. Of events at the same time the earlier asked
-    for comes first, arrivals last.
+    requests: in the order of their arrival. service: seconds that a batch takes. ended: is told of each reply and when,
+    and gives the requests that follow from it, which arrive then or later. events: what else happens (workers ready,
+    deaths, new plans) and when. Of events at the same time the earlier asked for comes first, those `requests` last.
     """
     now = 0.0
     order = itertools.count()
@@ -46,7 +46,8 @@ def play(
                 case Run(lane, batch):
                     heappush(heap, (now + service(command), next(order), Finished(lane, batch)))
                 case Reply():
-                    ended(command, now)
+                    for follower in ended(command, now):
+                        heappush(heap, (follower.arrived, next(order), Arrived(follower)))
                 case WakeAt(lane, time):
                     heappush(heap, (max(time, now), next(order), Woke(lane, time)))
                 case Drained():

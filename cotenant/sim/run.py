@@ -75,8 +75,9 @@ def run(
         tallies[run.model].ran(rows, predicted, took)
         return took
 
-    def ended(reply: Reply, now: float) -> None:
+    def ended(reply: Reply, now: float) -> tuple[()]:
         tallies[reply.requests[0].model].ended(reply.requests, reply.outcome, now)
+        return ()
 
     events: list[tuple[float, Event]] = [(0.0, Applied(lanes)), *((0.0, Ready(lane.id)) for lane in lanes)]
     for death in deaths:

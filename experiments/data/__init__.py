@@ -44,4 +44,8 @@ def numbers(place: str, *texts: str) -> tuple[float, ...]:
 
 def alone(profiles: Iterable[Profile]) -> dict[Load, float]:
     """Seconds as they were measured, which a profile's curves are not where they had to be made monotone."""
-    return {Load(each.model, point.batch, point.share): point.latency for each in profiles for point in each.points}
+    return {
+        Load(each.model, each.kind, point.batch, point.share): point.latency
+        for each in profiles
+        for point in each.points
+    }

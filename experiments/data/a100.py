@@ -13,7 +13,8 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
-from cotenant.predictors.linear import DRAM, L2, Sample
+from cotenant.predictors.linear import DRAM, L2
+from cotenant.predictors.samples import Sample
 from experiments.data import alone, lines, numbers
 
 KIND = "a100"
@@ -50,9 +51,9 @@ def pairs() -> list[Sample]:
         if word != "latency":
             raise ConfigError(f"{place}: latency was expected here")
         b, p, n, seconds = numbers(place, batch, share, other, latency)
-        victim = Load(model, int(b), round(p * 10))
-        beside = Load(neighbour, int(n), WHOLE - victim.share)
-        samples.append(Sample(victim, (beside,), seconds / before[victim]))
+        victim = Load(model, KIND, int(b), round(p * 10))
+        beside = Load(neighbour, KIND, int(n), WHOLE - victim.share)
+        samples.append(Sample(victim, (beside,), before[victim], seconds))
     return samples
 
 

@@ -16,7 +16,8 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
-from cotenant.predictors.linear import DRAM, L2, Sample
+from cotenant.predictors.linear import DRAM, L2
+from cotenant.predictors.samples import Sample
 from experiments.data import alone, lines
 
 KIND = "v100"
@@ -65,9 +66,9 @@ def pairs() -> list[Sample]:
         for one, other, batch, others, percent, ms, others_ms in _converted(
             place, value, list[tuple[str, str, int, int, int, float, float]]
         ):
-            a, b = Load(one, batch, percent * 10), Load(other, others, WHOLE - percent * 10)
+            a, b = Load(one, KIND, batch, percent * 10), Load(other, KIND, others, WHOLE - percent * 10)
             samples += [
-                Sample(victim, (beside,), together / 1e3 / before[victim])
+                Sample(victim, (beside,), before[victim], together / 1e3)
                 for victim, beside, together in ((a, b, ms), (b, a, others_ms))
             ]
     return samples

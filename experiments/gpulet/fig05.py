@@ -11,10 +11,9 @@ from pathlib import Path
 import msgspec
 
 from experiments.gpulet import paper
-from experiments.gpulet.cast import CASTS
 from experiments.gpulet.ways import Way, scheduled
 from experiments.picture import Bar, grouped
-from experiments.spread import Progress, quiet
+from experiments.spread import Options
 
 TITLE = "scenarios that can be scheduled on whole GPUs, and on halves (gpulet, Figure 5)"
 
@@ -42,17 +41,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
 
 
-def run(
-    seed: int = 0,
-    *,
-    casts: Sequence[str] = tuple(CASTS),
-    every: int = 1,
-    full: bool = False,
-    jobs: int = 1,
-    progress: Progress = quiet,
-) -> list[Row]:
+def run(options: Options) -> list[Row]:
     ways = [way for way in WAYS if way.there]
-    verdicts = scheduled(ways, casts, every=every, full=full, seed=seed, jobs=jobs, progress=progress)
+    verdicts = scheduled(ways, options)
     rows = []
     for (load, way), found in verdicts.items():
         in_paper = paper.FIG05.get(way.name)

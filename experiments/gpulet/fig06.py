@@ -14,7 +14,7 @@ from experiments.gpulet.cast import CASTS
 from experiments.gpulet.rates import Group, Row, bars, compared
 from experiments.gpulet.ways import Way
 from experiments.picture import grouped
-from experiments.spread import Progress, quiet
+from experiments.spread import Options
 
 TITLE = "largest rate of two models on two GPUs, over best fit's (gpulet, Figure 6)"
 
@@ -30,24 +30,16 @@ WAYS = (
 )
 
 
-def run(
-    seed: int = 0,
-    *,
-    casts: Sequence[str] = tuple(CASTS),
-    every: int = 1,
-    full: bool = False,
-    jobs: int = 1,
-    progress: Progress = quiet,
-) -> list[Row]:
+def run(options: Options) -> list[Row]:
     """Nothing here is left to chance, or to a sample."""
     groups = [
         Group(name="/".join(pair), cast=name, way=way, mix=dict.fromkeys(pair, 1.0), devices=paper.FIG06_DEVICES)
-        for name in casts
+        for name in options.profiles or CASTS
         for pair in paper.FIG06_PAIRS
         for way in WAYS
         if way.there
     ]
-    return compared(groups, SPATIAL, paper.FIG06_OF_SPATIAL, jobs, progress)
+    return compared(groups, SPATIAL, paper.FIG06_OF_SPATIAL, options)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

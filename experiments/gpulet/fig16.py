@@ -11,10 +11,9 @@ from pathlib import Path
 import msgspec
 
 from experiments.gpulet import paper
-from experiments.gpulet.cast import CASTS
-from experiments.gpulet.ways import Load, Verdicts, Way, scheduled
+from experiments.gpulet.ways import Demand, Verdicts, Way, scheduled
 from experiments.picture import Bar, grouped
-from experiments.spread import Progress, quiet
+from experiments.spread import Options
 
 TITLE = "scenarios that can be scheduled, beside an exhaustive search (gpulet, Figure 16)"
 
@@ -46,22 +45,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
 
 
-def run(
-    seed: int = 0,
-    *,
-    casts: Sequence[str] = tuple(CASTS),
-    every: int = 1,
-    full: bool = False,
-    jobs: int = 1,
-    progress: Progress = quiet,
-) -> list[Row]:
+def run(options: Options) -> list[Row]:
     ways = [way for way in WAYS if way.there]
-    verdicts = scheduled(ways, casts, every=every, full=full, seed=seed, jobs=jobs, progress=progress)
+    verdicts = scheduled(ways, options)
     ideals = {(load, way.who): found for (load, way), found in verdicts.items() if way.name == "ideal"}
     return [_row(load, way, found, ideals.get((load, way.who))) for (load, way), found in verdicts.items()]
 
 
-def _row(load: Load, way: Way, found: Verdicts, ideal: Verdicts | None) -> Row:
+def _row(load: Demand, way: Way, found: Verdicts, ideal: Verdicts | None) -> Row:
     tried = len(found.served)
     return Row(
         profiles=load.cast,

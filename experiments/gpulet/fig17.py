@@ -14,7 +14,7 @@ from experiments.gpulet.cast import CASTS
 from experiments.gpulet.rates import Group, Row, bars, compared
 from experiments.gpulet.ways import Way
 from experiments.picture import grouped
-from experiments.spread import Progress, quiet
+from experiments.spread import Options
 
 TITLE = "largest rates over those of an exhaustive search (gpulet, Figure 17)"
 
@@ -30,18 +30,10 @@ WAYS = (
 )
 
 
-def run(
-    seed: int = 0,
-    *,
-    casts: Sequence[str] = tuple(CASTS),
-    every: int = 1,
-    full: bool = False,
-    jobs: int = 1,
-    progress: Progress = quiet,
-) -> list[Row]:
+def run(options: Options) -> list[Row]:
     """Nothing here is left to chance, or to a sample."""
-    groups = [group for name in casts for way in WAYS if way.there for group in _groups(name, way)]
-    return compared(groups, None, paper.FIG17_OF_IDEAL, jobs, progress)
+    groups = [group for name in options.profiles or CASTS for way in WAYS if way.there for group in _groups(name, way)]
+    return compared(groups, None, paper.FIG17_OF_IDEAL, options)
 
 
 def _groups(name: str, way: Way) -> list[Group]:

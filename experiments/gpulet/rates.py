@@ -12,7 +12,7 @@ from experiments.gpulet import paper
 from experiments.gpulet.cast import cast
 from experiments.gpulet.ways import Serves, Way, serves
 from experiments.picture import Bar
-from experiments.spread import Progress, spread
+from experiments.spread import Options, spread
 
 MEAN = "mean"
 
@@ -44,13 +44,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     paper: float | None = None
 
 
-def compared(
-    groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, float], jobs: int, progress: Progress
-) -> list[Row]:
+def compared(groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, float], options: Options) -> list[Row]:
     """A row for each group, and the mean of each way. base: to whom all are compared; None: to each one's own ideal."""
     for name in {group.cast for group in groups}:
         cast(name)  # what is absent is an error here, before processes start
-    rates = spread(largest_rate, groups, jobs, progress, "largest rates")
+    rates = spread(largest_rate, groups, options, "largest rates")
     bases = {
         (group.cast, group.name, group.way.who): rate
         for group, rate in zip(groups, rates, strict=True)

@@ -21,7 +21,7 @@ from cotenant.planners import PLANNERS, Planner, Problem, load
 from cotenant.planners.check import check
 from cotenant.predictors import Alone, Interference, Margin
 from experiments.gpulet import paper
-from experiments.spread import Progress, quiet
+from experiments.spread import Options
 
 TITLE = "what each system does (gpulet, Table 5)"
 
@@ -39,21 +39,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     interference: bool
 
 
-def run(
-    seed: int = 0,
-    *,
-    casts: Sequence[str] = (),
-    every: int = 1,
-    full: bool = False,
-    jobs: int = 1,
-    progress: Progress = quiet,
-) -> list[Row]:
+def run(options: Options) -> list[Row]:
     """Needs no data."""
     rows = [_row(system, "paper", said) for system, said in paper.TABLE05.items()]
-    progress("planners", 0, len(PLANNERS))
+    options.progress("planners", 0, len(PLANNERS))
     for done, name in enumerate(PLANNERS, 1):
         rows.append(_row(name, "found out", [probe(load(name)) for probe in PROBES]))
-        progress("planners", done, len(PLANNERS))
+        options.progress("planners", done, len(PLANNERS))
     return rows
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from cotenant.planners import PLANNERS, geometry, load
 from experiments.gpulet import paper, published
-from experiments.gpulet.cast import Cast, cast
+from experiments.gpulet.cast import CASTS, Cast, cast
 from experiments.gpulet.tables import tables
-from experiments.spread import Progress, spread
+from experiments.spread import Options, spread
 
 Serves = Callable[[Mapping[str, float]], bool]
 
@@ -88,32 +88,30 @@ class _Ask(msgspec.Struct, frozen=True):
     numbers: Sequence[int]
 
 
-class Load(msgspec.Struct, frozen=True):
+class Demand(msgspec.Struct, frozen=True):
     """A cast, and what it is asked for at level 1, in requests/s."""
 
     cast: str
     unit: int
 
 
-def scheduled(
-    ways: Sequence[Way], casts: Sequence[str], *, every: int, full: bool, seed: int, jobs: int, progress: Progress
-) -> dict[tuple[Load, Way], Verdicts]:
+def scheduled(ways: Sequence[Way], options: Options) -> dict[tuple[Demand, Way], Verdicts]:
     """Which of the 19,682 scenarios each way serves with each cast at each unit; one in `every`, by the seed.
 
-    full: ways that take long get as many scenarios as the others; else fewer of the same.
+    Ways that take long get fewer of the same, but for the option `full`.
     """
-    order = np.random.default_rng(seed).permutation(paper.SCENARIOS).tolist()
+    order = np.random.default_rng(options.seed).permutation(paper.SCENARIOS).tolist()
     asks = []
-    for name in casts:
+    for name in options.profiles or CASTS:
         for unit in cast(name).units:
             for way in ways:
-                numbers = order[: math.ceil(len(order) / every / (1 if full else way.every))]
+                numbers = order[: math.ceil(len(order) / options.every / (1 if options.full else way.every))]
                 parts = min(16, len(numbers))
                 asks += [_Ask(way, name, unit, numbers[part::parts]) for part in range(parts)]
-    answers = spread(_answer, asks, jobs, progress, "scenarios")
-    verdicts: dict[tuple[Load, Way], Verdicts] = {}
+    answers = spread(_answer, asks, options, "scenarios")
+    verdicts: dict[tuple[Demand, Way], Verdicts] = {}
     for ask, (served, seconds) in zip(asks, answers, strict=True):
-        whole = verdicts.setdefault((Load(ask.cast, ask.unit), ask.way), Verdicts({}, 0.0))
+        whole = verdicts.setdefault((Demand(ask.cast, ask.unit), ask.way), Verdicts({}, 0.0))
         whole.served |= dict(zip(ask.numbers, served, strict=True))
         whole.seconds += seconds
     return verdicts

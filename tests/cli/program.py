@@ -111,22 +111,22 @@ def serving(folder: Path, *arguments: str) -> Iterator[Served]:
         line = process.stdout.readline()
         assert line, process.stderr.read()
         up = json.loads(line)
-        yield Served(process, up["addresses"]["http"], Plan.from_json(json.dumps(up["plan"])), children(process.pid))
+        yield Served(process, up["addresses"]["http"], Plan.from_json(json.dumps(up["plan"])), workers_of(process.pid))
     finally:
         with process:
             process.kill()
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+def workers_of(parent: int) -> list[int]:
+    """The workers that a process has started; pytest itself may have children of another kind."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent and b"cotenant.worker.main" in (stat.parent / "cmdline").read_bytes():
+                found.append(int(stat.parent.name))
         except OSError:
             continue
-        if int(fields[1]) == pid:
-            found.append(int(stat.parent.name))
     return found
 
 

@@ -15,7 +15,7 @@ from cotenant.backends import cgroup
 from cotenant.core.plan import Plan
 from cotenant.planners import PLANNERS
 from cotenant.zoo import ZOO
-from tests.cli.program import COMMAND, PATIENCE, Program, alive, children, environment
+from tests.cli.program import COMMAND, PATIENCE, Program, alive, environment, workers_of
 
 
 def test_the_zoo_is_listed(program: Program) -> None:
@@ -309,7 +309,7 @@ def test_a_port_in_use_is_known_before_any_worker_starts(program: Program, folde
         (folder / "serve.toml").write_text(text.replace(f"{front} = {{ port = 0", f"{front} = {{ port = {port}"))
         message = program.refuses("serve", "serve.toml")
     assert str(port) in message
-    assert not [pid for pid in children(os.getpid()) if alive(pid)]
+    assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
 def test_a_quota_that_the_system_does_not_give(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def test_a_quota_that_the_system_does_not_give(program: Program, folder: Path, m
     (folder / "serve.toml").write_text('cpu = { hold = "quota" }\n' + (folder / "serve.toml").read_text())
     message = program.refuses("serve", "serve.toml")
     assert "no cgroup quota can be set at" in message and message.endswith('hold = "bucket"')
-    assert not [pid for pid in children(os.getpid()) if alive(pid)]
+    assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
 def test_flags_that_make_no_sense_are_explained(program: Program) -> None:

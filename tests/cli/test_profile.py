@@ -11,7 +11,7 @@ import pytest
 
 from cotenant.config import read_profiles_file
 from cotenant.profiling.grid import Grid
-from tests.cli.program import INTERRUPT, PATIENCE, Program, alive, children, started, until
+from tests.cli.program import INTERRUPT, PATIENCE, Program, alive, started, until, workers_of
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_an_interrupted_profile_leaves_nothing_behind(folder: Path) -> None:
 
     def measuring() -> bool:
         assert process.poll() is None, process.communicate()
-        workers[:] = children(process.pid)
+        workers[:] = workers_of(process.pid)
         return bool(workers)
 
     until(measuring)

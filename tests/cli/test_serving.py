@@ -18,10 +18,10 @@ from tests.cli.program import (
     Program,
     Served,
     alive,
-    children,
     serving,
     started,
     until,
+    workers_of,
 )
 
 
@@ -193,7 +193,7 @@ def test_servers_that_start_are_interrupted_cleanly(folder: Path) -> None:
 
     def starting() -> bool:
         assert process.poll() is None, process.communicate()
-        workers[:] = children(process.pid)
+        workers[:] = workers_of(process.pid)
         return bool(workers)
 
     until(starting)

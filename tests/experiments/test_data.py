@@ -10,7 +10,8 @@ import pytest
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
-from cotenant.predictors.linear import DRAM, L2, Linear, Sample, Utilisation, fit
+from cotenant.predictors.linear import DRAM, L2, Linear, Utilisation, fit
+from cotenant.predictors.samples import Sample
 from experiments import data
 from experiments.data import a100, glet, v100
 from tests.experiments.data import needs_data
@@ -114,5 +115,5 @@ def test_alone_is_what_was_measured() -> None:
 
     faster = [Point(share=WHOLE, batch=batch, latency=1 / batch, memory=0) for batch in (1, 2)]
     profile = Profile("m", "gpu", faster)
-    assert data.alone([profile]) == {Load("m", 1, WHOLE): 1.0, Load("m", 2, WHOLE): 0.5}
+    assert data.alone([profile]) == {Load("m", "gpu", 1, WHOLE): 1.0, Load("m", "gpu", 2, WHOLE): 0.5}
     assert profile.latency(2, WHOLE) == 1.0  # monotone

@@ -19,8 +19,8 @@ from experiments import data
 from experiments.gpulet import fig05, fig06, fig16, fig17, paper, published, rates, table05
 from experiments.gpulet.cast import CASTS, UNITS, cast
 from experiments.gpulet.tables import tables
-from experiments.gpulet.ways import Load, Way, scheduled, serves
-from experiments.spread import quiet
+from experiments.gpulet.ways import Demand, Way, scheduled, serves
+from experiments.spread import Options
 from tests.experiments.data import needs_data
 
 SBP = Way(name="SBP", who="cotenant", planner="squishy")
@@ -75,15 +75,15 @@ def test_the_unit_makes_sbp_schedule_as_many_as_in_figure_5(name: str) -> None:
 @needs_data
 def test_a_smaller_sample_is_part_of_a_larger_one_and_leaves_no_rate_out() -> None:
     slow = msgspec.structs.replace(SBP, every=4)
-    load = Load("synthetic-0.2", 100)
-    verdicts = scheduled([SBP, slow], [load.cast], every=99, full=False, seed=7, jobs=1, progress=quiet)
+    load = Demand("synthetic-0.2", 100)
+    verdicts = scheduled([SBP, slow], Options(seed=7, profiles=(load.cast,), every=99))
     many, few = (set(verdicts[load, way].served) for way in (SBP, slow))
     assert few < many
     assert (len(many), len(few)) == (199, 50)
     every = paper.scenarios()
     for role in paper.TARGETS_MS:
         assert {every[number][role] for number in few} == {0, 1, 2}
-    all_of_them = scheduled([slow], [load.cast], every=99, full=True, seed=7, jobs=1, progress=quiet)
+    all_of_them = scheduled([slow], Options(seed=7, profiles=(load.cast,), every=99, full=True))
     assert set(all_of_them[load, slow].served) == many
 
 
@@ -159,7 +159,7 @@ def test_game_is_seven_models_with_a_target_of_their_own() -> None:
 @needs_data
 @pytest.mark.parametrize("figure", [fig05, fig16], ids=["fig05", "fig16"])
 def test_figures_of_counts(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    rows = figure.run(3, casts=["synthetic-0.2"], every=4001)
+    rows = figure.run(Options(seed=3, profiles=("synthetic-0.2",), every=4001))
     assert len(rows) == sum(way.there for way in figure.WAYS)
     for row in rows:
         assert 0 <= row.scheduled <= row.tried <= 5
@@ -170,7 +170,7 @@ def test_figures_of_counts(figure, tmp_path: Path) -> None:  # type: ignore[no-u
 
 @needs_data
 def test_the_papers_numbers_stand_beside_those_of_the_same_way() -> None:
-    rows = fig05.run(casts=["synthetic-0.8"], every=9001)
+    rows = fig05.run(Options(profiles=("synthetic-0.8",), every=9001))
     assert {(row.way, row.paper_percent) for row in rows if row.paper_percent} == {
         ("SBP", 100 * 5_772 / 19_682),
         ("SBP on halves", 100.0),
@@ -183,7 +183,7 @@ def test_figures_of_largest_rates(figure, tmp_path: Path, monkeypatch: pytest.Mo
     quick = tuple(way for way in figure.WAYS if way.planner in ("squishy", "bestfit"))
     base = Way(name="ideal", who="cotenant", planner="elastic")
     monkeypatch.setattr(figure, "WAYS", (*quick, base))
-    rows = figure.run(casts=["a100"])
+    rows = figure.run(Options(profiles=("a100",)))
     means = [row for row in rows if row.group == rates.MEAN]
     assert {row.way for row in means} == {way.name for way in (*quick, base)}
     for mean in means:
@@ -193,7 +193,7 @@ def test_figures_of_largest_rates(figure, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_table_5_is_what_planners_can_do(tmp_path: Path) -> None:
-    rows = {row.system: row for row in table05.run()}
+    rows = {row.system: row for row in table05.run(Options())}
 
     def done(system: str) -> tuple[bool, ...]:
         return msgspec.structs.astuple(rows[system])[2:]

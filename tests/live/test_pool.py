@@ -21,6 +21,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.errors import FailedError, WorkerError
 from cotenant.live import pool as pool_module
 from cotenant.worker.wire import WorkerModel
+from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.worker import graphs
 
@@ -209,7 +210,7 @@ def test_a_worker_that_is_killed_while_it_loads_says_so(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, _, _):
             start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
-            while not (children := _children()):
+            while not (children := workers_of(os.getpid())):
                 await asyncio.sleep(0.01)
             os.kill(children[0], signal.SIGKILL)
             with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it was killed by SIGKILL$"):
@@ -233,7 +234,7 @@ def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, _, _):
             start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
-            while not _children():
+            while not workers_of(os.getpid()):
                 await asyncio.sleep(0.01)
             await pool.stop(LANE, grace=5.0)
             with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it did not stop within 5 s$"):
@@ -246,7 +247,7 @@ def test_a_lane_that_was_stopped_while_it_started_can_start_again_at_once(folder
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, told, _):
             start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
-            while not _children():
+            while not workers_of(os.getpid()):
                 await asyncio.sleep(0.01)
             await pool.stop(LANE, grace=5.0)
             await pool.start(LANE, share=500, models=[graphs.identity(folder / "m.onnx", 2)])
@@ -375,6 +376,7 @@ import asyncio, sys
 from pathlib import Path
 from cotenant.backends.fake import Fake
 from tests.live.workers import floats, pool_of, sleeper
+from tests.cli.program import alive, workers_of
 from tests.live.test_pool import Cpu, stuck
 
 async def main():
@@ -398,25 +400,10 @@ def test_no_worker_outlives_a_server_that_is_killed(folder: Path) -> None:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         deadline = time.monotonic() + PATIENCE
-        while len(children := _children(parent.pid)) < 3 and time.monotonic() < deadline:
+        while len(children := workers_of(parent.pid)) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(children) == 3 and set(pids) < set(children)
         parent.kill()
-    while any(_alive(pid) for pid in children) and time.monotonic() < deadline:
+    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert [pid for pid in children if _alive(pid)] == []
-
-
-def _children(parent: int | None = None) -> list[int]:
-    """Workers that this process, or another, started; other tests may have left children of another kind."""
-    parent = parent or os.getpid()
-    pids = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-    return [pid for pid in pids if b"cotenant.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def _alive(pid: int) -> bool:
-    """Running, not merely unburied."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert [pid for pid in children if alive(pid)] == []

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.predictors import Load
-from cotenant.predictors.linear import Coefficients, Linear, Sample, Utilisation, fit
+from cotenant.predictors.linear import Coefficients, Linear, Utilisation, fit
+from cotenant.predictors.samples import Sample
 
 # The published program's constants for an RTX 2080 Ti (casys-kaist/glet, INT_MODEL_CONSTANT.CSV).
 PUBLISHED = Coefficients(
@@ -26,14 +27,14 @@ loads = st.builds(Load, st.sampled_from(("a", "b")), st.integers(1, 40), st.inte
 
 def test_the_formula() -> None:
     """gpulet paper, section 4.4, with one neighbour."""
-    found = Linear(PUBLISHED, USED).slowdown(Load("a", 9, 1000), [Load("b", 4, 500)])
+    found = Linear(PUBLISHED, USED).slowdown(Load("a", "k", 9, 1000), [Load("b", "k", 4, 500)])
     assert found == pytest.approx(0.11291 * 0.7 + 0.71596 * 0.25 + 0.35487 * 0.8 + 0.08820 * 0.5 + 0.89537)
 
 
 def test_nobody_is_slowed_by_nobody_nor_sped_up() -> None:
-    assert Linear(PUBLISHED, USED).slowdown(Load("a", 9, 1000), []) == 1.0
+    assert Linear(PUBLISHED, USED).slowdown(Load("a", "k", 9, 1000), []) == 1.0
     quiet = msgspec.structs.replace(PUBLISHED, constant=0.1)
-    assert Linear(quiet, USED).slowdown(Load("a", 1, 200), [Load("b", 4, 500)]) == 1.0
+    assert Linear(quiet, USED).slowdown(Load("a", "k", 1, 200), [Load("b", "k", 4, 500)]) == 1.0
 
 
 @given(loads, st.lists(loads, min_size=1, max_size=3), loads)
@@ -61,7 +62,7 @@ def test_the_columns_of_a_profile_are_percent() -> None:
 
 def test_a_model_that_was_not_measured_is_named() -> None:
     with pytest.raises(PlanError, match="'c'"):
-        Linear(PUBLISHED, USED).slowdown(Load("a", 1, 200), [Load("c", 1, 200)])
+        Linear(PUBLISHED, USED).slowdown(Load("a", "k", 1, 200), [Load("c", "k", 1, 200)])
 
 
 def test_fitting_finds_what_made_the_samples() -> None:
@@ -73,12 +74,12 @@ def test_fitting_finds_what_made_the_samples() -> None:
     truth = Linear(slow, used)
     runs = [
         (
-            Load("ab"[i % 2], int(rng.integers(1, 33)), 500),
-            tuple(Load("ab"[i % 3 % 2], 8, 200) for _ in range(1 + i % 2)),
+            Load("ab"[i % 2], "k", int(rng.integers(1, 33)), 500),
+            tuple(Load("ab"[i % 3 % 2], "k", 8, 200) for _ in range(1 + i % 2)),
         )
         for i in range(60)
     ]
-    found = fit([Sample(victim, beside, truth.slowdown(victim, beside)) for victim, beside in runs], used)
+    found = fit([Sample(victim, beside, 1.0, truth.slowdown(victim, beside)) for victim, beside in runs], used)
     assert msgspec.structs.astuple(found) == pytest.approx(msgspec.structs.astuple(slow))
 
 
@@ -88,7 +89,7 @@ def test_nothing_to_fit_to() -> None:
 
 
 def test_planners_may_ask_often() -> None:
-    linear, victim, neighbours = Linear(PUBLISHED, USED), Load("a", 9, 1000), [Load("b", 4, 500)]
+    linear, victim, neighbours = Linear(PUBLISHED, USED), Load("a", "k", 9, 1000), [Load("b", "k", 4, 500)]
     linear.slowdown(victim, neighbours)
     best = min(_seconds(linear, victim, neighbours) for _ in range(5))
     assert best / 1000 < 5e-6

@@ -17,7 +17,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.errors import ModelError
 from cotenant.profiling.grid import Grid, profile
 from cotenant.worker.wire import WorkerModel
-from tests.cli.program import alive, children
+from tests.cli.program import alive, workers_of
 from tests.worker import graphs
 
 GRID = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02)
@@ -31,7 +31,7 @@ def measure(
     try:
         return uvloop.run(asyncio.wait_for(main, 30)), progress
     finally:
-        assert not [pid for pid in children(os.getpid()) if alive(pid)]
+        assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
 def floats(rows: int) -> tuple[Tensor, ...]:

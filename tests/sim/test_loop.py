@@ -10,8 +10,9 @@ UP: list[tuple[float, Event]] = [(0.0, Applied((LANE,))), (0.0, Ready("cpu0/0"))
 def ends(requests: list[Request], events: list[tuple[float, Event]]) -> list[tuple[float, int, Outcome]]:
     found: list[tuple[float, int, Outcome]] = []
 
-    def ended(reply: Reply, now: float) -> None:
+    def ended(reply: Reply, now: float) -> tuple[()]:
         found.extend((now, request.id, reply.outcome) for request in reply.requests)
+        return ()
 
     def service(run: Run) -> float:
         return LANE.models[0].latencies[len(run.requests) - 1]
@@ -31,6 +32,18 @@ def test_a_death_loses_the_batch_but_not_the_request() -> None:
     assert ends(requests, events) == [(2.2, 0, Outcome.SERVED)]
 
 
+def test_what_follows_from_a_reply_arrives_when_it_says() -> None:
+    told: list[tuple[float, int]] = []
+
+    def ended(reply: Reply, now: float) -> list[Request]:
+        told.extend((now, request.id) for request in reply.requests)
+        return [Request(9, "m", now + 2.0, now + 5.0)] if reply.requests[0].id == 0 else []
+
+    last = play(Dispatcher().handle, [Request(0, "m", 0.5, 10.0)], lambda run: 1.0, ended, UP)
+    assert told == [(1.5, 0), (4.5, 9)]
+    assert last >= 4.5
+
+
 def test_a_request_that_waits_in_vain_expires_on_its_deadline() -> None:
     events: list[tuple[float, Event]] = [(1.0, Died("cpu0/0", "test"))]
     assert ends([Request(0, "m", 0.5, 3.0)], events) == [(3.0, 0, Outcome.EXPIRED)]
@@ -47,7 +60,7 @@ def test_the_dispatcher_hears_events_in_the_order_of_time_and_arrivals_last() ->
         return commands
 
     requests = [Request(0, "m", 1.0, 9.0), Request(1, "m", 2.0, 9.0)]
-    last = play(handle, requests, lambda run: 1.0, lambda reply, now: None, UP)
+    last = play(handle, requests, lambda run: 1.0, lambda reply, now: (), UP)
     at_two = [name for now, name in heard if now == 2.0]
     assert [now for now, _ in heard] == sorted(now for now, _ in heard)
     assert at_two == [Finished.__name__, "Arrived"]

@@ -234,7 +234,7 @@ def _memory(modes: Sequence[Mode]) -> int:
 
 def _slowness(problem: Problem, menu: Menu, kind: int, modes: Sequence[Mode]) -> float:
     """The worst slowdown counts most: it is what breaks a promise."""
-    loads = [_loads(menu, mode) for mode in modes]
+    loads = [_loads(menu, problem.fleet[kind].name, mode) for mode in modes]
     total = 0.0
     for i, own in enumerate(loads):
         beside = loads[:i] + loads[i + 1 :]
@@ -242,9 +242,9 @@ def _slowness(problem: Problem, menu: Menu, kind: int, modes: Sequence[Mode]) ->
     return total
 
 
-def _loads(menu: Menu, mode: Mode) -> list[Load]:
+def _loads(menu: Menu, kind: str, mode: Mode) -> list[Load]:
     share = menu.slots[mode.slot].share
-    return [Load(menu.names[i], batch, share) for i, batch in zip(mode.models, mode.batches, strict=True)]
+    return [Load(menu.names[i], kind, batch, share) for i, batch in zip(mode.models, mode.batches, strict=True)]
 
 
 def cuts(menu: Menu, group: Group, factors: NDArray[np.float64]) -> list[Cut]:

@@ -32,7 +32,7 @@ def slow(
     beside = {s: _beside(problem, slots, names, batches, s) for s in {mode.slot for mode in singles}}
     for (s, i), batch in batches.items():
         if beside[s]:
-            victims = [Load(names[i], rows, slots[s].share) for rows in {1, batch}]
+            victims = [Load(names[i], problem.fleet[slots[s].kind].name, rows, slots[s].share) for rows in {1, batch}]
             caused = [max(problem.interference.slowdown(v, others) for v in victims) for others in beside[s]]
             factors[s, i] = np.quantile(caused, quantile)
     return factors
@@ -50,7 +50,7 @@ def _beside(
         if fitting:
             t = max(fitting, key=lambda t: slots[t].share)
             found += [
-                [Load(name, rows, slots[t].share)] * many
+                [Load(name, problem.fleet[slot.kind].name, rows, slots[t].share)] * many
                 for j, name in enumerate(names)
                 if (t, j) in batches
                 for rows in {1, batches[t, j]}
@@ -59,5 +59,5 @@ def _beside(
         return found
     # Who is bad for one is bad for others.
     i = next(i for t, i in batches if t == s)
-    victim = Load(names[i], batches[s, i], slot.share)
+    victim = Load(names[i], problem.fleet[slot.kind].name, batches[s, i], slot.share)
     return sorted(found, key=lambda others: -problem.interference.slowdown(victim, others))[:WORST]
