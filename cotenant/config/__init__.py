@@ -1,0 +1,11 @@
+"""Files that people write, as the values the rest works with: units are read here.
+
+An error gives the file, the key and what to write instead.
+"""
+
+from __future__ import annotations
+
+from cotenant.config.problem import read_problem, read_profiles_file
+from cotenant.config.settings import Address, ModelSettings, Settings, read_settings
+
+__all__ = ["Address", "ModelSettings", "Settings", "read_problem", "read_profiles_file", "read_settings"]

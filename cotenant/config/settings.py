@@ -1,0 +1,176 @@
+"""The settings of a server. Every default stands here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from cotenant.config.interference import read_interference
+from cotenant.config.toml import cuts_of, decode, either, one_of, target_of, text_of
+from cotenant.core import units
+from cotenant.errors import ConfigError
+from cotenant.planners import PLANNERS, Objective
+from cotenant.predictors import Interference
+
+Hold = Literal["bucket", "quota"]
+BackendName = Literal["cpu", "fake"]
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is told of one model. None: the server chooses.
+
+    slo, linger: seconds. rate: requests/s to expect.
+    """
+
+    name: str
+    slo: float | None = None
+    attainment: float = 0.99
+    rate: float | None = None
+    max_batch: int | None = None
+    linger: float | None = None
+
+
+class Address(msgspec.Struct, frozen=True):
+    """port: 0 for any that is free."""
+
+    host: str
+    port: int
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """A server. The defaults are those of `read_settings(None)`.
+
+    profiles: a CSV file; None: what was measured on this machine. grace: seconds that a stop waits for requests in
+    flight. log: where the event log goes, if anywhere. reserve: the fraction of processor time kept for the server.
+    cuts: legal shares of the device `cpu`, in ‰. objective: None: the largest multiple of the rates, where one is not
+    given; else the fewest devices.
+    """
+
+    repository: Path
+    profiles: Path | None
+    planner: str
+    objective: Objective | None
+    interference: Interference
+    backend: BackendName
+    http: Address
+    grpc: Address
+    metrics: Address
+    hold: Hold
+    reserve: float
+    cuts: tuple[int, ...]
+    grace: float
+    log: Path | None
+    models: tuple[ModelSettings, ...]
+
+
+# The file as it is written.
+
+
+class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    slo: str | int | float | None = None
+    rate: float | None = None
+    attainment: str | float = 0.99
+    max_batch: int | None = None
+    linger: str | int | float | None = None
+
+
+class _HttpEntry(msgspec.Struct, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+
+class _GrpcEntry(msgspec.Struct, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: int = 8001
+
+
+class _MetricsEntry(msgspec.Struct, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: int = 8002
+
+
+class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
+    hold: str = "bucket"
+    reserve: str | int | float = "15%"
+    cuts: tuple[float, ...] = tuple(range(5, 101, 5))
+
+
+class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
+    repository: str = "models"
+    profiles: str | None = None
+    planner: str = "geometry"
+    objective: str | None = None
+    # Processors share caches, memory bandwidth and, where there are fewer cores than threads, cores.
+    interference: Any = msgspec.field(default_factory=lambda: {"model": "margin", "factor": 1.2})
+    backend: str = "cpu"
+    grace: str | int | float = "10s"
+    log: str | None = None
+    http: _HttpEntry = msgspec.field(default_factory=_HttpEntry)
+    grpc: _GrpcEntry = msgspec.field(default_factory=_GrpcEntry)
+    metrics: _MetricsEntry = msgspec.field(default_factory=_MetricsEntry)
+    cpu: _CpuEntry = msgspec.field(default_factory=_CpuEntry)
+    models: list[_ServedEntry] = []
+
+
+def read_settings(path: Path | None = None) -> Settings:
+    """A server's settings from a TOML file, or the defaults. Paths in it are relative to it."""
+    file = _SettingsFile() if path is None else decode(text_of(path), _SettingsFile, path)
+    place = "settings" if path is None else str(path)
+    base = Path() if path is None else path.parent
+    if file.planner not in PLANNERS:
+        raise ConfigError(f"{place}: planner: {file.planner!r} is not known; take {either(PLANNERS)}")
+    models = tuple(_served(entry, f"{place}: models[{i}]") for i, entry in enumerate(file.models))
+    for i, model in enumerate(models):
+        if model.name in {other.name for other in models[:i]}:
+            raise ConfigError(f"{place}: models[{i}].name: {model.name!r} stands twice; keep one entry")
+    return Settings(
+        repository=base / file.repository,
+        profiles=None if file.profiles is None else base / file.profiles,
+        planner=file.planner,
+        objective=None if file.objective is None else one_of(file.objective, Objective, f"{place}: objective"),
+        interference=read_interference(file.interference, f"{place}: interference"),
+        backend=one_of(file.backend, BackendName, f"{place}: backend"),
+        http=_address(file.http, f"{place}: http"),
+        grpc=_address(file.grpc, f"{place}: grpc"),
+        metrics=_address(file.metrics, f"{place}: metrics"),
+        hold=one_of(file.cpu.hold, Hold, f"{place}: cpu.hold"),
+        reserve=_reserve(file.cpu.reserve, f"{place}: cpu.reserve"),
+        cuts=cuts_of(file.cpu.cuts, f"{place}: cpu.cuts"),
+        grace=units.seconds(str(file.grace), f"{place}: grace"),
+        log=None if file.log is None else base / file.log,
+        models=models,
+    )
+
+
+def _served(entry: _ServedEntry, place: str) -> ModelSettings:
+    if entry.max_batch is not None and entry.max_batch < 1:
+        raise ConfigError(f"{place}.max_batch: {entry.max_batch} must be at least 1")
+    if entry.rate is not None and not 0 <= entry.rate < float("inf"):
+        raise ConfigError(f"{place}.rate: {entry.rate:g} requests/s must be finite and at least 0")
+    return ModelSettings(
+        name=entry.name,
+        slo=None if entry.slo is None else target_of(entry.slo, f"{place}.slo"),
+        attainment=units.fraction(entry.attainment, f"{place}.attainment"),
+        rate=entry.rate,
+        max_batch=entry.max_batch,
+        linger=None if entry.linger is None else units.seconds(str(entry.linger), f"{place}.linger"),
+    )
+
+
+def _reserve(value: str | float, place: str) -> float:
+    """Like any fraction, but 0 is allowed and 1 is not."""
+    if value in (0, "0", "0%"):
+        return 0.0
+    fraction = units.fraction(value, place)
+    if fraction == 1:
+        raise ConfigError(f"{place}: {value!r} leaves nothing for the models; write less than 100%")
+    return fraction
+
+
+def _address(entry: _HttpEntry | _GrpcEntry | _MetricsEntry, place: str) -> Address:
+    if not 0 <= entry.port <= 65535:
+        raise ConfigError(f"{place}.port: {entry.port} is no port; write 0 (any) to 65535")
+    return Address(entry.host, entry.port)
