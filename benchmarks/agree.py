@@ -22,6 +22,7 @@ from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serving import serving
 from cotenant.measure.report import ModelReport, Report, compare
 from cotenant.sim.run import simulate
+from cotenant.workload import Workload
 from cotenant.zoo import build
 from cotenant.zoo.answers import ask
 
@@ -40,7 +41,7 @@ async def live_and_simulated(repository: Path, seconds: float, load: float, seed
     async with serving(settings, backend, preparation, site) as (server, addresses):
         live = await under_load(addresses.http, models, bodies, rates, seconds=seconds, seed=seed, quiet=True)
         live = server.with_batches(live)
-    return live, simulate(site.problem, site.plan, seconds=seconds, seed=seed, rates=rates)
+    return live, simulate(site.problem, site.plan, Workload.poisson(rates), seconds=seconds, seed=seed)
 
 
 def main() -> None:

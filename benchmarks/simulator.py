@@ -13,7 +13,7 @@ from cotenant.measure.report import Report
 from cotenant.runtime.events import LaneModel, LaneSpec
 from cotenant.sim.run import run
 from cotenant.sim.service import Service
-from cotenant.workload.arrivals import independent
+from cotenant.workload import Workload
 
 SECONDS = 60.0
 RATES = {"a": 400.0, "b": 240.0, "c": 400.0, "d": 240.0, "e": 400.0, "f": 240.0, "g": 400.0, "h": 240.0}
@@ -29,7 +29,7 @@ def once() -> tuple[float, Report]:
     )
     service = Service(lanes, 0, {(lane.id, model.model): 0.05 for lane in lanes for model in lane.models})
     start = time.process_time()
-    report = run(lanes, models, independent(RATES, SECONDS, seed=0), service, SECONDS)
+    report = run(lanes, models, Workload.poisson(RATES), service, seconds=SECONDS)
     return time.process_time() - start, report
 
 

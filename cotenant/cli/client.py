@@ -29,7 +29,8 @@ from cotenant.measure.draw import plan_bars
 from cotenant.measure.report import Report
 from cotenant.measure.table import table
 from cotenant.worker.repository import Config, Entry, sample
-from cotenant.workload.arrivals import independent
+from cotenant.workload import Workload
+from cotenant.workload.arrivals import arrivals
 
 TIMEOUT = 10.0
 LENGTH = "Inference-Header-Content-Length"
@@ -108,15 +109,15 @@ async def under_load(
     quiet: bool,
 ) -> Report:
     """With a live table, unless `quiet`."""
-    arrivals = independent({model.name: rates[model.name] for model in models}, seconds, seed)
+    asked = arrivals(Workload.poisson({model.name: rates[model.name] for model in models}), seconds, seed)
     if quiet:
-        return await load(address, models, bodies, arrivals, seconds)
+        return await load(address, models, bodies, asked, seconds)
     with Live(console=console, transient=True, auto_refresh=False) as live:
 
         def show(report: Report) -> None:
             live.update(report.table(), refresh=True)
 
-        return await load(address, models, bodies, arrivals, seconds, on_tick=show)
+        return await load(address, models, bodies, asked, seconds, on_tick=show)
 
 
 def body_of(inputs: Sequence[Tensor]) -> Body:

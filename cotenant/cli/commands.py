@@ -297,13 +297,14 @@ def simulate(
     """Play random arrivals through the server's own dispatcher in virtual time."""
     from cotenant.cli.prepare import chosen_rates
     from cotenant.sim.run import simulate as run
+    from cotenant.workload import Workload
 
     asked, answer = planned(problem, settings, repository, planner)
     if plan_file is not None:
         answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
     planned_rates = {model.name: answer.rate(model.name) for model in asked.models}
     rates = chosen_rates(planned_rates, rate or (), load)
-    report = run(asked, answer, seconds=seconds, seed=seed, rates=rates)
+    report = run(asked, answer, Workload.poisson(rates), seconds=seconds, seed=seed)
     if json:
         show_json(report.to_json())
     else:

@@ -30,6 +30,7 @@ from cotenant.profiling.grid import Grid, profile
 from cotenant.sim.run import simulate
 from cotenant.worker.repository import Entry, describe, sample, scan
 from cotenant.worker.wire import WorkerModel
+from cotenant.workload import Workload
 
 # A model without a target gets twice the latency of 8 rows (or the most that were worth measuring) on half a device.
 # The papers' rule takes 32 rows on a whole one, which is long where the device is a processor. Below the least target,
@@ -231,7 +232,7 @@ def _late(plan: Plan, problem: Problem, requests: float = LOOK_REQUESTS) -> dict
     if not rates:
         return {}
     seconds = min(LOOK_SECONDS, requests / sum(rates.values()))
-    report = simulate(problem, plan, seconds=seconds, rates=rates)
+    report = simulate(problem, plan, Workload.poisson(rates), seconds=seconds)
     return {
         row.model: row.required - row.attainment for row in report.models if row.attainment is not None and not row.kept
     }

@@ -1,11 +1,9 @@
-"""One simulated run: lanes, arrivals and a seed in, a report out."""
+"""One simulated run: lanes, a workload and a seed in, a report out."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import msgspec
+from collections.abc import Iterable, Iterator, Sequence
 
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
@@ -14,57 +12,51 @@ from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Died, Event, LaneSpec, Ready, Reply, Run
+from cotenant.runtime.events import Applied, Event, LaneSpec, Ready, Reply, Run
 from cotenant.runtime.lanes import lane_id, lanes_of
+from cotenant.sim.failures import Failure, failing
 from cotenant.sim.loop import Handle, play
 from cotenant.sim.service import Service
-from cotenant.workload.arrivals import Arrivals, independent
-
-
-class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker of a lane dies at `time`; another is up after `restart` seconds. Both in seconds."""
-
-    lane: str
-    time: float
-    restart: float
+from cotenant.workload import Workload
+from cotenant.workload.arrivals import arrivals
 
 
 def simulate(
     problem: Problem,
     plan: Plan,
+    workload: Workload | None = None,
     *,
     seconds: float,
     seed: int = 0,
-    rates: Mapping[str, float] | None = None,
-    deaths: Iterable[Death] = (),
+    failures: Iterable[Failure] = (),
     per_batch: float = 0.0,
     per_request: float = 0.0,
 ) -> Report:
-    """What the plan does under Poisson arrivals at `rates` (requests/s by model), or else at the problem's own.
+    """What the plan does under a workload, or else under Poisson arrivals at the problem's own rates.
 
     Batches vary as the profile says (feature ``cv_pct``: standard deviation over mean, in percent), and take
     `per_batch` and `per_request` seconds longer than it says.
     """
-    rates = problem.rates if rates is None else rates
-    for name in rates:
+    workload = Workload.poisson(problem.rates) if workload is None else workload
+    for name in (*workload.sources, *workload.timeouts):
         problem.model(name)  # refuses a name that it does not know
-    arrivals = independent({model.name: rates.get(model.name, 0.0) for model in problem.models}, seconds, seed)
     lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
     service = Service(lanes, seed, _cv(plan, problem), per_batch=per_batch, per_request=per_request)
-    return run(lanes, problem.models, arrivals, service, seconds, deaths=deaths)
+    return run(lanes, problem.models, workload, service, seconds=seconds, seed=seed, failures=failures)
 
 
 def run(
     lanes: tuple[LaneSpec, ...],
     models: Sequence[Model],
-    arrivals: Arrivals,
+    workload: Workload,
     service: Service,
-    seconds: float,
     *,
-    deaths: Iterable[Death] = (),
+    seconds: float,
+    seed: int = 0,
+    failures: Iterable[Failure] = (),
     handle: Handle | None = None,
 ) -> Report:
-    """Any arrivals over any lanes. `arrivals` count their sources as `models` does.
+    """A workload over any lanes; it asks for names of `models` only.
 
     handle: takes the place of a fresh dispatcher's, to record what it is told and answers.
     """
@@ -80,21 +72,20 @@ def run(
         return ()
 
     events: list[tuple[float, Event]] = [(0.0, Applied(lanes)), *((0.0, Ready(lane.id)) for lane in lanes)]
-    for death in deaths:
-        events.append((death.time, Died(death.lane, "as planned")))
-        events.append((death.time + death.restart, Ready(death.lane)))
-    play(handle or Dispatcher().handle, requests(models, arrivals), serve, ended, events)
+    events += failing(failures, lanes)
+    play(handle or Dispatcher().handle, requests(models, workload, seconds, seed), serve, ended, events)
     return Report.of("simulated", models, tallies, seconds)
 
 
-def requests(models: Sequence[Model], arrivals: Arrivals) -> Iterator[Request]:
-    """Requests of one row each, numbered from 0, due within their model's target."""
+def requests(models: Iterable[Model], workload: Workload, seconds: float, seed: int) -> Iterator[Request]:
+    """Requests of one row each, numbered from 0, due within their timeout or else their model's target."""
     numbers = itertools.count()
-    named = [(model.name, model.slo) for model in models]
-    for times, sources in arrivals:
+    within = {model.name: model.slo for model in models} | dict(workload.timeouts)
+    named = [(name, within[name]) for name in workload.sources]
+    for times, sources in arrivals(workload, seconds, seed):
         for time, source in zip(times.tolist(), sources.tolist(), strict=True):
-            name, slo = named[source]
-            yield Request(next(numbers), name, time, time + slo)
+            name, timeout = named[source]
+            yield Request(next(numbers), name, time, time + timeout)
 
 
 def _cv(plan: Plan, problem: Problem) -> dict[tuple[str, str], float]:

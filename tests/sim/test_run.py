@@ -11,9 +11,10 @@ from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply
-from cotenant.sim.run import Death, run, simulate
+from cotenant.sim.failures import Failure
+from cotenant.sim.run import run, simulate
 from cotenant.sim.service import Service
-from cotenant.workload.arrivals import independent
+from cotenant.workload import Workload
 
 
 def profile(name: str, cv: float) -> Profile:
@@ -49,7 +50,7 @@ def test_one_seed_gives_one_report_and_another_seed_another() -> None:
 
 def test_a_model_on_a_partition_of_its_own_does_not_notice_what_others_are_asked() -> None:
     before = simulate(PROBLEM, PLAN, seconds=5)
-    after = simulate(PROBLEM, PLAN, seconds=5, rates={"a": 300.0, "b": 20.0})
+    after = simulate(PROBLEM, PLAN, Workload.poisson({"a": 300.0, "b": 20.0}), seconds=5)
     assert row(before, "a") == row(after, "a")
     assert row(before, "b") != row(after, "b")
 
@@ -81,12 +82,12 @@ def test_a_model_without_a_lane_is_refused() -> None:
 
 def test_a_rate_for_a_model_that_is_not_there_is_refused() -> None:
     with pytest.raises(PlanError, match=r"^no model 'c' in this problem; it has a, b$"):
-        simulate(PROBLEM, PLAN, seconds=1, rates={"c": 1.0})
+        simulate(PROBLEM, PLAN, Workload.poisson({"c": 1.0}), seconds=1)
 
 
 def test_a_death_costs_time_and_a_restart_ends_it() -> None:
     whole = row(simulate(PROBLEM, PLAN, seconds=10), "a")
-    broken = row(simulate(PROBLEM, PLAN, seconds=10, deaths=[Death(lane="cpu0/0", time=4.0, restart=1.0)]), "a")
+    broken = row(simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=("cpu0/0",), time=4.0, back=1.0)]), "a")
     assert sum(broken.ends.values()) == sum(whole.ends.values())
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
 
@@ -111,8 +112,8 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
     )
     models = (Model(name="a", slo=0.05), Model(name="nowhere", slo=0.05))
     rates = {"a": 200.0 * factor, "nowhere": 10.0}
-    deaths = [Death(lane="cpu0/0", time=1.0, restart=0.5), Death(lane="cpu0/1", time=1.2, restart=0.1)]
-    report = run(lanes, models, independent(rates, 4.0, 0), Service(lanes), 4.0, deaths=deaths, handle=handle)
+    failures = [Failure(parts=("cpu0/0",), time=1.0, back=0.5), Failure(parts=("cpu0/1",), time=1.2, back=0.1)]
+    report = run(lanes, models, Workload.poisson(rates), Service(lanes), seconds=4.0, failures=failures, handle=handle)
     dispatcher.invariants()
     assert replied == Counter(arrived)
     assert sum(sum(model.ends.values()) for model in report.models) == len(arrived)
@@ -123,6 +124,6 @@ def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
     lanes = (LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
     models = (Model(name="m", slo=math.inf),)
     for load in (0.3, 0.6, 0.8):
-        report = run(lanes, models, independent({"m": load * 100}, 300.0, 1), Service(lanes), 300.0)
+        report = run(lanes, models, Workload.poisson({"m": load * 100}), Service(lanes), seconds=300.0, seed=1)
         expected = 0.01 + 0.01 * load / (2 * (1 - load))
         assert report.models[0].mean == pytest.approx(expected, rel=0.05)

@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
-from cotenant.workload.arrivals import Floats, Times, gamma, independent, merge, poisson, streams, uniform
+from cotenant.workload import Workload
+from cotenant.workload.arrivals import Floats, Times, arrivals, merge, streams
+from cotenant.workload.sources import Gamma, Poisson, Uniform
 
 
 def rng() -> np.random.Generator:
@@ -22,14 +24,14 @@ def first(times: Times, count: int) -> Floats:
 def collected(rates: dict[str, float], seconds: float, seed: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in rates}
     names = list(rates)
-    for times, sources in independent(rates, seconds, seed):
+    for times, sources in arrivals(Workload.poisson(rates), seconds, seed):
         for time, source in zip(times.tolist(), sources.tolist(), strict=True):
             found[names[source]].append(time)
     return found
 
 
 def test_poisson_gaps_have_the_mean_and_spread_of_their_rate() -> None:
-    gaps = np.diff(first(poisson(200.0, rng()), 100_000))
+    gaps = np.diff(first(Poisson(200.0).times(rng()), 100_000))
     assert gaps.min() > 0
     assert gaps.mean() == pytest.approx(1 / 200, rel=0.02)
     assert gaps.std() / gaps.mean() == pytest.approx(1, rel=0.02)
@@ -37,20 +39,20 @@ def test_poisson_gaps_have_the_mean_and_spread_of_their_rate() -> None:
 
 @pytest.mark.parametrize("cv", [0.25, 2.0, 4.0])
 def test_gamma_gaps_have_the_given_cv(cv: float) -> None:
-    gaps = np.diff(first(gamma(50.0, cv, rng()), 200_000))
+    gaps = np.diff(first(Gamma(50.0, cv).times(rng()), 200_000))
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
 
 
 def test_uniform_arrivals_keep_their_distance_across_chunks() -> None:
-    times = first(uniform(10.0, rng()), 10_000)
+    times = first(Uniform(10.0).times(rng()), 10_000)
     assert 0 <= times[0] <= 0.1
     assert np.diff(times) == pytest.approx(0.1)
 
 
 def test_a_rate_of_nothing_brings_nothing() -> None:
-    assert list(poisson(0.0, rng())) == []
-    assert list(merge([poisson(0.0, rng())], 10.0)) == []
+    assert list(Poisson(0.0).times(rng())) == []
+    assert list(merge([Poisson(0.0).times(rng())], 10.0)) == []
     assert list(merge([], 10.0)) == []
 
 
@@ -87,10 +89,10 @@ def test_merge_orders_all_before_the_end_and_keeps_the_order_of_each_source(
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^a rate of -1 requests/s is none; take 0 or more$"):
-        poisson(-1.0, rng())
+        Poisson(-1.0)
     with pytest.raises(ConfigError, match=r"^cv 0 of the gaps between arrivals must lie above 0$"):
-        gamma(1.0, 0.0, rng())
+        Gamma(1.0, 0.0)
     with pytest.raises(ConfigError, match=r"^0 s is no time to run for; take more than 0$"):
-        next(independent({"a": 1.0}, 0.0, 0))
+        next(arrivals(Workload.poisson({"a": 1.0}), 0.0, 0))
     with pytest.raises(ConfigError, match=r"^seed -3 is negative; take 0 or more$"):
         streams(-3, ["a"])
