@@ -23,7 +23,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failing(failures: Iterable[Failure], lanes: Iterable[LaneSpec]) -> list[tuple[float, Event]]:
-    """The deaths and returns of workers that failures amount to. Raises ConfigError for parts that no lane is on."""
+    """The deaths and returns of workers that failures amount to, in the order of time.
+
+    Raises ConfigError for parts that no lane is on.
+    """
     names = [lane.id for lane in lanes]
     events: list[tuple[float, Event]] = []
     for failure in failures:
@@ -34,4 +37,4 @@ def failing(failures: Iterable[Failure], lanes: Iterable[LaneSpec]) -> list[tupl
             events += [(failure.time, Died(name, f"{part} failed")) for name in hit]
             if failure.back < math.inf:
                 events += [(failure.time + failure.back, Ready(name)) for name in hit]
-    return events
+    return sorted(events, key=lambda event: event[0])

@@ -23,18 +23,21 @@ def play(
 
     requests: in the order of their arrival. service: seconds that a batch takes. ended: is told of each reply and when,
     and gives the requests that follow from it, which arrive then or later. events: what else happens (workers ready,
-    deaths, new plans) and when. Of events at the same time the earlier asked for comes first, those `requests` last.
+    deaths, new plans) and when, in the order of time; each is asked for only once the one before it was handled, and
+    so may depend on what came of that. Of events at the same time these come first, then those asked for earlier, then
+    `requests`.
     """
     now = 0.0
     order = itertools.count()
-    heap = [(time, next(order), event) for time, event in events]
-    heapify(heap)
+    # Numbers below 0 come before all that `order` gives.
+    planned = ((time, number, event) for number, (time, event) in enumerate(events, -(1 << 60)))
+    heap: list[tuple[float, int, Event]] = list(itertools.islice(planned, 1))
     arrivals = iter(requests)
     request = next(arrivals, None)
     while heap or request is not None:
-        event: Event
+        number = 0
         if request is None or (heap and heap[0][0] <= request.arrived):
-            now, _, event = heappop(heap)
+            now, number, event = heappop(heap)
             if type(event) is Died:  # a dead worker finishes nothing
                 heap = [entry for entry in heap if not (type(entry[2]) is Finished and entry[2].lane == event.lane)]
                 heapify(heap)
@@ -52,4 +55,7 @@ def play(
                     heappush(heap, (max(time, now), next(order), Woke(lane, time)))
                 case Drained():
                     pass  # there is no worker to stop
+        if number < 0:
+            for entry in itertools.islice(planned, 1):
+                heappush(heap, entry)
     return now

@@ -1,6 +1,20 @@
+from collections.abc import Iterator
+
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Command, Died, Event, Finished, LaneModel, LaneSpec, Ready, Reply, Run
+from cotenant.runtime.events import (
+    Applied,
+    Command,
+    Died,
+    Event,
+    Finished,
+    LaneModel,
+    LaneSpec,
+    Ready,
+    Reply,
+    Run,
+    Woke,
+)
 from cotenant.sim.loop import play
 
 LANE = LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(1.0, 1.5)),))
@@ -65,3 +79,23 @@ def test_the_dispatcher_hears_events_in_the_order_of_time_and_arrivals_last() ->
     assert [now for now, _ in heard] == sorted(now for now, _ in heard)
     assert at_two == [Finished.__name__, "Arrived"]
     assert last == heard[-1][0]
+
+
+def test_what_else_happens_may_depend_on_what_came_before() -> None:
+    """A worker that comes up only when a reply has been seen."""
+    told: list[float] = []
+
+    def events() -> Iterator[tuple[float, Event]]:
+        yield from UP
+        yield 2.0, Woke("nowhere", 2.0)
+        assert told == [1.5]
+        yield 2.0, Died("cpu0/0", "test")
+        yield 4.0, Ready("cpu0/0")
+
+    def ended(reply: Reply, now: float) -> tuple[()]:
+        told.append(now)
+        return ()
+
+    requests = [Request(number, "m", at, at + 10) for number, at in enumerate((0.5, 1.8))]
+    play(Dispatcher().handle, requests, lambda run: 1.0, ended, events())
+    assert told == [1.5, 5.0]
