@@ -52,7 +52,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """devices: those that are used. unserved: the rate of each model that could not be placed, where above 0.
 
     scale: the multiple of the asked rates that is served; 1 when all are.
-    bound: a proven limit on the objective, where the planner has one.
+    bound: a proven limit on the objective, where the planner has one. split: application → stage → its part of the
+    application's target, in seconds.
     """
 
     planner: str
@@ -63,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None = None
     cost_per_hour: float | None = None
     solve_s: float = 0.0
+    split: dict[str, dict[str, float]] = {}
 
     @property
     def devices_used(self) -> int:
@@ -119,6 +121,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 for device in self.devices
             ],
             unserved=self.unserved,
+            split_ms={
+                name: {stage: seconds * 1e3 for stage, seconds in stages.items()} for name, stages in self.split.items()
+            }
+            or msgspec.UNSET,
         )
         return msgspec.json.format(msgspec.json.encode(file), indent=2)
 
@@ -161,6 +167,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             bound=file.bound,
             cost_per_hour=file.cost_per_hour,
             solve_s=file.solve_s,
+            split={
+                name: {stage: ms / 1e3 for stage, ms in stages.items()}
+                for name, stages in (file.split_ms or {}).items()
+            },
         )
 
 
@@ -199,3 +209,4 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
     planner: str
     devices: list[_DeviceFile]
     unserved: dict[str, float]
+    split_ms: dict[str, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET  # only where there are applications

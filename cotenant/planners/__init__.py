@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from cotenant.core import mig
+from cotenant.core.application import Application
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
@@ -23,10 +24,11 @@ Objective = Literal["devices", "rate"]
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that any planner may need.
 
-    rates: requests per second of each model, by name. objective: "devices" asks for the fewest devices (the least
-    cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates that the fleet
-    can serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that a planner
-    may search for something better than it has.
+    rates: requests per second that come from outside, by model or application. objective: "devices" asks for the fewest
+    devices (the least cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates
+    that the fleet can serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds
+    that a planner may search for something better than it has. applications: graphs of these models; planners never see
+    any, since `solve` splits their targets first.
     """
 
     models: tuple[Model, ...]
@@ -37,6 +39,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     interference: Interference = msgspec.field(default_factory=Alone)
     current: Plan | None = None
     time_limit: float = 1.0
+    applications: tuple[Application, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises PlanError for what makes no sense, so that no planner has to look."""
@@ -50,8 +53,16 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
                 raise PlanError(f"{where}: attainment {model.attainment:g} must lie above 0 and at most at 1")
             if model.max_batch is not None and model.max_batch < 1:
                 raise PlanError(f"{where}: a largest batch of {model.max_batch} must be at least 1")
+        names = {model.name for model in self.models}
+        for application in self.applications:
+            if application.name in names:
+                raise PlanError(f"application {application.name!r}: the name is taken; give it another")
+            names.add(application.name)
+            for stage in application.stages:
+                self.model(stage.model)
         for name, rate in self.rates.items():
-            self.model(name)
+            if name not in names:
+                self.model(name)  # says which there are
             if not (math.isfinite(rate) and rate >= 0):
                 raise PlanError(f"model {name!r}: a rate of {rate:g} requests/s must be finite and at least 0")
         for kind in self.fleet:

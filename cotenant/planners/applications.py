@@ -1,0 +1,66 @@
+"""What applications mean for a plan. Planners know models alone, so a problem with applications becomes one without:
+each stage gets a part of its application's target (a *split*), each model the tightest of the targets of its uses and
+the sum of their rates. How to split is for `planners.split` to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from cotenant.core.application import Application
+from cotenant.core.plan import Plan
+from cotenant.errors import PlanError
+from cotenant.planners import Problem
+
+# Application → stage → seconds of its target; along every way through the stages at most the target.
+Split = Mapping[str, Mapping[str, float]]
+
+SLACK = 1e-6
+
+
+def plain(problem: Problem, split: Split) -> Problem:
+    """The problem without applications: what planners, and the tests of the papers, speak of.
+
+    A model has the tightest target of its uses. Its requests must succeed often enough that those of which one request
+    of the application consists all do, if they fail independently: with n of them, by the n-th root of the promise.
+    A model that is asked for in no way keeps its target and a rate of 0.
+    """
+    rates = {model.name: problem.rates.get(model.name, 0.0) for model in problem.models}
+    models = {model.name: model for model in problem.models}
+    for application in problem.applications:
+        budgets = budgets_of(application, split)
+        rate = problem.rates.get(application.name, 0.0)
+        every = application.attainment ** (1 / max(1.0, sum(application.visits.values())))
+        for stage in application.stages:
+            model = models[stage.model]
+            rates[stage.model] += rate * application.visits[stage.name]
+            models[stage.model] = msgspec.structs.replace(
+                model, slo=min(model.slo, budgets[stage.name]), attainment=max(model.attainment, every)
+            )
+    return msgspec.structs.replace(problem, models=tuple(models.values()), rates=rates, applications=())
+
+
+def budgets_of(application: Application, split: Split) -> Mapping[str, float]:
+    """Seconds by stage. Raises PlanError where the split has none, or of other stages."""
+    budgets = split.get(application.name, {})
+    if budgets.keys() != {stage.name for stage in application.stages}:
+        raise PlanError(
+            f"the plan does not say how the target of application {application.name!r} is split over its stages"
+            f" {', '.join(stage.name for stage in application.stages)}; plan again"
+        )
+    return budgets
+
+
+def carried(plan: Plan, problem: Problem) -> dict[str, float]:
+    """Requests/s of each model and application that the plan serves, of the rates of the problem, times its scale.
+
+    What a model lacks is missing in all its uses alike, and an application has what the model has that lacks most.
+    """
+    asked = plain(problem, plan.split).rates
+    placed = plan.rates()
+    times = max(1.0, plan.scale)
+    part = {name: min(times, placed.get(name, 0.0) / rate) if rate else times for name, rate in asked.items()}
+    parts = part | {app.name: min(part[model] for model in app.models()) for app in problem.applications}
+    return {name: rate * parts[name] for name, rate in problem.rates.items()}
