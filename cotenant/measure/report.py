@@ -16,6 +16,7 @@ from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
 from cotenant.measure.stats import Tally
 from cotenant.measure.table import table
+from cotenant.measure.timeline import Timeline
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,12 +99,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     seconds: how long requests arrived; answers that came later are counted too.
     lag: 99th percentile of how late the load generator itself sent, in seconds; None where it sends in virtual time.
+    timeline: how it went, where that was recorded.
     """
 
     source: str
     seconds: float
     models: tuple[ModelReport, ...]
     lag: float | None = msgspec.field(name="lag_s", default=None)
+    timeline: Timeline | None = None
 
     @classmethod
     def of(

@@ -31,18 +31,19 @@ def simulate(
     failures: Iterable[Failure] = (),
     per_batch: float = 0.0,
     per_request: float = 0.0,
+    handle: Handle | None = None,
 ) -> Report:
     """What the plan does under a workload, or else under Poisson arrivals at the problem's own rates.
 
     Batches vary as the profile says (feature ``cv_pct``: standard deviation over mean, in percent), and take
-    `per_batch` and `per_request` seconds longer than it says.
+    `per_batch` and `per_request` seconds longer than it says. handle: as of `run`.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
         problem.model(name)  # refuses a name that it does not know
     lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
     service = Service(lanes, seed, _cv(plan, problem), per_batch=per_batch, per_request=per_request)
-    return run(lanes, problem.models, workload, service, seconds=seconds, seed=seed, failures=failures)
+    return run(lanes, problem.models, workload, service, seconds=seconds, seed=seed, failures=failures, handle=handle)
 
 
 def run(
