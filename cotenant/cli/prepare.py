@@ -179,14 +179,15 @@ class Preparation:
         given = {model.name: model.rate for model in self._settings.models}
         rates = {model.name: given.get(model.name) for model in models}
         known = {name: rate for name, rate in rates.items() if rate is not None}
+        by_kind = {(name, self.kind.name): profile for name, profile in profiles.items()}
         return Problem(
             models=tuple(models),
             # A model without a rate is to be served as often as any other of them.
             rates={name: known.get(name, 1.0) for name in rates},
             fleet=(self.kind,),
-            profiles={(name, self.kind.name): profile for name, profile in profiles.items()},
+            profiles=by_kind,
             objective=self._settings.objective or ("devices" if len(known) == len(rates) else "rate"),
-            interference=self._settings.interference,
+            interference=self._settings.interference.predictor(by_kind),
         )
 
 

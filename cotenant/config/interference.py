@@ -1,20 +1,100 @@
-"""The key `interference` of a problem or of settings: which predictor says what neighbours cost."""
+"""The key `interference` of a problem or of settings: which predictor says what neighbours cost.
+
+What it says is read at once; a predictor is made when profiles are there, since it learns from them.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from cotenant.errors import ConfigError
+import msgspec
+
+from cotenant.config.toml import either, text_of
+from cotenant.core.profile import Profiles
+from cotenant.errors import ConfigError, PlanError
 from cotenant.predictors import Alone, Interference, Margin
+from cotenant.predictors.fitting import PREDICTORS, QUANTILES, fit, from_json, knowing
+from cotenant.predictors.samples import Sample, read_samples
+
+EXAMPLE = '{ model = "ours", fit = "pairs.csv" }'
 
 
-def read_interference(value: Any, place: str) -> Interference:
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    factor: float | None = None
+    fit: str | None = None
+    quantile: float | None = None
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """A predictor that was asked for. model: a name of PREDICTORS, or `alone`, or `margin` with its factor.
+
+    fit: samples of pairs (CSV) to fit it to, or what `cotenant fit` made of them (JSON). quantile: of the slowdowns it
+    holds possible, that planners reckon with. place: of the key, for messages.
+    """
+
+    model: str
+    place: str
+    factor: float = 1.0
+    fit: Path | None = None
+    quantile: float | None = None
+
+    def predictor(self, profiles: Profiles) -> Interference:
+        """Raises ConfigError for a file that cannot be read, and for samples that nothing can be learnt from."""
+        if self.model == "alone":
+            return Alone()
+        if self.model == "margin":
+            return Margin(self.factor)
+        assert self.fit is not None
+        try:
+            fitted = self._fitted(self.fit, profiles)
+        except PlanError as error:
+            raise ConfigError(f"{self.place}: {self.fit}: {error}") from None
+        if self.quantile is None:
+            return fitted
+        return msgspec.structs.replace(fitted, quantile=self.quantile)  # type: ignore[type-var]
+
+    def _fitted(self, path: Path, profiles: Profiles) -> Interference:
+        if path.suffix != ".json":
+            samples = read_samples(text_of(path).splitlines(keepends=True), str(path))
+            # Here may be fewer models than were measured; what the others did cannot be learnt without their profiles.
+            return fit(self.model, [sample for sample in samples if _known(sample, profiles)], profiles)
+        name, fitted = from_json(text_of(path).encode(), str(path))
+        if name != self.model:
+            raise PlanError(f"is a fitted {name!r}, not {self.model!r}; correct one of the two")
+        return knowing(fitted, profiles)
+
+
+def read_interference(value: Any, place: str, folder: Path) -> Chosen:
+    """folder: what `fit` is relative to."""
     if value == "alone":
-        return Alone()
-    if isinstance(value, dict) and value.get("model") == "margin":
-        unknown = [key for key in value if key not in ("model", "factor")]
-        factor = value.get("factor")
-        if unknown or not isinstance(factor, int | float) or not 1 <= factor < float("inf"):
+        return Chosen("alone", place)
+    known = either(("margin", *PREDICTORS))
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{place}: {value!r} is not known; take 'alone' or {{ model = \"margin\", factor = 1.2 }} or {EXAMPLE}"
+        )
+    try:
+        entry = msgspec.convert(value, _Entry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {error}; write it as {EXAMPLE}") from None
+    if entry.model == "margin":
+        if value.keys() != {"model", "factor"} or not 1 <= (entry.factor or 0) < float("inf"):
             raise ConfigError(f'{place}: a margin has a factor of at least 1: {{ model = "margin", factor = 1.2 }}')
-        return Margin(float(factor))
-    raise ConfigError(f"{place}: {value!r} is not known; take 'alone' or {{ model = \"margin\", factor = 1.2 }}")
+        return Chosen("margin", place, factor=float(entry.factor or 1))
+    if entry.model not in PREDICTORS:
+        raise ConfigError(f"{place}.model: {entry.model!r} is not known; take {known}")
+    if entry.factor is not None:
+        raise ConfigError(f"{place}: {entry.model!r} has no factor, which is what a margin has; leave it out")
+    if entry.fit is None:
+        raise ConfigError(f"{place}: {entry.model!r} has to be fitted to samples of pairs: {EXAMPLE}")
+    if entry.quantile is not None and entry.model not in QUANTILES:
+        raise ConfigError(f"{place}: {entry.model!r} knows no quantiles; leave it out, or take {either(QUANTILES)}")
+    if entry.quantile is not None and not 0 < entry.quantile < 1:
+        raise ConfigError(f"{place}.quantile: {entry.quantile:g} must lie between 0 and 1, such as 0.9")
+    return Chosen(entry.model, place, fit=folder / entry.fit, quantile=entry.quantile)
+
+
+def _known(sample: Sample, profiles: Profiles) -> bool:
+    return all((load.model, load.kind) in profiles for load in (sample.victim, *sample.neighbours))

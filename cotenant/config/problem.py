@@ -69,7 +69,7 @@ def read_problem(path: Path) -> Problem:
             fleet=fleet,
             profiles=profiles,
             objective=one_of(file.objective, Objective, f"{path}: objective"),
-            interference=read_interference(file.interference, f"{path}: interference"),
+            interference=read_interference(file.interference, f"{path}: interference", path.parent).predictor(profiles),
         )
     except PlanError as error:
         raise ConfigError(f"{path}: {error}") from None

@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from cotenant.config.interference import read_interference
+from cotenant.config.interference import Chosen, read_interference
 from cotenant.config.toml import cuts_of, decode, either, one_of, target_of, text_of
 from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS, Objective
-from cotenant.predictors import Interference
 
 Hold = Literal["bucket", "quota"]
 BackendName = Literal["cpu", "fake"]
@@ -52,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     profiles: Path | None
     planner: str
     objective: Objective | None
-    interference: Interference
+    interference: Chosen
     backend: BackendName
     http: Address
     grpc: Address
@@ -131,7 +130,7 @@ def read_settings(path: Path | None = None) -> Settings:
         profiles=None if file.profiles is None else base / file.profiles,
         planner=file.planner,
         objective=None if file.objective is None else one_of(file.objective, Objective, f"{place}: objective"),
-        interference=read_interference(file.interference, f"{place}: interference"),
+        interference=read_interference(file.interference, f"{place}: interference", base),
         backend=one_of(file.backend, BackendName, f"{place}: backend"),
         http=_address(file.http, f"{place}: http"),
         grpc=_address(file.grpc, f"{place}: grpc"),

@@ -22,6 +22,7 @@ from cotenant.errors import ConfigError
 
 REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
 MIB = 1 << 20
+FEATURE = "; further columns are features of a point, in numbers"
 LARGEST = 1 << 16  # batch: a curve has an entry for each up to it
 
 
@@ -128,7 +129,7 @@ Profiles = Mapping[tuple[str, str], Profile]
 
 def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Profile]:
     """Profiles from the lines of a CSV file (DESIGN.md, Files). Raises ConfigError with `place` and the line."""
-    rows = _rows(lines, place)
+    rows = csv_rows(lines, place)
     header = [column.strip() for column in next(rows, (1, []))[1]]
     missing = [column for column in REQUIRED if column not in header]
     if missing:
@@ -148,7 +149,11 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
             if not cells[column]:
                 raise ConfigError(f"{place}:{line}: {column} is empty")
         name, kind = cells.pop("model"), cells.pop("kind")
-        numbers = {column: _number(text, column, f"{place}:{line}: {column}") for column, text in cells.items() if text}
+        numbers = {
+            column: number(text, f"{place}:{line}: {column}", "" if column in (*REQUIRED, "procs") else FEATURE)
+            for column, text in cells.items()
+            if text
+        }
         for column in ("share_pct", "batch", "latency_ms", "memory_mib"):
             if column not in numbers:
                 raise ConfigError(f"{place}:{line}: {column} is empty")
@@ -207,7 +212,7 @@ def write_profiles(profiles: Iterable[Profile]) -> str:
     return text.getvalue()
 
 
-def _rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]]:
     """Rows of a CSV file with the number of their last line."""
     rows = csv.reader(lines)
     while True:
@@ -220,11 +225,10 @@ def _rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]]:
         yield rows.line_num, row
 
 
-def _number(text: str, column: str, place: str) -> float:
+def number(text: str, place: str, way_out: str = "") -> float:
     try:
         value = float(text)
     except ValueError:
-        way_out = "" if column in (*REQUIRED, "procs") else "; further columns are features of a point, in numbers"
         raise ConfigError(f"{place}: {text!r} is not a number{way_out}") from None
     if not math.isfinite(value):
         raise ConfigError(f"{place}: {text!r} is not a finite number")

@@ -10,17 +10,19 @@ neighbour that shares its partition in time runs one model at once; who asks giv
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.profile import Profile
+from cotenant.core.profile import Profile, Profiles
 from cotenant.errors import PlanError
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 
 L2, DRAM = "l2_util_pct", "dram_util_pct"  # columns of a profile
+COLUMNS = "batch, share, l2, dram"
 
 
 class Coefficients(msgspec.Struct, frozen=True):
@@ -43,6 +45,8 @@ class Utilisation:
         """measured: (batch, share) → (L2, DRAM). Raises PlanError where there is none."""
         if not measured:
             raise PlanError(f"model {model!r}: how much L2 and DRAM it uses was not measured")
+        self.model = model
+        self.measured = dict(measured)
         self._rows: dict[int, NDArray[np.float64]] = {}  # share → rows of batch, L2, DRAM
         for share in sorted({share for _, share in measured}):
             points = sorted((batch, *used) for (batch, at), used in measured.items() if at == share)
@@ -60,6 +64,14 @@ class Utilisation:
                 if point.procs == 1 and L2 in point.features and DRAM in point.features
             },
         )
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Utilisation:
+        used = {(int(batch), int(share)): (float(l2), float(dram)) for batch, share, l2, dram in value[COLUMNS]}
+        return cls(value["model"], used)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"model": self.model, COLUMNS: [(*where, *used) for where, used in sorted(self.measured.items())]}
 
     def at(self, batch: int, share: int) -> tuple[float, float]:
         """(L2, DRAM), each a fraction of what the device has."""
@@ -94,17 +106,39 @@ class Linear(msgspec.Struct, frozen=True):
             factor += c.l2_neighbours * l2 + c.dram_neighbours * dram
         return factor if factor > 1.0 else 1.0
 
+    def knowing(self, profiles: Profiles) -> Linear:
+        """With the utilisation that these profiles have."""
+        return Linear(self.coefficients, {**self.utilisation, **_utilisation(profiles)})
 
-def fit(samples: Iterable[Sample], utilisation: Mapping[str, Utilisation]) -> Coefficients:
-    """The coefficients with the least squared error over the samples. Raises PlanError where there are none."""
+
+def fit(samples: Sequence[Sample], profiles: Profiles) -> Linear:
+    """With the utilisation of every model whose profile has it. Raises PlanError where a sample's has not."""
+    used = _utilisation(profiles)
+    return Linear(least_squares(samples, used), used)
+
+
+def _utilisation(profiles: Profiles) -> dict[str, Utilisation]:
+    """Of one kind of device, that of the profiles."""
+    return {
+        model: Utilisation.of(profile)
+        for (model, _), profile in profiles.items()
+        if any(L2 in point.features and DRAM in point.features for point in profile.points)
+    }
+
+
+def least_squares(samples: Iterable[Sample], utilisation: Mapping[str, Utilisation]) -> Coefficients:
+    """The coefficients with the least squared error over the samples. Raises PlanError where those are fewer."""
     rows, slowdowns = [], []
     for sample in samples:
         own_l2, own_dram = _used(utilisation, sample.victim)
         beside = [_used(utilisation, load) for load in sample.neighbours]
         rows.append((own_l2, sum(l2 for l2, _ in beside), own_dram, sum(dram for _, dram in beside), 1.0))
         slowdowns.append(sample.slowdown)
-    if not rows:
-        raise PlanError("no samples to fit a linear model of interference to; it needs runs of pairs")
+    unknown = len(Coefficients.__struct_fields__)
+    if len(rows) < unknown:
+        raise PlanError(
+            f"{len(rows)} samples for the {unknown} coefficients of a linear model; it needs more runs of pairs"
+        )
     found, *_ = np.linalg.lstsq(np.array(rows), np.array(slowdowns), rcond=None)
     return Coefficients(*found.tolist())
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+
 import msgspec
 
+from cotenant.core.profile import LARGEST, csv_rows, number
+from cotenant.core.units import share as parse_share
+from cotenant.errors import ConfigError
 from cotenant.predictors import Load
+
+VICTIM = ("kind", "victim", "batch", "share_pct")
+NEIGHBOUR = ("neighbour", "neighbour_batch", "neighbour_share_pct")
+TIMES = ("alone_ms", "together_ms")
+COLUMNS = (*VICTIM, *NEIGHBOUR, *TIMES)
+LEAST = 0.5  # of the latency alone: neighbours make nothing faster, and noise not by so much
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -19,3 +32,88 @@ class Sample(msgspec.Struct, frozen=True):
     def slowdown(self) -> float:
         """As measured: noise may leave it a little below 1."""
         return self.together / self.alone
+
+
+def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
+    """Samples from the lines of a CSV file (DESIGN.md, Files). Raises ConfigError with `place` and the line."""
+    rows = csv_rows(lines, place)
+    header = [column.strip() for column in next(rows, (1, []))[1]]
+    if missing := [column for column in COLUMNS if column not in header]:
+        raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; samples of pairs have {', '.join(COLUMNS)}")
+    suffixes = [""]
+    while f"neighbour_{len(suffixes) + 1}" in header:
+        suffixes.append(f"_{len(suffixes) + 1}")
+    known = {*VICTIM, *TIMES, *(column + suffix for column in NEIGHBOUR for suffix in suffixes)}
+    if wrong := [column for column in header if column not in known] + sorted(known - set(header)):
+        raise ConfigError(
+            f"{place}:1: column {wrong[0]!r} is {'not known' if wrong[0] in header else 'missing'}; further neighbours"
+            f" have {', '.join(f'{column}_2' for column in NEIGHBOUR)}"
+        )
+    if len(set(header)) != len(header):
+        raise ConfigError(f"{place}:1: two columns have the same name: {', '.join(header)}")
+    samples = []
+    for line, row in rows:
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise ConfigError(f"{place}:{line}: {len(row)} cells where the header names {len(header)}")
+        samples.append(_sample(dict(zip(header, map(str.strip, row), strict=True)), suffixes, f"{place}:{line}"))
+    if not samples:
+        raise ConfigError(f"{place}: no row below the header; measure some with `cotenant profile --pairs`")
+    return samples
+
+
+def write_samples(samples: Iterable[Sample]) -> str:
+    """The CSV text that `read_samples` reads."""
+    every = list(samples)
+    most = max((len(sample.neighbours) for sample in every), default=1)
+    suffixes = ["", *(f"_{i}" for i in range(2, most + 1))]
+    text = io.StringIO()
+    file = csv.writer(text, lineterminator="\n")
+    file.writerow((*VICTIM, *(column + suffix for suffix in suffixes for column in NEIGHBOUR), *TIMES))
+    for sample in every:
+        file.writerow(cells(sample, most))
+    return text.getvalue()
+
+
+def cells(sample: Sample, most: int) -> list[str]:
+    """A row with room for `most` neighbours."""
+    row = [sample.victim.kind, *_written(sample.victim)]
+    for load in sample.neighbours:
+        row += _written(load)
+    row += ["", "", ""] * (most - len(sample.neighbours))
+    return [*row, f"{sample.alone * 1e3:.6g}", f"{sample.together * 1e3:.6g}"]
+
+
+def _written(load: Load) -> list[str]:
+    return [load.model, str(load.batch), f"{load.share / 10:g}"]
+
+
+def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Sample:
+    victim = _load(row, VICTIM[1:], row["kind"], place)
+    named = [suffix for suffix in suffixes if row["neighbour" + suffix]]
+    neighbours = tuple(_load(row, [column + suffix for column in NEIGHBOUR], row["kind"], place) for suffix in named)
+    if not neighbours:
+        raise ConfigError(f"{place}: neighbour is empty; a run without neighbours belongs into a profile")
+    alone, together = (number(row[column], f"{place}: {column}") for column in TIMES)
+    for column, value in zip(TIMES, (alone, together), strict=True):
+        if value <= 0:
+            raise ConfigError(f"{place}: {column} {value:g} must lie above 0; take the row out if the pair did not fit")
+    if together < LEAST * alone:
+        raise ConfigError(
+            f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; neighbours make nothing"
+            " faster: are the columns swapped?"
+        )
+    return Sample(victim, neighbours, alone / 1e3, together / 1e3)
+
+
+def _load(row: Mapping[str, str], columns: Sequence[str], kind: str, place: str) -> Load:
+    model, batch, share = columns
+    for column in ("kind", model):
+        if not row[column]:
+            raise ConfigError(f"{place}: {column} is empty")
+    rows = number(row[batch], f"{place}: {batch}")
+    if not 1 <= rows <= LARGEST or rows != int(rows):
+        raise ConfigError(f"{place}: {batch} {rows:g} is not a whole number from 1 to {LARGEST}")
+    percent = number(row[share], f"{place}: {share}")
+    return Load(row[model], kind, int(rows), parse_share(percent, f"{place}: {share}"))

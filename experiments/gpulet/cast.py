@@ -24,7 +24,7 @@ from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.planners import Problem
 from cotenant.predictors import Alone
-from cotenant.predictors.linear import DRAM, L2, Coefficients, Linear, Utilisation, fit
+from cotenant.predictors.linear import DRAM, L2, Coefficients, Linear, Utilisation, least_squares
 from experiments.data import a100, glet, v100
 from experiments.gpulet import paper
 
@@ -207,8 +207,8 @@ def _a100() -> Cast:
         kind=a100.KIND,
         targets={role: _twice(profiles[name, a100.KIND]) for role, name in A100.items()},
         profiles={(role, a100.KIND): _renamed(profiles[name, a100.KIND], role) for role, name in A100.items()},
-        coefficients=fit(a100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
-        proportional=fit(a100.pairs(), {name: _proportional(each) for (name, _), each in profiles.items()}),
+        coefficients=least_squares(a100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
+        proportional=least_squares(a100.pairs(), {name: _proportional(each) for (name, _), each in profiles.items()}),
     )
 
 
@@ -220,8 +220,8 @@ def _v100() -> Cast:
         kind=v100.KIND,
         targets={role: _twice(profiles[name, v100.KIND], factor) for role, (name, factor) in V100.items()},
         profiles={(role, v100.KIND): _renamed(profiles[name, v100.KIND], role) for role, (name, _) in V100.items()},
-        coefficients=fit(v100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
-        proportional=fit(v100.pairs(), {name: _proportional(each) for (name, _), each in profiles.items()}),
+        coefficients=least_squares(v100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
+        proportional=least_squares(v100.pairs(), {name: _proportional(each) for (name, _), each in profiles.items()}),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
-from cotenant.predictors.linear import DRAM, L2, Linear, Utilisation, fit
+from cotenant.predictors.linear import DRAM, L2, fit
 from cotenant.predictors.samples import Sample
 from experiments import data
 from experiments.data import a100, glet, v100
@@ -66,9 +66,8 @@ def test_v100_pairs_overhead_is_as_gpulet_found_it() -> None:
 )
 def test_gpulets_form_fits_one_device_and_not_the_other(profiles, samples, mean_error) -> None:  # type: ignore[no-untyped-def]
     """Section 4.4's formula: the error is 2.8 % on average on a V100, and 12.8 % on an A100, where it learns little."""
-    used = {model: Utilisation.of(profile) for (model, _), profile in profiles().items()}
     pairs: list[Sample] = samples()
-    linear = Linear(fit(pairs, used), used)
+    linear = fit(pairs, profiles())
     errors = [abs(linear.slowdown(pair.victim, pair.neighbours) / pair.slowdown - 1) for pair in pairs]
     assert mean_error / 2 < np.mean(errors) < mean_error
 

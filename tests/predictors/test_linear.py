@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.predictors import Load
-from cotenant.predictors.linear import Coefficients, Linear, Utilisation, fit
+from cotenant.predictors.linear import DRAM, L2, Coefficients, Linear, Utilisation, fit, least_squares
 from cotenant.predictors.samples import Sample
 
 # The published program's constants for an RTX 2080 Ti (casys-kaist/glet, INT_MODEL_CONSTANT.CSV).
@@ -79,13 +79,40 @@ def test_fitting_finds_what_made_the_samples() -> None:
         )
         for i in range(60)
     ]
-    found = fit([Sample(victim, beside, 1.0, truth.slowdown(victim, beside)) for victim, beside in runs], used)
+    found = least_squares(
+        [Sample(victim, beside, 1.0, truth.slowdown(victim, beside)) for victim, beside in runs], used
+    )
     assert msgspec.structs.astuple(found) == pytest.approx(msgspec.structs.astuple(slow))
 
 
-def test_nothing_to_fit_to() -> None:
-    with pytest.raises(PlanError, match="no samples"):
-        fit([], USED)
+def test_fewer_samples_than_coefficients() -> None:
+    sample = Sample(Load("a", "k", 1, 200), (Load("b", "k", 8, 200),), 1.0, 1.1)
+    for samples in ([], [sample] * 4):
+        with pytest.raises(PlanError, match="5 coefficients"):
+            least_squares(samples, USED)
+
+
+def test_what_models_use_is_in_their_profiles() -> None:
+    def profile(model: str, l2: float) -> Profile:
+        points = [
+            Point(share=500, batch=batch, latency=0.01, memory=1, features={L2: l2 * batch, DRAM: 30.0 + batch})
+            for batch in (1, 8)
+        ]
+        return Profile(model, "k", points)
+
+    profiles = {(name, "k"): profile(name, l2) for name, l2 in (("a", 1.0), ("b", 4.0))}
+    samples = [
+        Sample(Load(one, "k", x, 500), (Load(other, "k", y, 500),), 1.0, 1.0 + 0.01 * x * y)
+        for one, other in ("ab", "ba")
+        for x in (1, 8)
+        for y in (1, 8)
+    ]
+    fitted = fit(samples, profiles)
+    assert fitted.utilisation["b"].at(8, 500) == pytest.approx((0.32, 0.38))
+    with pytest.raises(PlanError, match="'c'"):
+        fitted.slowdown(Load("c", "k", 1, 500), [Load("a", "k", 1, 500)])
+    more = fitted.knowing({("c", "k"): profile("c", 2.0)})
+    assert more.slowdown(Load("c", "k", 1, 500), [Load("a", "k", 1, 500)]) >= 1
 
 
 def test_planners_may_ask_often() -> None:

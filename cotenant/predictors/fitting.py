@@ -1,0 +1,104 @@
+"""Predictors by name: fitted to samples, written down as readable JSON, and read again.
+
+A predictor is a module with `fit(samples, profiles)`. What it returns is a struct of plain numbers, and an
+`Interference`; it may have `knowing(profiles)`, the same predictor for models that no sample has. A class within
+it that is no struct has `to_json` and `from_json`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
+from cotenant.core.profile import Profiles
+from cotenant.errors import ConfigError, PlanError
+from cotenant.predictors import Interference
+from cotenant.predictors.samples import Sample
+
+# Name → where its `fit` is.
+PREDICTORS = {
+    "linear": "cotenant.predictors.linear:fit",
+}
+
+# Those that know how sure they are: what they return has a field `quantile`.
+QUANTILES: tuple[str, ...] = ()
+
+SENTINELS = (0.1, 0.4)  # seconds: where others could not run two models together, some wrote 100 or 400 (ms)
+SUSPECT = 3  # so many of one are no measurement
+
+
+def fit(name: str, samples: Sequence[Sample], profiles: Profiles) -> Interference:
+    """Raises PlanError for an unknown name, and for samples that nothing can be learnt from."""
+    function = _fit_of(name)
+    check(samples, profiles)
+    fitted: Interference = function(samples, profiles)
+    return fitted
+
+
+def check(samples: Sequence[Sample], profiles: Profiles) -> None:
+    """Raises PlanError for samples that no predictor should be fitted to."""
+    if not samples:
+        raise PlanError(
+            "no samples of models with profiles to fit a predictor to; measure pairs with `cotenant profile --pairs`"
+        )
+    if len(kinds := sorted({sample.victim.kind for sample in samples})) > 1:
+        raise PlanError(f"samples of several kinds of devices, {', '.join(kinds)}: fit each on its own")
+    for sample in samples:
+        for load in (sample.victim, *sample.neighbours):
+            if (load.model, load.kind) not in profiles:
+                raise PlanError(
+                    f"model {load.model!r} of the samples has no profile on {load.kind!r}; add it to the profiles, or"
+                    " take its samples out"
+                )
+    beside = {load.model for sample in samples for load in sample.neighbours}
+    if len(beside) < 2:
+        raise PlanError(
+            f"all samples have the same neighbour, {', '.join(beside) or 'none'}: what another would do cannot be"
+            " learnt from them; measure pairs with at least two"
+        )
+    counts = Counter(round(sample.together, 9) for sample in samples)
+    for sentinel in SENTINELS:
+        if counts[sentinel] >= SUSPECT:
+            raise PlanError(
+                f"{counts[sentinel]} samples took exactly {sentinel * 1e3:g} ms together; some data sets write that for"
+                " runs that did not fit: take them out, they are no measurements"
+            )
+
+
+def to_json(name: str, fitted: Interference) -> bytes:
+    """`{"model": name, …}`, to be read by people, too."""
+    fields = msgspec.to_builtins(fitted, str_keys=True, enc_hook=lambda it: it.to_json())
+    return msgspec.json.format(msgspec.json.encode({"model": name, **fields}), indent=1)
+
+
+def from_json(text: bytes, place: str) -> tuple[str, Interference]:
+    """Name and predictor. Raises ConfigError where it is not what `to_json` made."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any])
+        name = str(fields.pop("model", None))
+        form = get_type_hints(_fit_of(name))["return"]
+        fitted: Interference = msgspec.convert(
+            fields, form, strict=False, str_keys=True, dec_hook=lambda kind, value: kind.from_json(value)
+        )
+    except (msgspec.DecodeError, PlanError) as error:
+        raise ConfigError(f"{place}: is no fitted predictor: {error}; make one with `cotenant fit`") from None
+    return name, fitted
+
+
+def knowing(fitted: Interference, profiles: Profiles) -> Interference:
+    """The same predictor, which also knows the models of these profiles where it can learn them from a profile."""
+    learn = getattr(fitted, "knowing", None)
+    known: Interference = fitted if learn is None else learn(profiles)
+    return known
+
+
+def _fit_of(name: str) -> Callable[[Sequence[Sample], Profiles], Any]:
+    if name not in PREDICTORS:
+        raise PlanError(f"no predictor {name!r}; there are {', '.join(PREDICTORS)}")
+    module, _, function = PREDICTORS[name].partition(":")
+    found: Callable[[Sequence[Sample], Profiles], Any] = getattr(importlib.import_module(module), function)
+    return found

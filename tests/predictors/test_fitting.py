@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import ConfigError, PlanError
+from cotenant.predictors import Load
+from cotenant.predictors.fitting import PREDICTORS, fit, from_json, knowing, to_json
+from cotenant.predictors.linear import DRAM, L2
+from cotenant.predictors.samples import Sample
+
+BATCHES, SHARES = (1, 4, 16), (200, 500, 800)
+
+
+def profile(model: str, busy: float) -> Profile:
+    points = [
+        Point(
+            share=share,
+            batch=batch,
+            latency=1e-3 * (1 + batch / busy) * (0.2 + 800 / share),
+            memory=1,
+            features={L2: busy * batch * share / 1000, DRAM: busy * (5 + batch)},
+        )
+        for batch in BATCHES
+        for share in SHARES
+    ]
+    return Profile(model, "k", points)
+
+
+PROFILES = {(name, "k"): profile(name, busy) for name, busy in (("a", 1.0), ("b", 2.5), ("c", 4.0))}
+
+
+def pairs() -> list[Sample]:
+    """Everyone beside everyone: the busier the neighbour is, and the larger its batch and share, the slower."""
+    return [
+        Sample(
+            victim := Load(one, "k", batch, share),
+            (Load(other, "k", rows, 1000 - share),),
+            alone := PROFILES[victim.model, "k"].latency(batch, share),
+            alone * (1.02 + 4e-6 * PROFILES[other, "k"].features(rows, 1000 - share)[L2] * (1000 - share)),
+        )
+        for one in "abc"
+        for other in "abc"
+        if one != other
+        for batch in BATCHES
+        for rows in BATCHES
+        for share in SHARES
+    ]
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_what_was_written_down_predicts_the_same(name: str) -> None:
+    samples = pairs()
+    fitted = fit(name, samples, PROFILES)
+    written = to_json(name, fitted)
+    again, found = from_json(written, "fitted.json")
+    assert (again, msgspec.json.decode(written)["model"]) == (name, name)
+    for sample in samples[::7]:
+        expected = fitted.slowdown(sample.victim, sample.neighbours)
+        assert expected >= 1
+        assert found.slowdown(sample.victim, sample.neighbours) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_models_may_be_told_later(name: str) -> None:
+    """A predictor keeps what it knows when it is told of more models."""
+    fitted = fit(name, pairs(), PROFILES)
+    more = knowing(fitted, {("d", "k"): profile("d", 3.0)})
+    load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
+    assert more.slowdown(load, beside) == pytest.approx(fitted.slowdown(load, beside))
+
+
+def test_samples_that_nothing_can_be_learnt_from() -> None:
+    samples = pairs()
+    only = [sample for sample in samples if sample.neighbours[0].model == "b"]
+    failed = [Sample(it.victim, it.neighbours, 0.01, 0.4) for it in samples[:3]]
+    for given, words in (
+        ([], "no samples"),
+        (only, "same neighbour, b"),
+        (samples + failed, "3 samples took exactly 400 ms together"),
+        ([*samples, Sample(Load("x", "k", 1, 200), (Load("a", "k", 1, 200),), 1, 1)], "'x' of the samples has no"),
+        ([*samples, Sample(Load("x", "z", 1, 200), (), 1, 1)], "several kinds of devices, k, z"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            fit("linear", given, PROFILES)
+    with pytest.raises(PlanError, match="no predictor 'magic'; there are linear"):
+        fit("magic", samples, PROFILES)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "magic"}', '{"model": "linear", "coefficients": 3}'])
+def test_files_that_are_no_predictors(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^fitted\.json: is no fitted predictor: .*; make one with `cotenant fit`$"):
+        from_json(text.encode(), "fitted.json")
