@@ -39,7 +39,8 @@ def told(
         return commands
 
     service = Service(specs, 1, {(lane.id, model.model): 0.2 for lane in specs for model in lane.models})
-    events = [(0.0, Applied(specs)), *((0.0, Ready(lane.id)) for lane in specs), *events]
+    up: Events = [(0.0, Applied(specs)), *((0.0, Ready(lane.id)) for lane in specs)]
+    events = up + sorted(events, key=lambda entry: entry[0])
     play(handle, requests, lambda run: service(run)[2], followers, events)
     dispatcher.invariants()
     return digest.hexdigest()
