@@ -43,6 +43,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[Partition, ...]
 
     @property
+    def name(self) -> str:
+        return f"{self.kind}{self.id}"
+
+    @property
     def free(self) -> int:
         """What is not cut, in ‰."""
         return WHOLE - sum(partition.share for partition in self.partitions)

@@ -36,8 +36,9 @@ from cotenant.live.statistics import ModelStatistics
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import LaneSpec, Reply
+from cotenant.runtime.events import Reply
 from cotenant.runtime.lanes import lanes_of
+from cotenant.runtime.layout import Laid, Layout
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.repository import Entry
 from cotenant.worker.wire import Timing, WorkerModel
@@ -71,14 +72,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 Prepare = Callable[[Collection[str]], Awaitable[Site]]
 
 
-class _Lane(msgspec.Struct, frozen=True):
-    """A partition that a worker holds. `device` and `partition` are as in the plan that made it."""
-
-    spec: LaneSpec
-    device: Device
-    partition: Partition
-
-
 def _sized(site: Site) -> Site:
     """The site, with models that take as many rows as the largest batch that the plan has for them."""
     batches: dict[str, int] = {}
@@ -103,8 +96,7 @@ class Server:
         self._site = _sized(site)
         self._backend = backend
         self._prepare = prepare
-        self._lanes: dict[str, _Lane] = {}
-        self._slots: defaultdict[str, int] = defaultdict(int)  # by device: no lane gets the name of an earlier one
+        self._layout = Layout()
         self._moving: dict[str, str] = {}  # models on their way in or out: LOADING or UNLOADING
         self._changing = asyncio.Lock()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -153,53 +145,25 @@ class Server:
 
     async def _apply(self, site: Site) -> None:
         site = _sized(site)
-        wanted = self._match(site)
-        fresh = {name: lane for name, lane in wanted.items() if name not in self._lanes}
+        models = {name: offered.model for name, offered in site.offered.items()}
+        specs = lanes_of(site.plan, models, site.problem.profiles)
+        wanted = self._layout.match(site.plan, specs, lambda model: self._unchanged(model, site))
+        fresh = {name: lane for name, lane in wanted.items() if name not in self._layout.lanes}
         await self._start(fresh, site)
         for name, offered in site.offered.items():
             self._statistics.setdefault(name, ModelStatistics(name, offered.info.version, EPOCH))
         self._site = site
-        self._driver.apply(tuple(lane.spec for lane in (self._lanes | fresh).values()))
+        self._driver.apply(tuple(lane.spec for lane in (self._layout.lanes | fresh).values()))
         for name in fresh:
             self._driver.ready(name)
         self._driver.apply(tuple(lane.spec for lane in wanted.values()))
-        self._lanes = wanted
-
-    def _match(self, site: Site) -> dict[str, _Lane]:
-        """The lanes of a plan by name: that of the lane which serves the same partition already, or a new one."""
-        models = {name: offered.model for name, offered in site.offered.items()}
-        specs = iter(lanes_of(site.plan, models, site.problem.profiles))
-        wanted: dict[str, _Lane] = {}
-        for device in site.plan.devices:
-            for partition in device.partitions:
-                spec = next(specs)
-                same = [
-                    name
-                    for name, lane in self._lanes.items()
-                    if name not in wanted
-                    and (lane.device.kind, lane.device.id) == (device.kind, device.id)
-                    and lane.partition.share == partition.share
-                    and all(
-                        any(old.model == new.model and old.batch >= new.batch for old in lane.partition.placements)
-                        for new in partition.placements
-                    )
-                    and len(lane.partition.placements) == len(partition.placements)
-                    and all(self._unchanged(placement.model, site) for placement in partition.placements)
-                ]
-                if same:
-                    name = same[0]
-                else:
-                    where = f"{device.kind}{device.id}"
-                    name = f"{where}/{self._slots[where]}"
-                    self._slots[where] += 1
-                wanted[name] = _Lane(msgspec.structs.replace(spec, id=name), device, partition)
-        return wanted
+        self._layout.lanes = wanted
 
     def _unchanged(self, model: str, site: Site) -> bool:
         """Whether a model's file is the one that is being served."""
         return model in self._site.offered and self._site.offered[model].entry == site.offered[model].entry
 
-    async def _start(self, lanes: Mapping[str, _Lane], site: Site) -> None:
+    async def _start(self, lanes: Mapping[str, Laid], site: Site) -> None:
         # The largest first, so that the backend can give them cores of their own.
         order = sorted(lanes, key=lambda name: -lanes[name].partition.share)
         starting = [
@@ -212,7 +176,7 @@ class Server:
             await asyncio.gather(*(self._pool.stop(name, grace=0.0) for name in order))
             raise failures[0]
 
-    def _worker_models(self, lane: _Lane, site: Site) -> list[WorkerModel]:
+    def _worker_models(self, lane: Laid, site: Site) -> list[WorkerModel]:
         return [
             WorkerModel(
                 name=model.model,
@@ -241,7 +205,7 @@ class Server:
 
     def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None:
         self._busy[lane] += seconds
-        served = self._lanes.get(lane)
+        served = self._layout.lanes.get(lane)
         predicted = next((m.latencies for m in served.spec.models if m.model == model), ()) if served else ()
         expected = predicted[rows - 1] if rows <= len(predicted) else seconds
         self._statistics[model].ran(lane, rows, expected, seconds, timing)
@@ -276,7 +240,7 @@ class Server:
         """As the repository index calls it, and the reason where it is not READY."""
         if model in self._moving:
             return self._moving[model], ""
-        lanes = {name for name, lane in self._lanes.items() if any(m.model == model for m in lane.spec.models)}
+        lanes = {name for name, lane in self._layout.lanes.items() if any(m.model == model for m in lane.spec.models)}
         if not lanes:
             return "UNAVAILABLE", self._absent(model)
         states = {status.lane: status for status in self._pool.status()}
@@ -315,7 +279,7 @@ class Server:
             **batching,
             "instance_group": [
                 {"name": lane, "kind": "KIND_CPU" if held.device.kind == "cpu" else "KIND_GPU", "count": 1}
-                for lane, held in self._lanes.items()
+                for lane, held in self._layout.lanes.items()
                 if any(placement.model == name for placement in held.partition.placements)
             ],
             "default_model_filename": entry.path.name,

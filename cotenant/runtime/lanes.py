@@ -37,7 +37,7 @@ def lanes_of(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> tup
 
 
 def lane_id(device: Device, slot: int) -> str:
-    return f"{device.kind}{device.id}/{slot}"
+    return f"{device.name}/{slot}"
 
 
 def _model(name: str, models: Mapping[str, Model]) -> Model:

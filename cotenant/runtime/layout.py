@@ -1,0 +1,66 @@
+"""Which lane is which partition, from one plan to the next, in the simulator and live alike.
+
+A partition that both plans have keeps its lane, and with it its worker; any other gets a lane with a name of its own,
+so that old and new ones can stand side by side while the new workers start.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from cotenant.core.plan import Device, Partition, Plan
+from cotenant.runtime.events import LaneSpec
+from cotenant.runtime.lanes import lane_id
+
+
+class Laid(msgspec.Struct, frozen=True):
+    """A partition that a lane serves. `device` and `partition` are as in the plan that wanted them last."""
+
+    spec: LaneSpec
+    device: Device
+    partition: Partition
+
+
+class Layout:
+    """lanes: those in force, by name. Set it once the workers of all that `match` wants are up."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Laid] = {}
+        self._slots: defaultdict[str, int] = defaultdict(int)  # by device: no lane gets the name of an earlier one
+
+    def match(
+        self, plan: Plan, specs: Iterable[LaneSpec], unchanged: Callable[[str], bool] = lambda model: True
+    ) -> dict[str, Laid]:
+        """The lanes of a plan by name: that of the lane which serves the same partition already, or a new one.
+
+        specs: what `lanes_of` makes of the plan. unchanged: whether workers hold a model as it is to be served now.
+        """
+        wanted: dict[str, Laid] = {}
+        given = iter(specs)
+        for device in plan.devices:
+            for partition in device.partitions:
+                kept = all(unchanged(placement.model) for placement in partition.placements)
+                name = next(
+                    (n for n in self.lanes if kept and n not in wanted and self._holds(n, device, partition)), ""
+                )
+                if not name:
+                    name = lane_id(device, self._slots[device.name])
+                    self._slots[device.name] += 1
+                wanted[name] = Laid(msgspec.structs.replace(next(given), id=name), device, partition)
+        return wanted
+
+    def _holds(self, name: str, device: Device, partition: Partition) -> bool:
+        """Whether a lane's worker can serve a partition as it is."""
+        lane = self.lanes[name]
+        return (
+            lane.device.name == device.name
+            and lane.partition.share == partition.share
+            and len(lane.partition.placements) == len(partition.placements)
+            and all(
+                any(old.model == new.model and old.batch >= new.batch for old in lane.partition.placements)
+                for new in partition.placements
+            )
+        )

@@ -1,0 +1,55 @@
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.runtime.events import LaneModel, LaneSpec
+from cotenant.runtime.layout import Layout
+
+
+def partition(share: int, *models: str, batch: int = 4) -> Partition:
+    placements = (Placement(model=name, batch=batch, rate=1.0, duty=0.1, latency=0.05) for name in models)
+    return Partition(share=share, placements=tuple(placements))
+
+
+def moved(layout: Layout, *partitions: Partition, number: int = 0) -> list[str]:
+    """The lanes of one device cut so, once they are in force."""
+    plan = Plan(planner="hand", devices=(Device(kind="cpu", id=number, partitions=partitions),))
+    specs = [
+        LaneSpec(id="", models=tuple(LaneModel(model=it.model, latencies=(0.05,) * it.batch) for it in cut.placements))
+        for cut in partitions
+    ]
+    layout.lanes = layout.match(plan, specs)
+    assert all(lane.spec.id == name for name, lane in layout.lanes.items())
+    assert [lane.partition for lane in layout.lanes.values()] == list(partitions)
+    return list(layout.lanes)
+
+
+def test_what_both_plans_have_keeps_its_lane_and_no_name_comes_twice() -> None:
+    layout = Layout()
+    assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu0/0", "cpu0/1"]
+    assert moved(layout, partition(500, "b"), partition(500, "c")) == ["cpu0/1", "cpu0/2"]
+    assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu0/3", "cpu0/1"]
+
+
+def test_another_share_device_set_of_models_or_a_larger_batch_needs_a_new_lane() -> None:
+    layout = Layout()
+    assert moved(layout, partition(500, "a")) == ["cpu0/0"]
+    assert moved(layout, partition(400, "a")) == ["cpu0/1"]
+    assert moved(layout, partition(400, "a"), number=1) == ["cpu1/0"]
+    assert moved(layout, partition(400, "a", "b"), number=1) == ["cpu1/1"]
+    assert moved(layout, partition(400, "a"), number=1) == ["cpu1/2"]
+    assert moved(layout, partition(400, "a", batch=5), number=1) == ["cpu1/3"]
+    assert moved(layout, partition(400, "a", batch=3), number=1) == ["cpu1/3"]
+
+
+def test_two_partitions_alike_are_two_lanes() -> None:
+    layout = Layout()
+    assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu0/0", "cpu0/1"]
+    assert moved(layout, partition(500, "a")) == ["cpu0/0"]
+    assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu0/0", "cpu0/2"]
+
+
+def test_a_model_whose_file_changed_needs_a_new_worker() -> None:
+    layout = Layout()
+    moved(layout, partition(500, "a"), partition(500, "b"))
+    plan = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=(partition(500, "b"),)),))
+    spec = LaneSpec(id="", models=(LaneModel(model="b", latencies=(0.05,) * 4),))
+    assert list(layout.match(plan, [spec], lambda model: model != "b")) == ["cpu0/2"]
+    assert list(layout.match(plan, [spec])) == ["cpu0/1"]
