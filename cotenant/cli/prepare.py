@@ -22,15 +22,12 @@ from cotenant.core.profile import Profile
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
-from cotenant.planners import Problem, load
-from cotenant.planners.forecast import attains
-from cotenant.planners.solve import largest_scale, promised, solve
+from cotenant.planners import Problem
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, profile
-from cotenant.sim.run import simulate
+from cotenant.sim.judge import judged
 from cotenant.worker.repository import Entry, describe, sample, scan
 from cotenant.worker.wire import WorkerModel
-from cotenant.workload import Workload
 
 # A model without a target gets twice the latency of 8 rows (or the most that were worth measuring) on half a device.
 # The papers' rule takes 32 rows on a whole one, which is long where the device is a processor. Below the least target,
@@ -38,13 +35,6 @@ from cotenant.workload import Workload
 DEFAULT_ROWS = 8
 DEFAULT_SHARE = 500
 LEAST_SLO = 0.05
-
-# How much the simulator looks at, at most, and how many plans after the first; what becomes of the targets of models
-# that are late.
-LOOK_SECONDS = 300.0
-LOOK_REQUESTS = 30_000
-LOOKS = 3
-TIGHTER = 0.9
 
 Progress = Callable[[str, int, int], None]  # model, points done, points in all
 
@@ -192,56 +182,10 @@ class Preparation:
 
 
 def timed(planner: str, problem: Problem) -> Plan:
-    """The planner's answer, with how long it took.
-
-    The simulator has the last word: the forecast knows nothing of batches that take longer at times, and where models
-    share a partition it is up to two points too hopeful.
-    """
+    """The planner's answer, which the simulator has seen, with how long it took."""
     begun = time.perf_counter()
-    if problem.objective == "rate":
-        plan = largest_scale(load(planner), problem, accept=_kept)
-    else:
-        plan = solve(planner, problem)
-        if late := _late(plan, problem):
-            plan = _in_time(planner, problem, plan, late)
+    plan = judged(planner, problem)
     return msgspec.structs.replace(plan, solve_s=time.perf_counter() - begun)
-
-
-def _kept(plan: Plan, problem: Problem) -> bool:
-    # A short look tells most of those apart that are far off.
-    return attains(plan, problem) and not any(_late(plan, problem, look) for look in (LOOK_REQUESTS / 6, LOOK_REQUESTS))
-
-
-def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float]) -> Plan:
-    """For models that are late in the simulator the plan is made anew with tighter targets. That with least late."""
-    best, least, asked = plan, late, problem
-    for _ in range(LOOKS):
-        asked = _tighter(asked, late)
-        plan = promised(load(planner), asked, plan)
-        late = _late(plan, problem)
-        if sum(late.values()) < sum(least.values()):
-            best, least = plan, late
-        if not late:
-            break
-    return best
-
-
-def _late(plan: Plan, problem: Problem, requests: float = LOOK_REQUESTS) -> dict[str, float]:
-    """By how much models miss the fraction promised in the simulator, at the rates that are served; those that miss it
-    by more than chance would have it."""
-    rates = plan.rates()
-    if not rates:
-        return {}
-    seconds = min(LOOK_SECONDS, requests / sum(rates.values()))
-    report = simulate(problem, plan, Workload.poisson(rates), seconds=seconds)
-    return {
-        row.model: row.required - row.attainment for row in report.models if row.attainment is not None and not row.kept
-    }
-
-
-def _tighter(problem: Problem, names: Collection[str]) -> Problem:
-    models = (msgspec.structs.replace(it, slo=it.slo * TIGHTER) if it.name in names else it for it in problem.models)
-    return msgspec.structs.replace(problem, models=tuple(models))
 
 
 def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Profile) -> Model:
