@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +9,24 @@ import msgspec
 import typer
 
 from cotenant import __version__
+from cotenant.cli.asked import planned, problem_of, read, read_bytes, site_of, within, write
+from cotenant.cli.options import (
+    Json,
+    PlannerName,
+    PlotFile,
+    ProblemFile,
+    Rates,
+    Repository,
+    Seconds,
+    Seed,
+    ServerSettings,
+    SettingsFile,
+    TimeLimit,
+)
 from cotenant.cli.reproduce import reproduce
-from cotenant.cli.show import aside, console, profile_progress, show_json, tell
+from cotenant.cli.show import console, show_json, tell
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
-from cotenant.planners import PLANNERS
 
 app = typer.Typer(
     name="cotenant",
@@ -23,29 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-SettingsFile = Annotated[
-    Path | None, typer.Argument(metavar="[SETTINGS]", help="TOML file; without it, the models of ./models are served.")
-]
-ProblemFile = Annotated[
-    Path | None, typer.Argument(metavar="PROBLEM", help="TOML file; without it, the models of ./models.")
-]
-Repository = Annotated[Path | None, typer.Option("--repository", "-r", help="Folder of models, in Triton's layout.")]
-ServerSettings = Annotated[
-    Path | None, typer.Option("--settings", help="Take the models, targets and rates that a server is given.")
-]
-PlannerName = Annotated[str | None, typer.Option("--planner", "-p", help=f"Who plans: {', '.join(PLANNERS)}.")]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", metavar="SECONDS", min=0.01, help="How long a planner may search at a time."),
-]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf.")]
-Seconds = Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="How long requests arrive.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
-Rates = Annotated[
-    list[str] | None, typer.Option("--rate", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
-]
 
 
 def _version(wanted: bool) -> None:
@@ -59,29 +48,6 @@ def _root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     pass
-
-
-def read(settings: Path | None, repository: Path | None = None, planner: str | None = None, **changes: Any) -> Any:
-    """Settings from a file, or the defaults, with what the command line says instead."""
-    from cotenant.config import read_settings
-    from cotenant.planners import load
-
-    known = read_settings(settings)
-    if planner is not None:
-        load(planner)  # an unknown name is an error here, not after minutes of profiling
-        changes["planner"] = planner
-    if repository is not None:
-        changes["repository"] = repository
-    return msgspec.structs.replace(known, **changes)
-
-
-def site_of(settings: Any, *, again: bool = False) -> Any:
-    """The site that settings ask for, profiling with a progress bar what was not profiled yet."""
-    from cotenant.cli.prepare import Preparation, backend_of
-
-    with profile_progress() as progress:
-        preparation = Preparation(settings, backend_of(settings), progress, again=again)
-        return asyncio.run(preparation.site())
 
 
 @app.command()
@@ -230,55 +196,11 @@ def side_by_side(
     from cotenant.cli.compare import chosen, compared, comparison_view
 
     names = chosen(planners)
-    found = compared(_within(time_limit, problem_of(problem, settings, repository)), names)
+    found = compared(within(time_limit, problem_of(problem, settings, repository)), names)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         console.print(comparison_view(found))
-
-
-def problem_of(problem: Path | None, settings: Path | None, repository: Path | None) -> Any:
-    """Of a problem file, or of what a server would serve."""
-    from cotenant.config import read_problem
-
-    if problem is None:
-        return site_of(read(settings, repository)).problem
-    _alone(settings, repository)
-    return read_problem(problem)
-
-
-def planned(
-    problem: Path | None,
-    settings: Path | None,
-    repository: Path | None,
-    planner: str | None,
-    current: Plan | None = None,
-    time_limit: float | None = None,
-) -> tuple[Any, Plan]:
-    """A problem and its plan: of a problem file, or of what a server would serve. current: the plan in force."""
-    from cotenant.cli.plan import following
-    from cotenant.cli.prepare import timed
-    from cotenant.config import read_settings
-
-    if problem is None:
-        known = read(settings, repository, planner)
-        site = site_of(known)
-        if current is None and time_limit is None:
-            return site.problem, site.plan
-        asked, name = _within(time_limit, site.problem), known.planner
-    else:
-        asked = _within(time_limit, problem_of(problem, settings, repository))
-        name = planner or read_settings().planner
-    return (asked, timed(name, asked)) if current is None else following(name, asked, current)
-
-
-def _within(time_limit: float | None, problem: Any) -> Any:
-    return problem if time_limit is None else msgspec.structs.replace(problem, time_limit=time_limit)
-
-
-def _alone(settings: Path | None, repository: Path | None) -> None:
-    if repository is not None or settings is not None:
-        raise ConfigError("--repository and --settings go without a PROBLEM: that names its own models and profiles")
 
 
 @app.command()
@@ -415,19 +337,3 @@ def status(
         show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         console.print(status_view(found))
-
-
-def read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

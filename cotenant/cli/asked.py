@@ -1,0 +1,96 @@
+"""What the command line asks: problems, settings, sites and plans from their files, and files from results."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cotenant.cli.show import aside, profile_progress
+from cotenant.core.plan import Plan
+from cotenant.errors import ConfigError
+
+
+def read(settings: Path | None, repository: Path | None = None, planner: str | None = None, **changes: Any) -> Any:
+    """Settings from a file, or the defaults, with what the command line says instead."""
+    from cotenant.config import read_settings
+    from cotenant.planners import load
+
+    known = read_settings(settings)
+    if planner is not None:
+        load(planner)  # an unknown name is an error here, not after minutes of profiling
+        changes["planner"] = planner
+    if repository is not None:
+        changes["repository"] = repository
+    return msgspec.structs.replace(known, **changes)
+
+
+def site_of(settings: Any, *, again: bool = False) -> Any:
+    """The site that settings ask for, profiling with a progress bar what was not profiled yet."""
+    from cotenant.cli.prepare import Preparation, backend_of
+
+    with profile_progress() as progress:
+        preparation = Preparation(settings, backend_of(settings), progress, again=again)
+        return asyncio.run(preparation.site())
+
+
+def problem_of(problem: Path | None, settings: Path | None, repository: Path | None) -> Any:
+    """Of a problem file, or of what a server would serve."""
+    from cotenant.config import read_problem
+
+    if problem is None:
+        return site_of(read(settings, repository)).problem
+    _alone(settings, repository)
+    return read_problem(problem)
+
+
+def planned(
+    problem: Path | None,
+    settings: Path | None,
+    repository: Path | None,
+    planner: str | None,
+    current: Plan | None = None,
+    time_limit: float | None = None,
+) -> tuple[Any, Plan]:
+    """A problem and its plan: of a problem file, or of what a server would serve. current: the plan in force."""
+    from cotenant.cli.plan import following
+    from cotenant.cli.prepare import timed
+    from cotenant.config import read_settings
+
+    if problem is None:
+        known = read(settings, repository, planner)
+        site = site_of(known)
+        if current is None and time_limit is None:
+            return site.problem, site.plan
+        asked, name = within(time_limit, site.problem), known.planner
+    else:
+        asked = within(time_limit, problem_of(problem, settings, repository))
+        name = planner or read_settings().planner
+    return (asked, timed(name, asked)) if current is None else following(name, asked, current)
+
+
+def within(time_limit: float | None, problem: Any) -> Any:
+    return problem if time_limit is None else msgspec.structs.replace(problem, time_limit=time_limit)
+
+
+def _alone(settings: Path | None, repository: Path | None) -> None:
+    if repository is not None or settings is not None:
+        raise ConfigError("--repository and --settings go without a PROBLEM: that names its own models and profiles")
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
