@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from cotenant.core.request import Request
-from cotenant.runtime.lane import Lane
+from cotenant.runtime.lane import Queue
 
 
-def finish_time(lane: Lane, request: Request, now: float) -> float:
-    """When `request` is expected to be done on `lane`, which has its model and room for its rows in one batch.
+def finish_time(own: Queue, request: Request, now: float) -> float:
+    """When `request` is expected to be done in that queue, whose largest batch has room for its rows."""
+    waiting = own.waiting
+    if not waiting:
+        return finish(own, request.size, now)
+    last = waiting[-1]
+    if last.priority == request.priority and last.deadline <= request.deadline:
+        return finish(own, own.rows + request.size, now)
+    return finish(own, own.ahead(request.priority, request.deadline) + request.size, now)
+
+
+def finish(own: Queue, rows: int, now: float) -> float:
+    """When the first so many rows of a queue are expected to be done, where `now` is not before its lane went idle.
 
     What runs must end first. Then come rounds: in each, the model has one batch, and so has every other model of the
     lane that has something waiting (`batching.next_queue`). So with the own batch in round k, any other queue runs at
@@ -17,23 +28,20 @@ def finish_time(lane: Lane, request: Request, now: float) -> float:
     (DESIGN.md, the referee: D + L(b) ≤ SLO); without it a request that was taken at the last moment would be late as
     soon as others joined its batch.
     """
-    start = lane.free_at if lane.batch is not None and lane.free_at > now else now
-    own = lane.queues[request.model]
-    size = request.size
-    total = own.ahead(request.priority, request.deadline) + size if own.waiting else size
-    batch = own.batch
-    rounds = -(-total // batch)
-    if lane.batch is None and rounds == 1:
-        start += own.latencies[total - 1] * own.pace
+    lane = own.lane
+    batch = lane.batch
+    rounds = -(-rows // own.batch)
+    if batch is None:
+        start = now
+        start += own.latencies[rows - 1] * own.pace if rounds == 1 else rounds * own.latencies[-1] * own.pace
     else:
+        start = lane.free_at if lane.free_at > now else now
         start += rounds * own.latencies[-1] * own.pace
-    if len(lane.queues) > 1:
-        running = lane.batch.queue if lane.batch is not None else None
-        for queue in lane.queues.values():
-            if queue is own or not queue.waiting:
-                continue
-            turns = rounds - 1 if queue is running else rounds
-            whole, rest = divmod(queue.rows, queue.batch)
+    for queue in own.others:
+        if queue.waiting:
+            turns = rounds - 1 if batch is not None and queue is batch.queue else rounds
+            whole = queue.rows // queue.batch
+            rest = queue.rows % queue.batch
             if whole >= turns:
                 start += turns * queue.expected(queue.batch)
             else:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 
 from cotenant.core.request import Outcome, Request
-from cotenant.runtime.admission import finish_time
 from cotenant.runtime.batching import drop_for_throughput, drop_hopeless, next_queue
 from cotenant.runtime.events import (
     Applied,
@@ -30,6 +29,7 @@ from cotenant.runtime.events import (
     Woke,
 )
 from cotenant.runtime.lane import Batch, Lane, Queue
+from cotenant.runtime.routing import Routes
 
 TOO_LATE = "it could not be answered within its deadline"
 NO_LANE = "no partition holds the model"
@@ -48,20 +48,20 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane] = {}
-        self._by_model: dict[str, list[Lane]] = {}
-        self._held: dict[int, Lane] = {}  # every request that has not ended → the lane that has it
+        self._routes: dict[str, Routes] = {}  # by model
+        self._held: dict[int, Queue] = {}  # every request that has not ended → the queue that has or had it
         self._tried: set[int] = set()  # those that were in a batch whose worker died
         self._batches = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What to do about an event at the time `now`, in seconds of any monotonic clock."""
-        match event:
-            case Arrived(request):
-                return self._arrived(request, now)
-            case Finished(lane, batch, failed):
-                return self._finished(lane, batch, failed, now)
-            case Woke(lane, time):
-                return self._woke(lane, time, now)
+        match event:  # those that come often first
+            case Arrived():
+                return self._arrived(event.request, now)
+            case Finished():
+                return self._finished(event.lane, event.batch, event.failed, now)
+            case Woke():
+                return self._woke(event.lane, event.time, now)
             case Cancelled(request_id):
                 return self._cancelled(request_id, now)
             case Failed(lane, batch, reason):
@@ -76,74 +76,71 @@ class Dispatcher:
     # Requests
 
     def _arrived(self, request: Request, now: float) -> list[Command]:
-        lane, finish = self._route(request, now)
-        if lane is None:
-            return [Reply((request,), Outcome.REFUSED, self._why_not(request))]
+        routes = self._routes.get(request.model)
+        if routes is None:
+            return [Reply((request,), Outcome.REFUSED, NO_LANE)]
+        queue, finish = routes.first(request, now)
+        if queue is None:
+            small = any(request.size <= queue.batch for queue in routes.queues)
+            return [Reply((request,), Outcome.REFUSED, NO_WORKER if small else TOO_LARGE)]
         if finish > request.deadline:
             return [Reply((request,), Outcome.REFUSED, TOO_LATE, finish - request.deadline)]
-        self._held[request.id] = lane
-        lane.queues[request.model].push(request)
+        self._held[request.id] = queue
+        routes.push(queue, request)
+        lane = queue.lane
         commands: list[Command] = []
         if lane.batch is None:
             self._advance(lane, now, commands)
-        else:
+        elif request.deadline < lane.wake:
             self._wake(lane, request.deadline, commands)
         return commands
 
-    def _route(self, request: Request, now: float) -> tuple[Lane | None, float]:
-        """The lane that would be done first, and when; None where no lane that is up can take the request."""
-        best: Lane | None = None
-        best_finish = math.inf
-        for lane in self._by_model.get(request.model, ()):
-            if lane.up and request.size <= lane.queues[request.model].batch:
-                finish = finish_time(lane, request, now)
-                if best is None or finish < best_finish:
-                    best, best_finish = lane, finish
-        return best, best_finish
-
-    def _why_not(self, request: Request) -> str:
-        lanes = self._by_model.get(request.model)
-        if not lanes:
-            return NO_LANE
-        return NO_WORKER if any(request.size <= lane.queues[request.model].batch for lane in lanes) else TOO_LARGE
-
     def _cancelled(self, request_id: int, now: float) -> list[Command]:
-        lane = self._held.get(request_id)
-        if lane is None:
+        queue = self._held.get(request_id)
+        if queue is None:
             return []  # it ended before its caller left
         commands: list[Command] = []
-        for queue in lane.queues.values():
-            for request in queue.waiting:
-                if request.id == request_id:
-                    queue.remove(request)
-                    self._end((request,), Outcome.CANCELLED, LEFT, commands)
-                    return commands
+        for request in queue.waiting:
+            if request.id == request_id:
+                queue.remove(request)
+                self._place(queue.lane)
+                self._end((request,), Outcome.CANCELLED, LEFT, commands)
+                return commands
         # It is running. The batch goes on without it.
-        assert lane.batch is not None
-        gone = [request for request in lane.batch.requests if request.id == request_id]
+        batch = queue.lane.batch
+        assert batch is not None
+        batch.whole = False
+        gone = tuple([request for request in batch.requests if request.id == request_id])
         self._end(gone, Outcome.CANCELLED, LEFT, commands)
         return commands
 
+    def _open(self, batch: Batch) -> tuple[Request, ...]:
+        """Those of its requests that have not ended yet."""
+        if batch.whole:
+            return batch.requests
+        return tuple([request for request in batch.requests if request.id in self._held])
+
     def _end(
         self,
-        requests: Iterable[Request],
+        requests: tuple[Request, ...],
         outcome: Outcome,
         reason: str,
         commands: list[Command],
         batch: Batch | None = None,
         lane: str = "",
     ) -> None:
-        """End those of the requests that have not ended yet."""
-        held, tried = self._held, self._tried
-        ending = tuple([request for request in requests if held.pop(request.id, None) is not None])
-        if not ending:
+        """End requests, none of which has ended yet."""
+        if not requests:
             return
-        if tried:
-            tried.difference_update([request.id for request in ending])
+        held = self._held
+        for request in requests:
+            del held[request.id]
+        if self._tried:
+            self._tried.difference_update([request.id for request in requests])
         if batch is None:
-            commands.append(Reply(ending, outcome, reason, 0.0, lane))
+            commands.append(Reply(requests, outcome, reason, 0.0, lane))
         else:
-            commands.append(Reply(ending, outcome, reason, 0.0, lane, batch.id, batch.started))
+            commands.append(Reply(requests, outcome, reason, 0.0, lane, batch.id, batch.started))
 
     # Lanes
 
@@ -153,11 +150,17 @@ class Dispatcher:
         if lane.batch is None and lane.up:
             for queue in lane.queues.values():
                 if queue.waiting and (dropped := drop_hopeless(queue, now) + drop_for_throughput(queue, now)):
-                    self._end(dropped, Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
+                    self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
                 self._run(lane, best, count, rows, now, commands)
+        self._place(lane)
         self._wake(lane, min(lane.earliest(), again), commands)
+
+    def _place(self, lane: Lane) -> None:
+        """When the lane would be done changed."""
+        for queue in lane.routed:
+            self._routes[queue.model].place(queue)
 
     def _wake(self, lane: Lane, due: float, commands: list[Command]) -> None:
         """Ask to be woken by then, unless that was asked already."""
@@ -195,7 +198,7 @@ class Dispatcher:
         batch.queue.observe(batch.rows, now - batch.started)
         commands: list[Command] = []
         self._proceed(lane, now, commands)  # before the answers: the lane should not idle while they are written
-        requests = batch.requests
+        requests = self._open(batch)
         if failed:
             reasons = dict(failed)
             for request in requests:
@@ -212,7 +215,7 @@ class Dispatcher:
         lane, batch = released
         commands: list[Command] = []
         self._proceed(lane, now, commands)
-        self._end(batch.requests, Outcome.FAILED, reason, commands, batch, lane.id)
+        self._end(self._open(batch), Outcome.FAILED, reason, commands, batch, lane.id)
         return commands
 
     def _proceed(self, lane: Lane, now: float, commands: list[Command]) -> None:
@@ -236,7 +239,7 @@ class Dispatcher:
                 passed = [request for request in queue.waiting if request.deadline <= now]
                 for request in passed:
                     queue.remove(request)
-                self._end(passed, Outcome.EXPIRED, PASSED, commands, lane=lane.id)
+                self._end(tuple(passed), Outcome.EXPIRED, PASSED, commands, lane=lane.id)
         self._advance(lane, now, commands)
         return commands
 
@@ -257,13 +260,15 @@ class Dispatcher:
         lane.up = False
         lost: tuple[Request, ...] = ()
         if lane.batch is not None:
-            lost = tuple([request for request in lane.batch.requests if request.id in self._held])
+            lost = self._open(lane.batch)
             lane.batch = None
         commands: list[Command] = []
         again = [request for request in lost if request.id not in self._tried]
-        self._end([request for request in lost if request.id in self._tried], Outcome.FAILED, DIED_TWICE, commands)
+        twice = tuple([request for request in lost if request.id in self._tried])
+        self._end(twice, Outcome.FAILED, DIED_TWICE, commands)
         self._tried.update([request.id for request in again])
         waiting = self._take_all(lane)
+        self._place(lane)
         if lane.draining:
             del self.lanes[lane.id]
             commands.append(Drained(lane.id))
@@ -285,15 +290,16 @@ class Dispatcher:
         come back, unless home is gone."""
         touched: dict[str, Lane] = {}
         for request in requests:
-            lane, finish = self._route(request, now)
-            if lane is None and self.lanes.get(home.id) is home and request.model in home.queues and not home.draining:
-                lane, finish = home, now
-            if lane is None or finish > request.deadline:
+            routes = self._routes.get(request.model)
+            queue, finish = (None, math.inf) if routes is None else routes.first(request, now)
+            if queue is None and self.lanes.get(home.id) is home and not home.draining:
+                queue, finish = home.queues.get(request.model), now
+            if queue is None or routes is None or finish > request.deadline:
                 self._end((request,), Outcome.FAILED, reason, commands)
                 continue
-            self._held[request.id] = lane
-            lane.queues[request.model].push(request)
-            touched[lane.id] = lane
+            self._held[request.id] = queue
+            routes.push(queue, request)
+            touched[queue.lane.id] = queue.lane
         for lane in touched.values():
             self._advance(lane, now, commands)
 
@@ -312,36 +318,20 @@ class Dispatcher:
                     lane.draining = True
             elif spec is not None:
                 lane.draining = False
-                homeless.append((lane, self._reshape(lane, spec)))
+                homeless.append((lane, lane.hold(spec)))
         for spec in specs:
             if spec.id not in self.lanes:
                 self.lanes[spec.id] = Lane(spec)
-        self._by_model = {}
+        for lane in self.lanes.values():
+            lane.routed = []
+        holding: dict[str, list[Queue]] = {}
         for spec in specs:
-            for model in spec.models:
-                self._by_model.setdefault(model.model, []).append(self.lanes[spec.id])
+            for queue in self.lanes[spec.id].queues.values():
+                holding.setdefault(queue.model, []).append(queue)
+        self._routes = {model: Routes(queues) for model, queues in holding.items()}
         for home, requests in homeless:
             self._reroute(requests, home, MOVED, now, commands)
         return commands
-
-    def _reshape(self, lane: Lane, spec: LaneSpec) -> list[Request]:
-        """Give a lane that stays its new models and batches; answers the requests that lost their place."""
-        homeless: list[Request] = []
-        kept = {model.model: model for model in spec.models}
-        for name, queue in list(lane.queues.items()):
-            model = kept.get(name)
-            if model is None:
-                homeless.extend(queue.waiting)
-                del lane.queues[name]
-                continue
-            queue.update(model)
-            for request in [request for request in queue.waiting if request.size > queue.batch]:
-                queue.remove(request)
-                homeless.append(request)
-        for name, model in kept.items():
-            if name not in lane.queues:
-                lane.queues[name] = Queue(model)
-        return homeless
 
     def invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
@@ -365,5 +355,7 @@ class Dispatcher:
             assert lane.earliest() >= lane.wake, lane.id
             assert not (lane.draining and (lane.batch is None or lane.earliest() < math.inf)), lane.id
         assert seen.keys() == self._held.keys()
-        assert all(self._held[id_].id == lane for id_, lane in seen.items())
+        assert all(self._held[id_].lane.id == lane for id_, lane in seen.items())
         assert self._tried <= self._held.keys()
+        for routes in self._routes.values():
+            routes.invariants()

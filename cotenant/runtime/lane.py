@@ -18,18 +18,28 @@ DEVIATION_GAIN = 1 / 4
 SLOWEST = 2.0
 
 
+# When a lane would be done at the earliest, the number of its queue among the model's, and that queue.
+Entry = tuple[float, int, "Queue"]
+
+
 class Queue:
     """One model's requests on one lane, the most urgent first: by priority, then deadline, then arrival.
 
     `pace` corrects the predicted latencies by what was observed here: neighbours, overheads, an old profile.
+    `number` and `entry` are for `routing.Routes`.
     """
 
     __slots__ = (
         "batch",
         "deviation",
+        "entry",
+        "idle",
+        "lane",
         "latencies",
         "linger",
         "model",
+        "number",
+        "others",
         "pace",
         "ran",
         "ratio",
@@ -38,8 +48,13 @@ class Queue:
         "waiting",
     )
 
-    def __init__(self, spec: LaneModel) -> None:
+    def __init__(self, spec: LaneModel, lane: Lane) -> None:
         self.model = spec.model
+        self.lane = lane
+        self.others: list[Queue] = []  # of the lane
+        self.number = 0  # among the model's lanes
+        self.entry: Entry | None = None  # where it stands among them
+        self.idle = False  # whether that is among those of idle lanes
         self.waiting: deque[Request] = deque()
         self.rows = 0  # of all that wait
         self.ran = 0  # the number of its last batch: who ran longest ago is next
@@ -109,9 +124,9 @@ class Queue:
 
 
 class Batch:
-    """What runs on a lane."""
+    """What runs on a lane. whole: whether none of its requests has ended yet."""
 
-    __slots__ = ("id", "queue", "requests", "rows", "started")
+    __slots__ = ("id", "queue", "requests", "rows", "started", "whole")
 
     def __init__(self, id: int, queue: Queue, requests: tuple[Request, ...], rows: int, started: float) -> None:
         self.id = id
@@ -119,21 +134,51 @@ class Batch:
         self.requests = requests
         self.rows = rows
         self.started = started
+        self.whole = True
 
 
 class Lane:
     """A partition at run time: a queue for each of its models, and at most one batch in flight."""
 
-    __slots__ = ("batch", "draining", "free_at", "id", "queues", "up", "wake")
+    __slots__ = ("batch", "draining", "free_at", "id", "queues", "routed", "up", "wake")
 
     def __init__(self, spec: LaneSpec) -> None:
         self.id = spec.id
-        self.queues = {model.model: Queue(model) for model in spec.models}
+        self.queues: dict[str, Queue] = {}
+        self.routed: list[Queue] = []  # those that stand in an order among their model's (`routing.Routes`)
         self.batch: Batch | None = None
         self.free_at = 0.0  # when the batch in flight is expected to end
         self.up = False
         self.draining = False
         self.wake = math.inf  # the earliest time at which a Woke is due
+        self.hold(spec)
+
+    def hold(self, spec: LaneSpec) -> list[Request]:
+        """Take these models, with these batches, in place of those of before; answers whose place is lost."""
+        homeless: list[Request] = []
+        kept = {model.model: model for model in spec.models}
+        for name, queue in list(self.queues.items()):
+            model = kept.get(name)
+            if model is None:
+                homeless.extend(queue.waiting)
+                del self.queues[name]
+                continue
+            queue.update(model)
+            for request in [request for request in queue.waiting if request.size > queue.batch]:
+                queue.remove(request)
+                homeless.append(request)
+        for name, model in kept.items():
+            if name not in self.queues:
+                self.queues[name] = Queue(model, self)
+        queues = list(self.queues.values())
+        for queue in queues:
+            queue.others = [other for other in queues if other is not queue]
+        return homeless
 
     def earliest(self) -> float:
-        return min([queue.earliest() for queue in self.queues.values()], default=math.inf)
+        """The first deadline of all that wait on the lane; infinity where nothing does."""
+        first = math.inf
+        for queue in self.queues.values():
+            if queue.waiting:
+                first = min(first, queue.earliest())
+        return first

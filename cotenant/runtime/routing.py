@@ -1,0 +1,108 @@
+"""Which lane takes a request: of those that hold its model, the one that would be done first."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+from cotenant.core.request import Request
+from cotenant.runtime.admission import finish, finish_time
+from cotenant.runtime.lane import Entry, Queue
+
+FEW = 6  # lanes: to ask all of them is quicker than to keep them in order
+
+# The bound of a busy lane is added up in another order than a finish time: more than what rounding may change.
+ROUNDING = 1e-12
+
+
+class Routes:
+    """The queues of one model, in the order of the plan. Of lanes that are done at the same time the first is taken.
+
+    Where there are many, they stand in the order of a bound that none of them beats for any request that would come
+    last in its queue. So they are asked in turn only until the next one's bound is behind the best answer. The bound of
+    an idle lane is how long its quickest batch takes; that of a busy one, when it would be done with one row more.
+    Between two calls of `place` a queue may only become longer, which leaves its bound true.
+    """
+
+    __slots__ = ("_busy", "_idle", "_latest", "_lowest", "many", "queues")
+
+    def __init__(self, queues: list[Queue]) -> None:
+        self.queues = queues
+        self.many = len(queues) > FEW
+        self._idle: list[Entry] = []
+        self._busy: list[Entry] = []
+        # Of all that were pushed: the last deadline, and the least urgent priority.
+        self._latest = -math.inf
+        self._lowest = 0
+        for number, queue in enumerate(queues):
+            queue.number = number
+            queue.entry = None
+            if self.many:
+                queue.lane.routed.append(queue)
+                for request in queue.waiting:
+                    self._note(request)
+                self.place(queue)
+
+    def first(self, request: Request, now: float) -> tuple[Queue | None, float]:
+        """The queue where `request` would be done first, and when; None where no lane that is up can take it."""
+        best: Queue | None = None
+        best_finish = math.inf
+        if not self.many or request.deadline < self._latest or request.priority < self._lowest:
+            for queue in self.queues:
+                if queue.lane.up and request.size <= queue.batch:
+                    at = finish_time(queue, request, now)
+                    if best is None or at < best_finish:
+                        best, best_finish = queue, at
+            return best, best_finish
+        for entries, start in ((self._idle, now), (self._busy, 0.0)):
+            for bound, number, queue in entries:
+                least = start + bound
+                if best is not None and (least > best_finish or (least == best_finish and number > best.number)):
+                    break
+                if request.size <= queue.batch:
+                    at = finish_time(queue, request, now)
+                    if best is None or at < best_finish or (at == best_finish and number < best.number):
+                        best, best_finish = queue, at
+        return best, best_finish
+
+    def push(self, queue: Queue, request: Request) -> None:
+        """Put a request into one of the queues."""
+        queue.push(request)
+        if self.many:
+            self._note(request)
+            if queue.rows % queue.batch < request.size:  # one more round
+                self.place(queue)
+
+    def place(self, queue: Queue) -> None:
+        """A lane began or ended something, or became shorter: its place may be another one."""
+        lane = queue.lane
+        idle = lane.batch is None
+        if queue.entry is not None:
+            entries = self._idle if queue.idle else self._busy
+            del entries[bisect_left(entries, queue.entry)]
+            queue.entry = None
+        if not lane.up:
+            return
+        if idle:
+            bound = queue.latencies[0] * queue.pace
+        else:
+            bound = finish(queue, queue.rows + 1, -math.inf)
+            bound -= abs(bound) * ROUNDING
+        entry = (bound, queue.number, queue)
+        insort(self._idle if idle else self._busy, entry)
+        queue.entry = entry
+        queue.idle = idle
+
+    def _note(self, request: Request) -> None:
+        if request.deadline > self._latest:
+            self._latest = request.deadline
+        if request.priority > self._lowest:
+            self._lowest = request.priority
+
+    def invariants(self) -> None:
+        """Raise AssertionError where the order contradicts the lanes."""
+        assert self._idle == sorted(self._idle)
+        assert self._busy == sorted(self._busy)
+        ordered = [queue for _, _, queue in self._idle + self._busy]
+        assert ordered == [queue for queue in ordered if queue.lane.up and queue.idle == (queue.lane.batch is None)]
+        assert len(ordered) == (sum(queue.lane.up for queue in self.queues) if self.many else 0)
