@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from cotenant.core.request import Request
-from cotenant.runtime.events import Arrived, Command, Died, Drained, Event, Finished, Reply, Run, WakeAt, Woke
+from cotenant.runtime.events import Arrived, Command, Died, Event, Finished, Reply, Run, WakeAt, Woke
 
 Handle = Callable[[Event, float], list[Command]]
 
@@ -27,35 +27,68 @@ def play(
     so may depend on what came of that. Of events at the same time these come first, then those asked for earlier, then
     `requests`.
     """
+    agenda = _Agenda(handle, service, ended, events)
+    heap = agenda.heap
     now = 0.0
-    order = itertools.count()
-    # Numbers below 0 come before all that `order` gives.
-    planned = ((time, number, event) for number, (time, event) in enumerate(events, -(1 << 60)))
-    heap: list[tuple[float, int, Event]] = list(itertools.islice(planned, 1))
-    arrivals = iter(requests)
-    request = next(arrivals, None)
-    while heap or request is not None:
-        number = 0
-        if request is None or (heap and heap[0][0] <= request.arrived):
-            now, number, event = heappop(heap)
-            if type(event) is Died:  # a dead worker finishes nothing
-                heap = [entry for entry in heap if not (type(entry[2]) is Finished and entry[2].lane == event.lane)]
-                heapify(heap)
-        else:
-            now, event = request.arrived, Arrived(request)
-            request = next(arrivals, None)
-        for command in handle(event, now):
-            match command:
-                case Run(lane, batch):
-                    heappush(heap, (now + service(command), next(order), Finished(lane, batch)))
-                case Reply():
-                    for follower in ended(command, now):
-                        heappush(heap, (follower.arrived, next(order), Arrived(follower)))
-                case WakeAt(lane, time):
-                    heappush(heap, (max(time, now), next(order), Woke(lane, time)))
-                case Drained():
-                    pass  # there is no worker to stop
-        if number < 0:
-            for entry in itertools.islice(planned, 1):
-                heappush(heap, entry)
+    for request in requests:
+        arrived = request.arrived
+        while heap and heap[0][0] <= arrived:
+            agenda.step()
+        now = arrived
+        commands = handle(Arrived(request), now)
+        if commands:  # mostly the lane is busy, and there is nothing to do
+            agenda.perform(commands, now)
+    while heap:
+        now = agenda.step()
     return now
+
+
+class _Agenda:
+    """What will happen, `requests` aside: (time, number, event). Numbers below 0 are those of planned events."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        service: Callable[[Run], float],
+        ended: Callable[[Reply, float], Iterable[Request]],
+        events: Iterable[tuple[float, Event]],
+    ) -> None:
+        self._handle = handle
+        self._service = service
+        self._ended = ended
+        self._numbers = 0  # of events that were asked for
+        self._planned = enumerate(events, -(1 << 60))
+        self.heap: list[tuple[float, int, Event]] = []
+        self._plan()
+
+    def step(self) -> float:
+        """Let the next of it happen; when that was."""
+        now, number, event = heappop(self.heap)
+        if type(event) is Died:  # a dead worker finishes nothing
+            self.heap[:] = [
+                entry for entry in self.heap if not (type(entry[2]) is Finished and entry[2].lane == event.lane)
+            ]
+            heapify(self.heap)
+        self.perform(self._handle(event, now), now)
+        if number < 0:
+            self._plan()
+        return now
+
+    def perform(self, commands: list[Command], now: float) -> None:
+        """Carry out what the dispatcher wants. Of a lane that is drained there is no worker to stop."""
+        for command in commands:
+            if isinstance(command, Run):
+                self._at(now + self._service(command), Finished(command.lane, command.batch))
+            elif isinstance(command, Reply):
+                for follower in self._ended(command, now):
+                    self._at(follower.arrived, Arrived(follower))
+            elif isinstance(command, WakeAt):
+                self._at(max(command.time, now), Woke(command.lane, command.time))
+
+    def _at(self, time: float, event: Event) -> None:
+        self._numbers += 1
+        heappush(self.heap, (time, self._numbers, event))
+
+    def _plan(self) -> None:
+        for number, (time, event) in itertools.islice(self._planned, 1):
+            heappush(self.heap, (time, number, event))
