@@ -22,6 +22,10 @@ from cotenant.predictors.samples import Sample
 # Name → where its `fit` is.
 PREDICTORS = {
     "linear": "cotenant.predictors.linear:fit",
+    "kernels": "cotenant.predictors.kernels:fit",
+    "kernels-forest": "cotenant.predictors.kernels:fit_forest",
+    "kernels-network": "cotenant.predictors.kernels:fit_network",
+    "kernels-automl": "cotenant.predictors.kernels:fit_automl",
 }
 
 # Those that know how sure they are: what they return has a field `quantile`.

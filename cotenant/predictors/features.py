@@ -1,0 +1,141 @@
+"""What is known of models that run alone, as the numbers that predictors learn from.
+
+KACE (section 4.2): of models that run together, the features are added up, and those that are percentages are averaged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.profile import MIB, Profile, Profiles
+from cotenant.core.units import WHOLE
+from cotenant.errors import PlanError
+from cotenant.predictors import Load
+
+PERCENT = "_pct"  # how columns of percentages end
+SHARE, ROWS, MEMORY = "share_pct", "rows_per_s", "memory_mib"  # what every profile says
+
+Vector = NDArray[np.float64]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A model at a measured point. share: ‰; values: in the order of the sheet's columns."""
+
+    name: str
+    kind: str
+    share: int
+    batch: int
+    values: tuple[float, ...]
+
+
+class Sheet(msgspec.Struct, frozen=True, dict=True):
+    """columns: names of features, as in profiles; known: every measured point of every model."""
+
+    columns: tuple[str, ...]
+    known: tuple[Known, ...]
+
+    def of(self, load: Load) -> Vector:
+        """Its features at the measured point nearest in share, then in batch. Raises PlanError for a strange model."""
+        found = self._found.get(load)
+        if found is None:
+            points = self._points.get((load.model, load.kind))
+            if points is None:
+                raise PlanError(
+                    f"model {load.model!r} on {load.kind!r} is unknown to this predictor; it has no features"
+                )
+            nearest = min(points, key=lambda point: (abs(point.share - load.share), abs(point.batch - load.batch)))
+            found = self._found[load] = np.array([load.share * 100 / WHOLE, *nearest.values])
+        return found
+
+    def together(self, loads: Sequence[Load]) -> Vector:
+        """Features of models that run together: sums, and means of percentages."""
+        total: Vector = np.sum([self.of(load) for load in loads], axis=0)
+        return np.where(self._averaged, total / len(loads), total)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what `of` gives."""
+        return (SHARE, *self.columns)
+
+    @functools.cached_property
+    def _averaged(self) -> NDArray[np.bool_]:
+        return np.array([name.endswith(PERCENT) for name in self.names])
+
+    @functools.cached_property
+    def _found(self) -> dict[Load, Vector]:
+        return {}
+
+    @functools.cached_property
+    def _points(self) -> dict[tuple[str, str], list[Known]]:
+        found: dict[tuple[str, str], list[Known]] = {}
+        for each in self.known:
+            found.setdefault((each.name, each.kind), []).append(each)
+        return found
+
+
+def sheet(profiles: Profiles, needed: Iterable[tuple[str, str]], columns: Sequence[str] | None = None) -> Sheet:
+    """Of profiles. needed: models and kinds that have to be known. columns: which; without, those that all these have.
+
+    Models that lack a column are left out.
+    """
+    if columns is None:
+        having = [_columns(profiles[key]) for key in needed]
+        columns = (*sorted(set.intersection(*having)), ROWS, MEMORY)
+    features = [name for name in columns if name not in (ROWS, MEMORY)]
+    return Sheet(
+        tuple(columns),
+        tuple(
+            Known(
+                profile.model,
+                profile.kind,
+                point.share,
+                point.batch,
+                (
+                    *(point.features[name] for name in features),
+                    point.batch / point.latency,
+                    point.memory / MIB,
+                ),
+            )
+            for profile in profiles.values()
+            for point in profile.points
+            if point.procs == 1 and all(name in point.features for name in features)
+        ),
+    )
+
+
+def _columns(profile: Profile) -> set[str]:
+    """Those that any point has: points that lack one are not learnt from."""
+    return {name for point in profile.points for name in point.features}
+
+
+class Scale(msgspec.Struct, frozen=True, dict=True):
+    """To mean 0 and deviation 1 over the samples. Features that did not vary among them are left out.
+
+    Features beyond what the samples had are taken to be at their edge: a model learnt nothing of what lies there, and a
+    line's answer grows without bound with a kernel that has ten times the threads.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, rows: Vector) -> Scale:
+        columns = (rows.min(axis=0), rows.max(axis=0), rows.mean(axis=0), rows.std(axis=0))
+        return cls(*(tuple(column.tolist()) for column in columns))
+
+    def apply(self, rows: Vector) -> Vector:
+        low, high, mean, deviation, varied = self._arrays
+        scaled: Vector = ((np.clip(rows, low, high) - mean)[..., varied]) / deviation[varied]
+        return scaled
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[Vector, Vector, Vector, Vector, NDArray[np.bool_]]:
+        low, high, mean, deviation = (np.array(each) for each in (self.low, self.high, self.mean, self.deviation))
+        return low, high, mean, deviation, deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)

@@ -1,0 +1,262 @@
+"""Techniques that learn a number from features, fitted by a library and kept as plain numbers.
+
+KACE (section 6.1) compares four: linear regression, a random forest whose settings are searched for, a network of
+128, 64 and 32 units, and a search over several kinds of model. A fitted one is a struct that is written to JSON as it
+stands and needs numpy alone to answer; scikit-learn and FLAML (`pip install 'cotenant[learn]'`) are needed to fit all
+but the line.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cotenant.errors import PlanError
+
+Matrix = NDArray[np.float64]
+
+
+class Line(msgspec.Struct, frozen=True, tag="line"):
+    weights: tuple[float, ...]
+    constant: float
+
+    def predict(self, rows: Matrix) -> Matrix:
+        found: Matrix = rows @ np.array(self.weights) + self.constant
+        return found
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """weights: a row for each input."""
+
+    weights: tuple[tuple[float, ...], ...]
+    constants: tuple[float, ...]
+
+    @property
+    def arrays(self) -> tuple[Matrix, Matrix]:
+        return np.array(self.weights), np.array(self.constants)
+
+
+class Network(msgspec.Struct, frozen=True, tag="network", dict=True):
+    """Layers with rectified units between them; the last has one output."""
+
+    layers: tuple[Layer, ...]
+
+    def predict(self, rows: Matrix) -> Matrix:
+        for i, (weights, constants) in enumerate(self._arrays):
+            rows = (np.maximum(rows, 0.0) if i else rows) @ weights + constants
+        return rows[:, 0]
+
+    @functools.cached_property
+    def _arrays(self) -> list[tuple[Matrix, Matrix]]:
+        return [layer.arrays for layer in self.layers]
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """Nodes, the root first. At most `threshold` goes left. Of a leaf, left and right are the leaf itself."""
+
+    feature: tuple[int, ...]
+    threshold: tuple[float, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    value: tuple[float, ...]
+
+
+class Forest(msgspec.Struct, frozen=True, tag="forest", dict=True):
+    """What the trees say, added up, and the constant."""
+
+    trees: tuple[Tree, ...]
+    constant: float = 0.0
+
+    def predict(self, rows: Matrix) -> Matrix:
+        feature, threshold, left, right, value, roots = self._arrays
+        at = np.tile(roots, (len(rows), 1))
+        narrow = rows.astype(np.float32)  # as the libraries compare
+        before = np.full_like(at, -1)
+        while (before != at).any():
+            before = at
+            goes_left = np.take_along_axis(narrow, feature[at], axis=1) <= threshold[at]
+            at = np.where(goes_left, left[at], right[at])
+        found: Matrix = value[at].sum(axis=1) + self.constant
+        return found
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[NDArray[np.int64], Matrix, NDArray[np.int64], NDArray[np.int64], Matrix, Any]:
+        """All trees' nodes in one row."""
+        roots = np.cumsum([0, *(len(tree.value) for tree in self.trees)])[:-1]
+        placed = list(zip(self.trees, roots, strict=True))
+        return (
+            np.concatenate([np.array(tree.feature) for tree in self.trees]),
+            np.concatenate([np.array(tree.threshold) for tree in self.trees]),
+            np.concatenate([np.array(tree.left) + root for tree, root in placed]),
+            np.concatenate([np.array(tree.right) + root for tree, root in placed]),
+            np.concatenate([np.array(tree.value) for tree in self.trees]),
+            roots,
+        )
+
+
+Regressor = Line | Network | Forest
+
+
+class Fit(Protocol):
+    def __call__(self, rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regressor: ...
+
+
+def train(technique: str, rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 10) -> Regressor:
+    """rows: samples by features, to one scale; targets: one for each. effort: how many settings to try, or seconds.
+
+    Raises PlanError for a technique that there is not, for fewer samples than it needs, and without its library.
+    """
+    if technique not in TECHNIQUES:
+        raise PlanError(f"no technique {technique!r}; there are {', '.join(TECHNIQUES)}")
+    least = rows.shape[1] + 1 if technique == "lr" else 2 * FOLDS
+    if len(rows) < least:
+        raise PlanError(
+            f"{len(rows)} samples are too few for {technique!r} with {rows.shape[1]} features, which needs {least};"
+            " measure more co-located runs"
+        )
+    try:
+        return TECHNIQUES[technique](rows, targets, seed=seed, effort=effort)
+    except ImportError as error:
+        raise PlanError(
+            f"{technique!r} needs {error.name} to be fitted: pip install 'cotenant[learn]'; 'lr' needs nothing more"
+        ) from None
+
+
+FOLDS = 5  # of a cross-validation
+
+
+def line(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> Line:
+    """Least squares."""
+    found, *_ = np.linalg.lstsq(np.column_stack([rows, np.ones(len(rows))]), targets, rcond=None)
+    return Line(tuple(found[:-1].tolist()), float(found[-1]))
+
+
+def forest(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Forest:
+    """The best of `effort` random settings by cross-validation; KACE's space goes on to 2000 trees."""
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.model_selection import RandomizedSearchCV
+
+    space = {
+        "n_estimators": [50, 100],
+        "max_features": ["sqrt", "log2"],
+        "max_depth": [*range(10, 111, 10), None],
+        "min_samples_split": [2, 5, 10],
+        "min_samples_leaf": [1, 2, 4],
+        "bootstrap": [True, False],
+    }
+    search = RandomizedSearchCV(
+        RandomForestRegressor(random_state=seed), space, n_iter=effort, cv=FOLDS, random_state=seed
+    )
+    search.fit(rows, targets)
+    return _of_trees(search.best_estimator_.estimators_)
+
+
+def network(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Network:
+    """128, 64 and 32 rectified units, Adam, 250 rounds at most, and 40 without gain on a fifth held back."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPRegressor
+
+    model = MLPRegressor(
+        hidden_layer_sizes=(128, 64, 32),
+        batch_size=min(32, len(rows)),
+        max_iter=250,
+        early_stopping=True,
+        validation_fraction=0.2,
+        n_iter_no_change=40,
+        random_state=seed,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the rounds are the paper's
+        model.fit(rows, targets)
+    return Network(
+        tuple(
+            Layer(tuple(tuple(row) for row in weights.tolist()), tuple(constants.tolist()))
+            for weights, constants in zip(model.coefs_, model.intercepts_, strict=True)
+        )
+    )
+
+
+def _of_trees(trees: Sequence[Any], share: float | None = None) -> Forest:
+    """scikit-learn's trees; a forest answers with their mean."""
+    weight = 1 / len(trees) if share is None else share
+    return Forest(tuple(_tree(each.tree_, weight) for each in trees))
+
+
+def _tree(nodes: Any, weight: float) -> Tree:
+    itself = np.arange(nodes.node_count)
+    leaf = nodes.children_left < 0
+    return Tree(
+        feature=_ints(np.where(leaf, 0, nodes.feature)),
+        threshold=_floats(np.where(leaf, 0.0, nodes.threshold)),
+        left=_ints(np.where(leaf, itself, nodes.children_left)),
+        right=_ints(np.where(leaf, itself, nodes.children_right)),
+        value=_floats(np.where(leaf, weight * nodes.value[:, 0, 0], 0.0)),
+    )
+
+
+def _ints(values: ArrayLike) -> tuple[int, ...]:
+    return tuple(np.asarray(values).tolist())
+
+
+def _floats(values: ArrayLike) -> tuple[float, ...]:
+    return tuple(np.asarray(values, dtype=float).tolist())
+
+
+def automl(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regressor:
+    """What FLAML finds best within `effort` seconds among elastic nets, forests, extremely random and boosted trees.
+
+    Kinds of model whose coefficients could not be read by a person, or without the library, are not among them.
+    """
+    from flaml import AutoML
+
+    search = AutoML()
+    search.fit(
+        rows,
+        targets,
+        task="regression",
+        metric="mse",
+        time_budget=effort,
+        estimator_list=["lgbm", "rf", "extra_tree", "enet"],
+        eval_method="cv",
+        n_splits=FOLDS,
+        n_jobs=1,
+        seed=seed,
+        verbose=0,
+    )
+    best = search.model.estimator
+    if search.best_estimator == "enet":
+        return Line(_floats(best.coef_), float(best.intercept_))
+    if search.best_estimator == "lgbm":
+        return _boosted(best.booster_.dump_model())
+    return _of_trees(best.estimators_)
+
+
+def _boosted(model: dict[str, Any]) -> Forest:
+    """LightGBM's trees, which are added up."""
+    trees = []
+    for each in model["tree_info"]:
+        nodes: list[tuple[int, float, int, int, float]] = []
+        _lay_out(each["tree_structure"], nodes)
+        feature, threshold, left, right, value = zip(*nodes, strict=True)
+        trees.append(Tree(feature, threshold, left, right, value))
+    return Forest(tuple(trees))
+
+
+def _lay_out(node: dict[str, Any], nodes: list[tuple[int, float, int, int, float]]) -> int:
+    """Adds a node, and all below it; returns its place."""
+    place = len(nodes)
+    nodes.append((0, 0.0, place, place, float(node.get("leaf_value", 0.0))))
+    if "split_feature" in node:
+        left, right = _lay_out(node["left_child"], nodes), _lay_out(node["right_child"], nodes)
+        nodes[place] = (int(node["split_feature"]), float(node["threshold"]), left, right, 0.0)
+    return place
+
+
+# Name → how it is fitted.
+TECHNIQUES: dict[str, Fit] = {"lr": line, "rf": forest, "nn": network, "automl": automl}

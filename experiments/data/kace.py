@@ -1,0 +1,159 @@
+"""Seven models for training and inference at three batches each, alone and together on a V100-32GB under MPS
+(nba556677go/KACE-artifact, KACE, 2024).
+
+Throughputs are in rows (KACE: samples) per second, while every process may use the whole device. Kernel metrics are
+Nsight Compute's, weighted by the time of each kernel; SM and memory busy are nvidia-smi's; memory is in GB. Where a
+workload stands in several files, its features are the same in all.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Iterator
+
+from cotenant.core.profile import Point, Profile
+from cotenant.core.units import WHOLE
+from cotenant.errors import ConfigError
+from cotenant.predictors import Load
+from cotenant.predictors.kernels import Run
+from cotenant.predictors.samples import Sample
+from experiments.data import lines, numbers
+
+KIND = "v100-32gb"
+SOURCE = "nba556677go+KACE-artifact"
+PAIRS = f"{SOURCE}/output/dataset/MPS100"
+ALL = f"{PAIRS}/MPS100_kernel_labels_targetMPS100.csv"
+TRIPLES = f"{SOURCE}/scripts/multiinstance/dataset/total_labels_batch2-8_targetMPS100.csv"
+PREDICTED = f"{SOURCE}/output/run0709_KACE_hotcloud/n_occur_3"
+SEEDS = (10, 20, 30, 40, 50)
+OCCURRENCES = tuple(range(2, 11))
+
+# Column of their files, without the number of the workload → column of a profile.
+KACE = {
+    "_Threads": "threads",
+    "_Compute (SM) Throughput": "sm_throughput_pct",
+    "_DRAM Throughput": "dram_throughput_pct",
+    "_Memory Throughput": "memory_throughput_pct",
+    "_Registers": "registers",
+    "_Static Shared Memory": "static_shared_memory",
+    "sm%": "sm_util_pct",
+    "mem%": "dram_util_pct",
+}
+# What Xu et al. (HotCloud 2019) learn from, in KACE's comparison.
+XU = {
+    "_PCIe read bandwidth": "pcie_read",
+    "_PCIe write bandwidth": "pcie_write",
+    "_Long_Kernel": "long_kernel",
+    "_ave_Kernel_Length": "kernel_length",
+    "_long/short_Ratio": "long_by_short",
+    "_avg_Thread": "threads_per_kernel",
+    "sm%": "sm_util_pct",
+    "mem%": "dram_util_pct",
+    "CPU%": "cpu_pct",
+    "MainMem%": "main_memory_pct",
+}
+COLUMNS = {"KACE": KACE, "hotcloud": XU}
+
+
+def load(workload: str) -> Load:
+    """`bert-base-cased_batch8-train` is the model `bert-base-cased-train` at a batch of 8."""
+    found = re.fullmatch(r"(.+)_batch(\d+)-(train|inf)", workload)
+    if found is None:
+        raise ConfigError(f"{workload!r} is no workload: <model>_batch<n>-<train or inf> was expected")
+    return Load(f"{found[1]}-{found[3]}", KIND, int(found[2]), WHOLE)
+
+
+def workload(load: Load) -> str:
+    """The name in their files."""
+    model, _, use = load.model.rpartition("-")
+    return f"{model}_batch{load.batch}-{use}"
+
+
+def runs(path: str = ALL) -> list[Run]:
+    """In the file's order."""
+    found = []
+    for place, row in _rows(path):
+        count = 3 if "workload3" in row else 2
+        every = range(1, count + 1)
+        found.append(
+            Run(
+                tuple(load(row[f"workload{i}"]) for i in every),
+                numbers(place, *(row[f"w{i}throughput"] for i in every)),
+            )
+        )
+    return found
+
+
+def split(occurrences: int, seed: int, features: str = "KACE") -> tuple[list[Run], list[Run]]:
+    """Their training and testing sets; a pair is for training while one of the two was seen less often than that."""
+    folder = f"{PAIRS}/n_occur_{occurrences}/rand{seed}/{features}"
+    return runs(f"{folder}/training_set.csv"), runs(f"{folder}/testing_set.csv")
+
+
+@functools.cache
+def profiles(features: str = "KACE") -> dict[tuple[str, str], Profile]:
+    """Of each model at its batches, alone on the whole device, with KACE's features or Xu et al.'s."""
+    columns = COLUMNS[features]
+    alone = {name: (rate, memory) for name, rate, memory in _alone()}
+    path = (
+        ALL
+        if features == "KACE"
+        else f"{SOURCE}/profiling/baselines/hotcloud/hotcloud_combined_labels.csv_targetMPS100.csv"
+    )
+    points: dict[tuple[str, str], dict[int, Point]] = {}
+    for place, row in _rows(path):
+        for i in (1, 2):
+            name = row[f"workload{i}"]
+            one, (rate, memory) = load(name), alone[name]
+            values = numbers(place, *(row[f"w{i}{column}"] for column in columns))
+            points.setdefault((one.model, KIND), {})[one.batch] = Point(
+                share=WHOLE,
+                batch=one.batch,
+                latency=one.batch / rate,
+                memory=round(memory * 1e9),
+                features=dict(zip(columns.values(), values, strict=True)),
+            )
+    return {key: Profile(*key, found.values()) for key, found in points.items()}
+
+
+def samples(of: list[Run] | None = None) -> list[Sample]:
+    """Each model of each run as a victim."""
+    before = {load(name): rate for name, rate, _ in _alone()}
+    return [
+        Sample(
+            victim,
+            (*run.loads[:i], *run.loads[i + 1 :]),
+            victim.batch / before[victim],
+            victim.batch / run.rows_per_s[i],
+        )
+        for run in (runs() if of is None else of)
+        for i, victim in enumerate(run.loads)
+    ]
+
+
+def published(model: str, seed: int) -> dict[str, dict[str, float]]:
+    """What they print of each target beside the co-runner that each policy chooses: throughput over the best one's."""
+    found = {}
+    for place, row in _rows(f"{PREDICTED}/rand{seed}/{model}/predicts/relative_throughput.csv"):
+        name = row.pop("HPworkload")
+        found[name] = dict(zip(row, numbers(place, *row.values()), strict=True))
+    return found
+
+
+def _alone() -> Iterator[tuple[str, float, float]]:
+    """Workload, rows per second, GB of memory."""
+    seen = set()
+    for place, row in _rows(ALL):
+        for i in (1, 2):
+            name = row[f"workload{i}"]
+            if name not in seen:
+                seen.add(name)
+                rate, memory = numbers(place, row[f"w{i}exclusive_throughput"], row[f"w{i}memcap"])
+                yield name, rate, memory
+
+
+def _rows(path: str) -> Iterator[tuple[str, dict[str, str]]]:
+    places, texts = zip(*lines(path), strict=True)
+    return zip(places[1:], csv.DictReader(texts), strict=True)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
+from cotenant.predictors import Load, kernels
+from cotenant.predictors.features import Scale, sheet
+from cotenant.predictors.fitting import from_json, to_json
+from cotenant.predictors.kernels import Kernels, Run
+from cotenant.predictors.samples import Sample
+
+
+def profile(model: str, threads: float, busy: float, *, latency: float = 0.01) -> Profile:
+    points = [
+        Point(
+            share=1000,
+            batch=batch,
+            latency=latency * batch,
+            memory=1 << 20,
+            features={"threads": threads * batch, "busy_pct": busy},
+        )
+        for batch in (1, 4)
+    ]
+    return Profile(model, "gpu", points)
+
+
+PROFILES = {(each.model, "gpu"): each for each in (profile("a", 10, 20), profile("b", 30, 60), profile("c", 50, 40))}
+LOADS = [Load(model, "gpu", batch, 1000) for model in "abc" for batch in (1, 4)]
+
+
+def truth(victim: Load, neighbours: Sequence[Load]) -> float:
+    """Grows with the threads of all, exponentially: as the model has it."""
+    threads = sum({"a": 10, "b": 30, "c": 50}[load.model] * load.batch for load in (victim, *neighbours))
+    return float(np.exp(0.001 * threads + 0.001 * {"a": 20, "b": 60, "c": 40}[victim.model]))
+
+
+def samples() -> list[Sample]:
+    return [Sample(victim, (beside,), 0.01, 0.01 * truth(victim, [beside])) for victim in LOADS for beside in LOADS]
+
+
+def test_features_are_added_up_and_percentages_averaged() -> None:
+    known = sheet(PROFILES, PROFILES)
+    assert known.names == ("share_pct", "busy_pct", "threads", "rows_per_s", "memory_mib")
+    pair = [Load("a", "gpu", 1, 1000), Load("b", "gpu", 4, 500)]
+    assert known.of(pair[1]).tolist() == [50.0, 60.0, 120.0, 100.0, 1.0]
+    assert known.together(pair).tolist() == [75.0, 40.0, 130.0, 200.0, 2.0]
+    assert known.of(Load("a", "gpu", 3, 1000)).tolist() == known.of(Load("a", "gpu", 4, 1000)).tolist()
+
+
+def test_what_made_the_samples_is_found_and_survives_json() -> None:
+    fitted = kernels.fit(samples(), PROFILES)
+    _, again = from_json(to_json("kernels", fitted), "it.json")
+    for victim in LOADS:
+        for beside in LOADS:
+            assert fitted.slowdown(victim, [beside]) == pytest.approx(truth(victim, [beside]))
+            assert again.slowdown(victim, [beside]) == fitted.slowdown(victim, [beside])
+    assert fitted.slowdown(LOADS[0], []) == 1.0
+
+
+def test_nobody_is_sped_up() -> None:
+    faster = [Sample(each.victim, each.neighbours, each.alone, each.alone * 0.9) for each in samples()]
+    assert kernels.fit(faster, PROFILES).slowdown(LOADS[0], [LOADS[1]]) == 1.0
+
+
+def test_beyond_what_was_seen_it_stays_at_the_edge() -> None:
+    fitted = kernels.fit(samples(), PROFILES)
+    huge = fitted.knowing({**PROFILES, ("h", "gpu"): profile("h", 1e6, 60)})
+    beside, most = Load("h", "gpu", 1, 1000), Load("c", "gpu", 4, 1000)
+    assert huge.slowdown(LOADS[0], [beside]) <= fitted.slowdown(LOADS[0], [most]) * fitted.slowdown(most, [most])
+
+
+def test_a_feature_that_never_varied_is_left_out() -> None:
+    rows = np.array([[1.0, 5.0], [3.0, 5.0]])
+    assert Scale.of(rows).apply(rows).tolist() == [[-1.0], [1.0]]
+
+
+def test_models_that_no_sample_has_need_only_a_profile() -> None:
+    fitted = kernels.fit(samples(), PROFILES)
+    stranger = Load("d", "gpu", 1, 1000)
+    with pytest.raises(PlanError, match="model 'd' on 'gpu' is unknown to this predictor"):
+        fitted.slowdown(stranger, [LOADS[0]])
+    wider = fitted.knowing({**PROFILES, ("d", "gpu"): profile("d", 30, 60)})
+    assert isinstance(wider, Kernels)
+    assert wider.slowdown(stranger, [LOADS[0]]) == fitted.slowdown(Load("b", "gpu", 1, 1000), [LOADS[0]])
+
+
+def test_too_few_samples_are_refused() -> None:
+    with pytest.raises(PlanError, match="3 samples are too few for 'lr'"):
+        kernels.fit(samples()[::12], PROFILES)
+    with pytest.raises(PlanError, match="no co-located runs"):
+        kernels.fit_sum([], PROFILES)
+
+
+def test_sums_of_throughputs_of_two_three_and_four() -> None:
+    threads = {"a": 10, "b": 30, "c": 50}
+    for count in (2, 3, 4):
+        rng = np.random.default_rng(count)
+        sets = [tuple(LOADS[i] for i in rng.integers(0, len(LOADS), count)) for _ in range(60)]
+        asked = [sum(threads[load.model] * load.batch for load in loads) for loads in sets]
+        runs = [Run(loads, (100 - 0.01 * all_of_them,) * count) for loads, all_of_them in zip(sets, asked, strict=True)]
+        found = kernels.fit_sum(runs, PROFILES).rows_per_s(sets)
+        assert found == pytest.approx([sum(run.rows_per_s) for run in runs])
+
+
+def test_runs_are_put_together_from_their_samples() -> None:
+    a, b, c = (Load(model, "gpu", 1, 1000) for model in "abc")
+    found = kernels.runs_of(
+        [
+            Sample(a, (b,), 1.0, 2.0),
+            Sample(b, (a,), 1.0, 4.0),
+            Sample(b, (a,), 1.0, 4.0),
+            Sample(c, (a,), 1.0, 2.0),  # a beside c was not measured
+            Sample(c, (c,), 1.0, 2.0),
+        ]
+    )
+    assert found == [Run((a, b), (0.5, 0.25)), Run((c, c), (0.5, 0.5))]

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from cotenant.errors import PlanError
+from cotenant.predictors import regression
+from cotenant.predictors.regression import Forest, Line, Network, Regressor, Tree, train
+
+RNG = np.random.default_rng(3)
+ROWS = RNG.normal(size=(60, 4))
+TARGETS = ROWS @ np.array([1.0, -2.0, 0.5, 0.0]) + 3.0
+
+
+def test_a_line_is_found_exactly() -> None:
+    found = train("lr", ROWS, TARGETS)
+    assert isinstance(found, Line)
+    assert found.weights == pytest.approx((1.0, -2.0, 0.5, 0.0), abs=1e-9)
+    assert found.constant == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("technique", ["rf", "nn", "automl"])
+def test_techniques_learn_and_survive_json(technique: str) -> None:
+    found = train(technique, ROWS, TARGETS, effort=1)
+    off = found.predict(ROWS) - TARGETS
+    assert (off**2).mean() < 0.5 * TARGETS.var()
+    again = msgspec.json.decode(msgspec.json.encode(found), type=Regressor)
+    assert np.array_equal(again.predict(ROWS), found.predict(ROWS))
+
+
+def test_a_forest_answers_as_the_library_does() -> None:
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    library = ExtraTreesRegressor(20, random_state=1).fit(ROWS, TARGETS)
+    new = RNG.normal(size=(200, 4))
+    assert regression._of_trees(library.estimators_).predict(new) == pytest.approx(library.predict(new))
+
+
+def test_boosted_trees_answer_as_the_library_does() -> None:
+    from lightgbm import LGBMRegressor
+
+    library = LGBMRegressor(n_estimators=30, min_child_samples=3, n_jobs=1, verbose=-1).fit(ROWS, TARGETS)
+    new = RNG.normal(size=(200, 4))
+    expected = library.booster_.predict(new)
+    assert regression._boosted(library.booster_.dump_model()).predict(new) == pytest.approx(expected)
+
+
+def test_a_network_by_hand() -> None:
+    """|x| = max(x, 0) + max(-x, 0)."""
+    layers = (regression.Layer(((1.0, -1.0),), (0.0, 0.0)), regression.Layer(((1.0,), (1.0,)), (0.5,)))
+    assert Network(layers).predict(np.array([[-2.0], [3.0]])).tolist() == [2.5, 3.5]
+
+
+def test_trees_by_hand() -> None:
+    """At most 1 goes left; the trees are added up."""
+    split = Tree(feature=(0, 0, 0), threshold=(1.0, 0.0, 0.0), left=(1, 1, 2), right=(2, 1, 2), value=(0.0, 10.0, 20.0))
+    leaf = Tree(feature=(0,), threshold=(0.0,), left=(0,), right=(0,), value=(1.0,))
+    found = Forest((split, leaf), constant=0.5).predict(np.array([[1.0], [1.5]]))
+    assert found.tolist() == [11.5, 21.5]
+
+
+def test_what_cannot_be_learnt() -> None:
+    with pytest.raises(PlanError, match="4 samples are too few for 'lr' with 4 features, which needs 5"):
+        train("lr", ROWS[:4], TARGETS[:4])
+    with pytest.raises(PlanError, match="9 samples are too few for 'rf'"):
+        train("rf", ROWS[:9], TARGETS[:9])
+    with pytest.raises(PlanError, match="no technique 'svm'; there are lr, rf, nn, automl"):
+        train("svm", ROWS, TARGETS)
+
+
+def test_without_its_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("sklearn"):
+            raise ImportError(name="sklearn")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(PlanError, match=r"'rf' needs sklearn to be fitted: pip install 'cotenant\[learn\]'"):
+        train("rf", ROWS, TARGETS)
+    assert isinstance(train("lr", ROWS, TARGETS), Line)
