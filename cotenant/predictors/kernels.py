@@ -38,8 +38,6 @@ class Learnt(msgspec.Struct, frozen=True):
 
 def learn(rows: Vector, targets: Vector, technique: str = "lr", *, seed: int = 0, effort: int = 10) -> Learnt:
     """rows: samples by features. Raises PlanError as `regression.train` does."""
-    if not len(rows):
-        raise PlanError("no co-located runs to learn from; measure pairs with `cotenant profile --pairs`")
     scale, centre, spread = Scale.of(rows), float(targets.mean()), float(targets.std()) or 1.0
     scaled = (targets - centre) / spread
     return Learnt(scale, centre, spread, train(technique, scale.apply(rows), scaled, seed=seed, effort=effort))
@@ -117,6 +115,8 @@ class Sum(msgspec.Struct, frozen=True):
 
 
 def fit_sum(runs: Sequence[Run], profiles: Profiles, technique: str = "lr", *, seed: int = 0, effort: int = 10) -> Sum:
+    if not runs:
+        raise PlanError("no co-located runs to learn from; measure pairs with `cotenant profile --pairs`")
     known = sheet(profiles, _named(load for run in runs for load in run.loads))
     rows = np.array([known.together(run.loads) for run in runs])
     targets = np.array([sum(run.rows_per_s) for run in runs])
