@@ -1,18 +1,16 @@
-"""What breaks during a simulated run, and when it is back."""
+"""What breaks during a simulated run, and when it is there again."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import msgspec
 
 from cotenant.errors import ConfigError
-from cotenant.runtime.events import Died, Event, LaneSpec, Ready
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What fails at once at `time`; `back` seconds later its workers are up again, or never.
+    """What fails at once at `time`, and is there again `back` seconds later, or never. Workers then have to start anew.
 
     parts: a worker by its lane (``v1000/1``), a device by its name (``v1000``), a node by the names of its devices.
     """
@@ -21,20 +19,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     back: float = math.inf
 
+    def __post_init__(self) -> None:
+        where = f"a failure of {', '.join(self.parts)}"
+        if not self.parts:
+            raise ConfigError("a failure of nothing; name a worker such as v1000/1, or devices such as v1000")
+        if not (math.isfinite(self.time) and self.time >= 0):
+            raise ConfigError(f"{where} at {self.time:g} s; take 0 or more")
+        if not self.back >= 0:
+            raise ConfigError(f"{where} that ends after {self.back:g} s; take 0 or more")
 
-def failing(failures: Iterable[Failure], lanes: Iterable[LaneSpec]) -> list[tuple[float, Event]]:
-    """The deaths and returns of workers that failures amount to, in the order of time.
+    def hits(self, lane: str) -> bool:
+        return lane in self.parts or lane.rpartition("/")[0] in self.parts
 
-    Raises ConfigError for parts that no lane is on.
-    """
-    names = [lane.id for lane in lanes]
-    events: list[tuple[float, Event]] = []
-    for failure in failures:
-        for part in failure.parts:
-            hit = [name for name in names if name == part or name.rpartition("/")[0] == part]
-            if not hit:
-                raise ConfigError(f"a failure of {part!r}: no partition is there; the plan has {', '.join(names)}")
-            events += [(failure.time, Died(name, f"{part} failed")) for name in hit]
-            if failure.back < math.inf:
-                events += [(failure.time + failure.back, Ready(name)) for name in hit]
-    return sorted(events, key=lambda event: event[0])
+    def covers(self, time: float) -> bool:
+        return self.time <= time < self.time + self.back

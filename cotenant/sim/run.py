@@ -1,24 +1,36 @@
-"""One simulated run: lanes, a workload and a seed in, a report out."""
+"""One simulated run: a plan, a workload and a seed in, a report out."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cotenant.core.model import Model
-from cotenant.core.plan import Plan
+from cotenant.core.plan import Partition, Plan
 from cotenant.core.request import Request
+from cotenant.errors import PlanError
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
+from cotenant.planners.capacity import slowdown
+from cotenant.planners.check import check
+from cotenant.predictors import Load
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Event, LaneSpec, Ready, Reply, Run
-from cotenant.runtime.lanes import lane_id, lanes_of
-from cotenant.sim.failures import Failure, failing
+from cotenant.runtime.lanes import lanes_of
+from cotenant.runtime.layout import Laid
+from cotenant.sim.callers import Callers
+from cotenant.sim.failures import Failure
 from cotenant.sim.loop import Handle, play
-from cotenant.sim.service import Service
+from cotenant.sim.service import Key, Overhead, Service
+from cotenant.sim.workers import Control, Workers
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import arrivals
+from cotenant.workload.arrivals import merge, streams
+from cotenant.workload.sources import Closed
+
+# What a plan must keep to stand on its devices at all; a target that it misses is for the run to show.
+_STANDS = ("kind", "count", "id", "sum", "geometry", "memory")
 
 
 def simulate(
@@ -29,73 +41,142 @@ def simulate(
     seconds: float,
     seed: int = 0,
     failures: Iterable[Failure] = (),
-    per_batch: float = 0.0,
-    per_request: float = 0.0,
+    changes: Iterable[tuple[float, Plan]] = (),
+    control: Control | None = None,
+    startup: float = 0.0,
+    overhead: Overhead | None = None,
     handle: Handle | None = None,
 ) -> Report:
-    """What the plan does under a workload, or else under Poisson arrivals at the problem's own rates.
+    """What a plan does under a workload, or else under Poisson arrivals at the problem's own rates.
 
-    Batches vary as the profile says (feature ``cv_pct``: standard deviation over mean, in percent), and take
-    `per_batch` and `per_request` seconds longer than it says. handle: as of `run`.
+    The problem is the world: batches take what its profiles and its interference say, whatever the plan believes, and
+    vary as its profiles say (feature ``cv_pct``: standard deviation over median, in percent).
+
+    changes: plans to go over to, and when workers begin to start for them; control: decides that during the run.
+    startup: seconds that a worker takes until it is warm. handle: takes the place of a fresh dispatcher's, to record
+    what it is told and answers. Raises PlanError for a plan that cannot stand on the problem's devices.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
         problem.model(name)  # refuses a name that it does not know
-    lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
-    service = Service(lanes, seed, _cv(plan, problem), per_batch=per_batch, per_request=per_request)
-    return run(lanes, problem.models, workload, service, seconds=seconds, seed=seed, failures=failures, handle=handle)
+    models = {model.name: model for model in problem.models}
+    tallies = {name: Tally() for name in models}
+    service = Service(seed=seed, overhead=overhead)
+
+    def lanes(plan: Plan) -> tuple[LaneSpec, ...]:
+        _stands(plan, problem)
+        return lanes_of(plan, models, problem.profiles)
+
+    def opened(lanes: Mapping[str, Laid]) -> None:
+        service.open([lane.spec for lane in lanes.values()], *_really(lanes, problem))
+
+    workers = Workers(plan, lanes, opened, startup=startup)
+    workers.fail(failures)
+    workers.change(changes)
+    if control is not None:
+        workers.control(control, lambda: {name: tally.arrived for name, tally in tallies.items()}, seconds)
+    _run(workers.events(), problem.models, tallies, workload, service, seconds, seed, handle)
+    return Report.of("simulated", problem.models, tallies, seconds)
 
 
 def run(
-    lanes: tuple[LaneSpec, ...],
+    lanes: Sequence[LaneSpec],
     models: Sequence[Model],
     workload: Workload,
     service: Service,
     *,
     seconds: float,
     seed: int = 0,
-    failures: Iterable[Failure] = (),
     handle: Handle | None = None,
 ) -> Report:
-    """A workload over any lanes; it asks for names of `models` only.
-
-    handle: takes the place of a fresh dispatcher's, to record what it is told and answers.
-    """
+    """A workload over any lanes, all of them up; it asks for names of `models` only."""
     tallies = {model.name: Tally() for model in models}
+    events: list[tuple[float, Event]] = [(0.0, Applied(tuple(lanes))), *((0.0, Ready(lane.id)) for lane in lanes)]
+    _run(events, models, tallies, workload, service, seconds, seed, handle)
+    return Report.of("simulated", models, tallies, seconds)
+
+
+def _run(
+    events: Iterable[tuple[float, Event]],
+    models: Iterable[Model],
+    tallies: Mapping[str, Tally],
+    workload: Workload,
+    service: Service,
+    seconds: float,
+    seed: int,
+    handle: Handle | None,
+) -> None:
+    """The tallies are filled as requests end."""
+    requests, follow = asked(models, workload, seconds, seed)
 
     def serve(run: Run) -> float:
         rows, predicted, took = service(run)
         tallies[run.model].ran(rows, predicted, took)
         return took
 
-    def ended(reply: Reply, now: float) -> tuple[()]:
+    def ended(reply: Reply, now: float) -> Iterable[Request]:
         tallies[reply.requests[0].model].ended(reply.requests, reply.outcome, now)
-        return ()
+        return follow(reply, now)
 
-    events: list[tuple[float, Event]] = [(0.0, Applied(lanes)), *((0.0, Ready(lane.id)) for lane in lanes)]
-    events += failing(failures, lanes)
-    play(handle or Dispatcher().handle, requests(models, workload, seconds, seed), serve, ended, events)
-    return Report.of("simulated", models, tallies, seconds)
+    play(handle or Dispatcher().handle, requests, serve, ended, events)
 
 
-def requests(models: Iterable[Model], workload: Workload, seconds: float, seed: int) -> Iterator[Request]:
-    """Requests of one row each, numbered from 0, due within their timeout or else their model's target."""
+def asked(
+    models: Iterable[Model], workload: Workload, seconds: float, seed: int
+) -> tuple[Iterator[Request], Callable[[Reply, float], Iterable[Request]]]:
+    """Requests of one row each, numbered from 0, due within their timeout or else their model's target; and what those
+    that wait for their answers ask next."""
     numbers = itertools.count()
     within = {model.name: model.slo for model in models} | dict(workload.timeouts)
-    named = [(name, within[name]) for name in workload.sources]
-    for times, sources in arrivals(workload, seconds, seed):
-        for time, source in zip(times.tolist(), sources.tolist(), strict=True):
-            name, timeout = named[source]
-            yield Request(next(numbers), name, time, time + timeout)
+    rngs = streams(seed, workload.sources)
+    open_ = {name: source for name, source in workload.sources.items() if not isinstance(source, Closed)}
+    callers = {
+        name: Callers(name, source, rngs[name], within[name], numbers, seconds)
+        for name, source in workload.sources.items()
+        if isinstance(source, Closed)
+    }
+    named = [(name, within[name]) for name in open_]
+    chunks = merge([source.times(rngs[name]) for name, source in open_.items()], seconds)
+    requests = (
+        Request(next(numbers), name, time, time + timeout)
+        for times, sources in chunks
+        for time, (name, timeout) in zip(times.tolist(), [named[source] for source in sources.tolist()], strict=True)
+    )
+    if not callers:
+        return requests, lambda reply, now: ()
+
+    def follow(reply: Reply, now: float) -> Iterable[Request]:
+        waiting = callers.get(reply.requests[0].model)
+        return waiting.next(reply, now) if waiting else ()
+
+    first = [each.first() for each in callers.values()]
+    return heapq.merge(requests, *first, key=lambda request: request.arrived), follow
 
 
-def _cv(plan: Plan, problem: Problem) -> dict[tuple[str, str], float]:
-    """How much batches vary, by lane and model; at the largest batch, which is the one that matters under load."""
-    cv: dict[tuple[str, str], float] = {}
-    for device in plan.devices:
-        for slot, partition in enumerate(device.partitions):
-            for placement in partition.placements:
-                profile = problem.profiles[placement.model, device.kind]
-                features = profile.features(placement.batch, partition.share)
-                cv[lane_id(device, slot), placement.model] = features.get("cv_pct", 0.0) / 100
-    return cv
+def _stands(plan: Plan, problem: Problem) -> None:
+    wrong = [str(violation) for violation in check(plan, problem) if violation.rule in _STANDS]
+    if wrong:
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
+
+
+def _really(lanes: Mapping[str, Laid], problem: Problem) -> tuple[dict[Key, float], dict[Key, float]]:
+    """By lane and model: how much batches vary, and what they take over what the plan predicts; of the largest batch,
+    which is the one that matters under load."""
+    cv: dict[Key, float] = {}
+    slower: dict[Key, float] = {}
+    for name, lane in lanes.items():
+        kind, share = lane.device.kind, lane.partition.share
+        others = list(lane.device.partitions)
+        others.remove(lane.partition)
+        beside = [_loads(other, kind) for other in others]
+        for placement, load in zip(lane.partition.placements, _loads(lane.partition, kind), strict=True):
+            profile = problem.profiles[placement.model, kind]
+            takes = profile.latency(placement.batch, share) * slowdown(problem, load, beside)
+            cv[name, placement.model] = profile.features(placement.batch, share).get("cv_pct", 0.0) / 100
+            slower[name, placement.model] = takes / placement.latency
+    return cv, slower
+
+
+def _loads(partition: Partition, kind: str) -> list[Load]:
+    return [Load(placement.model, kind, placement.batch, partition.share) for placement in partition.placements]

@@ -1,20 +1,25 @@
 import math
+import statistics
 from collections import Counter
 
+import msgspec
 import pytest
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
+from cotenant.core.request import Request
 from cotenant.errors import PlanError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
+from cotenant.predictors import Margin
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply
+from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply, Run
 from cotenant.sim.failures import Failure
 from cotenant.sim.run import run, simulate
-from cotenant.sim.service import Service
+from cotenant.sim.service import Overhead, Service
 from cotenant.workload import Workload
+from cotenant.workload.sources import Closed, Poisson
 
 
 def profile(name: str, cv: float) -> Profile:
@@ -68,7 +73,7 @@ def test_batches_are_observed_with_their_noise_and_what_the_server_adds() -> Non
     assert noisy.observed is not None and noisy.predicted is not None
     assert noisy.observed != noisy.predicted
     assert noisy.observed == pytest.approx(noisy.predicted, rel=0.02)
-    slower = row(simulate(PROBLEM, PLAN, seconds=20, per_batch=0.001), "b")
+    slower = row(simulate(PROBLEM, PLAN, seconds=20, overhead=Overhead(per_batch=0.001)), "b")
     assert slower.observed is not None and slower.predicted is not None
     assert slower.observed == pytest.approx(slower.predicted + 0.001)
 
@@ -94,6 +99,7 @@ def test_a_death_costs_time_and_a_restart_ends_it() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
 def test_every_arrival_ends_exactly_once(factor: float) -> None:
+    """Whatever breaks, comes back or not, and whatever plan comes next: also of those who wait for their answers."""
     arrived: list[int] = []
     replied: Counter[int] = Counter()
     dispatcher = Dispatcher()
@@ -102,19 +108,30 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
         if isinstance(event, Arrived):
             arrived.append(event.request.id)
         commands = dispatcher.handle(event, now)
+        dispatcher.invariants()
         for command in commands:
             if isinstance(command, Reply):
                 replied.update(request.id for request in command.requests)
         return commands
 
-    lanes = tuple(
-        LaneSpec(id=f"cpu0/{slot}", models=(LaneModel(model="a", latencies=(0.01, 0.015)),)) for slot in range(2)
+    workload = Workload({"a": Poisson(300.0 * factor), "b": Closed(round(10 * factor), think=0.01, samples=3)})
+    failures = [
+        Failure(parts=("cpu0/0",), time=0.5, back=0.3),
+        Failure(parts=("cpu0",), time=0.6, back=0.1),
+        Failure(parts=("cpu0/1",), time=1.55),
+    ]
+    report = simulate(
+        PROBLEM,
+        PLAN,
+        workload,
+        seconds=4.0,
+        failures=failures,
+        changes=[(1.0, SHARED), (1.5, PLAN), (2.0, Plan(planner="hand"))],
+        startup=0.2,
+        handle=handle,
     )
-    models = (Model(name="a", slo=0.05), Model(name="nowhere", slo=0.05))
-    rates = {"a": 200.0 * factor, "nowhere": 10.0}
-    failures = [Failure(parts=("cpu0/0",), time=1.0, back=0.5), Failure(parts=("cpu0/1",), time=1.2, back=0.1)]
-    report = run(lanes, models, Workload.poisson(rates), Service(lanes), seconds=4.0, failures=failures, handle=handle)
-    dispatcher.invariants()
+    assert not dispatcher.lanes
+    assert len(arrived) == len(set(arrived)) > 400
     assert replied == Counter(arrived)
     assert sum(sum(model.ends.values()) for model in report.models) == len(arrived)
 
@@ -127,3 +144,45 @@ def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
         report = run(lanes, models, Workload.poisson({"m": load * 100}), Service(lanes), seconds=300.0, seed=1)
         expected = 0.01 + 0.01 * load / (2 * (1 - load))
         assert report.models[0].mean == pytest.approx(expected, rel=0.05)
+
+
+def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None:
+    world = msgspec.structs.replace(PROBLEM, interference=Margin(1.5))
+    seen = row(simulate(world, PLAN, seconds=10), "b")
+    assert seen.observed is not None and seen.predicted is not None
+    assert seen.observed == pytest.approx(1.5 * seen.predicted)
+
+
+def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
+    lane = LaneSpec(id="cpu0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
+    service = Service([lane], 0, {("cpu0/0", "a"): 0.3})
+    taken = [service(Run("cpu0/0", n, "a", (Request(n, "a", 0, 1),)))[2] / 0.01 for n in range(20_000)]
+    assert statistics.median(taken) == pytest.approx(1, rel=0.01)
+    assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
+
+
+def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:
+    lane = LaneSpec(id="cpu0/0", models=(LaneModel(model="a", latencies=(0.01, 0.02)),))
+    overhead = Overhead(per_batch=0.001, per_request=0.0001, bandwidth=1e9, sizes={"a": 6e5})
+    service = Service([lane], overhead=overhead)
+    rows, predicted, took = service(Run("cpu0/0", 1, "a", (Request(1, "a", 0, 1, size=2),)))
+    assert (rows, predicted) == (2, 0.02)
+    assert took == pytest.approx(0.02 + 0.001 + 0.0001 + 2 * 6e-4)
+
+
+def test_a_plan_for_other_devices_is_refused() -> None:
+    where = Device(kind="tpu", id=0, partitions=SPLIT)
+    with pytest.raises(
+        PlanError, match=r"^the plan is for other devices: tpu: the problem has no devices of this kind"
+    ):
+        simulate(PROBLEM, Plan(planner="hand", devices=(where,)), seconds=1)
+    small = msgspec.structs.replace(PROBLEM, fleet=(Kind(name="cpu", memory=0),), profiles=heavy())
+    with pytest.raises(PlanError, match=r"cpu0: workers need 2 GiB where the device has 0 B; plan again$"):
+        simulate(small, PLAN, seconds=1)
+
+
+def heavy() -> dict[tuple[str, str], Profile]:
+    return {
+        key: Profile(*key, [msgspec.structs.replace(point, memory=1 << 30) for point in known.points])
+        for key, known in PROBLEM.profiles.items()
+    }

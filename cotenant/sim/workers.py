@@ -1,0 +1,168 @@
+"""What becomes of workers in a simulated run: failures strike, plans change, and what starts takes its time.
+
+A change of plan is made as the server makes it: workers of new partitions start beside the old ones, and when all are
+up they take over at one moment, and the old ones drain. One that cannot come up leaves the plan as it was. Changes are
+made one after the other; of those that come meanwhile, the last is next. What the old and the new workers together cost
+the device while both are there is not modelled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from heapq import heappop, heappush
+from typing import Protocol
+
+from cotenant.core.plan import Plan
+from cotenant.errors import ConfigError
+from cotenant.runtime.events import Applied, Died, Event, LaneSpec, Ready, Woke
+from cotenant.runtime.layout import Laid, Layout
+from cotenant.sim.failures import Failure
+
+# What happens at a moment: events, each made only once the one before it was handled.
+Step = Callable[[float], Iterable[Event]]
+
+
+class Control(Protocol):
+    """Looks at the rates now and then, and may ask for another plan. period: seconds from one look to the next."""
+
+    @property
+    def period(self) -> float: ...
+
+    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
+        """rates: requests/s of each model that ended since the last look. None: the plan is to stay."""
+
+
+class Workers:
+    """What happens to workers, as the events of `sim.loop.play`; give it all that is to happen, then ask for `events`.
+
+    lanes: what `lanes_of` makes of a plan. opened: told of lanes before they run anything. startup: seconds from the
+    start of a worker until it is warm. Those of the first plan are warm from the beginning.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        lanes: Callable[[Plan], Iterable[LaneSpec]],
+        opened: Callable[[Mapping[str, Laid]], None],
+        *,
+        startup: float = 0.0,
+    ) -> None:
+        self.layout = Layout()
+        self._lanes = lanes
+        self._opened = opened
+        self._startup = startup
+        self._failures: list[Failure] = []
+        self._deaths: Counter[str] = Counter()  # by lane: news of a worker that died meanwhile is stale
+        self._next: dict[str, Laid] | None = None  # the lanes that are to take over
+        self._due: dict[str, float] = {}  # when those of them that start are up
+        self._asked: Plan | None = None  # what comes after that
+        self._agenda: list[tuple[float, int, Step]] = []
+        self._order = itertools.count()
+        self.layout.lanes = self.layout.match(plan, lanes(plan))
+        self._at(0.0, self._begin)
+
+    def fail(self, failures: Iterable[Failure]) -> None:
+        """Raises ConfigError for a failure of what the first plan has not."""
+        for failure in failures:
+            if not any(failure.hits(name) for name in self.layout.lanes):
+                there = ", ".join(self.layout.lanes) or "none"
+                raise ConfigError(
+                    f"a failure of {', '.join(failure.parts)}: no partition is there; the plan has {there}"
+                )
+            self._at(failure.time, partial(self._fail, failure))
+
+    def change(self, changes: Iterable[tuple[float, Plan]]) -> None:
+        """At that time the workers of that plan begin to start."""
+        for time, plan in changes:
+            self._at(time, partial(self._change, plan))
+
+    def control(self, control: Control, ended: Callable[[], Mapping[str, int]], until: float) -> None:
+        """ended: how many requests have ended so far, by model. until: no look at that time or later."""
+        before = dict(ended())
+
+        def look(now: float) -> Iterator[Event]:
+            yield Woke("", now)  # to nobody: when it has been handled, all that came before this moment has been, too
+            counts = dict(ended())
+            rates = {name: (count - before[name]) / control.period for name, count in counts.items()}
+            before.update(counts)
+            plan = control.observe(rates, now)
+            if now + control.period < until:
+                self._at(now + control.period, look)
+            if plan is not None:
+                yield from self._change(plan, now)
+
+        self._at(control.period, look)
+
+    def events(self) -> Iterator[tuple[float, Event]]:
+        while self._agenda:
+            now, _, step = heappop(self._agenda)
+            for event in step(now):
+                yield now, event
+
+    def _at(self, time: float, step: Step) -> None:
+        heappush(self._agenda, (time, next(self._order), step))
+
+    def _begin(self, now: float) -> Iterator[Event]:
+        self._opened(self.layout.lanes)
+        yield _applied(self.layout.lanes)
+        for name in self.layout.lanes:
+            yield Ready(name)
+
+    def _up(self, lane: str, now: float) -> float:
+        """When a worker that begins to start now is up: not before what has failed is there again."""
+        ends = (it.time + it.back for it in self._failures if it.hits(lane) and it.covers(now))
+        return max(ends, default=now) + self._startup
+
+    # Failures
+
+    def _fail(self, failure: Failure, now: float) -> Iterator[Event]:
+        self._failures.append(failure)
+        for name in filter(failure.hits, self._due):
+            self._due[name] = self._up(name, now)
+        for name in filter(failure.hits, list(self.layout.lanes)):
+            self._deaths[name] += 1
+            yield Died(name, f"{', '.join(failure.parts)} failed")
+            up = self._up(name, now)
+            if up < math.inf:
+                self._at(up, partial(self._returned, name, self._deaths[name]))
+
+    def _returned(self, name: str, deaths: int, now: float) -> Iterator[Event]:
+        if self._deaths[name] == deaths:
+            yield Ready(name)
+
+    # Plans
+
+    def _change(self, plan: Plan, now: float) -> Iterator[Event]:
+        if self._next is not None:
+            self._asked = plan
+            return
+        self._next = self.layout.match(plan, self._lanes(plan))
+        self._due = {name: self._up(name, now) for name in self._next if name not in self.layout.lanes}
+        yield from self._take_over(now)
+
+    def _take_over(self, now: float) -> Iterator[Event]:
+        """When all that start are up; if that is not now, it is looked at again then."""
+        up = max(self._due.values(), default=now)
+        if now < up < math.inf:
+            self._at(up, self._take_over)
+            return
+        wanted, fresh = self._next, list(self._due)
+        self._next, self._due = None, {}
+        if wanted is not None and up < math.inf:
+            self._opened(wanted)
+            yield _applied(self.layout.lanes | {name: wanted[name] for name in fresh})
+            for name in fresh:
+                yield Ready(name)
+            self.layout.lanes = wanted
+            yield _applied(wanted)
+        plan, self._asked = self._asked, None
+        if plan is not None:
+            yield from self._change(plan, now)
+
+
+def _applied(lanes: Mapping[str, Laid]) -> Applied:
+    return Applied(tuple(lane.spec for lane in lanes.values()))
