@@ -25,6 +25,7 @@ from cotenant.cli.options import (
 )
 from cotenant.cli.reproduce import reproduce
 from cotenant.cli.show import console, show_json, tell
+from cotenant.cli.simulate import simulate
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 
@@ -203,34 +204,7 @@ def side_by_side(
         console.print(comparison_view(found))
 
 
-@app.command()
-def simulate(
-    problem: ProblemFile = None,
-    settings: ServerSettings = None,
-    repository: Repository = None,
-    planner: PlannerName = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", help="Simulate this plan instead of a new one.")] = None,
-    rate: Rates = None,
-    load: Annotated[float, typer.Option("--load", min=0.0, help="Multiple of the rates.")] = 1.0,
-    seconds: Seconds = 60.0,
-    seed: Seed = 0,
-    json: Json = False,
-) -> None:
-    """Play random arrivals through the server's own dispatcher in virtual time."""
-    from cotenant.cli.prepare import chosen_rates
-    from cotenant.sim.run import simulate as run
-    from cotenant.workload import Workload
-
-    asked, answer = planned(problem, settings, repository, planner)
-    if plan_file is not None:
-        answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
-    planned_rates = {model.name: answer.rate(model.name) for model in asked.models}
-    rates = chosen_rates(planned_rates, rate or (), load)
-    report = run(asked, answer, Workload.poisson(rates), seconds=seconds, seed=seed)
-    if json:
-        show_json(report.to_json())
-    else:
-        console.print(report.table())
+app.command()(simulate)
 
 
 @app.command()

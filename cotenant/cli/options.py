@@ -31,3 +31,4 @@ Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
 Rates = Annotated[
     list[str] | None, typer.Option("--rate", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
 ]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes to work with.")]

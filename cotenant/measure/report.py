@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome
@@ -16,7 +17,7 @@ from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
 from cotenant.measure.stats import Tally
 from cotenant.measure.table import table
-from cotenant.measure.timeline import Timeline
+from cotenant.measure.timeline import Timeline, mean
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,10 +134,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def table(self) -> RenderableType:
         """One row a model; and another table on batches, where they are known."""
-        numbers = (">offered /s", ">goodput /s", ">p50", ">p99", ">target", ">attained")
+        numbers = (">offered /s", ">goodput /s", ">p50", ">p99", ">p99.9", ">target", ">attained")
         rows = table(f"{self.source}, {self.seconds:.3g} s", "model", *numbers, "other ends")
         for row in self.models:
-            times = _duration(row.p50), _duration(row.p99), show_seconds(row.target)
+            times = *(_duration(time) for time in (row.p50, row.p99, row.p999)), show_seconds(row.target)
             others = (f"{count} {name}" for name, count in row.ends.items() if count and name != "served")
             rates = f"{row.offered:.1f}", f"{row.goodput:.1f}"
             rows.add_row(escape(row.model), *rates, *times, _attained(row), ", ".join(others) or "-")
@@ -147,7 +148,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if row.batch is not None:
                 took = _duration(row.predicted), _duration(row.observed)
                 batches.add_row(escape(row.model), f"{row.batch:.1f}", *took)
-        return Group(rows, batches) if batches.rows else rows
+        parts = [rows, *([batches] if batches.rows else [])]
+        return Group(*parts) if self.timeline is None else Group(*parts, Text(_fleet(self.timeline)))
 
 
 def compare(one: Report, other: Report) -> Table:
@@ -173,6 +175,19 @@ def compare(one: Report, other: Report) -> Table:
             "-" if a.attainment is None or b.attainment is None else f"{(b.attainment - a.attainment) * 100:+.2f} pt",
         )
     return rows
+
+
+def _fleet(line: Timeline) -> str:
+    """What devices did and cost, in a line or two."""
+    count = f"{max(line.devices, default=0.0):.3g}"
+    devices = f"{count} device{'' if count == '1' else 's'}"
+    busiest = max(line.busy, default=0.0)
+    told = f"{devices}, busy {line.utilisation:.0%} of the time, at most {busiest:.0%} in {show_seconds(line.step)}; "
+    told = told.replace("%", " %") + f"{mean(line.waiting):.3g} requests waiting, at most {max(line.waiting):.3g}"
+    if line.spent is None or line.cost is None:
+        return told
+    told += f"\n{mean(line.cost):.4g} per hour"
+    return told + (f", {line.spent / line.answers * 1e6:.3g} for a million answers in time" if line.answers else "")
 
 
 def _known(value: float) -> float | None:

@@ -11,15 +11,16 @@ import msgspec
 class Timeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Figures of intervals of `step` seconds, from the start of a run; each list has an entry for every interval.
 
-    offered, goodput: by model, arrivals and answers in time, per second. p99: by model, of the answers that came in the
-    interval, in seconds; None where none did. waiting: requests in queues, on average. busy: the fraction of the
-    devices' capacity on which batches ran. devices: how many were in use, on average. cost: per hour, of those; None
-    where no device has a price.
+    offered, goodput, missed: by model, arrivals, answers in time, and other ends (but for requests whose
+    caller left), per second. p99: by model, of the answers that came in the interval, in seconds; None where none did.
+    waiting: requests in queues, on average. busy: the fraction of the devices' capacity on which batches ran.
+    devices: how many were in use, on average. cost: per hour, of those; None where no device has a price.
     """
 
     step: float = msgspec.field(name="step_s")
     offered: dict[str, list[float]]
     goodput: dict[str, list[float]]
+    missed: dict[str, list[float]]
     p99: dict[str, list[float | None]] = msgspec.field(name="p99_s")
     waiting: list[float]
     busy: list[float]

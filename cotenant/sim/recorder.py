@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -16,7 +16,7 @@ from cotenant.runtime.events import Applied, Arrived, Command, Died, Drained, Ev
 from cotenant.runtime.lanes import lane_id
 from cotenant.sim.loop import Handle
 
-INTERVALS = 120
+INTERVALS = 60
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -40,8 +40,7 @@ def slots_of(plan: Plan, fleet: Iterable[Kind]) -> dict[str, Slot]:
 class Recorder:
     """Callable as a dispatcher's `handle`. What happens after `seconds`, when nothing arrives any more, is left out.
 
-    slots: of every lane that there will be; `time` between two looks at nothing is no matter, intervals are closed
-    when the first event after them comes.
+    slots: of every lane that there will be. progress: called with how many of the intervals are over.
     """
 
     def __init__(
@@ -52,9 +51,11 @@ class Recorder:
         *,
         seconds: float,
         intervals: int = INTERVALS,
+        progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         names = list(models)
         self._handle = handle
+        self._progress = progress
         self._slots = slots
         self._step = seconds / intervals
         self._intervals = intervals
@@ -70,11 +71,13 @@ class Recorder:
         # Of the interval under way.
         self._arrived = dict.fromkeys(names, 0)
         self._in_time = dict.fromkeys(names, 0)
+        self._late = dict.fromkeys(names, 0)
         self._latency = {name: Histogram() for name in names}
         self._integrals = [0.0] * 4  # of waiting, busy, devices, price over time
         # Of those that are over.
         self._offered: dict[str, list[float]] = {name: [] for name in names}
         self._goodput: dict[str, list[float]] = {name: [] for name in names}
+        self._missed: dict[str, list[float]] = {name: [] for name in names}
         self._p99: dict[str, list[float | None]] = {name: [] for name in names}
         self._means: list[list[float]] = [[], [], [], []]
 
@@ -112,6 +115,7 @@ class Recorder:
             step=self._step,
             offered=self._offered,
             goodput=self._goodput,
+            missed=self._missed,
             p99=self._p99,
             waiting=waiting,
             busy=[used / (WHOLE * there) if there else 0.0 for used, there in zip(busy, devices, strict=True)],
@@ -122,9 +126,14 @@ class Recorder:
     def _ended(self, reply: Reply, now: float) -> None:
         self._open -= len(reply.requests)
         name = reply.requests[0].model
-        if reply.outcome is Outcome.SERVED and name in self._in_time:
+        if name not in self._in_time or reply.outcome is Outcome.CANCELLED:
+            return
+        in_time = 0
+        if reply.outcome is Outcome.SERVED:
             self._latency[name].extend([now - request.arrived for request in reply.requests])
-            self._in_time[name] += sum([request.deadline >= now for request in reply.requests])
+            in_time = sum([request.deadline >= now for request in reply.requests])
+        self._in_time[name] += in_time
+        self._late[name] += len(reply.requests) - in_time
 
     def _freed(self, lane: str) -> None:
         if self._running.pop(lane, None) is not None:
@@ -155,19 +164,19 @@ class Recorder:
             self._last = now
 
     def _close(self) -> None:
-        if self._closed >= self._intervals:
-            return
         step = self._step
         for name in self._offered:
             self._offered[name].append(self._arrived[name] / step)
             self._goodput[name].append(self._in_time[name] / step)
+            self._missed[name].append(self._late[name] / step)
             latency = self._latency[name]
             self._p99[name].append(latency.quantile(0.99) if latency.count else None)
             if latency.count:
                 self._latency[name] = Histogram()
-            self._arrived[name] = self._in_time[name] = 0
+            self._arrived[name] = self._in_time[name] = self._late[name] = 0
         for values, integral in zip(self._means, self._integrals, strict=True):
             values.append(integral / step)
         self._integrals = [0.0] * 4
         self._closed += 1
+        self._progress(self._closed, self._intervals)
         self._until = self._step * (self._closed + 1)

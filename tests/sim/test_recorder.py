@@ -60,6 +60,7 @@ def test_each_interval_has_what_happened_in_it() -> None:
     assert line.times == [0.5, 1.5, 2.5, 3.5]
     assert line.offered == {"a": [1.0, 1.0, 0.0, 1.0]}
     assert line.goodput == {"a": [0.0, 0.0, 1.0, 0.0]}
+    assert line.missed == {"a": [0.0, 0.0, 0.0, 2.0]}
     assert line.p99 == {"a": [None, None, pytest.approx(2.0, rel=0.01), None]}
     assert line.waiting == pytest.approx([0.0, 1.0, 1.0, 0.0])
     assert line.busy == pytest.approx([0.25, 0.5, 0.25, 0.0])
@@ -91,7 +92,7 @@ def recorded(seconds: float) -> tuple[Report, Timeline]:
 def test_a_recorded_run_is_the_same_run() -> None:
     report, line = recorded(20.0)
     assert report == simulate(PROBLEM, PLAN, seconds=20.0)
-    assert len(line.waiting) == 120
+    assert len(line.waiting) == 60
     for row in report.models:
         assert math.fsum(line.offered[row.model]) * line.step == pytest.approx(row.offered * 20)
         late = 0.1 * row.offered  # answers after the last arrival are not in any interval

@@ -1,0 +1,126 @@
+"""`cotenant simulate`: a plan under random arrivals in virtual time; and what would be if something were different."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cotenant.cli.asked import planned, read_bytes
+from cotenant.cli.options import (
+    Jobs,
+    Json,
+    PlannerName,
+    PlotFile,
+    ProblemFile,
+    Rates,
+    Repository,
+    Seconds,
+    Seed,
+    ServerSettings,
+)
+from cotenant.cli.show import aside, bars, console, show_json, tell
+from cotenant.core.plan import Plan
+from cotenant.errors import ConfigError
+
+
+def simulate(
+    problem: ProblemFile = None,
+    settings: ServerSettings = None,
+    repository: Repository = None,
+    planner: PlannerName = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", help="Simulate this plan instead of a new one.")] = None,
+    rate: Rates = None,
+    load: Annotated[float, typer.Option("--load", min=0.0, help="Multiple of the rates.")] = 1.0,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="CHANGE",
+            help="Beside it, with a change: rate=2, devices=-1, kind=v100:t4, slo=resnet50:50ms, planner=elastic. "
+            "May be given several times; with commas between them, changes are made together.",
+        ),
+    ] = None,
+    seconds: Seconds = 60.0,
+    seed: Seed = 0,
+    jobs: Jobs = 2,
+    plot: PlotFile = None,
+    json: Json = False,
+) -> None:
+    """Play random arrivals through the server's own dispatcher in virtual time."""
+    from cotenant.cli.whatif import what_ifs
+    from cotenant.measure.charts import save_timeline
+    from cotenant.sim.changes import Question, read_change
+
+    changes = [read_change(text) for text in what_if or ()]
+    if changes and plot is not None:
+        raise ConfigError("--plot draws one run; leave it out, or leave out --what-if")
+    asked, answer = planned(problem, settings, repository, planner)
+    if plan_file is not None:
+        answer = given_plan(plan_file, asked)
+    workload = requests_of(asked, answer, rate, load)
+    if changes:
+        question = Question(planner=answer.planner, problem=asked, workload=workload)
+        what_ifs(question, answer, changes, seconds=seconds, seed=seed, jobs=jobs, json=json)
+        return
+    report = recorded(asked, answer, workload, seconds=seconds, seed=seed)
+    if plot is not None:
+        save_timeline(report, plot, {model.name: model.slo for model in asked.models})
+        aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
+    if json:
+        show_json(report.to_json())
+    else:
+        console.print(report.table())
+
+
+def given_plan(path: Path, problem: Any) -> Plan:
+    """A plan from a file, and what it violates. Raises ConfigError where models or kinds of devices are others."""
+    from cotenant.planners.check import check
+
+    plan = Plan.from_json(read_bytes(path), str(path))
+    for what, has, known in (
+        ("models", {placement.model for _, _, placement in plan.placements()}, [it.name for it in problem.models]),
+        ("devices of kind", {device.kind for device in plan.devices}, [it.name for it in problem.fleet]),
+    ):
+        if strangers := sorted(has - set(known)):
+            raise ConfigError(
+                f"{path}: a plan for other {what}: it has {', '.join(strangers)}, and the problem {', '.join(known)}"
+            )
+    # Rates and targets may be others here than those it was made for: that is what a simulation is to show.
+    ours = ("count", "id", "partitions", "cut", "sum", "geometry", "memory", "twice")
+    for violation in check(plan, problem):
+        if violation.rule in ours:
+            tell("violates", str(violation))
+    return plan
+
+
+def requests_of(problem: Any, plan: Plan, rates: list[str] | None, load: float) -> Any:
+    """What is asked for, times `load`: by default what the plan was made for, of which it may leave some unserved."""
+    from cotenant.cli.prepare import chosen_rates
+    from cotenant.sim.changes import traffic
+    from cotenant.workload import Workload
+
+    return Workload.poisson(chosen_rates(traffic(problem, plan), rates or (), load))
+
+
+def recorded(problem: Any, plan: Plan, workload: Any, *, seconds: float, seed: int) -> Any:
+    """The report of a run with its timeline, and a bar where it takes long."""
+    from cotenant.runtime.dispatcher import Dispatcher
+    from cotenant.sim.recorder import Recorder, slots_of
+    from cotenant.sim.run import simulate as run
+
+    with bars("simulating", transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def passed(done: int, of: int) -> None:
+            if aside.is_terminal:
+                progress.start()
+            progress.update(task, completed=done, total=of)
+
+        slots = slots_of(plan, problem.fleet)
+        names = [model.name for model in problem.models]
+        recorder = Recorder(Dispatcher().handle, names, slots, seconds=seconds, progress=passed)
+        report = run(problem, plan, workload, seconds=seconds, seed=seed, handle=recorder)
+    return msgspec.structs.replace(report, timeline=recorder.timeline())

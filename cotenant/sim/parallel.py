@@ -1,0 +1,53 @@
+"""The same work on many tasks, over several processes, each result as soon as it is there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Processes:
+    """With one job, this process does it. Start it with `processes`, which also ends it."""
+
+    def __init__(self, pool: ProcessPoolExecutor | None) -> None:
+        self._pool = pool
+
+    def each(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
+        """(which task, what `work`, a function of a module, makes of it), in the order in which they are done."""
+        if self._pool is None:
+            for number, task in enumerate(tasks):
+                yield number, work(task)
+            return
+        futures = {self._pool.submit(work, task): number for number, task in enumerate(tasks)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+    def all(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+        """What becomes of each task, in their order."""
+        return [result for _, result in sorted(self.each(work, tasks), key=lambda done: done[0])]
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Processes]:
+    """So many processes, which end with the block, at once where it is left by an error or by Ctrl-C."""
+    if jobs == 1:
+        yield Processes(None)
+        return
+    # Spawned rather than forked: a progress bar has a thread, and a fork would copy its locks.
+    # Ctrl-C reaches these processes, too, and ends them without a word.
+    ended = (signal.SIGINT, signal.SIG_DFL)
+    spawned = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, spawned, initializer=signal.signal, initargs=ended)
+    try:
+        yield Processes(pool)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()

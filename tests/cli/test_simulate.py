@@ -1,0 +1,84 @@
+"""`cotenant simulate`: a run, its picture, and what would be if something were different."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program
+
+
+def test_a_run_is_drawn_and_its_course_is_in_the_json(program: Program, folder: Path) -> None:
+    said = program("simulate", "problem.toml", "--seconds", "6", "--plot", "run.svg", "--json")
+    assert (said.code, said.err) == (0, "wrote run.svg\n")
+    assert ET.parse(folder / "run.svg").getroot().tag.endswith("svg")  # noqa: S314
+    line = json.loads(said.out)["timeline"]
+    assert line["step_s"] == pytest.approx(0.1)
+    assert {len(line[name]) for name in ("waiting", "busy", "devices")} == {60}
+    assert line["cost_per_hour"] is None
+    table = program("simulate", "problem.toml", "--seconds", "6").out
+    assert "p99.9" in table
+    assert "1 device, busy " in table and " requests waiting, at most " in table
+
+
+def test_prices_say_what_answers_cost(program: Program, folder: Path) -> None:
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace("count = 1", "price = 3.6"))
+    table = program("simulate", "problem.toml", "--seconds", "6", "--planner", "elastic").out
+    assert "3.6 per hour, " in table and "for a million answers in time" in table
+
+
+def test_what_would_be_stands_beside_what_is(program: Program) -> None:
+    changes = ("--what-if", "rate=identity:3", "--what-if", "devices=-1", "--what-if", "planner=elastic,slo=lookup:1s")
+    command = ("simulate", "problem.toml", "--seconds", "3", "--jobs", "1", *changes)
+    said = program(*command)
+    assert (said.code, said.err) == (0, "")
+    assert "identity in time" in said.out and "lookup p99" in said.out
+    assert "devices=-1: 1 fewer, 150 requests/s find no place; not kept: identity (0.00 %), lookup (0.00 %)" in said.out
+    found = json.loads(program(*command, "--json").out)
+    assert [one["what_if"] for one in found] == [
+        "now",
+        "rate=identity:3",
+        "devices=-1",
+        "planner=elastic,slo=lookup:1s",
+    ]
+    assert [one["devices"] for one in found[1:3]] == [{"cpu": 1}, {}]
+    offered = [{row["model"]: row["offered"] for row in one["report"]["models"]} for one in found]
+    assert offered[1]["identity"] == pytest.approx(300, rel=0.2)
+    assert offered[1]["lookup"] == offered[0]["lookup"] == offered[2]["lookup"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "--what-if rates=2",
+            "--what-if rates=2: 'rates' cannot be changed; there are rate, devices, kind, slo, planner",
+        ),
+        ("--what-if rate=nobody:2", "rate=nobody:2: no model 'nobody'; there are identity, lookup"),
+        ("--what-if rate=2 --plot a.svg", "--plot draws one run; leave it out, or leave out --what-if"),
+        ("--plot run.txt", "run.txt: cannot draw a .txt; take .svg, .png or .pdf"),
+    ],
+)
+def test_what_cannot_be_simulated(program: Program, arguments: str, message: str) -> None:
+    assert program.refuses("simulate", "problem.toml", *arguments.split()).startswith(message)
+
+
+def test_a_plan_for_other_devices_or_models_is_refused(program: Program, folder: Path) -> None:
+    program("plan", "problem.toml", "--output", "plan.json")
+    text = (folder / "plan.json").read_text()
+    (folder / "other.json").write_text(text.replace('"cpu"', '"v100"'))
+    assert program.refuses("simulate", "problem.toml", "--plan", "other.json") == (
+        "other.json: a plan for other devices of kind: it has v100, and the problem cpu"
+    )
+    (folder / "other.json").write_text(text.replace('"lookup"', '"stranger"'))
+    assert program.refuses("simulate", "problem.toml", "--plan", "other.json") == (
+        "other.json: a plan for other models: it has stranger, and the problem identity, lookup"
+    )
+    (folder / "problem.toml").write_text((folder / "problem.toml").read_text().replace("count = 1", "count = 0"))
+    said = program("simulate", "problem.toml", "--plan", "plan.json", "--seconds", "1")
+    assert said.code == 0
+    assert "violates cpu: 1 devices where there are 0" in said.err

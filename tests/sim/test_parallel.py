@@ -1,0 +1,23 @@
+import os
+
+import pytest
+
+from cotenant.errors import PlanError
+from cotenant.sim.parallel import processes
+
+
+def doubled(number: int) -> tuple[int, int]:
+    if number < 0:
+        raise PlanError(f"{number} is negative")
+    return 2 * number, os.getpid()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_in_the_order_of_tasks_and_errors_as_they_are(jobs: int) -> None:
+    with processes(jobs) as workers:
+        results = workers.all(doubled, [3, 1, 2])
+        assert [number for number, _ in results] == [6, 2, 4]
+        assert (os.getpid() in {pid for _, pid in results}) is (jobs == 1)
+        assert sorted(number for number, _ in workers.each(doubled, [3, 1])) == [0, 1]
+        with pytest.raises(PlanError, match=r"^-1 is negative$"):
+            workers.all(doubled, [1, -1])
