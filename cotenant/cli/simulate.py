@@ -21,7 +21,7 @@ from cotenant.cli.options import (
     Seed,
     ServerSettings,
 )
-from cotenant.cli.show import aside, bars, console, show_json, tell
+from cotenant.cli.show import aside, bars, console, show_json
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 
@@ -59,7 +59,7 @@ def simulate(
         raise ConfigError("--plot draws one run; leave it out, or leave out --what-if")
     asked, answer = planned(problem, settings, repository, planner)
     if plan_file is not None:
-        answer = given_plan(plan_file, asked)
+        answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
     workload = requests_of(asked, answer, rate, load)
     if changes:
         question = Question(planner=answer.planner, problem=asked, workload=workload)
@@ -73,27 +73,6 @@ def simulate(
         show_json(report.to_json())
     else:
         console.print(report.table())
-
-
-def given_plan(path: Path, problem: Any) -> Plan:
-    """A plan from a file, and what it violates. Raises ConfigError where models or kinds of devices are others."""
-    from cotenant.planners.check import check
-
-    plan = Plan.from_json(read_bytes(path), str(path))
-    for what, has, known in (
-        ("models", {placement.model for _, _, placement in plan.placements()}, [it.name for it in problem.models]),
-        ("devices of kind", {device.kind for device in plan.devices}, [it.name for it in problem.fleet]),
-    ):
-        if strangers := sorted(has - set(known)):
-            raise ConfigError(
-                f"{path}: a plan for other {what}: it has {', '.join(strangers)}, and the problem {', '.join(known)}"
-            )
-    # Rates and targets may be others here than those it was made for: that is what a simulation is to show.
-    ours = ("count", "id", "partitions", "cut", "sum", "geometry", "memory", "twice")
-    for violation in check(plan, problem):
-        if violation.rule in ours:
-            tell("violates", str(violation))
-    return plan
 
 
 def requests_of(problem: Any, plan: Plan, rates: list[str] | None, load: float) -> Any:

@@ -70,15 +70,13 @@ def test_what_cannot_be_simulated(program: Program, arguments: str, message: str
 def test_a_plan_for_other_devices_or_models_is_refused(program: Program, folder: Path) -> None:
     program("plan", "problem.toml", "--output", "plan.json")
     text = (folder / "plan.json").read_text()
-    (folder / "other.json").write_text(text.replace('"cpu"', '"v100"'))
-    assert program.refuses("simulate", "problem.toml", "--plan", "other.json") == (
-        "other.json: a plan for other devices of kind: it has v100, and the problem cpu"
-    )
-    (folder / "other.json").write_text(text.replace('"lookup"', '"stranger"'))
-    assert program.refuses("simulate", "problem.toml", "--plan", "other.json") == (
-        "other.json: a plan for other models: it has stranger, and the problem identity, lookup"
-    )
-    (folder / "problem.toml").write_text((folder / "problem.toml").read_text().replace("count = 1", "count = 0"))
-    said = program("simulate", "problem.toml", "--plan", "plan.json", "--seconds", "1")
-    assert said.code == 0
-    assert "violates cpu: 1 devices where there are 0" in said.err
+    for old, new, message in (
+        ("cpu", "v100", "the plan is for other devices: v100: the problem has no devices of this kind"),
+        (
+            "lookup",
+            "stranger",
+            "the plan places 'stranger', which is not among the models identity, lookup; plan again",
+        ),
+    ):
+        (folder / "other.json").write_text(text.replace(f'"{old}"', f'"{new}"'))
+        assert program.refuses("simulate", "problem.toml", "--plan", "other.json").startswith(message)
