@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from cotenant.core.request import Request
 from cotenant.runtime.lane import Queue
 
 
-def finish_time(own: Queue, request: Request, now: float) -> float:
-    """When `request` is expected to be done in that queue, whose largest batch has room for its rows."""
-    waiting = own.waiting
-    if not waiting:
-        return finish(own, request.size, now)
-    last = waiting[-1]
-    if last.priority == request.priority and last.deadline <= request.deadline:
-        return finish(own, own.rows + request.size, now)
-    return finish(own, own.ahead(request.priority, request.deadline) + request.size, now)
-
-
-def finish(own: Queue, rows: int, now: float) -> float:
-    """When the first so many rows of a queue are expected to be done, where `now` is not before its lane went idle.
+def finish_time(own: Queue, rows: int, now: float) -> float:
+    """When the first so many rows of a queue are expected to be done; the last of them may be about to arrive.
 
     What runs must end first. Then come rounds: in each, the model has one batch, and so has every other model of the
     lane that has something waiting (`batching.next_queue`). So with the own batch in round k, any other queue runs at

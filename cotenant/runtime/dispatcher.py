@@ -79,20 +79,21 @@ class Dispatcher:
         routes = self._routes.get(request.model)
         if routes is None:
             return [Reply((request,), Outcome.REFUSED, NO_LANE)]
-        queue, finish = routes.first(request, now)
+        size, priority, deadline = request.size, request.priority, request.deadline
+        queue, finish = routes.first(size, priority, deadline, now)
         if queue is None:
-            small = any(request.size <= queue.batch for queue in routes.queues)
+            small = any(size <= queue.batch for queue in routes.queues)
             return [Reply((request,), Outcome.REFUSED, NO_WORKER if small else TOO_LARGE)]
-        if finish > request.deadline:
-            return [Reply((request,), Outcome.REFUSED, TOO_LATE, finish - request.deadline)]
+        if finish > deadline:
+            return [Reply((request,), Outcome.REFUSED, TOO_LATE, finish - deadline)]
         self._held[request.id] = queue
-        routes.push(queue, request)
+        routes.push(queue, request, size, priority, deadline)
         lane = queue.lane
         commands: list[Command] = []
         if lane.batch is None:
             self._advance(lane, now, commands)
-        elif request.deadline < lane.wake:
-            self._wake(lane, request.deadline, commands)
+        else:
+            self._wake(lane, deadline, commands)
         return commands
 
     def _cancelled(self, request_id: int, now: float) -> list[Command]:
@@ -291,14 +292,15 @@ class Dispatcher:
         touched: dict[str, Lane] = {}
         for request in requests:
             routes = self._routes.get(request.model)
-            queue, finish = (None, math.inf) if routes is None else routes.first(request, now)
+            size, priority, deadline = request.size, request.priority, request.deadline
+            queue, finish = (None, math.inf) if routes is None else routes.first(size, priority, deadline, now)
             if queue is None and self.lanes.get(home.id) is home and not home.draining:
                 queue, finish = home.queues.get(request.model), now
-            if queue is None or routes is None or finish > request.deadline:
+            if queue is None or routes is None or finish > deadline:
                 self._end((request,), Outcome.FAILED, reason, commands)
                 continue
             self._held[request.id] = queue
-            routes.push(queue, request)
+            routes.push(queue, request, size, priority, deadline)
             touched[queue.lane.id] = queue.lane
         for lane in touched.values():
             self._advance(lane, now, commands)

@@ -35,6 +35,8 @@ class Queue:
         "entry",
         "idle",
         "lane",
+        "last_deadline",
+        "last_priority",
         "latencies",
         "linger",
         "model",
@@ -56,6 +58,8 @@ class Queue:
         self.entry: Entry | None = None  # where it stands among them
         self.idle = False  # whether that is among those of idle lanes
         self.waiting: deque[Request] = deque()
+        self.last_priority = 0  # of the last that waits, as long as any does
+        self.last_deadline = 0.0
         self.rows = 0  # of all that wait
         self.ran = 0  # the number of its last batch: who ran longest ago is next
         self.unordered = False  # whether some request may have an earlier deadline than the first
@@ -79,29 +83,41 @@ class Queue:
         self.deviation += DEVIATION_GAIN * (abs(error) - self.deviation)
         self.pace = min(self.ratio + self.deviation, SLOWEST)
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, size: int, priority: int, deadline: float) -> None:
+        """Take a request in; these are its own, which the caller has looked up already."""
         waiting = self.waiting
-        self.rows += request.size
         if not waiting:
             self.unordered = False
-            waiting.append(request)
+        elif priority != self.last_priority or deadline < self.last_deadline:
+            self._insert(request, size, priority, deadline)
             return
-        last = waiting[-1]
-        if last.priority == request.priority:
-            if last.deadline <= request.deadline:
-                waiting.append(request)
-                return
-        else:
+        waiting.append(request)
+        self.rows += size
+        self.last_priority = priority
+        self.last_deadline = deadline
+
+    def _insert(self, request: Request, size: int, priority: int, deadline: float) -> None:
+        waiting = self.waiting
+        if priority != self.last_priority:
             self.unordered = True
         position = len(waiting)
-        urgency = (request.priority, request.deadline)
+        urgency = (priority, deadline)
         while position and urgency < (waiting[position - 1].priority, waiting[position - 1].deadline):
             position -= 1
         waiting.insert(position, request)
+        self.rows += size
+        self._see_last()
 
     def remove(self, request: Request) -> None:
         self.waiting.remove(request)
         self.rows -= request.size
+        if self.waiting:
+            self._see_last()
+
+    def _see_last(self) -> None:
+        last = self.waiting[-1]
+        self.last_priority = last.priority
+        self.last_deadline = last.deadline
 
     def earliest(self) -> float:
         """The first deadline of all that wait; infinity where nothing does."""
@@ -116,8 +132,7 @@ class Queue:
         waiting = self.waiting
         if not waiting:
             return 0
-        last = waiting[-1]
-        if last.priority == priority and last.deadline <= deadline:
+        if priority == self.last_priority and deadline >= self.last_deadline:
             return self.rows
         urgency = (priority, deadline)
         return sum(request.size for request in waiting if (request.priority, request.deadline) <= urgency)

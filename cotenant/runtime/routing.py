@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, insort
 
 from cotenant.core.request import Request
-from cotenant.runtime.admission import finish, finish_time
+from cotenant.runtime.admission import finish_time
 from cotenant.runtime.lane import Entry, Queue
 
 FEW = 6  # lanes: to ask all of them is quicker than to keep them in order
@@ -40,17 +40,18 @@ class Routes:
             if self.many:
                 queue.lane.routed.append(queue)
                 for request in queue.waiting:
-                    self._note(request)
+                    self._note(request.priority, request.deadline)
                 self.place(queue)
 
-    def first(self, request: Request, now: float) -> tuple[Queue | None, float]:
-        """The queue where `request` would be done first, and when; None where no lane that is up can take it."""
+    def first(self, size: int, priority: int, deadline: float, now: float) -> tuple[Queue | None, float]:
+        """The queue where a request of so many rows would be done first, and when; None where no lane that is up can
+        take it."""
         best: Queue | None = None
         best_finish = math.inf
-        if not self.many or request.deadline < self._latest or request.priority < self._lowest:
+        if not self.many or deadline < self._latest or priority < self._lowest:
             for queue in self.queues:
-                if queue.lane.up and request.size <= queue.batch:
-                    at = finish_time(queue, request, now)
+                if queue.lane.up and size <= queue.batch:
+                    at = finish_time(queue, queue.ahead(priority, deadline) + size, now)
                     if best is None or at < best_finish:
                         best, best_finish = queue, at
             return best, best_finish
@@ -59,18 +60,18 @@ class Routes:
                 least = start + bound
                 if best is not None and (least > best_finish or (least == best_finish and number > best.number)):
                     break
-                if request.size <= queue.batch:
-                    at = finish_time(queue, request, now)
+                if size <= queue.batch:
+                    at = finish_time(queue, queue.rows + size, now)
                     if best is None or at < best_finish or (at == best_finish and number < best.number):
                         best, best_finish = queue, at
         return best, best_finish
 
-    def push(self, queue: Queue, request: Request) -> None:
+    def push(self, queue: Queue, request: Request, size: int, priority: int, deadline: float) -> None:
         """Put a request into one of the queues."""
-        queue.push(request)
+        queue.push(request, size, priority, deadline)
         if self.many:
-            self._note(request)
-            if queue.rows % queue.batch < request.size:  # one more round
+            self._note(priority, deadline)
+            if queue.rows % queue.batch < size:  # one more round
                 self.place(queue)
 
     def place(self, queue: Queue) -> None:
@@ -86,18 +87,18 @@ class Routes:
         if idle:
             bound = queue.latencies[0] * queue.pace
         else:
-            bound = finish(queue, queue.rows + 1, -math.inf)
+            bound = finish_time(queue, queue.rows + 1, -math.inf)
             bound -= abs(bound) * ROUNDING
         entry = (bound, queue.number, queue)
         insort(self._idle if idle else self._busy, entry)
         queue.entry = entry
         queue.idle = idle
 
-    def _note(self, request: Request) -> None:
-        if request.deadline > self._latest:
-            self._latest = request.deadline
-        if request.priority > self._lowest:
-            self._lowest = request.priority
+    def _note(self, priority: int, deadline: float) -> None:
+        if deadline > self._latest:
+            self._latest = deadline
+        if priority > self._lowest:
+            self._lowest = priority
 
     def invariants(self) -> None:
         """Raise AssertionError where the order contradicts the lanes."""

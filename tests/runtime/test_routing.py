@@ -45,9 +45,9 @@ def fleet(lanes: int, alike: bool) -> tuple[LaneSpec, ...]:
 def by_asking_all(lanes: dict[str, Lane], request: Request, now: float) -> tuple[str, float] | None:
     """The first in the order of the plan of those that are done first."""
     asked = [
-        (finish_time(lane.queues[request.model], request, now), number, lane.id)
+        (finish_time(queue, queue.ahead(request.priority, request.deadline) + request.size, now), number, lane.id)
         for number, lane in enumerate(lanes.values())
-        if lane.up and request.model in lane.queues and request.size <= lane.queues[request.model].batch
+        if lane.up and (queue := lane.queues.get(request.model)) is not None and request.size <= queue.batch
     ]
     return (min(asked)[2], min(asked)[0]) if asked else None
 

@@ -16,10 +16,21 @@ import numpy as np
 
 from cotenant.core.request import Request
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Cancelled, Command, Died, Event, Failed, LaneModel, LaneSpec, Ready, Reply
+from cotenant.runtime.events import (
+    Applied,
+    Cancelled,
+    Command,
+    Died,
+    Event,
+    Failed,
+    LaneModel,
+    LaneSpec,
+    Ready,
+    Reply,
+    Run,
+)
 from cotenant.runtime.log import log_line
 from cotenant.sim.loop import play
-from cotenant.sim.service import Service
 
 Events = list[tuple[float, Event]]
 
@@ -38,10 +49,16 @@ def told(
         digest.update(log_line(now, event, list(commands)))
         return commands
 
-    service = Service(specs, 1, {(lane.id, model.model): 0.2 for lane in specs for model in lane.models})
+    planned = {(lane.id, model.model): model.latencies for lane in specs for model in lane.models}
+    noise = np.random.default_rng(1)
+
+    def service(run: Run) -> float:
+        rows = sum(request.size for request in run.requests)
+        return planned[run.lane, run.model][rows - 1] * float(noise.lognormal(0.0, 0.2))
+
     up: Events = [(0.0, Applied(specs)), *((0.0, Ready(lane.id)) for lane in specs)]
     events = up + sorted(events, key=lambda entry: entry[0])
-    play(handle, requests, lambda run: service(run)[2], followers, events)
+    play(handle, requests, service, followers, events)
     dispatcher.invariants()
     return digest.hexdigest()
 
