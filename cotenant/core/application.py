@@ -23,7 +23,7 @@ MOST = 10_000  # requests that one may become at most: more is a slip of the pen
 SLACK = 1e-9  # chances are written in decimals
 
 
-class Fixed(msgspec.Struct, frozen=True):
+class Fixed(msgspec.Struct, frozen=True, tag=True):
     """Always so many."""
 
     count: int = 1
@@ -40,7 +40,7 @@ class Fixed(msgspec.Struct, frozen=True):
         return np.full(times, self.count)
 
 
-class Poisson(msgspec.Struct, frozen=True):
+class Poisson(msgspec.Struct, frozen=True, tag=True):
     """A random number with this mean, as many as things that turn up independently."""
 
     mean: float
@@ -52,7 +52,7 @@ class Poisson(msgspec.Struct, frozen=True):
         return rng.poisson(self.mean, times)
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, tag=True):
     """One of these counts, each with its chance; the chances add up to 1."""
 
     counts: tuple[int, ...]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cotenant.core.application import Fanout
 from cotenant.core.request import Outcome, Request
 
 
@@ -26,6 +27,24 @@ class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     models: tuple[LaneModel, ...]
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage as it runs. after: numbers of the stages before it. rest: seconds that those behind it need."""
+
+    name: str
+    model: str
+    after: tuple[int, ...] = ()
+    rest: float = 0.0
+    fanout: Fanout
+
+
+class ApplicationSpec(msgspec.Struct, frozen=True):
+    """An application as it runs. slo: seconds. stages: each behind those it comes after."""
+
+    name: str
+    slo: float
+    stages: tuple[StageSpec, ...]
 
 
 # Events: what happened.
@@ -79,9 +98,11 @@ class Woke(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 class Applied(msgspec.Struct, frozen=True, tag=True):
     """These are the lanes from now on. A lane that is not among them drains: it finishes its batch, and what waited
-    there goes to other lanes. A lane that is new is down until it is `Ready`."""
+    there goes to other lanes. A lane that is new is down until it is `Ready`. applications: those from
+    now on; None: as before."""
 
     lanes: tuple[LaneSpec, ...]
+    applications: tuple[ApplicationSpec, ...] | None = None
 
 
 Event = Arrived | Cancelled | Finished | Failed | Died | Ready | Woke | Applied
@@ -127,4 +148,12 @@ class Drained(msgspec.Struct, frozen=True, tag=True, gc=False):
     lane: str
 
 
-Command = Run | Reply | WakeAt | Drained
+class Spawn(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A request of an application needs this one, of its stage of that number; what it carries comes of the others."""
+
+    whole: int
+    stage: int
+    request: Request
+
+
+Command = Run | Reply | WakeAt | Drained | Spawn
