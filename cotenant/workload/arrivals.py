@@ -34,15 +34,6 @@ def streams(seed: int, names: Iterable[str]) -> dict[str, np.random.Generator]:
     return {name: np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(name.encode()))) for name in names}
 
 
-def varying(rates: Floats, step: float, rng: np.random.Generator) -> Times:
-    """Poisson at `rates[n]` requests/s from n · step to (n + 1) · step seconds, and then no more."""
-    if not (np.isfinite(rates).all() and (rates >= 0).all()):
-        raise ConfigError("not all rates are finite numbers of 0 or more")
-    counts = rng.poisson(rates * step).tolist()
-    # Given their number, the arrivals of a Poisson process are spread evenly over the interval.
-    return (np.sort(n * step + rng.random(count) * step) for n, count in enumerate(counts))
-
-
 def arrivals(workload: Workload, seconds: float, seed: int) -> Arrivals:
     """What each name of the workload is asked for before `seconds`; sources count as they stand in it.
 

@@ -207,7 +207,9 @@ class Closed(msgspec.Struct, frozen=True):
 
     def scaled(self, factor: float) -> Closed:
         """As near to that as whole callers come, and at least one where there are any."""
-        return msgspec.structs.replace(self, callers=math.ceil(self.callers * factor - 0.5) or min(self.callers, 1))
+        return msgspec.structs.replace(
+            self, callers=max(round(self.callers * factor), 1 if self.callers * factor else 0)
+        )
 
 
 class Offline(msgspec.Struct, frozen=True):

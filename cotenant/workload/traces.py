@@ -1,21 +1,31 @@
-"""Rates over time from public traces that count requests a minute.
+"""Public traces: counts of requests a minute, and the time of every request.
 
-The format is that of the Azure Functions trace of 2019 (Shahrad et al., ATC 2020): columns that name a function, then
-one for each minute, headed 1, 2, … The trace itself is not part of this project.
+Counts are in the format of the Azure Functions trace of 2019 (Shahrad et al., ATC 2020): columns that name a function,
+then one for each minute, headed 1, 2, … Times are a column of any CSV file, as in the Azure Functions trace of 2021
+(``end_timestamp``, seconds), the Azure LLM traces (``TIMESTAMP``, date and time), or a list of tweets (``created_at``).
+The traces themselves are not part of this project.
+
+Times are streamed: a file is read through once to see that it is sound, and again as the run goes on.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from cotenant.errors import ConfigError
-from cotenant.workload.arrivals import Floats
+from cotenant.workload.arrivals import CHUNK, Floats, Times
 
 MINUTE = 60.0
+TWEETED = "%a %b %d %H:%M:%S %z %Y"  # as in "Wed Oct 10 20:19:24 +0000 2018"
 
 
 def read_minutes(lines: Iterable[str], place: str, column: str = "HashFunction") -> dict[str, Floats]:
@@ -30,6 +40,9 @@ def read_minutes(lines: Iterable[str], place: str, column: str = "HashFunction")
         raise ConfigError(f"{place}:1: column {column!r} is missing; there are {', '.join(header) or 'none'}")
     if not minutes:
         raise ConfigError(f"{place}:1: no column is headed by the number of a minute: 1, 2, …")
+    for due, index in enumerate(minutes, int(header[minutes[0]])):
+        if int(header[index]) != due:
+            raise ConfigError(f"{place}:1: minute {due} is missing: a column {header[index].strip()} is in its place")
     name = header.index(column)
     rates: dict[str, Floats] = {}
     for row in rows:
@@ -45,9 +58,182 @@ def read_minutes(lines: Iterable[str], place: str, column: str = "HashFunction")
     return rates
 
 
-def scaled(rates: Floats, mean: float) -> Floats:
-    """The same ups and downs around another mean, in requests per second. All zeros stay as they are."""
-    if not (math.isfinite(mean) and mean >= 0):
-        raise ConfigError(f"a mean rate of {mean:g} requests/s is none; take 0 or more")
-    before = float(rates.mean()) if rates.size else 0.0
-    return rates * (mean / before) if before else rates
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """A CSV file with a row for each request, in the order of time.
+
+    column: where its time stands: in seconds (or `unit` of them), as a date and time (UTC where it names no zone), or
+    as Twitter writes it. key: where the name of what was asked for stands, if anywhere. Both are a heading, or the
+    number of a column (from 1) in a file without a header.
+    gap: seconds without any request after which part of the file is taken to be missing.
+    """
+
+    file: Path
+    column: str | int
+    key: str | int | None = None
+    unit: float = 1.0
+    gap: float = 3600.0
+
+    def read(self) -> Iterator[tuple[Floats, list[str]]]:
+        """Times in seconds and names (empty without a key), some thousands of rows at a time.
+
+        Raises ConfigError with the file and the line.
+        """
+        try:
+            with self.file.open(newline="", encoding="utf-8-sig") as file:
+                yield from self._chunks(csv.reader(file))
+        except OSError as error:
+            raise ConfigError(f"{self.file}: cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self.file}: is not text in UTF-8: {error.reason}; is it the right file?") from None
+        except csv.Error as error:
+            raise ConfigError(f"{self.file}: is not CSV: {error}") from None
+
+    def _chunks(self, rows: Iterator[list[str]]) -> Iterator[tuple[Floats, list[str]]]:
+        header = [] if isinstance(self.column, int) else next(rows, [])
+        column = self._index(self.column, header)
+        key = None if self.key is None else self._index(self.key, header)
+        line = 2 if header else 1
+        last = -math.inf
+        seconds: Callable[[str], float] | None = None
+        while chunk := list(islice(rows, CHUNK)):
+            try:
+                seconds = seconds or _reader(chunk[0][column])
+                times = np.array([seconds(row[column]) for row in chunk]) * self.unit
+                names = [] if key is None else [row[key] for row in chunk]
+            except (IndexError, ValueError):
+                raise self._unreadable(chunk, line, max(column, key or 0), column, seconds) from None
+            steps = np.diff(times, prepend=last if math.isfinite(last) else times[0])
+            wrong = np.flatnonzero(~(steps >= 0) | (steps > self.gap))
+            if wrong.size:
+                raise self._broken(line + int(wrong[0]), float(steps[wrong[0]]))
+            last = float(times[-1])
+            line += len(chunk)
+            yield times, names
+
+    def _index(self, column: str | int, header: list[str]) -> int:
+        if isinstance(column, int):
+            return column - 1
+        if column not in header:
+            raise ConfigError(f"{self.file}:1: column {column!r} is missing; there are {', '.join(header) or 'none'}")
+        return header.index(column)
+
+    def _unreadable(
+        self, chunk: list[list[str]], line: int, cells: int, column: int, seconds: Callable[[str], float] | None
+    ) -> ConfigError:
+        for number, row in enumerate(chunk, line):
+            if len(row) <= cells:
+                return ConfigError(f"{self.file}:{number}: {len(row)} cells; column {cells + 1} is missing")
+            try:
+                (seconds or _reader)(row[column])
+            except ValueError:
+                return ConfigError(f"{self.file}:{number}: {row[column]!r} is no time as those before it")
+        raise AssertionError(f"{self.file}: lines {line} on were not readable, and now they are")
+
+    def _broken(self, line: int, step: float) -> ConfigError:
+        if step > self.gap:
+            return ConfigError(
+                f"{self.file}:{line}: nothing for {step:,.0f} s before this line; put in what is missing, or allow"
+                f" longer gaps than {self.gap:g} s"
+            )
+        if math.isnan(step):
+            return ConfigError(f"{self.file}:{line}: a time is not a finite number")
+        return ConfigError(f"{self.file}:{line}: time goes back by {-step:g} s; sort the file by time")
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What a trace has: the first and the last time, in seconds, and requests by name (all under "" without a key)."""
+
+    first: float
+    last: float
+    counts: Counter[str]
+
+    @classmethod
+    def of(cls, trace: Trace) -> Survey:
+        """Reads the trace through. Raises ConfigError, with the line, for one that is not sound."""
+        first, last = math.inf, -math.inf
+        counts: Counter[str] = Counter()
+        for times, names in trace.read():
+            first, last = min(first, float(times[0])), float(times[-1])
+            if trace.key is None:
+                counts[""] += times.size
+            else:
+                counts.update(names)
+        if not counts:
+            raise ConfigError(f"{trace.file}: no request is in it")
+        return cls(first, last, counts)
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of a trace, each at its time after the first of the whole trace.
+
+    names: of what was asked for; all, where the trace has no key. factor: so many times the requests: some are left
+    out, or come again at a random time before the next. speed: time goes so many times faster.
+    """
+
+    trace: Trace
+    survey: Survey
+    names: frozenset[str] = frozenset()
+    factor: float = 1.0
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor >= 0):
+            raise ConfigError(f"{self.factor:g} times the requests of a trace; take 0 or more")
+        if not 0 < self.speed < math.inf:
+            raise ConfigError(f"a trace at {self.speed:g} times its speed; take more than 0")
+        for name in sorted(self.names - self.survey.counts.keys()):
+            known = [known for known, _ in self.survey.counts.most_common(5)]
+            raise ConfigError(f"{self.trace.file}: nothing is called {name!r}; most asked for are {', '.join(known)}")
+
+    @property
+    def rate(self) -> float:
+        """Over the whole trace; 0 for one that is over at once."""
+        counts = self.survey.counts
+        count = sum(counts[name] for name in self.names) if self.names else counts.total()
+        length = self.survey.last - self.survey.first
+        return self.factor * self.speed * count / length if length else 0.0
+
+    def times(self, rng: np.random.Generator) -> Times:
+        held = np.empty(0)
+        for times, names in self.trace.read():
+            mine = times[[name in self.names for name in names]] if self.names else times
+            held = np.concatenate([held, (mine - self.survey.first) / self.speed])
+            if held.size > 1:
+                yield self._multiplied(held, rng)
+                held = held[-1:]
+        if held.size:
+            yield self._multiplied(np.append(held, held), rng)
+
+    def scaled(self, factor: float) -> Replayed:
+        return msgspec.structs.replace(self, factor=self.factor * factor)
+
+    def _multiplied(self, times: Floats, rng: np.random.Generator) -> Floats:
+        """All but the last, which is only the time until which copies of the one before it may come."""
+        if self.factor == 1:
+            return times[:-1]
+        whole, part = divmod(self.factor, 1.0)
+        copies = int(whole) + (rng.random(times.size - 1) < part)
+        start = np.repeat(times[:-1], copies)
+        later = rng.random(start.size) * np.repeat(np.diff(times), copies)
+        again = np.diff(np.repeat(np.arange(copies.size), copies), prepend=-1) == 0
+        return np.sort(np.where(again, start + later, start))
+
+
+def _reader(text: str) -> Callable[[str], float]:
+    """How to read times that are written like this one. Raises ValueError where that is not known."""
+    for read in (float, _dated, _tweeted):
+        try:
+            read(text)
+        except ValueError:
+            continue
+        return read
+    raise ValueError(text)
+
+
+def _dated(text: str) -> float:
+    time = datetime.fromisoformat(text)
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def _tweeted(text: str) -> float:
+    return datetime.strptime(text, TWEETED).timestamp()

@@ -1,9 +1,12 @@
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from cotenant.errors import ConfigError
-from cotenant.workload.arrivals import merge, streams, varying
-from cotenant.workload.traces import read_minutes, scaled
+from cotenant.workload.arrivals import Floats, streams
+from cotenant.workload.traces import Replayed, Survey, Trace, read_minutes
 
 TRACE = """HashOwner,HashApp,HashFunction,Trigger,1,2,3
 o,a,f,http,60,0,120
@@ -19,27 +22,13 @@ def test_counts_a_minute_become_rates_by_function() -> None:
     assert rates["g"] == pytest.approx(1 / 60)
 
 
-def test_a_scaled_trace_keeps_its_shape() -> None:
-    assert scaled(np.array([1.0, 1.0, 2.0]), 40.0).tolist() == [30.0, 30.0, 60.0]
-    assert scaled(np.zeros(3), 40.0).tolist() == [0.0, 0.0, 0.0]
-    assert scaled(np.empty(0), 40.0).size == 0
-
-
-def test_arrivals_follow_the_rates_step_by_step() -> None:
-    rates = np.array([100.0, 0.0, 400.0])
-    chunks = list(merge([varying(rates, 60.0, streams(0, ["f"])["f"])], 1e9))
-    times = np.concatenate([times for times, _ in chunks])
-    assert (np.diff(times) >= 0).all()
-    counts, _ = np.histogram(times, [0.0, 60.0, 120.0, 180.0])
-    assert counts == pytest.approx(rates * 60, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", r"^t\.csv:1: column 'HashFunction' is missing; there are none$"),
         ("a,1\nx,2\n", r"^t\.csv:1: column 'HashFunction' is missing; there are a, 1$"),
         ("HashFunction,rate\nx,2\n", r"^t\.csv:1: no column is headed by the number of a minute: 1, 2, …$"),
+        ("HashFunction,1,2,4\nx,2,1,1\n", r"^t\.csv:1: minute 3 is missing: a column 4 is in its place$"),
         ("HashFunction,1,2\nx,2\n", r"^t\.csv:2: 2 cells where the header names 3$"),
         ("HashFunction,1\nx,2\ny,many\n", r"^t\.csv:3: could not convert string to float: 'many'$"),
         ("HashFunction,1\nx,-2\n", r"^t\.csv:2: a count is not a finite number of 0 or more$"),
@@ -50,8 +39,95 @@ def test_what_is_no_trace_is_refused_with_its_place(text: str, message: str) -> 
         read_minutes(text.splitlines(), "t.csv")
 
 
-def test_rates_that_are_none_are_refused() -> None:
-    with pytest.raises(ConfigError, match="not all rates are finite numbers of 0 or more"):
-        varying(np.array([1.0, -1.0]), 60.0, streams(0, ["f"])["f"])
-    with pytest.raises(ConfigError, match=r"^a mean rate of nan requests/s is none; take 0 or more$"):
-        scaled(np.ones(2), float("nan"))
+def trace(folder: Path, text: str, column: str | int = "time", key: str | int | None = None, **more: float) -> Trace:
+    file = folder / "t.csv"
+    file.write_text(text)
+    return Trace(file=file, column=column, key=key, **more)
+
+
+def replayed(source: Replayed, seed: int = 0) -> Floats:
+    return np.concatenate([np.empty(0), *source.times(streams(seed, ["x"])["x"])])
+
+
+def test_requests_come_at_their_times_after_the_first_of_the_trace(tmp_path: Path) -> None:
+    known = trace(tmp_path, "func,time,duration\nf,100.5,1\ng,101,1\nf,103,1\n", key="func")
+    survey = Survey.of(known)
+    assert survey == Survey(100.5, 103.0, Counter(f=2, g=1))
+    assert replayed(Replayed(trace=known, survey=survey)).tolist() == [0.0, 0.5, 2.5]
+    assert replayed(Replayed(trace=known, survey=survey, names=frozenset("g"))).tolist() == [0.5]
+    twice = Replayed(trace=known, survey=survey, names=frozenset("f"), speed=2.0)
+    assert replayed(twice).tolist() == [0.0, 1.25]
+    assert twice.rate == pytest.approx(2 / 1.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "unit"),
+    [
+        ("time\n5\n7.25\n", "time", 1.0),
+        ("5\n7.25\n", 1, 1.0),
+        ("time\n5000\n7250\n", "time", 1e-3),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46.6805900,9\n2023-11-16 18:15:48.9305900,3\n", "TIMESTAMP", 1.0),
+        ("time\n2024-05-10T00:00:01+00:00\n2024-05-10T02:00:03.250+02:00\n", "time", 1.0),
+        ("id,created_at\n1,Wed Oct 10 20:19:24 +0000 2018\n", "created_at", 1.0),
+    ],
+)
+def test_times_are_read_as_numbers_dates_or_as_twitter_writes_them(
+    tmp_path: Path, text: str, column: str | int, unit: float
+) -> None:
+    known = trace(tmp_path, text, column, unit=unit)
+    times = replayed(Replayed(trace=known, survey=Survey.of(known)))
+    assert times == pytest.approx([0.0, 2.25][: times.size], abs=1e-6)
+
+
+def test_a_long_trace_is_read_in_chunks_and_as_it_is(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    times = np.cumsum(rng.exponential(0.01, 20_000))
+    names = rng.choice(["f", "g"], times.size)
+    known = trace(tmp_path, "".join(f"{n},{t!r}\n" for n, t in zip(names, times.tolist(), strict=True)), 2, 1)
+    survey = Survey.of(known)
+    source = Replayed(trace=known, survey=survey, names=frozenset("g"))
+    assert replayed(source) == pytest.approx(times[names == "g"] - times[0])
+    assert max(chunk.size for chunk in source.times(rng)) < 5000
+    assert source.rate == pytest.approx(50, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 2.0, 2.5])
+def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, factor: float) -> None:
+    times = [n * 0.01 for n in range(10_000)] + [100 + n * 0.1 for n in range(1000)]
+    known = trace(tmp_path, "time\n" + "".join(f"{time!r}\n" for time in times))
+    source = Replayed(trace=known, survey=Survey.of(known)).scaled(factor)
+    found = replayed(source)
+    assert (np.diff(found) >= 0).all()
+    busy, calm = (found < 100).sum(), (found >= 100).sum()
+    assert busy == pytest.approx(10_000 * factor, rel=0.05)
+    assert calm == pytest.approx(1000 * factor, rel=0.15)
+    assert np.unique(found[found < 199.9]).size == (found < 199.9).sum()  # copies of the last have no time left
+    assert replayed(source).tolist() == found.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("when\n1\n", r"t\.csv:1: column 'time' is missing; there are when$"),
+        ("", r"t\.csv:1: column 'time' is missing; there are none$"),
+        ("time\n", r"t\.csv: no request is in it$"),
+        ("f,time\na,1\nb\n", r"t\.csv:3: 1 cells; column 2 is missing$"),
+        ("time\n1\nsoon\n", r"t\.csv:3: 'soon' is no time as those before it$"),
+        ("time\nsoon\n", r"t\.csv:2: 'soon' is no time as those before it$"),
+        ("time\n1\nnan\n", r"t\.csv:3: a time is not a finite number$"),
+        ("time\n5\n3\n", r"t\.csv:3: time goes back by 2 s; sort the file by time$"),
+        ("time\n5\n9000\n", r"t\.csv:3: nothing for 8,995 s before this line; put in what is missing, or allow"),
+        ("time\n" + "1\n" * 5000 + "0.5\n", r"t\.csv:5002: time goes back by 0\.5 s; sort the file by time$"),
+    ],
+)
+def test_what_is_no_list_of_times_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Survey.of(trace(tmp_path, text))
+
+
+def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
+    known = trace(tmp_path, "func,time\nf,1\nf,2\ng,2\n", key="func")
+    with pytest.raises(ConfigError, match=r"t\.csv: nothing is called 'h'; most asked for are f, g$"):
+        Replayed(trace=known, survey=Survey.of(known), names=frozenset("h"))
+    with pytest.raises(ConfigError, match=r"none\.csv: cannot be read: No such file or directory$"):
+        Survey.of(Trace(file=tmp_path / "none.csv", column="time"))

@@ -1,0 +1,34 @@
+"""The scenarios of MLPerf Inference's load generator (MLPerf Inference Rules, section Scenarios, as of v2.0).
+
+Single stream, multi stream and offline know no latency target: their requests never time out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from cotenant.workload import Workload
+from cotenant.workload.sources import Closed, Offline, Poisson
+
+SAMPLES_PER_QUERY = 8
+OFFLINE_SAMPLES = 24_576
+
+
+def single_stream(name: str) -> Workload:
+    """The next query when the last is answered. Measured is the 90th percentile of latency."""
+    return Workload({name: Closed(1)}, {name: math.inf})
+
+
+def multi_stream(name: str, samples: int = SAMPLES_PER_QUERY) -> Workload:
+    """The next query, of so many samples, when the last is answered. Measured is the 99th percentile of latency."""
+    return Workload({name: Closed(1, samples=samples)}, {name: math.inf})
+
+
+def server(name: str, rate: float) -> Workload:
+    """Queries of one sample at random. Measured is the largest rate at which 99 % meet the model's target."""
+    return Workload({name: Poisson(rate)})
+
+
+def offline(name: str, samples: int = OFFLINE_SAMPLES) -> Workload:
+    """All samples at once. Measured is the throughput."""
+    return Workload({name: Offline(samples)}, {name: math.inf})
