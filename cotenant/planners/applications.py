@@ -5,17 +5,16 @@ the sum of their rates. How to split is for `planners.split` to choose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from cotenant.core.application import Application
+from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
 
 # Application → stage → seconds of its target; along every way through the stages at most the target.
-Split = Mapping[str, Mapping[str, float]]
+Split = dict[str, dict[str, float]]
 
 SLACK = 1e-6
 
@@ -27,6 +26,8 @@ def plain(problem: Problem, split: Split) -> Problem:
     of the application consists all do, if they fail independently: with n of them, by the n-th root of the promise.
     A model that is asked for in no way keeps its target and a rate of 0.
     """
+    if not problem.applications:
+        return problem
     rates = {model.name: problem.rates.get(model.name, 0.0) for model in problem.models}
     models = {model.name: model for model in problem.models}
     for application in problem.applications:
@@ -42,7 +43,7 @@ def plain(problem: Problem, split: Split) -> Problem:
     return msgspec.structs.replace(problem, models=tuple(models.values()), rates=rates, applications=())
 
 
-def budgets_of(application: Application, split: Split) -> Mapping[str, float]:
+def budgets_of(application: Application, split: Split) -> dict[str, float]:
     """Seconds by stage. Raises PlanError where the split has none, or of other stages."""
     budgets = split.get(application.name, {})
     if budgets.keys() != {stage.name for stage in application.stages}:
@@ -51,6 +52,25 @@ def budgets_of(application: Application, split: Split) -> Mapping[str, float]:
             f" {', '.join(stage.name for stage in application.stages)}; plan again"
         )
     return budgets
+
+
+def promise(problem: Problem, name: str) -> Model | Application:
+    """Whatever has that name, a target, and the fraction that must meet it. Raises PlanError where nothing has."""
+    found = next((application for application in problem.applications if application.name == name), None)
+    return problem.model(name) if found is None else found
+
+
+def overlong(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
+    """Applications whose target the plan does not split: name, the longest way through the stages (0: it says nothing
+    of them), and the target, in seconds."""
+    found = []
+    for application in problem.applications:
+        seconds = plan.split.get(application.name, {})
+        whole = seconds.keys() == application.visits.keys() and min(seconds.values()) > 0
+        length = application.length(seconds) if whole else 0.0
+        if not 0 < length <= application.slo * (1 + SLACK):
+            found.append((application.name, length, application.slo))
+    return found
 
 
 def carried(plan: Plan, problem: Problem) -> dict[str, float]:

@@ -16,6 +16,7 @@ from cotenant.core import mig
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
 from cotenant.planners import Problem
+from cotenant.planners.applications import overlong, plain
 from cotenant.planners.capacity import footprint, slowdown
 from cotenant.predictors import Load
 
@@ -24,7 +25,7 @@ SLACK = 1e-6
 
 Rule = Literal[
     "kind", "count", "id", "partitions", "cut", "sum", "geometry", "memory", "model", "twice", "batch", "profile",
-    "rate", "keeps up", "worst case", "latency", "duty", "served", "scale",
+    "rate", "keeps up", "worst case", "latency", "duty", "served", "scale", "split",
 ]  # fmt: skip
 
 # What is said of each, and how its numbers are shown.
@@ -47,6 +48,7 @@ _LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
     "latency": ("a batch takes {limit}, the plan says {value}", show_seconds),
     "duty": ("a round takes {limit}, the plan says {value}", show_seconds),
     "served": ("{value} requests/s are served or said to be unserved, {limit} were asked for", "{:.6g}".format),
+    "split": ("its stages together get {value} of a target of {limit}", show_seconds),
     "scale": ("the plan says it serves {value} of the rates asked for, it serves {limit}", "{:.6g}".format),
 }
 
@@ -66,6 +68,11 @@ class Violation(msgspec.Struct, frozen=True):
 
 def check(plan: Plan, problem: Problem) -> list[Violation]:
     """Everything that is wrong with a plan for a problem; empty for a sound one (DESIGN.md, The referee)."""
+    if problem.applications:
+        split = [
+            Violation("split", f"application {name}", length, slo) for name, length, slo in overlong(plan, problem)
+        ]
+        return split or check(plan, plain(problem, plan.split))
     found = _fleet(plan, problem)
     kinds = {kind.name: kind for kind in problem.fleet}
     for device in plan.devices:

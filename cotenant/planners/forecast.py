@@ -37,6 +37,7 @@ from cotenant.core.profile import Profile
 from cotenant.core.units import show_share
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
+from cotenant.planners.applications import plain
 from cotenant.planners.capacity import slowdown
 from cotenant.predictors import Load
 
@@ -78,10 +79,14 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """models: by name, those with a rate. utilisation: the part of its time that a lane (``cpu0/1``) is busy."""
+    """models: by name, those with a rate. utilisation: the part of its time that a lane (``cpu0/1``) is busy.
+
+    applications: by name, those with a rate.
+    """
 
     models: dict[str, ModelForecast]
     utilisation: dict[str, float]
+    applications: dict[str, ModelForecast] = {}
 
 
 def forecast(plan: Plan, problem: Problem) -> Forecast:
@@ -89,6 +94,9 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
 
     Raises PlanError for a placement that was not profiled.
     """
+    if problem.applications:
+        found = forecast(plan, plain(problem, plan.split))
+        return msgspec.structs.replace(found, applications=_whole(found, plan, problem))
     scale = plan.scale if problem.objective == "rate" else 1.0
     offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
     carried = dict.fromkeys(offered, 0.0)
@@ -137,8 +145,29 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
     return Forecast(models=models, utilisation=utilisation)
 
 
+def _whole(found: Forecast, plan: Plan, problem: Problem) -> dict[str, ModelForecast]:
+    """Applications from end to end, on the safe side: all requests of the stages must meet their parts of the target,
+    each independently of the others. What one stage leaves of its time to the next is not counted; and of latencies the
+    longest way through the stages is told, if all are as slow as that."""
+    scale = plan.scale if problem.objective == "rate" else 1.0
+    wholes = {}
+    for application in problem.applications:
+        rate = problem.rates.get(application.name, 0.0) * scale
+        if rate > 0:
+            attainment = application.success({name: found.models[name].attainment for name in application.models()})
+            stages = {stage.name: found.models[stage.model] for stage in application.stages}
+            wholes[application.name] = ModelForecast(
+                rate=rate * attainment,
+                attainment=attainment,
+                p50=application.length({name: stage.p50 for name, stage in stages.items()}),
+                p99=application.length({name: stage.p99 for name, stage in stages.items()}),
+            )
+    return wholes
+
+
 def attains(plan: Plan, problem: Problem) -> bool:
     """Whether every model with a rate will meet its promise, target and fraction."""
+    problem = plain(problem, plan.split)
     expected = forecast(plan, problem).models
     return all(expected[name].attainment >= problem.model(name).attainment for name in expected)
 

@@ -14,10 +14,12 @@ import msgspec
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import PlanError
 from cotenant.planners import Planner, Problem, load
+from cotenant.planners.applications import Split, plain
 from cotenant.planners.capacity import accounted
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.polish import lacking, polish
+from cotenant.planners.split import best
 
 Accept = Callable[[Plan, Problem], bool]
 
@@ -30,7 +32,28 @@ PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in 
 
 def solve(name: str, problem: Problem) -> Plan:
     """The plan of a named planner for either objective, with room for Poisson arrivals where the fleet has it."""
-    return (promised if problem.objective == "devices" else largest_scale)(load(name), problem)
+    planner = load(name)
+    split = split_of(planner, problem)
+    asked = plain(problem, split)
+    plan = (promised if problem.objective == "devices" else largest_scale)(planner, asked)
+    return msgspec.structs.replace(plan, split=split)
+
+
+def split_of(planner: Planner, problem: Problem) -> Split:
+    """How the targets of the applications are best split over their stages, for this planner; nothing where there are
+    none. Raises PlanError for a target that no split can meet."""
+    return best(problem, lambda asked: _cost(planner, asked)) if problem.applications else {}
+
+
+def _cost(planner: Planner, problem: Problem) -> tuple[float, ...]:
+    """What is left unserved, what it takes, and by how much promises would be broken: evenly spaced requests first."""
+    plan = planner(problem)
+    if problem.objective == "rate":
+        most = plan if plan.objective == "rate" else largest_scale(planner, problem, accept=lambda plan, scaled: True)
+        return (-most.scale,)
+    asked = sum(problem.rates.values())
+    takes = float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
+    return (sum(plan.unserved.values()) / asked if asked else 0.0, takes, sum(lacking(plan, problem).values()))
 
 
 def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> Plan:

@@ -11,7 +11,7 @@ answers for several guesses of what sharing costs are compared by the planner it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import highspy
 import msgspec
@@ -20,19 +20,18 @@ import numpy as np
 from cotenant.core.application import Application
 from cotenant.core.units import WHOLE, show_seconds
 from cotenant.errors import PlanError
-from cotenant.planners import Planner, Problem
+from cotenant.planners import Problem
 from cotenant.planners.applications import Split, plain
 from cotenant.planners.capacity import curve
-from cotenant.planners.geometry import bound
-from cotenant.planners.polish import lacking
-from cotenant.planners.solve import largest_scale
 
 LEAST_RATE = 1e-6  # requests/s: of a model that nobody asks for, the cheaper level is still the better one
 STEP = 0.25  # by which a stage's part is changed
-TRIES = 6  # of splits beside the best
+TRIES = 9  # splits that are compared
 GUESSES = (1.0, 1.3, 1.8)  # of how many times its latency a batch takes beside and between others
 LEVELS = 60  # of one model that are told apart
 SLACK = 1e-9
+
+Cost = tuple[float, ...]
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -62,44 +61,31 @@ def levels(problem: Problem, model: str, slower: float = 1.0) -> list[Level]:
     return found if len(found) <= LEVELS else [found[round(i)] for i in np.linspace(0, len(found) - 1, LEVELS)]
 
 
-def best(planner: Planner, problem: Problem) -> Split:
-    """The split with which this planner serves most, with the fewest devices: first of `splits`, then near the best.
+def best(problem: Problem, cost: Callable[[Problem], Cost]) -> Split:
+    """The split whose problem of models costs least: first of `splits`, then near the best of those.
 
-    Raises PlanError where a target is too short for any.
+    cost: of a problem without applications. Raises PlanError where a target is too short for any split.
     """
-    found = splits(problem)
-    ranks = [_rank(planner, problem, split, len(found)) for split in found]
-    least = min(ranks)
-    split = found[ranks.index(least)]
-    if least == (0.0, bound(plain(problem, _whole(problem))), 0.0):
-        return split  # no split needs less
-    tries = TRIES
+    tried = splits(problem)
+    costs = [cost(_quick(problem, split, len(tried))) for split in tried]
+    least = min(costs)
+    split = tried[costs.index(least)]
     improved = True
-    while improved and tries:
+    while improved and len(tried) < TRIES:
         improved = False
         for near in _near(problem, split):
-            if near in found or not tries:
+            if near in tried or len(tried) == TRIES:
                 continue
-            tries -= 1
-            found.append(near)
-            rank = _rank(planner, problem, near, TRIES)
-            if rank < least:
-                split, least, improved = near, rank, True
+            tried.append(near)
+            other = cost(_quick(problem, near, TRIES))
+            if other < least:
+                split, least, improved = near, other, True
                 break
     return split
 
 
-def _rank(planner: Planner, problem: Problem, split: Split, tries: int) -> tuple[float, ...]:
-    """What is left unserved, what it takes, and by how much promises would be broken under random arrivals."""
-    asked = msgspec.structs.replace(plain(problem, split), time_limit=problem.time_limit / tries)
-    plan = planner(asked)
-    if problem.objective == "rate":
-        if plan.objective != "rate":
-            plan = largest_scale(planner, asked, accept=lambda plan, scaled: True)
-        return (-plan.scale, 0.0, 0.0)
-    wanted = sum(asked.rates.values())
-    devices = float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
-    return (sum(plan.unserved.values()) / wanted if wanted else 0.0, devices, sum(lacking(plan, asked).values()))
+def _quick(problem: Problem, split: Split, tries: int) -> Problem:
+    return msgspec.structs.replace(plain(problem, split), time_limit=problem.time_limit / tries)
 
 
 def _near(problem: Problem, split: Split) -> Iterator[Split]:
