@@ -6,6 +6,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from cotenant.core.model import Model
 from cotenant.core.plan import Partition, Plan
 from cotenant.core.request import Request
@@ -135,12 +137,19 @@ def asked(
         for name, source in workload.sources.items()
         if isinstance(source, Closed)
     }
-    named = [(name, within[name]) for name in open_]
+    names = np.array(list(open_), dtype=object)
+    timeouts = np.array([within[name] for name in open_])
     chunks = merge([source.times(rngs[name]) for name, source in open_.items()], seconds)
-    requests = (
-        Request(next(numbers), name, time, time + timeout)
+    # Each is made when its time comes, and without a line of Python.
+    requests = itertools.chain.from_iterable(
+        map(
+            Request,
+            itertools.islice(numbers, len(times)),
+            names[sources].tolist(),
+            times.tolist(),
+            (times + timeouts[sources]).tolist(),
+        )
         for times, sources in chunks
-        for time, (name, timeout) in zip(times.tolist(), [named[source] for source in sources.tolist()], strict=True)
     )
     if not callers:
         return requests, lambda reply, now: ()
