@@ -26,6 +26,7 @@ PREDICTORS = {
     "kernels-forest": "cotenant.predictors.kernels:fit_forest",
     "kernels-network": "cotenant.predictors.kernels:fit_network",
     "kernels-automl": "cotenant.predictors.kernels:fit_automl",
+    "svd": "cotenant.predictors.svd:fit",
 }
 
 # Those that know how sure they are: what they return has a field `quantile`.

@@ -15,7 +15,7 @@ from experiments import data
 from experiments.gpulet import cast, ways
 from tests.cli.program import Program
 
-NAMES = ["gpulet/fig05", "gpulet/fig06", "gpulet/fig16", "gpulet/fig17", "gpulet/table05"]
+NAMES = list(reproduce.titles())
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def test_experiments_are_listed(program: Program) -> None:
     said = program("reproduce", "--list")
     assert said.code == 0
     assert [line.split()[0] for line in said.out.splitlines()] == NAMES
+    assert {"gpulet/fig16", "gpulet/table05", "thesis/fig7_1"} <= set(NAMES)
     assert list(json.loads(program("reproduce", "--list", "--json").out)) == NAMES
 
 

@@ -1,0 +1,69 @@
+"""Eighteen workloads on an A30 under MIG and a V100 under MPS: the NTUA thesis (2023), two repositories of `dimgatz98`.
+
+The files are called `.ods` and are text with tabs. Entries are queries per second. Where two models could not run
+together, the losses hold 100 (V100) or 400 (A30), which are no measurements: they are left out, and named by `cannot`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.data import lines, numbers
+
+COMPARISON = "dimgatz98+svd_sklearn.impute.IterativeImputer_comparison"
+RECOMMENDER = "dimgatz98+k8s-gpu-scheduler/pkg/recommender/recommender"
+SENTINELS = {"V100": 100.0, "A30": 400.0}
+
+Table = tuple[list[str], list[str], NDArray[np.float64]]
+
+
+def alone() -> Table:
+    """Of figure 7.1: 18 users, 6 items, and their ratings."""
+    return _table(f"{COMPARISON}/dataset.ods")
+
+
+def configurations() -> Table:
+    """Workloads, partitions, queries per second."""
+    return _table(f"{RECOMMENDER}/configurations_train.ods")
+
+
+def losses() -> Table:
+    """Workloads on a GPU, co-runners, queries per second lost; NaN where they could not run, or were not tried."""
+    rows, columns, values = _table(f"{RECOMMENDER}/interference_train.ods")
+    return rows, columns, np.where(_sentinel(rows, values), np.nan, values)
+
+
+def cannot() -> list[tuple[str, str]]:
+    """Workload on a GPU, and the co-runner with which it does not fit."""
+    rows, columns, values = _table(f"{RECOMMENDER}/interference_train.ods")
+    return [(rows[i], columns[j]) for i, j in np.argwhere(_sentinel(rows, values))]
+
+
+def published() -> dict[int, dict[str, list[float]]]:
+    """Of figure 7.1: mean squared errors of each user by how many items were hidden and the method."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for place, line in list(lines(f"{COMPARISON}/results/leave_one_out/results.ods"))[1:]:
+        user, *cells = line.split("\t")
+        if user.startswith("user"):
+            hidden, svd, _, imputer, _ = numbers(place, *cells)
+            of = found.setdefault(int(hidden), {"svd": [], "imputer": []})
+            of["svd"].append(svd)
+            of["imputer"].append(imputer)
+    return found
+
+
+def _sentinel(rows: list[str], values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    marks = np.array([SENTINELS[row.rpartition("_")[2]] for row in rows])
+    found: NDArray[np.bool_] = values == marks[:, None]
+    return found
+
+
+def _table(path: str) -> Table:
+    (_, header), *body = lines(path)
+    rows, values = [], []
+    for place, line in body:
+        name, *cells = line.split("\t")
+        rows.append(name)
+        values.append(numbers(place, *(cell or "nan" for cell in cells)))
+    return rows, header.split("\t")[1:], np.array(values)
