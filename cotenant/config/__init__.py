@@ -7,5 +7,15 @@ from __future__ import annotations
 
 from cotenant.config.problem import read_problem, read_profiles_file
 from cotenant.config.settings import Address, ModelSettings, Settings, read_settings
+from cotenant.config.workload import read_failures, read_workload
 
-__all__ = ["Address", "ModelSettings", "Settings", "read_problem", "read_profiles_file", "read_settings"]
+__all__ = [
+    "Address",
+    "ModelSettings",
+    "Settings",
+    "read_failures",
+    "read_problem",
+    "read_profiles_file",
+    "read_settings",
+    "read_workload",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -46,18 +47,24 @@ def decode(text: str, type_: type[File], path: Path) -> File:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(str(error), type_)}") from None
+        raise ConfigError(f"{path}: {explain(error, type_)}") from None
 
 
-def _explain(message: str, type_: type[Any]) -> str:
+def explain(error: msgspec.ValidationError, type_: type[Any]) -> str:
+    message = str(error)
     if unknown := _UNKNOWN.fullmatch(message):
         key, place = unknown["key"], unknown["place"] or ""
         known = _keys(type_, place)
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-        return f"{place + ': ' if place else ''}unknown key {key!r}; {hint}"
+        return f"{place + ': ' if place else ''}unknown key {key!r}; {nearest(key, known)}"
     placed = _PLACED.fullmatch(message)
     return f"{placed['place']}: {placed['what']}" if placed else message
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at what was meant."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
 
 
 def _keys(type_: type[Any], place: str) -> list[str]:

@@ -1,0 +1,263 @@
+"""A workload: who asks for which model, and when, and what fails meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cotenant.config.toml import decode, explain, nearest, text_of
+from cotenant.core import units
+from cotenant.errors import ConfigError
+from cotenant.workload import Source, Workload
+from cotenant.workload.arrivals import Floats
+from cotenant.workload.failures import Failure
+from cotenant.workload.mlperf import SAMPLES_PER_QUERY
+from cotenant.workload.shapes import hills, wave
+from cotenant.workload.sources import Closed, Curve, Gamma, Modulated, Offline, Poisson, Uniform
+from cotenant.workload.traces import MINUTE, Replayed, Survey, Trace, read_minutes
+
+Duration = str | int | float
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every entry may say."""
+
+    model: str
+    arrivals: str = "poisson"
+    timeout: Duration | None = None
+    scale: float = 1.0
+
+
+class _Rate(_Entry, kw_only=True):
+    rate: float
+
+
+class _Gamma(_Rate, kw_only=True):
+    cv: float
+
+
+class _Modulated(_Entry, kw_only=True):
+    rates: list[float]
+    stays: list[Duration]
+
+
+class _Curve(_Entry, kw_only=True):
+    points: list[tuple[Duration, float]]
+    repeat: bool = False
+    cv: float = 1.0
+
+
+class _Steps(_Entry, kw_only=True):
+    rates: list[float]
+    every: Duration
+    repeat: bool = False
+
+
+class _Wave(_Entry, kw_only=True):
+    low: float
+    high: float
+    period: Duration
+
+
+class _Hills(_Entry, kw_only=True):
+    low: float
+    peaks: list[tuple[Duration, Duration, float]]
+
+
+class _Minutes(_Entry, kw_only=True):
+    file: str
+    names: list[str] | None = None
+    key: str = "HashFunction"
+    rate: float | None = None
+    repeat: bool = False
+
+
+class _Times(_Entry, kw_only=True):
+    file: str
+    column: str | int
+    key: str | int | None = None
+    names: list[str] | None = None
+    unit: Duration = "1s"
+    gap: Duration = "1h"
+    rate: float | None = None
+    speed: float = 1.0
+
+
+class _Closed(_Entry, kw_only=True):
+    callers: int
+    think: Duration = "0s"
+    samples: int = 1
+
+
+class _Samples(_Entry, kw_only=True):
+    samples: int
+
+
+class _MultiStream(_Entry, kw_only=True):
+    samples: int = SAMPLES_PER_QUERY
+
+
+class _FailureEntry(msgspec.Struct, forbid_unknown_fields=True):
+    parts: list[str]
+    time: Duration
+    back: Duration | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    workload: list[dict[str, Any]]
+    scale: float = 1.0
+    failures: list[_FailureEntry] = []
+
+
+_ENTRIES: dict[str, type[_Entry]] = {
+    "poisson": _Rate,
+    "gamma": _Gamma,
+    "uniform": _Rate,
+    "modulated": _Modulated,
+    "curve": _Curve,
+    "steps": _Steps,
+    "wave": _Wave,
+    "hills": _Hills,
+    "minutes": _Minutes,
+    "times": _Times,
+    "closed": _Closed,
+    "single_stream": _Entry,
+    "multi_stream": _MultiStream,
+    "server": _Rate,
+    "offline": _Samples,
+}
+# MLPerf's scenarios that know no target.
+_PATIENT = ("single_stream", "multi_stream", "offline")
+
+
+def read_workload(path: Path, names: Collection[str]) -> Workload:
+    """A workload from a TOML file; traces are relative to it. names: of what can be asked for.
+
+    Raises ConfigError with the file, the entry and the way out; a trace is read through once to see that it is sound.
+    """
+    file = decode(text_of(path), _File, path)
+    traces = _Traces(path.parent)
+    sources: dict[str, Source] = {}
+    timeouts: dict[str, float] = {}
+    for index, table in enumerate(file.workload):
+        try:
+            entry = _entry(table)
+            if entry.model not in names:
+                raise ConfigError(f"model {entry.model!r} is not known; {nearest(entry.model, names)}")
+            if entry.model in sources:
+                raise ConfigError(f"model {entry.model!r} stands twice; keep one entry")
+            sources[entry.model] = _source(entry, traces).scaled(entry.scale * file.scale)
+            timeouts |= {entry.model: timeout} if (timeout := _timeout(entry)) is not None else {}
+        except ConfigError as error:
+            raise ConfigError(f"{path}: workload[{index}]: {error}") from None
+    return Workload(sources, timeouts)
+
+
+def read_failures(path: Path) -> tuple[Failure, ...]:
+    """What fails, from the same file."""
+    file = decode(text_of(path), _File, path)
+    failures = []
+    for index, entry in enumerate(file.failures):
+        try:
+            back = math.inf if entry.back is None else _seconds(entry.back, "back")
+            failures.append(Failure(parts=tuple(entry.parts), time=_seconds(entry.time, "time"), back=back))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: failures[{index}]: {error}") from None
+    return tuple(failures)
+
+
+class _Traces:
+    """Reads each trace once, however many entries take their part of it. base: folder that files are relative to."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._surveys: dict[Trace, Survey] = {}
+        self._minutes: dict[tuple[str, str], dict[str, Floats]] = {}
+
+    def minutes(self, entry: _Minutes) -> Curve:
+        rates = self._minutes.get((entry.file, entry.key))
+        if rates is None:
+            path = self._base / entry.file
+            rates = read_minutes(text_of(path).splitlines(keepends=True), str(path), entry.key)
+            self._minutes[entry.file, entry.key] = rates
+        names = rates if entry.names is None else entry.names
+        for name in names:
+            if name not in rates:
+                raise ConfigError(f"names: {entry.file} has no {name!r}; {nearest(name, rates)}")
+        return Curve.steps(sum((rates[name] for name in names), np.zeros(1)).tolist(), MINUTE, repeat=entry.repeat)
+
+    def times(self, entry: _Times) -> Replayed:
+        if entry.names is not None and entry.key is None:
+            raise ConfigError("names without a key; say with `key` which column they stand in")
+        unit, gap = _seconds(entry.unit, "unit"), _seconds(entry.gap, "gap")
+        trace = Trace(file=self._base / entry.file, column=entry.column, key=entry.key, unit=unit, gap=gap)
+        survey = self._surveys[trace] = self._surveys.get(trace) or Survey.of(trace)
+        return Replayed(trace=trace, survey=survey, names=frozenset(entry.names or ()), speed=entry.speed)
+
+
+def _entry(table: dict[str, Any]) -> _Entry:
+    arrivals = table.get("arrivals", "poisson")
+    if arrivals not in _ENTRIES:
+        raise ConfigError(f"arrivals {arrivals!r} are not known; {nearest(arrivals, _ENTRIES)}")
+    try:
+        return msgspec.convert(table, _ENTRIES[arrivals])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{explain(error, _ENTRIES[arrivals])} (arrivals = {arrivals!r})") from None
+
+
+def _source(entry: _Entry, traces: _Traces) -> Source:
+    match entry:
+        case _Gamma(rate=rate, cv=cv):
+            return Gamma(rate, cv)
+        case _Rate(rate=rate):
+            return Uniform(rate) if entry.arrivals == "uniform" else Poisson(rate)
+        case _Modulated(rates=rates, stays=stays):
+            return Modulated(tuple(rates), tuple(_seconds(stay, "stays") for stay in stays))
+        case _Curve(points=points, repeat=repeat, cv=cv):
+            return Curve(tuple((_seconds(time, "points"), rate) for time, rate in points), repeat, cv)
+        case _Steps(rates=rates, every=every, repeat=repeat):
+            return Curve.steps(rates, _seconds(every, "every"), repeat=repeat)
+        case _Wave(low=low, high=high, period=period):
+            return wave(low, high, _seconds(period, "period"))
+        case _Hills(low=low, peaks=peaks):
+            return hills(low, [(_seconds(start, "peaks"), _seconds(end, "peaks"), peak) for start, end, peak in peaks])
+        case _Minutes():
+            return _around(entry.rate, traces.minutes(entry))
+        case _Times():
+            return _around(entry.rate, traces.times(entry))
+        case _Closed(callers=callers, think=think, samples=samples):
+            return Closed(callers, _seconds(think, "think"), samples)
+        case _MultiStream(samples=samples):
+            return Closed(1, samples=samples)
+        case _Samples(samples=samples):
+            return Offline(samples)
+    return Closed(1)  # single stream
+
+
+def _around(rate: float | None, source: Source) -> Source:
+    """The same ups and downs around another mean rate."""
+    if rate is None:
+        return source
+    if not source.rate:
+        raise ConfigError(f"rate: nothing is asked for in the trace, and no multiple of that makes {rate:g} requests/s")
+    return source.scaled(rate / source.rate)
+
+
+def _timeout(entry: _Entry) -> float | None:
+    if entry.timeout is None:
+        return math.inf if entry.arrivals in _PATIENT else None
+    if entry.timeout == "never":
+        return math.inf
+    seconds = _seconds(entry.timeout, "timeout")
+    if not seconds:
+        raise ConfigError(f"timeout: {entry.timeout!r} must lie above 0")
+    return seconds
+
+
+def _seconds(duration: Duration, key: str) -> float:
+    return units.seconds(str(duration), key)

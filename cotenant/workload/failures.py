@@ -1,0 +1,35 @@
+"""What breaks during a simulated run, and when it is there again."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from cotenant.errors import ConfigError
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What fails at once at `time`, and is there again `back` seconds later, or never. Workers then have to start anew.
+
+    parts: a worker by its lane (``v1000/1``), a device by its name (``v1000``), a node by the names of its devices.
+    """
+
+    parts: tuple[str, ...]
+    time: float
+    back: float = math.inf
+
+    def __post_init__(self) -> None:
+        where = f"a failure of {', '.join(self.parts)}"
+        if not self.parts:
+            raise ConfigError("a failure of nothing; name a worker such as v1000/1, or devices such as v1000")
+        if not (math.isfinite(self.time) and self.time >= 0):
+            raise ConfigError(f"{where} at {self.time:g} s; take 0 or more")
+        if not self.back >= 0:
+            raise ConfigError(f"{where} that ends after {self.back:g} s; take 0 or more")
+
+    def hits(self, lane: str) -> bool:
+        return lane in self.parts or lane.rpartition("/")[0] in self.parts
+
+    def covers(self, time: float) -> bool:
+        return self.time <= time < self.time + self.back

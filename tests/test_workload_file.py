@@ -1,0 +1,179 @@
+"""`config.read_workload`: TOML to the sources of `cotenant.workload`."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from cotenant.config.workload import read_failures, read_workload
+from cotenant.errors import ConfigError
+from cotenant.workload import Source, Workload
+from cotenant.workload.failures import Failure
+from cotenant.workload.shapes import hills, wave
+from cotenant.workload.sources import Closed, Curve, Gamma, Modulated, Offline, Poisson, Uniform
+from cotenant.workload.traces import Replayed
+
+NAMES = ["resnet50", "minilm", "game"]
+MINUTES = "HashFunction,1,2\nf,60,0\ng,60,120\nf,60,60\n"
+TIMES = "func,end_timestamp\nf,10\ng,11\nf,14\n"
+
+
+def read(folder: Path, text: str) -> Workload:
+    (folder / "minutes.csv").write_text(MINUTES)
+    (folder / "times.csv").write_text(TIMES)
+    file = folder / "w.toml"
+    file.write_text(text)
+    return read_workload(file, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("entry", "source"),
+    [
+        ("rate = 20", Poisson(20)),
+        ("arrivals = 'poisson'\nrate = 20\nscale = 0.5", Poisson(10)),
+        ("arrivals = 'gamma'\nrate = 20\ncv = 2", Gamma(20, 2)),
+        ("arrivals = 'uniform'\nrate = 20", Uniform(20)),
+        ("arrivals = 'modulated'\nrates = [10, 90]\nstays = ['10s', '1min']", Modulated((10, 90), (10, 60))),
+        ("arrivals = 'curve'\npoints = [['0s', 5], ['1h', 9]]\nrepeat = true", Curve(((0, 5), (3600, 9)), True)),
+        ("arrivals = 'steps'\nrates = [5, 9]\nevery = '1min'", Curve.steps([5, 9], 60)),
+        ("arrivals = 'wave'\nlow = 5\nhigh = 9\nperiod = '1h'", wave(5, 9, 3600)),
+        ("arrivals = 'hills'\nlow = 5\npeaks = [['0s', '20min', 9]]", hills(5, [(0, 1200, 9)])),
+        ("arrivals = 'minutes'\nfile = 'minutes.csv'\nnames = ['f']", Curve.steps([2, 1], 60)),
+        (
+            "arrivals = 'minutes'\nfile = 'minutes.csv'\nrate = 30\nrepeat = true",
+            Curve.steps([30, 30], 60, repeat=True),
+        ),
+        ("arrivals = 'closed'\ncallers = 3\nthink = '50ms'", Closed(3, 0.05)),
+        ("arrivals = 'server'\nrate = 20", Poisson(20)),
+    ],
+)
+def test_every_kind_of_arrivals_can_be_written_down(tmp_path: Path, entry: str, source: Source) -> None:
+    workload = read(tmp_path, f"[[workload]]\nmodel = 'minilm'\n{entry}\n")
+    assert workload == Workload({"minilm": source})
+
+
+def test_mlperf_scenarios_without_a_target_never_time_out(tmp_path: Path) -> None:
+    workload = read(
+        tmp_path,
+        """
+        [[workload]]
+        model = "resnet50"
+        arrivals = "single_stream"
+        [[workload]]
+        model = "minilm"
+        arrivals = "multi_stream"
+        [[workload]]
+        model = "game"
+        arrivals = "offline"
+        samples = 100
+        timeout = "1min"
+        """,
+    )
+    sources: dict[str, Source] = {"resnet50": Closed(1), "minilm": Closed(1, samples=8), "game": Offline(100)}
+    assert workload == Workload(sources, {"resnet50": math.inf, "minilm": math.inf, "game": 60.0})
+
+
+def test_a_trace_of_times_is_shared_out_by_its_names_and_rescaled(tmp_path: Path) -> None:
+    head = "arrivals = 'times'\nfile = 'times.csv'\ncolumn = 'end_timestamp'\nkey = 'func'\n"
+    workload = read(
+        tmp_path,
+        f"[[workload]]\nmodel = 'resnet50'\n{head}names = ['f']\nrate = 3\n"
+        f"[[workload]]\nmodel = 'minilm'\n{head}names = ['g', 'f']\nspeed = 2\n",
+    )
+    resnet50, minilm = workload.sources.values()
+    assert isinstance(resnet50, Replayed)
+    assert isinstance(minilm, Replayed)
+    assert (resnet50.names, resnet50.factor, resnet50.rate) == (frozenset("f"), 6.0, 3.0)
+    assert (minilm.names, minilm.speed, minilm.rate) == (frozenset("fg"), 2.0, 1.5)
+
+
+def test_the_whole_can_be_scaled_and_timeouts_given(tmp_path: Path) -> None:
+    workload = read(
+        tmp_path,
+        """
+        scale = 1.5
+        [[workload]]
+        model = "resnet50"
+        rate = 20
+        scale = 2
+        timeout = "80ms"
+        [[workload]]
+        model = "minilm"
+        rate = 10
+        timeout = "never"
+        """,
+    )
+    assert workload.sources == {"resnet50": Poisson(60.0), "minilm": Poisson(15.0)}
+    assert workload.timeouts == {"resnet50": 0.08, "minilm": math.inf}
+
+
+def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
+    file = tmp_path / "w.toml"
+    file.write_text(
+        """
+        workload = []
+        [[failures]]
+        parts = ["v1000", "v1001"]
+        time = "1min"
+        back = "30s"
+        [[failures]]
+        parts = ["v1002/1"]
+        time = "0s"
+        """
+    )
+    assert read_failures(file) == (
+        Failure(parts=("v1000", "v1001"), time=60.0, back=30.0),
+        Failure(parts=("v1002/1",), time=0.0),
+    )
+    file.write_text("workload = []\n[[failures]]\nparts = []\ntime = '1s'\n")
+    with pytest.raises(ConfigError, match=r"w\.toml: failures\[0\]: a failure of nothing; name a worker such as"):
+        read_failures(file)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("model = 'resnet5'\nrate = 1", "model 'resnet5' is not known; did you mean 'resnet50'?"),
+        ("model = 'minilm'\narrivals = 'gama'\nrate = 1", "arrivals 'gama' are not known; did you mean 'gamma'?"),
+        ("model = 'minilm'\nrat = 1", "unknown key 'rat'; did you mean 'rate'? (arrivals = 'poisson')"),
+        (
+            "model = 'minilm'\nrate = 1\ncv = 2",
+            "unknown key 'cv'; known here: model, arrivals, timeout, scale, rate (arrivals = 'poisson')",
+        ),
+        ("model = 'minilm'", "Object missing required field `rate` (arrivals = 'poisson')"),
+        ("model = 'minilm'\nrate = 'much'", "rate: Expected `float`, got `str` (arrivals = 'poisson')"),
+        ("model = 'minilm'\nrate = -1", "a rate of -1 requests/s is none; take 0 or more"),
+        (
+            "model = 'minilm'\narrivals = 'closed'\ncallers = 1\nthink = 5",
+            'think: \'5\' has no unit of time; write it as "25ms" or "1.5s"',
+        ),
+        ("model = 'minilm'\nrate = 1\ntimeout = '0s'", "timeout: '0s' must lie above 0"),
+        (
+            "model = 'minilm'\narrivals = 'minutes'\nfile = 'minutes.csv'\nnames = ['h']",
+            "names: minutes.csv has no 'h'; known here: f, g",
+        ),
+        (
+            "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 'end_timestamp'\nnames = ['f']",
+            "names without a key; say with `key` which column they stand in",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, entry: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, f"[[workload]]\n{entry}\n")
+    assert str(caught.value) == f"{tmp_path / 'w.toml'}: workload[0]: {message}"
+
+
+def test_an_error_in_a_trace_names_its_line_too(tmp_path: Path) -> None:
+    (tmp_path / "back.csv").write_text("t\n2\n1\n")
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, "[[workload]]\nmodel = 'minilm'\narrivals = 'times'\nfile = 'back.csv'\ncolumn = 't'\n")
+    told = (
+        f"{tmp_path / 'w.toml'}: workload[0]: {tmp_path / 'back.csv'}:3: time goes back by 1 s; sort the file by time"
+    )
+    assert str(caught.value) == told
+
+
+def test_a_model_stands_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workload\[1\]: model 'minilm' stands twice; keep one entry$"):
+        read(tmp_path, "[[workload]]\nmodel = 'minilm'\nrate = 1\n" * 2)
