@@ -74,13 +74,13 @@ def overlong(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
 
 
 def carried(plan: Plan, problem: Problem) -> dict[str, float]:
-    """Requests/s of each model and application that the plan serves, of the rates of the problem, times its scale.
+    """Requests/s that the plan serves of each model and application, of those that come from outside.
 
     What a model lacks is missing in all its uses alike, and an application has what the model has that lacks most.
     """
-    asked = plain(problem, plan.split).rates
     placed = plan.rates()
-    times = max(1.0, plan.scale)
-    part = {name: min(times, placed.get(name, 0.0) / rate) if rate else times for name, rate in asked.items()}
-    parts = part | {app.name: min(part[model] for model in app.models()) for app in problem.applications}
-    return {name: rate * parts[name] for name, rate in problem.rates.items()}
+    part = {
+        name: placed.get(name, 0.0) / rate if rate else 1.0 for name, rate in plain(problem, plan.split).rates.items()
+    }
+    part |= {application.name: min(part[it] for it in application.models()) for application in problem.applications}
+    return {name: rate * part[name] for name, rate in problem.rates.items()}

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from cotenant.core.application import Application, Fanout
+from cotenant.core.model import Model
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem
+from cotenant.planners.applications import plain
 from cotenant.runtime.applications import Fanned
 from cotenant.runtime.events import ApplicationSpec
+from cotenant.workload import Workload
 from cotenant.workload.arrivals import streams
 
 _BLOCK = 1024  # draws at a time
@@ -29,6 +35,17 @@ def drawn(applications: Iterable[Application], seed: int) -> Fanned:
         return list(islice(counts[spec.name, number], times))
 
     return fanned
+
+
+def promises(problem: Problem, plan: Plan, workload: Workload) -> list[Model]:
+    """What a run reports on, applications first. Models that only they ask for have promised nobody anything; their
+    target is what the plan gives them."""
+    wholes = [Model(name=it.name, slo=it.slo, attainment=it.attainment) for it in problem.applications]
+    parts = [
+        own if own.name in workload.sources or not problem.applications else msgspec.structs.replace(it, attainment=0.0)
+        for own, it in zip(problem.models, plain(problem, plan.split).models, strict=True)
+    ]
+    return wholes + parts
 
 
 def _counts(fanout: Fanout, rng: np.random.Generator) -> Iterator[int]:

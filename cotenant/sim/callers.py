@@ -39,7 +39,9 @@ class Callers:
         """The queries that follow, once all that a caller asked for in one has ended."""
         asked: list[Request] = []
         for request in reply.requests:
-            query = self._open.pop(request.id)
+            query = self._open.pop(request.id, None)
+            if query is None:
+                continue  # a stage's, of an application
             query.left -= 1
             if reply.outcome is Outcome.REFUSED:
                 query.pause = max(query.pause, reply.retry_after, RETRY)

@@ -13,8 +13,9 @@ import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem, load
+from cotenant.planners.applications import carried, plain
 from cotenant.planners.forecast import attains
-from cotenant.planners.solve import largest_scale, promised, solve
+from cotenant.planners.solve import largest_scale, promised, solve, split_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
@@ -29,23 +30,28 @@ TIGHTER = 0.9
 def judged(planner: str, problem: Problem) -> Plan:
     """The plan of a named planner that keeps promises in the simulator, or comes nearest to it."""
     if problem.objective == "rate":
-        return largest_scale(load(planner), problem, accept=_kept)
+        split = split_of(load(planner), problem)
+
+        def kept(plan: Plan, scaled: Problem) -> bool:
+            looks = (LOOK_REQUESTS / 6, LOOK_REQUESTS)  # a short look tells most of those apart that are far off
+            whole = msgspec.structs.replace(plan, split=split)
+            return attains(plan, scaled) and not any(_late(whole, problem, look) for look in looks)
+
+        plan = largest_scale(load(planner), plain(problem, split), accept=kept)
+        return msgspec.structs.replace(plan, split=split)
     plan = solve(planner, problem)
     late = _late(plan, problem)
     return _in_time(planner, problem, plan, late) if late else plan
 
 
-def _kept(plan: Plan, problem: Problem) -> bool:
-    # A short look tells most of those apart that are far off.
-    return attains(plan, problem) and not any(_late(plan, problem, look) for look in (LOOK_REQUESTS / 6, LOOK_REQUESTS))
-
-
 def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float]) -> Plan:
-    """For models that are late in the simulator the plan is made anew with tighter targets. That with least late."""
-    best, least, asked = plan, late, problem
+    """For models that are late in the simulator, or whose application is, the plan is made anew with tighter targets.
+    That with least late."""
+    best, least, asked = plan, late, plain(problem, plan.split)
+    models = {application.name: application.models() for application in problem.applications}
     for _ in range(LOOKS):
-        asked = _tighter(asked, late)
-        plan = promised(load(planner), asked, plan)
+        asked = _tighter(asked, set().union(*(models.get(name, {name}) for name in late)))
+        plan = msgspec.structs.replace(promised(load(planner), asked, plan), split=plan.split)
         late = _late(plan, problem)
         if sum(late.values()) < sum(least.values()):
             best, least = plan, late
@@ -55,12 +61,12 @@ def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float])
 
 
 def _late(plan: Plan, problem: Problem, requests: float = LOOK_REQUESTS) -> dict[str, float]:
-    """By how much models miss the fraction promised in the simulator, at the rates that are served; those that miss it
-    by more than chance would have it."""
-    rates = plan.rates()
-    if not rates:
+    """By how much models and applications miss the fraction promised in the simulator, at the rates that are served;
+    those that miss it by more than chance would have it."""
+    rates = carried(plan, problem)
+    if not any(rates.values()):
         return {}
-    seconds = min(LOOK_SECONDS, requests / sum(rates.values()))
+    seconds = min(LOOK_SECONDS, requests / sum(plan.rates().values()))
     report = simulate(problem, plan, Workload.poisson(rates), seconds=seconds)
     return {
         row.model: row.required - row.attainment for row in report.models if row.attainment is not None and not row.kept

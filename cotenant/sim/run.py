@@ -15,20 +15,23 @@ from cotenant.errors import PlanError
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
+from cotenant.planners.applications import promise
 from cotenant.planners.capacity import slowdown
 from cotenant.planners.check import check
 from cotenant.predictors import Load
+from cotenant.runtime.applications import Applications, specs_of
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Event, LaneSpec, Ready, Reply, Run
 from cotenant.runtime.lanes import lanes_of
 from cotenant.runtime.layout import Laid
+from cotenant.sim.applications import drawn, promises
 from cotenant.sim.callers import Callers
-from cotenant.sim.failures import Failure
 from cotenant.sim.loop import Handle, play
 from cotenant.sim.service import Key, Overhead, Service
 from cotenant.sim.workers import Control, Workers
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import merge, streams
+from cotenant.workload.failures import Failure
 from cotenant.workload.sources import Closed
 
 # What a plan must keep to stand on its devices at all; a target that it misses is for the run to show.
@@ -49,7 +52,8 @@ def simulate(
     overhead: Overhead | None = None,
     handle: Handle | None = None,
 ) -> Report:
-    """What a plan does under a workload, or else under Poisson arrivals at the problem's own rates.
+    """What a plan does under a workload, or else under Poisson arrivals at the problem's own rates. Applications are
+    asked for, and reported, like models.
 
     The problem is the world: batches take what its profiles and its interference say, whatever the plan believes, and
     vary as its profiles say (feature ``cv_pct``: standard deviation over median, in percent).
@@ -60,9 +64,10 @@ def simulate(
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
-        problem.model(name)  # refuses a name that it does not know
+        promise(problem, name)  # refuses a name that it does not know
     models = {model.name: model for model in problem.models}
-    tallies = {name: Tally() for name in models}
+    watched = promises(problem, plan, workload)
+    tallies = {each.name: Tally() for each in watched}
     service = Service(seed=seed, overhead=overhead)
 
     def lanes(plan: Plan) -> tuple[LaneSpec, ...]:
@@ -77,8 +82,11 @@ def simulate(
     workers.change(changes)
     if control is not None:
         workers.control(control, lambda: {name: tally.arrived for name, tally in tallies.items()}, seconds)
-    _run(workers.events(), problem.models, tallies, workload, service, seconds, seed, handle)
-    return Report.of("simulated", problem.models, tallies, seconds)
+    if problem.applications:
+        specs = specs_of(problem.applications, plan.split)
+        handle = Applications(handle or Dispatcher().handle, drawn(problem.applications, seed), specs).handle
+    _run(workers.events(), watched, tallies, workload, service, seconds, seed, handle)
+    return Report.of("simulated", watched, tallies, seconds)
 
 
 def run(
