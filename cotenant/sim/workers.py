@@ -20,7 +20,7 @@ from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 from cotenant.runtime.events import Applied, Died, Event, LaneSpec, Ready, Woke
 from cotenant.runtime.layout import Laid, Layout
-from cotenant.sim.failures import Failure
+from cotenant.workload.failures import Failure
 
 # What happens at a moment: events, each made only once the one before it was handled.
 Step = Callable[[float], Iterable[Event]]

@@ -15,7 +15,7 @@ from cotenant.planners import Problem
 from cotenant.predictors import Margin
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply, Run
-from cotenant.sim.failures import Failure
+from cotenant.workload.failures import Failure
 from cotenant.sim.run import run, simulate
 from cotenant.sim.service import Overhead, Service
 from cotenant.workload import Workload
