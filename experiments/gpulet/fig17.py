@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cotenant.core.application import Application, Stage
 from experiments.gpulet import paper
 from experiments.gpulet.cast import CASTS
 from experiments.gpulet.rates import Group, Row, bars, compared
@@ -32,16 +33,16 @@ WAYS = (
 
 def run(options: Options) -> list[Row]:
     """Nothing here is left to chance, or to a sample."""
-    groups = [group for name in options.profiles or CASTS for way in WAYS if way.there for group in _groups(name, way)]
-    return compared(groups, None, paper.FIG17_OF_IDEAL, options)
+    every = [group for name in options.profiles or CASTS for way in WAYS if way.there for group in groups(name, way)]
+    return compared(every, None, paper.FIG17_OF_IDEAL, options)
 
 
-def _groups(name: str, way: Way) -> list[Group]:
-    groups = [
+def groups(name: str, way: Way) -> list[Group]:
+    scenarios = [
         Group(name=group, cast=name, way=way, mix=dict.fromkeys(roles, 1.0)) for group, roles in paper.GROUPS.items()
     ]
     if not name.startswith("synthetic"):
-        return groups
+        return scenarios
     players = {f"{role}{i}": role for role, count in paper.GAME.items() for i in range(1, count + 1)}
     game = Group(
         name="game",
@@ -50,6 +51,11 @@ def _groups(name: str, way: Way) -> list[Group]:
         mix=dict.fromkeys(players, 1.0),
         roles=players,
         targets=dict.fromkeys(players, paper.GAME_TARGET_MS / 1e3),
+        application=Application(
+            name="game",
+            slo=paper.GAME_TARGET_MS / 1e3,
+            stages=tuple(Stage(name=player, model=player) for player in players),
+        ),
     )
     traffic = Group(
         name="traffic",
@@ -58,8 +64,17 @@ def _groups(name: str, way: Way) -> list[Group]:
         mix=dict.fromkeys(paper.TRAFFIC_TARGETS_MS, 1.0),
         roles={role: role for role in paper.TRAFFIC_TARGETS_MS},
         targets={role: ms / 1e3 for role, ms in paper.TRAFFIC_TARGETS_MS.items()},
+        application=Application(
+            name="traffic",
+            slo=paper.TRAFFIC_TARGET_MS / 1e3,
+            stages=(
+                Stage(name="ssd", model="ssd"),
+                Stage(name="goo", model="goo", after=("ssd",)),
+                Stage(name="vgg", model="vgg", after=("ssd",)),
+            ),
+        ),
     )
-    return [game, traffic, *groups]
+    return [game, traffic, *scenarios]
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

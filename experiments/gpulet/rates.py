@@ -8,8 +8,9 @@ from statistics import fmean
 
 import msgspec
 
+from cotenant.core.application import Application
 from experiments.gpulet import paper
-from experiments.gpulet.cast import cast
+from experiments.gpulet.cast import Cast, cast
 from experiments.gpulet.ways import Serves, Way, serves
 from experiments.picture import Bar
 from experiments.spread import Options, spread
@@ -20,7 +21,8 @@ MEAN = "mean"
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Models that are asked for together. mix: how much of each; roles, targets: as in Cast.playing, where not its own.
 
-    cast, way: with whose profiles, and who schedules.
+    cast, way: with whose profiles, and who schedules. application: what asks for them, once for one of each of the mix;
+    the targets are then parts of its own.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, str] = {}
     targets: dict[str, float] = {}
     devices: int = paper.DEVICES
+    application: Application | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,12 +103,13 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
 
 def largest_rate(group: Group) -> float:
     """Requests/s of the whole group, at most."""
-    players = cast(group.cast)
-    if group.roles:
-        players = players.playing(group.roles, group.targets)
-    return largest(serves(group.way, players, group.devices), group.mix, players.units[0]) * math.fsum(
-        group.mix.values()
-    )
+    its = players(group)
+    return largest(serves(group.way, its, group.devices), group.mix, its.units[0]) * math.fsum(group.mix.values())
+
+
+def players(group: Group) -> Cast:
+    its = cast(group.cast)
+    return its.playing(group.roles, group.targets) if group.roles else its
 
 
 def largest(serves: Serves, mix: Mapping[str, float], start: float, *, beyond: bool = False) -> float:

@@ -1,7 +1,7 @@
 """Ways to schedule: each planner of gpulet's world as the paper has it, as its program was published, and as here.
 
-A way answers one question: are these rates served, all of them? From it come the counts of Figures 5 and 16, and by
-bisection the largest rates of Figures 6 and 17.
+A way answers one question: are these rates served, all of them, and by which plan? From it come the counts of Figures 5
+and 16, by bisection the largest rates of Figures 6 and 17, and the plans that are simulated for Figures 13 to 15.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from cotenant.planners import PLANNERS, geometry, load
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.units import WHOLE
+from cotenant.planners import PLANNERS, Problem, geometry, load
+from cotenant.planners.capacity import slowdown
+from cotenant.predictors import Load
 from experiments.gpulet import paper, published
 from experiments.gpulet.cast import CASTS, Cast, cast
 from experiments.gpulet.tables import tables
 from experiments.spread import Options, spread
 
 Serves = Callable[[Mapping[str, float]], bool]
+Plans = Callable[[Mapping[str, float]], Plan | None]
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,20 +59,75 @@ MODES = {
 def serves(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Serves:
     """Whether the way serves rates, given in requests/s by role."""
     if way.who == "published":
-        known = tables(cast)
-        mode = msgspec.structs.replace(MODES[way.planner], gpus=devices, interference=way.interference)
-        return lambda rates: (
-            published.schedule(known, {role: round(rate) for role, rate in rates.items()}, mode).schedulable
-        )
+        decide = _published(way, cast, devices)
+        return lambda rates: decide(rates).schedulable
+    plans = planned(way, cast, devices)
+    return lambda rates: plans(rates) is not None
+
+
+def planned(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Plans:
+    """The plan with which the way serves rates, given in requests/s by role; None where it does not serve them all."""
+    problem = asked(way, cast, devices)
+    if way.who == "published":
+        decide = _published(way, cast, devices)
+        return lambda rates: as_plan(decide(rates), problem)
+    if way.planner == "geometry":
+        # Whether any plan serves them, rather than which needs fewest devices.
+        return lambda rates: geometry.feasible(msgspec.structs.replace(problem, rates=dict(rates)))
+    plan = load(way.planner)
+
+    def complete(rates: Mapping[str, float]) -> Plan | None:
+        found = plan(msgspec.structs.replace(problem, rates=dict(rates)))
+        return None if found.unserved else found
+
+    return complete
+
+
+def asked(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Problem:
+    """What the way is asked, without rates, and what it believes of neighbours."""
     problem = cast.halves(devices) if way.halves else cast.problem(devices, interference=way.interference)
     if way.free:
         kinds = tuple(msgspec.structs.replace(kind, max_partitions=None) for kind in problem.fleet)
         problem = msgspec.structs.replace(problem, fleet=kinds)
-    if way.planner == "geometry":
-        # Whether any plan serves them, rather than which needs fewest devices.
-        return lambda rates: geometry.feasible(msgspec.structs.replace(problem, rates=dict(rates))) is not None
-    plan = load(way.planner)
-    return lambda rates: not plan(msgspec.structs.replace(problem, rates=dict(rates))).unserved
+    return problem
+
+
+def _published(way: Way, cast: Cast, devices: int) -> Callable[[Mapping[str, float]], published.Schedule]:
+    known = tables(cast)
+    mode = msgspec.structs.replace(MODES[way.planner], gpus=devices, interference=way.interference)
+    return lambda rates: published.schedule(known, {role: round(rate) for role, rate in rates.items()}, mode)
+
+
+def as_plan(schedule: published.Schedule, problem: Problem) -> Plan | None:
+    """A schedule of the published program as a plan: its cuts and batches, with latencies as the problem has them; None
+    where it is none. What it gives batches of no row it gives nothing."""
+    if not schedule.schedulable:
+        return None
+    (kind,) = problem.fleet
+    gpulets: dict[int, dict[tuple[int, int], list[published.Gpulet]]] = {}
+    for gpulet in (each for each in schedule.gpulets if each.batch):
+        gpulets.setdefault(gpulet.gpu, {}).setdefault((gpulet.size, gpulet.dedup), []).append(gpulet)
+    devices = []
+    for gpu, cuts in sorted(gpulets.items()):
+        loads = [
+            [Load(each.model, kind.name, each.batch, size * WHOLE // 100) for each in tasks]
+            for (size, _), tasks in cuts.items()
+        ]
+        partitions = []
+        for i, (own, tasks) in enumerate(zip(loads, cuts.values(), strict=True)):
+            beside = loads[:i] + loads[i + 1 :]
+            took = [
+                slowdown(problem, load, beside)
+                * problem.profiles[load.model, kind.name].latency(load.batch, load.share)
+                for load in own
+            ]
+            placements = tuple(
+                Placement(model=task.model, batch=task.batch, rate=task.throughput, duty=sum(took), latency=latency)
+                for task, latency in zip(tasks, took, strict=True)
+            )
+            partitions.append(Partition(share=own[0].share, placements=placements))
+        devices.append(Device(kind=kind.name, id=gpu, partitions=tuple(partitions)))
+    return Plan(planner="published", devices=tuple(devices))
 
 
 class Verdicts(msgspec.Struct):

@@ -146,14 +146,14 @@ def test_a_rate_that_is_served_above_one_that_is_not_is_found_from_above() -> No
 
 @needs_data
 def test_game_is_seven_models_with_a_target_of_their_own() -> None:
-    (game, traffic, *groups) = fig17._groups("synthetic-0.8", GPULET)
+    (game, traffic, *groups) = fig17.groups("synthetic-0.8", GPULET)
     assert (len(game.mix), len(traffic.mix), len(groups)) == (7, 3, 5)
     players = cast(game.cast).playing(game.roles, game.targets)
     assert players.targets == dict.fromkeys(["le1", "le2", "le3", "le4", "le5", "le6", "res1"], 0.108)
     assert players.inputs["le3"] == "le"
     tables(players)
-    assert fig17._groups("a100", GPULET) != []
-    assert {group.name for group in fig17._groups("a100", GPULET)} == set(paper.GROUPS)
+    assert fig17.groups("a100", GPULET) != []
+    assert {group.name for group in fig17.groups("a100", GPULET)} == set(paper.GROUPS)
 
 
 @needs_data

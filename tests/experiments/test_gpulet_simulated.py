@@ -1,0 +1,152 @@
+"""gpulet's figures that are simulated: what neighbours really do, what plans keep then, each figure on a few cells."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.planners.check import check
+from cotenant.predictors import Load, Margin
+from cotenant.predictors.samples import Sample
+from experiments.data import v100
+from experiments.gpulet import fig13, fig14, fig17, kept, paper
+from experiments.gpulet.cast import V100, cast
+from experiments.gpulet.rates import MEAN, Group, players
+from experiments.gpulet.ways import Way, asked, planned
+from experiments.gpulet.world import Erring, Measured, truth, world
+from experiments.spread import Options
+from tests.experiments.data import needs_data
+
+SBP = Way(name="SBP", who="cotenant", planner="squishy", interference=False)
+PUBLISHED = Way(name="gpulet+int", who="published", planner="elastic")
+
+
+def test_what_was_measured_is_met_and_the_rest_is_the_formula() -> None:
+    def load(model: str, batch: int) -> Load:
+        return Load(model, "gpu", batch, 500)
+
+    samples = [Sample(load("x", 4), (load("y", 8),), 1.0, 1.8), Sample(load("x", 32), (load("y", 8),), 1.0, 1.2)]
+    found = Measured(Margin(1.5), samples, {"a": "x", "b": "y", "c": "x"})
+    assert found.slowdown(load("a", 4), [load("b", 8)]) == pytest.approx(1.8, abs=0.01)
+    assert found.slowdown(load("c", 32), [load("b", 8)]) == pytest.approx(1.2, abs=0.01)
+    assert 1.2 < found.slowdown(load("a", 11), [load("b", 8)]) < 1.8
+    assert found.slowdown(load("b", 8), [load("a", 4)]) == pytest.approx(1.5)
+    assert found.slowdown(load("a", 4), [load("b", 8), load("b", 8)]) == pytest.approx(2.6, abs=0.02)
+    assert found.slowdown(load("a", 4), []) == 1
+
+
+@needs_data
+def test_the_world_of_the_v100_is_what_was_measured_there() -> None:
+    real = truth(cast("v100"))
+    roles = {name: role for role, (name, _) in V100.items()}
+    samples = v100.pairs()[::37]
+    errors = [abs(real.slowdown(*_asked(sample, roles)) / max(1.0, sample.slowdown) - 1) for sample in samples]
+    assert sum(errors) / len(errors) < 0.01
+
+
+def _asked(sample: Sample, roles: dict[str, str]) -> tuple[Load, Sequence[Load]]:
+    victim, neighbour = (
+        msgspec.structs.replace(load, model=roles[load.model]) for load in (sample.victim, *sample.neighbours)
+    )
+    return victim, [neighbour]
+
+
+def test_the_formula_errs_as_the_paper_says_and_always_alike() -> None:
+    real = Erring(Margin(2.0), seed=3)
+    loads = [Load("a", "gpu", batch, share) for batch in range(1, 41) for share in range(100, 1000, 100)]
+    other = Load("b", "gpu", 8, 500)
+    errors = sorted(abs(real.slowdown(load, [other]) / 2 - 1) for load in loads)
+    assert errors[int(0.9 * len(errors))] == pytest.approx(0.1026, abs=0.02)
+    assert errors[int(0.95 * len(errors))] == pytest.approx(0.1398, abs=0.03)
+    assert [real.slowdown(load, [other]) for load in loads] == [
+        Erring(Margin(2.0), seed=3).slowdown(load, [other]) for load in loads
+    ]
+
+
+@needs_data
+def test_a_schedule_of_the_published_program_is_a_plan() -> None:
+    players = cast("v100")
+    mix = dict.fromkeys(paper.GROUPS["scen2"], 300.0)
+    plan = planned(PUBLISHED, players)(mix)
+    assert plan is not None
+    problem = msgspec.structs.replace(asked(PUBLISHED, players), rates=mix)
+    assert all(plan.rate(role) >= rate for role, rate in mix.items())
+    assert all(device.free >= 0 for device in plan.devices)
+    assert not [it for it in check(plan, problem) if it.rule in ("cut", "sum", "partitions", "batch")]
+    group = Group(name="scen2", cast="v100", way=PUBLISHED, mix=mix)
+    assert kept.in_time(plan, world(players), kept.Trial(group=group, look=1000), 1.0) > 0.99
+    assert planned(PUBLISHED, players)(dict.fromkeys(mix, 1e5)) is None
+
+
+@needs_data
+@pytest.mark.parametrize("way", [SBP, PUBLISHED], ids=["SBP", "published"])
+def test_a_way_keeps_no_more_than_it_plans_for(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "PARTS", (1.0, 0.8))
+    group = next(group for group in fig17.groups("v100", way) if group.name == "scen2")
+    found = kept.most_kept(kept.Trial(group=group, look=500))
+    assert 0 < found.kept <= found.planned
+    assert found.kept <= found.most
+    its = players(group)
+    eased = kept.eased(its, 0.8)
+    assert all(eased.targets[role] == pytest.approx(0.8 * target, abs=1e-3) for role, target in its.targets.items())
+
+
+@needs_data
+def test_an_application_is_in_time_when_all_its_models_are() -> None:
+    (game, traffic, *_) = fig17.groups("synthetic-0.8", SBP)
+    for group in (game, traffic):
+        assert group.application is not None
+        assert group.application.models() == group.mix.keys()
+        its = players(group)
+        scale, plan = kept.largest_plan(SBP, its, group.mix, group.devices, its.units[0])
+        assert plan is not None
+        trial = kept.Trial(group=group, look=1500)
+        whole = kept.in_time(plan, world(its), trial, scale)
+        models = msgspec.structs.replace(group, application=None)
+        each = kept.in_time(plan, world(its), msgspec.structs.replace(trial, group=models), scale)
+        assert 0 < whole <= each + 0.01
+    assert kept.in_time(plan, world(its), trial, scale / 10) == 1
+
+
+@needs_data
+def test_figure_13(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "PARTS", (1.0,))
+    monkeypatch.setattr(fig13, "LOOK", 300)
+    quick = tuple(way for way in fig13.WAYS if way.planner in ("squishy", "bestfit"))
+    monkeypatch.setattr(fig13, "WAYS", quick)
+    rows = fig13.run(Options(profiles=("v100",), every=2))
+    cells = [row for row in rows if row.group != MEAN]
+    assert {(row.way, row.who) for row in cells} == {(way.name, way.who) for way in quick}
+    bases = {(row.group, row.who): row.rate for row in cells if row.way == "SBP"}
+    for row in cells:
+        assert row.of_sbp is None or row.rate == pytest.approx(row.of_sbp * (bases[row.group, row.who] or 0))
+    for mean in rows:
+        if mean.group == MEAN:
+            own = [row.of_sbp for row in cells if (row.way, row.who) == (mean.way, mean.who) and row.of_sbp]
+            assert mean.of_sbp == pytest.approx(sum(own) / len(own))
+    drawn(fig13, rows, tmp_path)
+
+
+@needs_data
+def test_figure_14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fig14, "LOOK", 300)
+    monkeypatch.setattr(fig14, "PAIRS", fig14.PAIRS[:1])
+    rows = fig14.run(Options(profiles=("v100",), every=2))
+    assert {(row.group, row.way) for row in rows} == {
+        (group, way) for group in ("scen1", "scen3", "scen5") for way in ("gpulet", "gpulet+int")
+    }
+    for row in rows:
+        assert row.rate == max(other.own_rate for other in rows if other.group == row.group)
+        assert (row.verdict == fig14.NOT_SCHEDULABLE) == (row.own_rate < row.rate)
+        assert row.missed is None or (row.missed > 1) == (row.verdict == "over 1 %")
+    assert {(row.group, row.way): row.paper for row in rows}["scen5", "gpulet+int"] == "under 1 %"
+    drawn(fig14, rows, tmp_path)
+
+
+def drawn(figure, rows, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    figure.plot(rows, folder / "it.svg")
+    assert ET.parse(folder / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
