@@ -1,0 +1,199 @@
+"""iGniter's closed form of a batch's latency beside neighbours (TPDS 2022, section 3).
+
+    latency = (idle + active) · frequency at rest / frequency + (input + output) · batch / bandwidth
+    active alone = (k1 · batch² + k2 · batch + k3) / (share + k4) + k5
+    active = active alone · (1 + c · Σ L2 of neighbours)
+    idle = idle alone + kernels · (a · models + b), the second only beside others
+
+What a model uses of L2 and of power are lines over its rows per active second; above the device's power its frequency
+falls, in a line over the power asked for. `fit` finds all of it from profiles and samples but power and frequency,
+which profiles do not have: published coefficients do (`experiments/data/igniter.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.profile import Profile, Profiles
+from cotenant.core.units import WHOLE
+from cotenant.errors import PlanError
+from cotenant.predictors import Load
+from cotenant.predictors.analytic import BANDWIDTH, INPUT, KERNELS, OUTPUT, SCHEDULING, Delay, Term, least_squares
+from cotenant.predictors.linear import L2
+from cotenant.predictors.samples import Sample
+
+K4 = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 120)])  # of share as a fraction; tried one by one
+
+
+class Straight(msgspec.Struct, frozen=True):
+    slope: float
+    constant: float
+
+    def at(self, x: float) -> float:
+        return self.slope * x + self.constant
+
+
+class Active(msgspec.Struct, frozen=True):
+    """Seconds alone over batch, and share as a fraction."""
+
+    k1: float
+    k2: float
+    k3: float
+    k4: float
+    k5: float
+
+    def at(self, batch: int, share: float) -> float:
+        return (self.k1 * batch**2 + self.k2 * batch + self.k3) / (share + self.k4) + self.k5
+
+
+class Coefficients(msgspec.Struct, frozen=True):
+    """Of a model. transfer: seconds for a row; idle: seconds alone; l2, power: fractions and W over rows per second."""
+
+    transfer: float
+    kernels: float
+    idle: float
+    active: Active
+    l2: Straight
+    power: Straight
+    cache: float | None = None
+
+
+class Throttle(msgspec.Struct, frozen=True):
+    """Of a device. idle, most: W; slope: of its frequency as a fraction, for each W above the most."""
+
+    idle: float
+    most: float
+    slope: float
+
+    def frequency(self, asked: float) -> float:
+        """As a fraction of the one at rest."""
+        return max(0.1, 1 + self.slope * max(0.0, self.idle + asked - self.most))
+
+
+class Igniter(msgspec.Struct, frozen=True):
+    """Of one kind of device. models: by name."""
+
+    models: dict[str, Coefficients]
+    delay: Delay
+    throttle: Throttle | None = None
+
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        """Raises PlanError for a model whose coefficients are unknown."""
+        if not neighbours:
+            return 1.0
+        return max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
+
+    def latency(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        """Seconds of a batch, transfers included."""
+        own = self._of(victim)
+        beside = [(self._of(load), self._rate(load)) for load in neighbours]
+        active = self._active(victim)
+        if beside:
+            if own.cache is None:
+                raise PlanError(f"model {victim.model!r} was no victim in any sample; measure it beside others")
+            active *= 1 + own.cache * sum(max(0.0, it.l2.at(rate)) for it, rate in beside)
+        idle = own.idle + own.kernels * self.delay.of(1 + len(beside))
+        power = sum(it.power.at(rate) for it, rate in [(own, self._rate(victim)), *beside])
+        frequency = 1.0 if self.throttle is None else self.throttle.frequency(power)
+        return (idle + active) / frequency + own.transfer * victim.batch
+
+    def _active(self, load: Load) -> float:
+        return self._of(load).active.at(load.batch, load.share / WHOLE)
+
+    def _rate(self, load: Load) -> float:
+        return load.batch / self._active(load)
+
+    def _of(self, load: Load) -> Coefficients:
+        known = self.models.get(load.model)
+        if known is None:
+            raise PlanError(f"model {load.model!r} has no coefficients of iGniter's; its profile needs {L2}")
+        return known
+
+
+class Measured(NamedTuple):
+    """Of a model alone: columns of batches, shares as fractions, and active seconds."""
+
+    batches: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+
+def active(measured: Measured, *, relative: bool = True) -> Active:
+    """By least squares, linear but for k4. relative: of relative errors. Raises PlanError for fewer than 5 points."""
+    batches, shares, seconds = measured
+    if len(seconds) < 5:
+        raise PlanError(f"{len(seconds)} points are fewer than the 5 coefficients of iGniter's active time")
+    weight = 1 / seconds if relative else np.ones_like(seconds)
+    best: tuple[float, Active] | None = None
+    for k4 in K4:
+        over = 1 / (shares + k4)
+        terms = np.column_stack([batches**2 * over, batches * over, over, np.ones_like(over)]) * weight[:, None]
+        found, *_ = np.linalg.lstsq(terms, seconds * weight, rcond=None)
+        off = float(((terms @ found - seconds * weight) ** 2).sum())
+        if best is None or off < best[0]:
+            k1, k2, k3, k5 = found.tolist()
+            best = off, Active(k1, k2, k3, float(k4), k5)
+    assert best is not None
+    return best[1]
+
+
+def straight(x: Sequence[float], y: Sequence[float]) -> Straight:
+    if len(set(x)) < 2:
+        return Straight(0.0, float(np.mean(y)) if len(y) else 0.0)
+    slope, constant = np.polyfit(np.array(x), np.array(y), 1)
+    return Straight(float(slope), float(constant))
+
+
+def fit(samples: Sequence[Sample], profiles: Profiles) -> Igniter:
+    """Raises PlanError for models without `l2_util_pct`, and for too few points or samples."""
+    kinds = {sample.victim.kind for sample in samples}
+    bare = Igniter(
+        {
+            profile.model: msgspec.structs.replace(_coefficients(profile), cache=0.0)
+            for profile in profiles.values()
+            if profile.kind in kinds and any(L2 in point.features for point in profile.points)
+        },
+        Delay(0.0, 0.0),
+    )
+    terms = []
+    for sample in samples:
+        own, base = bare._of(sample.victim), bare.latency(sample.victim, ())
+        pressure = sum(max(0.0, bare._of(load).l2.at(bare._rate(load))) for load in sample.neighbours)
+        felt = bare._active(sample.victim) / base
+        count = 1 + len(sample.neighbours)
+        terms.append(Term(sample.victim.model, count, own.kernels / base, felt * pressure, sample.slowdown - 1))
+    delay, cache = least_squares(terms)
+    models = {name: msgspec.structs.replace(known, cache=cache.get(name)) for name, known in bare.models.items()}
+    return Igniter(models, delay)
+
+
+def _coefficients(profile: Profile) -> Coefficients:
+    points = [point for point in profile.points if point.procs == 1]
+    of_all = {name: value for point in points for name, value in point.features.items()}
+    transfer = (of_all.get(INPUT, 0.0) + of_all.get(OUTPUT, 0.0)) / BANDWIDTH
+    kernels = of_all.get(KERNELS, 0.0)
+    idle = kernels * of_all.get(SCHEDULING, 0.0) / 1e6
+    seconds = np.array([point.latency - transfer * point.batch - idle for point in points])
+    if (seconds <= 0).any():
+        raise PlanError(
+            f"model {profile.model!r}: transfer and scheduling would take longer than a batch; look at {INPUT},"
+            f" {OUTPUT}, {KERNELS} and {SCHEDULING} of its profile"
+        )
+    found = active(
+        Measured(
+            np.array([float(point.batch) for point in points]),
+            np.array([point.share / WHOLE for point in points]),
+            seconds,
+        )
+    )
+    using = [
+        (point.batch / found.at(point.batch, point.share / WHOLE), point.features[L2] / 100)
+        for point in points
+        if L2 in point.features
+    ]
+    return Coefficients(transfer, kernels, idle, found, straight(*zip(*using, strict=True)), Straight(0.0, 0.0))

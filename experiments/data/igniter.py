@@ -1,0 +1,91 @@
+"""What iGniter's authors measured of four models and a V100 to find its coefficients (icloud-ecnu/igniter): JSON lines.
+
+Nine runs of each model alone (batches 1, 16 and 32 at 10, 50 and 100 %), one beside a copy, one device with one to five
+copies. Times are in ms, bytes are of one row, L2 in percent, power in W, frequency in MHz.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cotenant.core.profile import Point, Profile
+from cotenant.predictors.analytic import INPUT, KERNELS, OUTPUT, Delay
+from cotenant.predictors.igniter import Coefficients, Igniter, Measured, Throttle, active, straight
+from experiments.data import lines, v100
+
+SOURCE = "icloud-ecnu+igniter/i-Gniter/Algorithm/config"
+BATCHES, SHARES = (1, 16, 32), (0.1, 0.5, 1.0)
+MODELS = ("alexnet", "resnet50", "vgg19", "ssd")
+BANDWIDTH = "bandwidth"
+
+
+def config() -> dict[str, dict[str, Any]]:
+    """By "hardware" or model, what was measured."""
+    found: dict[str, dict[str, Any]] = {}
+    for _, line in lines(SOURCE):
+        for subject, entries in msgspec.json.decode(line, type=dict[str, dict[str, Any]]).items():
+            found.setdefault(subject, {}).update(entries)
+    return found
+
+
+def coefficients() -> Igniter:
+    """As their program finds them: a batch's time without idling, at the frequency at rest, by least squares."""
+    read = config()
+    hardware = read["hardware"]
+    return Igniter({name: _model(read[name], hardware) for name in MODELS}, _delay(hardware), _throttle(hardware))
+
+
+def profiles() -> dict[tuple[str, str], Profile]:
+    """The V100's, with how many kernels each model has and how many bytes a row."""
+    read = config()
+    return {
+        key: Profile(*key, [_richer(point, read[profile.model]) for point in profile.points])
+        for key, profile in v100.profiles().items()
+    }
+
+
+def _richer(point: Point, of: dict[str, Any]) -> Point:
+    more = {INPUT: float(of["inputdata"]), OUTPUT: float(of["outputdata"]), KERNELS: float(of["kernel"])}
+    return msgspec.structs.replace(point, features={**point.features, **more})
+
+
+def _model(of: dict[str, Any], hardware: dict[str, Any]) -> Coefficients:
+    places = [(i, j) for i in range(3) for j in range(3)]
+    slow = np.array([min(1.0, of["frequency"][i][j] / hardware["maxGPUfrequency"]) for i, j in places])
+    times = np.array([of["gpulatency"][i][j] for i, j in places])
+    batches, shares = (np.array(column) for column in zip(*((BATCHES[i], SHARES[j]) for i, j in places), strict=True))
+    rates = batches / ((times - of["idletime_1"]) / 1e3)
+    beside = of["activetime_2"] * of["frequency_2"] / hardware["maxGPUfrequency"]
+    unslowed = slow >= 0.999
+    power = np.array([of["power"][i][j] for i, j in places]) - hardware["idlepower"]
+    return Coefficients(
+        transfer=(of["inputdata"] + of["outputdata"]) / (hardware[BANDWIDTH] * 1e3),
+        kernels=of["kernel"],
+        idle=of["idletime_1"] / 1e3,
+        active=active(Measured(batches, shares, (times * slow - of["idletime_1"]) / 1e3), relative=False),
+        # The diagonal: the least, the middle, the most.
+        l2=straight(rates[[0, 4, 8]].tolist(), [used / 100 for used in of["l2caches"]]),
+        power=straight(rates[unslowed].tolist(), power[unslowed].tolist()),
+        cache=100 * (beside / of["activetime_1"] - 1) / of["l2cache"],
+    )
+
+
+def _delay(hardware: dict[str, Any]) -> Delay:
+    """Of two to five copies, less that of one."""
+    idle = np.array(hardware["idletime"]) * np.array(hardware["frequency"]) / hardware["maxGPUfrequency"] / 1e3
+    line = straight([2, 3, 4, 5], (idle[1:] - idle[0]).tolist())
+    return Delay(line.slope, line.constant)
+
+
+def _throttle(hardware: dict[str, Any]) -> Throttle:
+    """Power asked for is the power taken until the frequency falls, and then goes on as before."""
+    frequency, power = np.array(hardware["frequency"]), np.array(hardware["power"], dtype=float)
+    falls = int(np.argmax(frequency < hardware["maxGPUfrequency"]))
+    step = np.diff(power[:falls]).mean()
+    above = power[falls - 1] + step * np.arange(1, len(power) - falls + 1) - hardware["maxGPUpower"]
+    lost = frequency[falls:] / hardware["maxGPUfrequency"] - 1
+    slope = float((above * lost).sum() / (above**2).sum())
+    return Throttle(idle=hardware["idlepower"], most=hardware["maxGPUpower"], slope=slope)
