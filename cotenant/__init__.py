@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from cotenant.config import read_problem, read_profiles_file, read_settings
+    from cotenant.config import read_failures, read_problem, read_profiles_file, read_settings, read_workload
     from cotenant.core.model import Kind, Model
     from cotenant.core.plan import Device, Partition, Placement, Plan
     from cotenant.core.profile import Point, Profile
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cotenant.planners.forecast import forecast
     from cotenant.planners.solve import solve
     from cotenant.sim.run import simulate
+    from cotenant.workload import Workload
 
 _HOMES = {
     "CotenantError": "errors",
@@ -41,11 +42,14 @@ _HOMES = {
     "Point": "core.profile",
     "Problem": "planners",
     "Profile": "core.profile",
+    "Workload": "workload",
     "check": "planners.check",
     "forecast": "planners.forecast",
+    "read_failures": "config",
     "read_problem": "config",
     "read_profiles_file": "config",
     "read_settings": "config",
+    "read_workload": "config",
     "simulate": "sim.run",
     "solve": "planners.solve",
 }
@@ -61,11 +65,14 @@ __all__ = [
     "Point",
     "Problem",
     "Profile",
+    "Workload",
     "check",
     "forecast",
+    "read_failures",
     "read_problem",
     "read_profiles_file",
     "read_settings",
+    "read_workload",
     "simulate",
     "solve",
 ]

@@ -3,8 +3,10 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import cotenant
 from cotenant.config.workload import read_failures, read_workload
 from cotenant.errors import ConfigError
 from cotenant.workload import Source, Workload
@@ -177,3 +179,12 @@ def test_an_error_in_a_trace_names_its_line_too(tmp_path: Path) -> None:
 def test_a_model_stands_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workload\[1\]: model 'minilm' stands twice; keep one entry$"):
         read(tmp_path, "[[workload]]\nmodel = 'minilm'\nrate = 1\n" * 2)
+
+
+def test_the_example_that_is_shipped_can_be_played() -> None:
+    examples = Path(__file__).parents[1] / "docs" / "examples"
+    problem = cotenant.read_problem(examples / "problem.toml")
+    workload = cotenant.read_workload(examples / "workload.toml", problem.rates)
+    assert len({type(source) for source in workload.sources.values()}) >= 5
+    assert [failure.time for failure in cotenant.read_failures(examples / "workload.toml")] == [300.0]
+    assert all(next(source.times(np.random.default_rng(0))).size for source in workload.sources.values())
