@@ -109,7 +109,7 @@ def test_an_application_is_in_time_when_all_its_models_are() -> None:
         models = msgspec.structs.replace(group, application=None)
         each = kept.in_time(plan, world(its), msgspec.structs.replace(trial, group=models), scale)
         assert 0 < whole <= each + 0.01
-    assert kept.in_time(plan, world(its), trial, scale / 10) == 1
+        assert kept.in_time(plan, world(its), trial, scale / 10) == 1
 
 
 @needs_data

@@ -1,0 +1,82 @@
+"""When to plan anew, and for what: rates that are seen now and then in, plans out.
+
+gpulet, section 4.5 and Algorithm 2, with the numbers of its published program: rates are smoothed, and planned for with
+some room, since they may rise until the next look and the new workers have to start. A plan is made anew when what it
+should be made for has moved away from what it was made for, sooner upwards than downwards. How many devices that takes
+is for the planner to say: the paper's Algorithm 2 asks it for one more until it succeeds.
+
+A scaler reads no clock and starts nothing, so that the same one decides in a simulated run (`sim.workers.Control`) and
+live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.planners import Planner, Problem
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How quickly a scaler follows. Rates are in requests/s, of each model.
+
+    period: seconds from one look to the next. weight: of the latest look in the smoothed rate.
+    room: times the smoothed rate, what is planned for; little_room: the same below `little`, where chance is larger.
+    A plan is made anew when that is above what the last was made for by `rise` of it or by `rise_by`, or below it by
+    `fall` of it.
+    """
+
+    period: float = 20.0
+    weight: float = 0.5
+    room: float = 1.2
+    little_room: float = 1.5
+    little: float = 125.0
+    rise: float = 0.05
+    rise_by: float = 10.0
+    fall: float = 0.1
+
+
+class Scaler:
+    """plan: in force, or on its way. target: by model, what it was made for. estimate: the smoothed rates."""
+
+    def __init__(self, problem: Problem, planner: Planner, plan: Plan, policy: Policy | None = None) -> None:
+        """plan: the one in force at the beginning, made for the problem's rates."""
+        self.policy = policy or Policy()
+        self.plan = plan
+        self.target = dict(problem.rates)
+        self.estimate: dict[str, float] = {}
+        self._problem = problem
+        self._planner = planner
+
+    @property
+    def period(self) -> float:
+        return self.policy.period
+
+    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
+        """rates: requests/s of each model since the last look. The plan to go over to, or None: all stays as it is.
+
+        What no plan can serve is left `unserved` by the plan that serves most.
+        """
+        weight = self.policy.weight
+        for name in self.target:
+            seen = rates.get(name, 0.0)
+            self.estimate[name] = weight * seen + (1 - weight) * self.estimate.get(name, seen)
+        wanted = {name: self._room(rate) for name, rate in self.estimate.items()}
+        if not any(self._moved(rate, self.target[name]) for name, rate in wanted.items()):
+            return None
+        self.target = wanted
+        asked = msgspec.structs.replace(self._problem, rates=wanted, current=self.plan)
+        plan = self._planner(asked)
+        if plan.devices == self.plan.devices:
+            return None
+        self.plan = plan
+        return plan
+
+    def _room(self, rate: float) -> float:
+        return rate * (self.policy.little_room if rate < self.policy.little else self.policy.room)
+
+    def _moved(self, rate: float, planned: float) -> bool:
+        up = min(planned * self.policy.rise, self.policy.rise_by)
+        return rate > planned + up or rate < planned * (1 - self.policy.fall)

@@ -1,0 +1,123 @@
+"""When a scaler plans anew, for what, and what it leaves alone."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cotenant.control.scaling import Policy, Scaler
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.core.units import WHOLE
+from cotenant.planners import Problem, load
+from cotenant.sim.run import simulate
+from cotenant.workload import Workload
+from cotenant.workload.shapes import hills
+
+# A batch of n takes 10 ms + 1 ms x n: 760 requests/s on a device in batches of 32.
+PROBLEM = Problem(
+    models=(Model(name="a", slo=0.1),),
+    rates={"a": 500.0},
+    fleet=(Kind(name="gpu", count=4),),
+    profiles={
+        ("a", "gpu"): Profile(
+            "a",
+            "gpu",
+            [Point(share=WHOLE, batch=n, latency=0.01 + 0.001 * n, memory=0) for n in (1, 8, 32)],
+        )
+    },
+)
+
+
+class Asked:
+    """A planner that writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self._plan = load("elastic")
+
+    def __call__(self, problem: Problem) -> Plan:
+        self.problems.append(problem)
+        return self._plan(problem)
+
+
+def scaler(planner: Asked, **policy: float) -> Scaler:
+    return Scaler(PROBLEM, planner, load("elastic")(PROBLEM), Policy(**policy))
+
+
+def test_a_plan_is_made_for_smoothed_rates_with_room() -> None:
+    asked = Asked()
+    it = scaler(asked, weight=0.25)
+    it.observe({"a": 1000.0}, 20)
+    assert it.estimate == {"a": 1000.0}  # nothing to smooth it with
+    plan = it.observe({"a": 2000.0}, 40)
+    assert [problem.rates for problem in asked.problems] == [{"a": 1200.0}, {"a": 1500.0}]
+    assert plan is not None
+    assert plan is it.plan
+    assert not plan.unserved
+    assert plan.devices_used == 2
+    assert asked.problems[1].current == load("elastic")(asked.problems[0])
+
+
+def test_little_rates_get_more_room() -> None:
+    asked = Asked()
+    scaler(asked).observe({"a": 100.0}, 20)
+    assert asked.problems[0].rates == {"a": 150.0}
+
+
+@pytest.mark.parametrize(("seen", "again"), [(424, False), (426, True), (376, False), (374, True)])
+def test_what_has_hardly_moved_is_left_alone(seen: float, again: bool) -> None:
+    """500 were planned for, which is 416.7 with room: up by 10 requests/s, down by a tenth."""
+    asked = Asked()
+    scaler(asked).observe({"a": float(seen)}, 20)
+    assert bool(asked.problems) == again
+
+
+def test_a_plan_that_stays_the_same_is_no_change() -> None:
+    asked = Asked()
+
+    def frozen(problem: Problem) -> Plan:
+        asked(problem)
+        return start
+
+    start = load("elastic")(PROBLEM)
+    it = Scaler(PROBLEM, frozen, start)
+    assert it.observe({"a": 1000.0}, 20) is None
+    assert it.plan is start
+    assert len(asked.problems) == 1
+    assert it.observe({"a": 1000.0}, 40) is None
+    assert len(asked.problems) == 1  # and is not asked for again
+
+
+def test_a_model_that_nobody_asks_for_keeps_nothing() -> None:
+    it = scaler(Asked(), weight=1.0)
+    plan = it.observe({}, 20)
+    assert plan is not None
+    assert plan.devices == ()
+
+
+def test_more_than_there_is_gets_all_there_is() -> None:
+    plan = scaler(Asked()).observe({"a": 9000.0}, 20)
+    assert plan is not None
+    assert plan.devices_used == 4
+    assert plan.unserved["a"] > 0
+
+
+def test_a_simulated_wave_gets_devices_and_gives_them_back() -> None:
+    points = [Point(share=WHOLE, batch=n, latency=0.05 + 0.005 * n, memory=0) for n in (1, 8, 32)]
+    start = msgspec.structs.replace(
+        PROBLEM,
+        models=(Model(name="a", slo=0.5),),
+        rates={"a": 60.0},
+        profiles={("a", "gpu"): Profile("a", "gpu", points)},
+    )
+    asked = Asked()
+    it = Scaler(start, asked, load("elastic")(start))
+    wave = Workload({"a": hills(40.0, [(40.0, 740.0, 300.0)])})
+    report = simulate(start, it.plan, wave, seconds=800, control=it, startup=15.0)
+    assert (report.models[0].attainment or 0.0) > 0.99
+    assert max(load("elastic")(problem).devices_used for problem in asked.problems) == 3
+    assert it.plan.devices_used == 1
+    still = simulate(start, load("elastic")(start), wave, seconds=800)
+    assert (still.models[0].attainment or 0.0) < 0.9
