@@ -67,11 +67,19 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
     [
         ("slo =", "slos =", "models[0]: unknown key 'slos'; did you mean 'slo'?"),
         ("kind =", "kinds =", "devices[0]: unknown key 'kinds'; did you mean 'kind'?"),
-        ("objective =", "zzz =", "unknown key 'zzz'; known here: profiles, models, devices, objective, interference"),
+        (
+            "objective =",
+            "zzz =",
+            "unknown key 'zzz'; known here: profiles, models, applications, devices, objective, interference",
+        ),
         ('"108ms"', "108", 'models[0].slo: \'108\' has no unit of time; write it as "25ms" or "1.5s"'),
         ('"108ms"', '"0ms"', "models[0].slo: a target of '0ms' must lie above 0"),
-        ('"108ms"', "true", "models[0].slo: Expected `int | float | str`, got `bool`"),
-        ("rate = 200", "", "models[0]: Object missing required field `rate`"),
+        ('"108ms"', "true", "models[0].slo: Expected `int | float | str | null`, got `bool`"),
+        (
+            "rate = 200",
+            "",
+            "models[0]: 'resnet50' has no rate; give it one, in requests/s, or use it in an application",
+        ),
         ("rate = 200", "rate = -1", "model 'resnet50': a rate of -1 requests/s must be finite and at least 0"),
         ("rate = 200", "rate = 1\nattainment = 1.5", "models[0].attainment: 1.5 must lie above 0 and at most at 1"),
         ("rate = 200", "rate = 1\nlinger = 5", "models[0].linger: '5' has no unit of time"),
@@ -98,7 +106,7 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
             "devices[0].geometry: 'mig-v100' is not known; take 'mig-a100-40gb' or 'mig-a100-80gb' or",
         ),
         ("cuts = [10", "cuts = [110", "devices[0].cuts: a share of 110 % must lie above 0 and at most at 100"),
-        ("rate = 200", 'rate = "many"', "models[0].rate: Expected `float`, got `str`"),
+        ("rate = 200", 'rate = "many"', "models[0].rate: Expected `float | null`, got `str`"),
         ('"resnet50"', '"resnet"', "models[0].name: 'resnet' has no profile on 'v100'; measure one with"),
         ('["profiles.csv"]', '["profiles.csv", "profiles.csv"]', "profiles: 'resnet50' on 'v100' stands in"),
         (
@@ -276,3 +284,103 @@ def test_a_mistake_in_settings_is_named_with_its_place(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
         read_settings(path)
+
+
+APPLICATION = """
+[[applications]]
+name = "street"
+slo = "300ms"
+rate = 8
+
+[[applications.stages]]
+model = "resnet50"
+
+[[applications.stages]]
+name = "again"
+model = "resnet50"
+after = ["resnet50"]
+fanout = { poisson = 1.5 }
+
+[[applications.stages]]
+name = "rare"
+model = "resnet50"
+after = ["resnet50"]
+fanout = { counts = [0, 4], chances = [0.75, 0.25] }
+"""
+ONLY = PROBLEM.replace('[[models]]\nname = "resnet50"\nslo = "108ms"\nrate = 200\n', "")
+
+
+def test_applications_are_read_and_models_of_theirs_need_no_entry(tmp_path: Path) -> None:
+    problem = read_problem(written(tmp_path, ONLY + APPLICATION))
+    (street,) = problem.applications
+    assert (street.name, street.slo, street.attainment) == ("street", 0.3, 0.99)
+    assert street.visits == {"resnet50": 1.0, "again": 1.5, "rare": 1.0}
+    assert problem.rates == {"street": 8.0}
+    assert problem.models == (Model(name="resnet50", slo=0.3),)
+    assert not check(solve("elastic", problem), problem)
+
+
+def test_a_model_may_be_asked_for_directly_too_or_only_be_limited(tmp_path: Path) -> None:
+    problem = read_problem(written(tmp_path, PROBLEM + APPLICATION))
+    assert problem.models == (Model(name="resnet50", slo=0.108),)
+    assert problem.rates == {"resnet50": 200.0, "street": 8.0}
+    entry = '[[models]]\nname = "resnet50"\nmax_batch = 4\n'
+    problem = read_problem(written(tmp_path, ONLY + entry + APPLICATION))
+    assert problem.models == (Model(name="resnet50", slo=0.3, max_batch=4),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "street"', 'title = "street"', "applications[0]: unknown key 'title'; "),
+        ('after = ["resnet50"]', 'behind = ["resnet50"]', "applications[0].stages[1]: unknown key 'behind'; "),
+        ('slo = "300ms"', "slo = 300", "applications[0].slo: '300' has no unit of time"),
+        ("rate = 8", "rate = -8", "model 'street': a rate of -8 requests/s must be finite and at least 0"),
+        (
+            'after = ["resnet50"]',
+            'after = ["resnet"]',
+            "applications[0]: application 'street': stage 'again': after 'resnet', which is none of its stages",
+        ),
+        (
+            'after = ["resnet50"]',
+            'after = ["again"]',
+            "applications[0]: application 'street': its stages go round in a circle: again after again",
+        ),
+        (
+            'name = "again"',
+            'name = "rare"',
+            "applications[0]: application 'street': stage 'rare' stands twice; give each a name of its own",
+        ),
+        (
+            "{ poisson = 1.5 }",
+            "{ poisson = 1.5, counts = [1] }",
+            "applications[0].stages[1].fanout: write a number, or { poisson = 1.5 }, or { counts = [0, 1, 4], chances",
+        ),
+        (
+            "{ poisson = 1.5 }",
+            "-1",
+            "applications[0]: application 'street': stage 'again': a fan-out of -1 must be 0 to 10000",
+        ),
+        ("{ poisson = 1.5 }", '"many"', "applications[0].stages[1].fanout: Expected `int | object`, got `str`"),
+        ('name = "street"', 'name = "resnet50"', "application 'resnet50': the name is taken; give it another"),
+        (
+            'model = "resnet50"',
+            'model = "resnet5"',
+            "applications[0]: stage 'resnet5': 'resnet5' has no profile on 'v100'; measure one with `cotenant profile`",
+        ),
+    ],
+)
+def test_a_mistake_in_an_application_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = APPLICATION.replace(old, new, 1)
+    if new == 'model = "resnet5"':
+        text = text.replace('after = ["resnet50"]', 'after = ["resnet5"]')
+    path = written(tmp_path, PROBLEM + text)
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
+        read_problem(path)
+
+
+def test_a_problem_asks_for_something(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape("nothing is asked for; list [[models]], or [[applications]]")):
+        read_problem(written(tmp_path, ONLY))
+    with pytest.raises(ConfigError, match=re.escape("models[0]: 'resnet50' has no slo; give it a target")):
+        read_problem(written(tmp_path, PROBLEM.replace('slo = "108ms"\n', "")))

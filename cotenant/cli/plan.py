@@ -11,11 +11,12 @@ from cotenant.cli.prepare import timed
 from cotenant.cli.show import aside, bars, console, forecast_table, show_json, tell
 from cotenant.core.difference import difference, renumbered
 from cotenant.core.plan import Plan
-from cotenant.core.units import show_rate, show_share
+from cotenant.core.units import show_rate, show_seconds, show_share
 from cotenant.measure.changes import changes_view
 from cotenant.measure.draw import plan_bars, plan_table
 from cotenant.measure.table import table
 from cotenant.planners import Problem
+from cotenant.planners.applications import plain
 from cotenant.planners.check import check
 from cotenant.planners.explain import Explanation, explain, gain, probes
 from cotenant.planners.forecast import forecast
@@ -54,6 +55,7 @@ def _known(current: Plan, problem: Problem) -> Plan:
 
 def explained(problem: Problem, plan: Plan) -> Explanation:
     """With what a little more would buy, for which the planner plans a few times more."""
+    problem = plain(problem, plan.split)
     found = explain(plan, problem)
     gains = []
     with bars("what would help:", transient=True) as progress:
@@ -79,10 +81,12 @@ def show(answer: Answer, *, json: bool) -> None:
             text = msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(text), **asked}), indent=2)
         show_json(text)
         return
+    models = plain(answer.problem, answer.plan.split).models
     parts = [
-        plan_table(answer.plan, answer.problem.models),
+        plan_table(answer.plan, models),
         plan_bars(answer.plan),
-        forecast_table(forecast(answer.plan, answer.problem), answer.problem.models),
+        *([split_table(answer.plan, answer.problem)] if answer.plan.split else []),
+        forecast_table(forecast(answer.plan, answer.problem), (*answer.problem.applications, *models)),
     ]
     if answer.reasons is not None:
         parts.append(reasons_view(answer.reasons))
@@ -94,6 +98,21 @@ def show(answer: Answer, *, json: bool) -> None:
         console.print(*([""] if i else []), part, sep="\n")
     for violation in check(answer.plan, answer.problem):
         tell("violates", str(violation), console)
+
+
+def split_table(plan: Plan, problem: Problem) -> RenderableType:
+    """How the targets of applications are split over their stages."""
+    rows = table(
+        "applications: what their stages get of the target", "application", "stage", "after", ">each makes", ">gets"
+    )
+    for application in problem.applications:
+        head = f"{escape(application.name)}, {show_seconds(application.slo)}"
+        for stage in application.stages:
+            name = stage.name if stage.name == stage.model else f"{stage.name}: {stage.model}"
+            gets = show_seconds(plan.split[application.name][stage.name])
+            rows.add_row(head, escape(name), escape(", ".join(stage.after)), f"{stage.fanout.mean:g}", gets)
+            head = ""
+    return rows
 
 
 def _strangers(current: Plan, problem: Problem, file: str) -> list[str]:

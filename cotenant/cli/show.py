@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from cotenant.core.application import Application
 from cotenant.core.model import Model
 from cotenant.core.units import show_seconds
 from cotenant.measure.table import table
@@ -33,16 +34,17 @@ def show_json(text: bytes) -> None:
     console.file.flush()  # a program that started us may wait for it
 
 
-def forecast_table(expected: Forecast, models: Iterable[Model]) -> Table:
-    """What a plan will do under Poisson arrivals, model by model."""
+def forecast_table(expected: Forecast, promises: Iterable[Model | Application]) -> Table:
+    """What a plan will do under Poisson arrivals, promise by promise."""
+    found = expected.models | expected.applications
     rows = table("forecast, under Poisson arrivals", "model", ">goodput/s", ">p50", ">p99", ">target", ">attained")
-    for model in models:
-        if model.name in expected.models:
-            it = expected.models[model.name]
-            colour = "green" if it.attainment >= model.attainment else "red"
+    for promise in promises:
+        if promise.name in found:
+            it = found[promise.name]
+            colour = "green" if it.attainment >= promise.attainment else "red"
             attained = f"[{colour}]{it.attainment * 100:.2f} %[/]"
-            times = (show_seconds(seconds) for seconds in (it.p50, it.p99, model.slo))
-            rows.add_row(escape(model.name), f"{it.rate:.1f}", *times, attained)
+            times = (show_seconds(seconds) for seconds in (it.p50, it.p99, promise.slo))
+            rows.add_row(escape(promise.name), f"{it.rate:.1f}", *times, attained)
     return rows
 
 

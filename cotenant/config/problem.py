@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from cotenant.config.application import ApplicationEntry, read_application
 from cotenant.config.interference import read_interference
 from cotenant.config.toml import cuts_of, decode, either, one_of, target_of, text_of
 from cotenant.core import mig, units
+from cotenant.core.application import Application
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, Profiles, read_profiles
 from cotenant.errors import ConfigError, PlanError
@@ -17,9 +21,11 @@ from cotenant.planners import Objective, Problem
 
 
 class _ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """slo: may be missing where applications use the model; theirs count then."""
+
     name: str
-    slo: str | int | float
-    rate: float
+    slo: str | int | float | None = None
+    rate: float | None = None
     attainment: str | float = 0.99
     max_batch: int | None = None
     linger: str | int | float = "0ms"
@@ -35,9 +41,10 @@ class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     max_partitions: int | None = None
 
 
-class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True):
+class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     profiles: list[str]
-    models: list[_ModelEntry]
+    models: list[_ModelEntry] = []
+    applications: list[ApplicationEntry] = []
     devices: list[_DeviceEntry]
     objective: str = "devices"
     interference: Any = "alone"
@@ -52,27 +59,58 @@ def read_problem(path: Path) -> Problem:
             if key in profiles:
                 raise ConfigError(f"{path}: profiles: {key[0]!r} on {key[1]!r} stands in {name!r} and in one before it")
             profiles[key] = profile
+    applications = tuple(
+        read_application(entry, f"{path}: applications[{i}]") for i, entry in enumerate(file.applications)
+    )
+    models = tuple(_model(entry, applications, f"{path}: models[{i}]") for i, entry in enumerate(file.models))
+    models += _implied(models, applications)
+    if not models:
+        raise ConfigError(f"{path}: nothing is asked for; list [[models]], or [[applications]] of them")
     kinds = {entry.kind for entry in file.devices}
-    for i, entry in enumerate(file.models):
-        if not any((entry.name, kind) in profiles for kind in kinds):
+    for i, model in enumerate(models):
+        if not any((model.name, kind) in profiles for kind in kinds):
+            place = f"models[{i}].name" if i < len(file.models) else _place(model.name, applications)
             raise ConfigError(
-                f"{path}: models[{i}].name: {entry.name!r} has no profile on {either(kinds)}; measure one with"
+                f"{path}: {place}: {model.name!r} has no profile on {either(kinds)}; measure one with"
                 f" `cotenant profile`, or correct the name"
             )
     fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
     for i, kind in enumerate(fleet):
-        _useful(kind, [entry.name for entry in file.models], profiles, f"{path}: devices[{i}]")
+        _useful(kind, [model.name for model in models], profiles, f"{path}: devices[{i}]")
+    asked = {entry.name: entry.rate for entry in file.models} | {entry.name: entry.rate for entry in file.applications}
     try:
         return Problem(
-            models=tuple(_model(entry, f"{path}: models[{i}]") for i, entry in enumerate(file.models)),
-            rates={entry.name: entry.rate for entry in file.models},
+            models=models,
+            rates={name: 0.0 if rate is None else rate for name, rate in asked.items()},
             fleet=fleet,
             profiles=profiles,
             objective=one_of(file.objective, Objective, f"{path}: objective"),
             interference=read_interference(file.interference, f"{path}: interference", path.parent).predictor(profiles),
+            applications=applications,
         )
     except PlanError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _implied(models: Sequence[Model], applications: Sequence[Application]) -> tuple[Model, ...]:
+    """Models that only stages name."""
+    known = {model.name for model in models}
+    used = dict.fromkeys(stage.model for application in applications for stage in application.stages)
+    return tuple(Model(name=name, slo=_loosest(name, applications)) for name in used if name not in known)
+
+
+def _loosest(model: str, applications: Sequence[Application]) -> float:
+    """The target of a model that only applications use: no part of theirs is longer."""
+    return min((it.slo for it in applications if model in it.models()), default=math.inf)
+
+
+def _place(model: str, applications: Sequence[Application]) -> str:
+    return next(
+        f"applications[{i}]: stage {stage.name!r}"
+        for i, application in enumerate(applications)
+        for stage in application.stages
+        if stage.model == model
+    )
 
 
 def read_profiles_file(path: Path) -> dict[tuple[str, str], Profile]:
@@ -80,10 +118,17 @@ def read_profiles_file(path: Path) -> dict[tuple[str, str], Profile]:
     return read_profiles(text_of(path).splitlines(keepends=True), str(path))
 
 
-def _model(entry: _ModelEntry, place: str) -> Model:
+def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) -> Model:
+    loosest = _loosest(entry.name, applications)
+    if entry.rate is None and loosest == math.inf:
+        raise ConfigError(
+            f"{place}: {entry.name!r} has no rate; give it one, in requests/s, or use it in an application"
+        )
+    if entry.slo is None and (entry.rate is not None or loosest == math.inf):
+        raise ConfigError(f'{place}: {entry.name!r} has no slo; give it a target, such as "50ms"')
     return Model(
         name=entry.name,
-        slo=target_of(entry.slo, f"{place}.slo"),
+        slo=loosest if entry.slo is None else target_of(entry.slo, f"{place}.slo"),
         attainment=units.fraction(entry.attainment, f"{place}.attainment"),
         max_batch=entry.max_batch,
         linger=units.seconds(str(entry.linger), f"{place}.linger"),

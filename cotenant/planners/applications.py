@@ -28,19 +28,29 @@ def plain(problem: Problem, split: Split) -> Problem:
     """
     if not problem.applications:
         return problem
-    rates = {model.name: problem.rates.get(model.name, 0.0) for model in problem.models}
     models = {model.name: model for model in problem.models}
     for application in problem.applications:
         budgets = budgets_of(application, split)
-        rate = problem.rates.get(application.name, 0.0)
         every = application.attainment ** (1 / max(1.0, sum(application.visits.values())))
         for stage in application.stages:
             model = models[stage.model]
-            rates[stage.model] += rate * application.visits[stage.name]
             models[stage.model] = msgspec.structs.replace(
                 model, slo=min(model.slo, budgets[stage.name]), attainment=max(model.attainment, every)
             )
-    return msgspec.structs.replace(problem, models=tuple(models.values()), rates=rates, applications=())
+    return msgspec.structs.replace(
+        problem, models=tuple(models.values()), rates=rates_of_models(problem), applications=()
+    )
+
+
+def rates_of_models(problem: Problem) -> dict[str, float]:
+    """Requests/s of each model, however they come about."""
+    if not problem.applications:
+        return problem.rates
+    return {
+        model.name: problem.rates.get(model.name, 0.0)
+        + sum(problem.rates.get(it.name, 0.0) * it.uses(model.name) for it in problem.applications)
+        for model in problem.models
+    }
 
 
 def budgets_of(application: Application, split: Split) -> dict[str, float]:
@@ -79,8 +89,6 @@ def carried(plan: Plan, problem: Problem) -> dict[str, float]:
     What a model lacks is missing in all its uses alike, and an application has what the model has that lacks most.
     """
     placed = plan.rates()
-    part = {
-        name: placed.get(name, 0.0) / rate if rate else 1.0 for name, rate in plain(problem, plan.split).rates.items()
-    }
+    part = {name: placed.get(name, 0.0) / rate if rate else 1.0 for name, rate in rates_of_models(problem).items()}
     part |= {application.name: min(part[it] for it in application.models()) for application in problem.applications}
     return {name: rate * part[name] for name, rate in problem.rates.items()}

@@ -9,6 +9,7 @@ import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
+from cotenant.planners.applications import promise, rates_of_models
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 
@@ -71,11 +72,16 @@ def compare(problem: Problem, plans: Sequence[Plan], refusals: dict[str, str]) -
 
 
 def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
-    expected = forecast(plan, problem).models
+    found = forecast(plan, problem)
+    expected = {name: it for name, it in (found.models | found.applications).items() if problem.rates.get(name)}
     # Under "rate" what is missing from the rates asked for is missing from all of them alike.
-    served = expected.keys() if problem.objective == "rate" else expected.keys() - plan.unserved.keys()
+    lacks = set() if problem.objective == "rate" else plan.unserved.keys() | _without(plan, problem)
     worst = min(
-        (Worst(name, it.attainment, problem.model(name).attainment) for name, it in expected.items() if name in served),
+        (
+            Worst(name, it.attainment, promise(problem, name).attainment)
+            for name, it in expected.items()
+            if name not in lacks
+        ),
         key=lambda it: it.attainment - it.promised,
         default=None,
     )
@@ -103,6 +109,11 @@ def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
     )
 
 
+def _without(plan: Plan, problem: Problem) -> set[str]:
+    """Applications that lack a model."""
+    return {it.name for it in problem.applications if it.models() & plan.unserved.keys()}
+
+
 def _whole(problem: Problem) -> bool:
     """Whether the objective counts devices, which come whole."""
     return problem.objective == "devices" and all(kind.price is None for kind in problem.fleet)
@@ -120,7 +131,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     sound = [row for row in rows if not row.refused and not row.violations]
     if not sound:
         return "No planner has a sound plan for this problem."
-    best, asked = sound[0], sum(problem.rates.values())
+    best, asked = sound[0], sum(rates_of_models(problem).values())
     if problem.objective == "rate":
         if best.value <= 0:
             return "No planner serves any multiple of the rates: one model or more has no place at all."

@@ -1,0 +1,70 @@
+"""`[[applications]]` of a problem: graphs of models with one target (core/application.py)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cotenant.config.toml import target_of
+from cotenant.core import units
+from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
+from cotenant.errors import ConfigError, PlanError
+
+
+class FanoutEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """`{ poisson = 1.5 }`, or `{ counts = [0, 1, 4], chances = [0.2, 0.5, 0.3] }`."""
+
+    poisson: float | None = None
+    counts: tuple[int, ...] | None = None
+    chances: tuple[float, ...] | None = None
+
+
+class StageEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """name: the model's where not given."""
+
+    model: str
+    name: str | None = None
+    after: tuple[str, ...] = ()
+    fanout: int | FanoutEntry = 1
+
+
+class ApplicationEntry(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    slo: str | int | float
+    rate: float
+    attainment: str | float = 0.99
+    stages: list[StageEntry] = []
+
+
+def read_application(entry: ApplicationEntry, place: str) -> Application:
+    """Raises ConfigError for what is no graph of stages."""
+    stages = tuple(
+        Stage(
+            name=stage.name or stage.model,
+            model=stage.model,
+            after=stage.after,
+            fanout=_fanout(stage.fanout, f"{place}.stages[{i}].fanout"),
+        )
+        for i, stage in enumerate(entry.stages)
+    )
+    try:
+        return Application(
+            name=entry.name,
+            slo=target_of(entry.slo, f"{place}.slo"),
+            attainment=units.fraction(entry.attainment, f"{place}.attainment"),
+            stages=stages,
+        )
+    except PlanError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _fanout(entry: int | FanoutEntry, place: str) -> Fanout:
+    match entry:
+        case int():
+            return Fixed(entry)
+        case FanoutEntry(float() as mean, None, None):
+            return Poisson(mean)
+        case FanoutEntry(None, tuple() as counts, tuple() as chances):
+            return Choice(counts, chances)
+    raise ConfigError(
+        f"{place}: write a number, or {{ poisson = 1.5 }}, or {{ counts = [0, 1, 4], chances = [0.2, 0.5, 0.3] }}"
+    )

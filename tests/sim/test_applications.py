@@ -1,0 +1,168 @@
+"""Applications end to end in virtual time."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cotenant.core.application import Application, Choice, Fixed, Poisson, Stage
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
+from cotenant.measure.report import ModelReport, Report
+from cotenant.planners import Problem
+from cotenant.planners.forecast import forecast
+from cotenant.planners.solve import solve
+from cotenant.runtime.applications import specs_of
+from cotenant.sim.applications import drawn
+from cotenant.sim.judge import judged
+from cotenant.sim.run import simulate
+from cotenant.workload import Workload
+from cotenant.workload.sources import Closed, Uniform
+
+
+def profile(name: str, seconds: float) -> Profile:
+    """Of one row or ten alike, on any share: what comes of it can be reckoned by hand."""
+    points = [
+        Point(share=share, batch=rows, latency=seconds, memory=0) for share in (250, 500, 1000) for rows in (1, 10)
+    ]
+    return Profile(name, "cpu", points)
+
+
+CHAIN = Application(
+    name="chain",
+    slo=0.2,
+    stages=(
+        Stage(name="find", model="find"),
+        Stage(name="name", model="name", after=("find",), fanout=Fixed(3)),
+        Stage(name="read", model="read", after=("find",), fanout=Choice((0, 2), (0.5, 0.5))),
+    ),
+)
+PROBLEM = Problem(
+    models=(Model(name="find", slo=0.2), Model(name="name", slo=0.2), Model(name="read", slo=0.2)),
+    rates={"chain": 5.0, "name": 2.0},
+    fleet=(Kind(name="cpu", cuts=(250, 500, 1000)),),
+    profiles={
+        (name, "cpu"): profile(name, seconds) for name, seconds in (("find", 0.01), ("name", 0.02), ("read", 0.03))
+    },
+    applications=(CHAIN,),
+)
+
+
+def _part(name: str, share: int, seconds: float) -> Partition:
+    placement = Placement(model=name, batch=10, rate=50.0, duty=seconds, latency=seconds)
+    return Partition(share=share, placements=(placement,))
+
+
+PLAN = Plan(
+    planner="hand",
+    devices=(
+        Device(
+            kind="cpu", id=0, partitions=(_part("find", 250, 0.01), _part("name", 250, 0.02), _part("read", 500, 0.03))
+        ),
+    ),
+    split={"chain": {"find": 0.08, "name": 0.12, "read": 0.12}},
+)
+ALONE = Workload({"chain": Uniform(1.0)})
+
+
+def rows(report: Report) -> dict[str, ModelReport]:
+    return {row.model: row for row in report.models}
+
+
+def test_one_request_at_a_time_takes_its_longest_way() -> None:
+    found = rows(simulate(PROBLEM, PLAN, ALONE, seconds=200))
+    chain = found["chain"]
+    assert chain.ends["served"] == 200
+    # After find, the first of three of name runs at once, and then the two others; beside none or two of read likewise.
+    assert chain.p99 == pytest.approx(0.01 + 2 * 0.03, rel=0.01)
+    assert chain.mean == pytest.approx((0.05 + 0.07) / 2, rel=0.05)
+    assert found["find"].ends["served"] == 200
+    assert found["name"].ends["served"] == 600
+    assert found["read"].ends["served"] == pytest.approx(200, rel=0.2)
+
+
+def test_what_is_drawn_does_not_depend_on_the_plan_nor_on_others() -> None:
+    specs = [msgspec.structs.replace(CHAIN, name=name) for name in ("one", "two")]
+    for applications in (specs, specs[::-1]):
+        fanned = drawn(applications, seed=3)
+        spec = specs_of([specs[0]], {"one": dict.fromkeys(CHAIN.visits, 0.1)})[0]
+        number = next(n for n, stage in enumerate(spec.stages) if stage.name == "read")
+        drawn_now = fanned(spec, number, 50)
+        assert drawn_now == drawn([specs[0]], seed=3)(spec, number, 50)
+        assert set(drawn_now) == {0, 2}
+
+
+def test_a_model_is_asked_directly_and_by_an_application() -> None:
+    found = rows(simulate(PROBLEM, PLAN, seconds=100))
+    assert found["name"].offered == pytest.approx(3 * found["chain"].offered + 2.0, rel=0.2)
+    assert (found["name"].target, found["name"].required) == (0.2, 0.99)
+    assert (found["find"].target, found["find"].required) == (0.08, 0.0), "it promised nobody anything"
+
+
+def test_one_stage_that_is_too_slow_breaks_the_whole() -> None:
+    slow = msgspec.structs.replace(PROBLEM, profiles={**PROBLEM.profiles, ("read", "cpu"): profile("read", 0.25)})
+    plan = msgspec.structs.replace(
+        PLAN,
+        devices=(
+            Device(
+                kind="cpu",
+                id=0,
+                partitions=(_part("find", 250, 0.01), _part("name", 250, 0.02), _part("read", 500, 0.25)),
+            ),
+        ),
+    )
+    chain = rows(simulate(slow, plan, ALONE, seconds=200))["chain"]
+    assert chain.ends["served"] + chain.ends["expired"] == 200
+    assert chain.ends["expired"] == pytest.approx(100, rel=0.3), "those that read anything"
+
+
+def test_callers_of_an_application_wait_for_the_whole() -> None:
+    found = rows(simulate(PROBLEM, PLAN, Workload({"chain": Closed(callers=1), "name": Closed(callers=1)}), seconds=20))
+    assert found["chain"].mean == pytest.approx(1 / found["chain"].offered, rel=0.01)
+
+
+def test_every_request_ends_and_one_seed_gives_one_report() -> None:
+    busy = Workload.poisson({"chain": 200.0})
+    report = simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
+    assert report == simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
+    chain = rows(report)["chain"]
+    assert sum(chain.ends.values()) == pytest.approx(2000, rel=0.1)
+    assert chain.ends["refused"] + chain.ends["expired"] > 0
+
+
+def test_nobody_is_asked_for_what_is_not_there() -> None:
+    with pytest.raises(PlanError, match=r"^no model 'chains' in this problem"):
+        simulate(PROBLEM, PLAN, Workload({"chains": Uniform(1.0)}), seconds=1)
+
+
+@pytest.mark.parametrize("fanout", [Fixed(2), Poisson(2.0)])
+@pytest.mark.parametrize("rate", [20.0, 60.0])
+def test_the_forecast_of_the_whole_is_on_the_safe_side(fanout: Fixed | Poisson, rate: float) -> None:
+    """Partitions of their own: what the forecast says of models that share one is another matter."""
+    stages = (
+        Stage(name="find", model="find"),
+        Stage(name="name", model="name", after=("find",), fanout=fanout),
+        Stage(name="read", model="read", after=("find",)),
+    )
+    asked = msgspec.structs.replace(
+        PROBLEM, applications=(Application(name="chain", slo=0.2, stages=stages),), rates={"chain": rate}
+    )
+    expected = forecast(PLAN, asked).applications["chain"]
+    seen = rows(simulate(asked, PLAN, seconds=60))["chain"]
+    assert seen.attainment is not None and seen.p99 is not None
+    assert expected.attainment <= seen.attainment + 0.005
+    assert expected.attainment > 0.95 * seen.attainment
+    assert expected.p99 == pytest.approx(seen.p99, rel=0.5)
+
+
+@pytest.mark.parametrize("objective", ["devices", pytest.param("rate", marks=pytest.mark.slow)])
+def test_the_simulator_agrees_to_plans_of_applications(objective: str) -> None:
+    asked = msgspec.structs.replace(PROBLEM, objective=objective)
+    plan = judged("elastic", asked)
+    assert plan.scale > 1 if objective == "rate" else plan.scale == 1
+    workload = Workload.poisson({name: rate * plan.scale for name, rate in asked.rates.items()})
+    assert all(row.kept for row in simulate(asked, plan, workload, seconds=60, seed=7).models)
+    assert plan.split.keys() == {"chain"}
+    assert solve("elastic", asked).split.keys() == {"chain"}
