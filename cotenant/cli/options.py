@@ -32,3 +32,4 @@ Rates = Annotated[
     list[str] | None, typer.Option("--rate", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes to work with.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many runs, with seeds from --seed on.")]

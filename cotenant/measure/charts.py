@@ -1,11 +1,13 @@
-"""Runs as pictures: how one went over time."""
+"""Runs as pictures: how one went over time, how much load a plan bears, how many devices more of it needs."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from cotenant.measure.draw import COLOURS, figure_for, save
 from cotenant.measure.report import Report
@@ -69,4 +71,78 @@ def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> N
         axes.tick_params(labelsize=9)
     other.spines["top"].set_visible(False)
     figure.suptitle(f"{report.source}, {report.seconds:.4g} s", x=0.01, ha="left", fontsize=11)
+    save(figure, path)
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Points of a picture. low, high: of the band around it, if there is one."""
+
+    label: str
+    x: list[float]
+    y: list[float]
+    low: list[float] = []
+    high: list[float] = []
+
+
+def save_capacity(
+    lines: Sequence[Line], path: Path, *, promised: float, at: float, low: float, high: float, title: str
+) -> None:
+    """What models attain (in percent) over the multiple of the rates; where promises break, with its interval."""
+    figure = figure_for(path, 9, 5)
+    axes = figure.subplots()
+    looks = itertools.cycle(itertools.product(STYLES, COLOURS))
+    for line, (style, colour) in zip(lines, looks, strict=False):
+        axes.plot(line.x, line.y, style, marker=".", ms=4, lw=1.2, color=colour, label=line.label)
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, lw=0)
+    axes.axhline(promised, color="#B00020", lw=1)
+    if math.isfinite(at):
+        axes.axvspan(low, min(high, max(max(line.x) for line in lines)), color="black", alpha=0.08, lw=0)
+        axes.axvline(at, color="black", lw=1.2)
+    axes.set_ylim(min([promised, *(y for line in lines for y in line.y)]) - 0.5, 100.2)
+    axes.set_xlabel("times the rates")
+    axes.set_ylabel("answered in time, %")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(fontsize=8, loc="lower left", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
+
+
+def save_growth(
+    lines: Sequence[Line], bars: Sequence[Line], path: Path, *, best: str, cost: bool, per_multiple: float, title: str
+) -> None:
+    """Devices, or their cost, over traffic, a line for each choice of kinds; and what models attain at last.
+
+    bars: of each model one point, attained against promised (in percent), with its interval. best: label of the choice.
+    per_multiple: requests/s that one times the rates is.
+    """
+    figure = figure_for(path, 11, 4.8)
+    growth, attained = figure.subplots(1, 2, width_ratios=(3, 2))
+    for line, colour in zip(lines, itertools.cycle(COLOURS), strict=False):
+        chosen = line.label == best
+        growth.plot(line.x, line.y, marker="o", ms=5, lw=2.4 if chosen else 1.2, color=colour, label=line.label)
+        if chosen:
+            for x, y in zip(line.x, line.y, strict=True):
+                text = f"{y:.2f}" if cost else f"{y:.0f}"
+                growth.annotate(text, (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
+    growth.set_ylim(0, max((y for line in lines for y in line.y), default=1.0) * 1.18)
+    growth.set_xlabel("times the rates")
+    growth.set_ylabel("cost per hour" if cost else "devices")
+    growth.legend(fontsize=9, loc="lower right", frameon=False)
+    growth.set_title(title, loc="left", fontsize=11)
+    above = growth.secondary_xaxis("top", functions=(lambda x: x * per_multiple, lambda x: x / per_multiple))
+    above.set_xlabel("requests/s", fontsize=9)
+    for at, bar in enumerate(bars):
+        (x,), (required,) = bar.x, bar.y
+        kept = x >= required
+        attained.plot([bar.low[0], min(bar.high[0], 100)], [at, at], color="#9A8C98", lw=3, solid_capstyle="butt")
+        attained.plot([x], [at], "o", color="#009E73" if kept else "#B00020")
+        attained.plot([required, required], [at - 0.35, at + 0.35], color="#B00020", lw=1.5)
+    attained.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    attained.set_ylim(len(bars) - 0.4, -0.6)
+    attained.set_xlabel("answered in time in the simulator, %")
+    attained.set_title("with those devices, at last", loc="left", fontsize=11)
+    for axes in (growth, attained):
+        axes.spines["right"].set_visible(False)
+        axes.tick_params(labelsize=9)
+    attained.spines["top"].set_visible(False)
     save(figure, path)

@@ -182,10 +182,15 @@ def save_profiles(profiles: Sequence[Profile], path: Path) -> None:
     save(figure, path)
 
 
-def figure_for(path: Path, width: float, height: float) -> Figure:
-    """A figure, in inches, for a path whose suffix can be drawn."""
+def drawable(path: Path) -> None:
+    """Raises ConfigError for a path whose suffix cannot be drawn: for those who will draw only after a while."""
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"{path}: cannot draw a {path.suffix or 'file without suffix'}; take .svg, .png or .pdf")
+
+
+def figure_for(path: Path, width: float, height: float) -> Figure:
+    """A figure, in inches, for a path whose suffix can be drawn."""
+    drawable(path)
     try:
         from matplotlib.figure import Figure
     except ImportError:

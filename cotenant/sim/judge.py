@@ -40,7 +40,7 @@ def judged(planner: str, problem: Problem) -> Plan:
         plan = largest_scale(load(planner), plain(problem, split), accept=kept)
         return msgspec.structs.replace(plan, split=split)
     plan = solve(planner, problem)
-    late = _late(plan, problem)
+    late = _late(plan, problem, LOOK_REQUESTS)
     return _in_time(planner, problem, plan, late) if late else plan
 
 
@@ -52,7 +52,7 @@ def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float])
     for _ in range(LOOKS):
         asked = _tighter(asked, set().union(*(models.get(name, {name}) for name in late)))
         plan = msgspec.structs.replace(promised(load(planner), asked, plan), split=plan.split)
-        late = _late(plan, problem)
+        late = _late(plan, problem, LOOK_REQUESTS)
         if sum(late.values()) < sum(least.values()):
             best, least = plan, late
         if not late:
@@ -60,7 +60,7 @@ def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float])
     return best
 
 
-def _late(plan: Plan, problem: Problem, requests: float = LOOK_REQUESTS) -> dict[str, float]:
+def _late(plan: Plan, problem: Problem, requests: float) -> dict[str, float]:
     """By how much models and applications miss the fraction promised in the simulator, at the rates that are served;
     those that miss it by more than chance would have it."""
     rates = carried(plan, problem)

@@ -1,0 +1,236 @@
+"""How much a plan bears: the largest multiple of the requests at which it keeps every promise, in the simulator.
+
+At each multiple the same few seeds are simulated. What a model attains is the mean over them, and its 95 % confidence
+interval that of Student's t over the seeds, which are independent, while requests within a run are not. Bisection over
+multiples then finds three: where the means keep all promises, up to where they are surely kept, and from where one is
+surely broken.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.core.request import Outcome
+from cotenant.measure.report import Report
+from cotenant.planners import Problem
+from cotenant.sim.judge import judged
+from cotenant.sim.run import simulate
+from cotenant.workload import Workload
+
+CLOSE = 0.01  # how near multiples are found
+LARGEST = 64.0  # multiple that is looked at; beyond, nothing is asked of the plan
+STRIDE = 8  # steps of CLOSE at first
+CONFIDENCE = 0.95
+ROOM = (1.0, 1.02, 1.05, 1.1)  # times the traffic, what devices are planned for until promises are kept
+
+
+class Attained(msgspec.Struct, frozen=True):
+    """The fraction of a model's requests answered in time: mean over seeds, half the width of its 95 % confidence
+    interval (0 for a single seed, of which nothing can be said), and what is promised."""
+
+    mean: float
+    half: float
+    required: float
+
+    @property
+    def lacks(self) -> float:
+        """How far it is from the promise; below 0 where there is room."""
+        return self.required - self.mean
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a plan at a multiple of the requests. models: those that were asked for something."""
+
+    multiple: float
+    models: dict[str, Attained]
+
+    @property
+    def kept(self) -> bool:
+        return all(it.mean >= it.required for it in self.models.values())
+
+    @property
+    def surely_kept(self) -> bool:
+        return all(it.mean - it.half >= it.required for it in self.models.values())
+
+    @property
+    def surely_broken(self) -> bool:
+        return any(it.mean + it.half < it.required for it in self.models.values())
+
+    @property
+    def worst(self) -> str:
+        """The model that breaks its promise most or comes nearest to it; empty where nothing was asked."""
+        return max(self.models, key=lambda name: self.models[name].lacks, default="")
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """multiple: of the requests, up to which every promise is kept. low, high: its 95 % confidence interval; infinite
+    where nothing was ever broken. limit: the model whose promise breaks first. levels: all that were looked at, by
+    multiple."""
+
+    multiple: float
+    low: float
+    high: float
+    limit: str
+    levels: tuple[Level, ...]
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One run to be made: a plan under a workload."""
+
+    problem: Problem
+    plan: Plan
+    workload: Workload
+    seconds: float
+    seed: int
+
+
+def looked(look: Look) -> Report:
+    return simulate(look.problem, look.plan, look.workload, seconds=look.seconds, seed=look.seed)
+
+
+def level(multiple: float, reports: Sequence[Report]) -> Level:
+    """What models attain over runs that differ in their seeds."""
+    models = {}
+    for rows in zip(*(report.models for report in reports), strict=True):
+        stayed = [sum(row.ends.values()) - row.ends.get(Outcome.CANCELLED.value, 0) for row in rows]
+        parts = [row.attainment for row in rows if row.attainment is not None]
+        if parts:
+            mean = sum(n * (row.attainment or 0.0) for n, row in zip(stayed, rows, strict=True)) / sum(stayed)
+            models[rows[0].model] = Attained(mean, _half(parts), rows[0].required)
+    return Level(multiple=multiple, models=models)
+
+
+def capacity(at: Callable[[float], Level]) -> Capacity:
+    """Bisection over multiples that are powers of 1 + CLOSE. at: what becomes of the plan at a multiple."""
+    known: dict[int, Level] = {}
+
+    def look(step: int) -> Level:
+        if step not in known:
+            known[step] = at((1 + CLOSE) ** step)
+        return known[step]
+
+    limit = round(math.log(LARGEST) / math.log1p(CLOSE))
+    kept = _last(lambda step: look(step).kept, limit)
+    low = _last(lambda step: look(step).surely_kept, limit)
+    high = _last(lambda step: not look(step).surely_broken, limit)
+    first = min((step for step, it in known.items() if not it.kept), default=None)
+    return Capacity(
+        multiple=_multiple(kept, limit),
+        low=_multiple(low, limit),
+        high=_multiple(high, limit),
+        limit="" if first is None else known[first].worst,
+        levels=tuple(known[step] for step in sorted(known)),
+    )
+
+
+def _last(holds: Callable[[int], bool], limit: int) -> int:
+    """The last step that holds, where all before it do: `limit` where all do, -limit where none does."""
+    low = high = 0
+    stride = STRIDE
+    if holds(0):
+        while low == high:
+            high = min(low + stride, limit)
+            if holds(high):
+                if high == limit:
+                    return limit
+                low, stride = high, 2 * stride
+    else:
+        while low == high:
+            low = max(high - stride, -limit)
+            if not holds(low):
+                if low == -limit:
+                    return -limit
+                high, stride = low, 2 * stride
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _multiple(step: int, limit: int) -> float:
+    return 0.0 if step <= -limit else math.inf if step >= limit else (1 + CLOSE) ** step
+
+
+def _half(values: Sequence[float]) -> float:
+    """Half the width of the confidence interval of a mean."""
+    if len(values) < 2:
+        return 0.0
+    return _student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _student(freedom: int) -> float:
+    """Quantile of Student's t for a two-sided interval (Abramowitz and Stegun, 26.7.5, where its first terms do)."""
+    if freedom <= 3:
+        return (12.706, 4.303, 3.182)[freedom - 1]
+    z = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    second, third = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + second / freedom + third / freedom**2
+
+
+class Purchase(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices to be found for so many times the traffic, on these kinds, as many of each as needed.
+
+    seeds: the runs that a plan has to stand, of so many seconds each.
+    """
+
+    problem: Problem
+    planner: str
+    growth: float
+    kinds: tuple[str, ...]
+    seconds: float
+    seeds: tuple[int, ...]
+
+    def asked(self, room: float = 1.0) -> Problem:
+        """The problem of that traffic, planned for `room` times as much, on those kinds."""
+        fleet = tuple(
+            msgspec.structs.replace(kind, count=None) for kind in self.problem.fleet if kind.name in self.kinds
+        )
+        rates = {name: rate * self.growth * room for name, rate in self.problem.rates.items()}
+        return msgspec.structs.replace(self.problem, fleet=fleet, rates=rates, objective="devices", current=None)
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What would do for a purchase. level: what models attain under that traffic."""
+
+    growth: float
+    kinds: tuple[str, ...]
+    plan: Plan
+    level: Level
+
+    @property
+    def serves(self) -> bool:
+        return not self.plan.unserved and self.level.kept
+
+
+def bought(purchase: Purchase) -> Offer:
+    """The plan that needs fewest devices, or costs least, and keeps every promise over all seeds, if any does."""
+    problem = purchase.asked()
+    workload = Workload.poisson(problem.rates)
+    for room in ROOM:
+        plan = judged(purchase.planner, purchase.asked(room))
+        reports: list[Report] = []
+        for seed in purchase.seeds:
+            look = Look(problem=problem, plan=plan, workload=workload, seconds=purchase.seconds, seed=seed)
+            reports.append(looked(look))
+            if room != ROOM[-1] and not plan.unserved and not all(row.kept for row in reports[-1].models):
+                break  # one run tells that this is too little
+        offer = Offer(growth=purchase.growth, kinds=purchase.kinds, plan=plan, level=level(1.0, reports))
+        if plan.unserved or (offer.serves and len(reports) == len(purchase.seeds)):
+            break
+    return offer
+
+
+def cheapest(offers: Sequence[Offer]) -> Offer | None:
+    """Of those that serve all: the one that costs least, or has fewest devices where not all have a price."""
+    serving = [offer for offer in offers if offer.serves]
+    if any(offer.plan.cost_per_hour is None for offer in serving):
+        return min(serving, key=lambda offer: offer.plan.devices_used)
+    return min(serving, key=lambda offer: (offer.plan.cost_per_hour or 0.0, offer.plan.devices_used), default=None)

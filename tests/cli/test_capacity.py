@@ -1,0 +1,82 @@
+"""`cotenant capacity`: how much a plan bears, and what more traffic needs."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import cotenant.cli.capacity
+import cotenant.sim.judge
+from tests.cli.program import Program
+
+SHORT = ("--seconds", "0.5", "--seeds", "2", "--jobs", "1", "--planner", "elastic")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are judged by a short look."""
+    monkeypatch.setattr(cotenant.sim.judge, "LOOK_REQUESTS", 1000)
+
+
+def test_how_much_a_plan_bears(program: Program, folder: Path) -> None:
+    said = program("capacity", "problem.toml", *SHORT, "--plot", "capacity.svg")
+    assert (said.code, said.err) == (0, "wrote capacity.svg\n")
+    assert "1 cpu bear " in said.out and "breaks first" in said.out
+    assert ET.parse(folder / "capacity.svg").getroot().tag.endswith("svg")  # noqa: S314
+    found = json.loads(program("capacity", "problem.toml", *SHORT, "--json").out)
+    it = found["capacity"]
+    assert 0 < it["low"] <= it["multiple"] <= it["high"]
+    kept = [level["multiple"] for level in it["levels"] if level["models"][it["limit"]]["mean"] >= 0.99]
+    assert max(kept) == pytest.approx(it["multiple"])
+
+
+def test_what_more_traffic_needs(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second kind of the same speed at half the price is the one to take."""
+    monkeypatch.setattr(cotenant.cli.capacity, "STEPS", 2)
+    lines = (folder / "profiles.csv").read_text().splitlines()
+    (folder / "profiles.csv").write_text("\n".join([*lines, *(line.replace(",cpu,", ",half,") for line in lines[1:])]))
+    text = (folder / "problem.toml").read_text().replace("rate = 100", "rate = 900").replace("count = 1", "price = 2.0")
+    half = '\n[[devices]]\nkind = "half"\ncount = 0\nprice = 1.0\ncuts = [20, 40, 60, 80, 100]\n'
+    (folder / "problem.toml").write_text(text + half)
+    command = ("capacity", "problem.toml", *SHORT, "--growth", "3")
+    said = program(*command)
+    assert (said.code, said.err) == (0, "")
+    drawn = program(*command, "--plot", "growth.svg", "--json")
+    assert ET.parse(folder / "growth.svg").getroot().tag.endswith("svg")  # noqa: S314
+    found = json.loads(drawn.out)
+    assert [offer["growth"] for offer in found["offers"][:2]] == [1, 3]
+    best = found["best"]
+    assert list(best["devices"]) == ["half"]
+    assert best["cost_per_hour"] == best["devices"]["half"]
+    assert f"3 x the rates, 2850 requests/s, need {best['devices']['half']} half, " in said.out
+    assert f"cpu alone would need {best['devices']['half']} cpu, 100 % more" in said.out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--growth 2 --plan plan.json", "--growth makes plans of its own; leave it out, or leave out --plan"),
+        ("--growth 2 --planner best", "no planner 'best'; there are "),
+        ("--plot a.txt", "a.txt: cannot draw a .txt; take .svg, .png or .pdf"),
+        ("--plan nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
+        ("--seconds inf --planner elastic --jobs 1", "inf s is no time to run for"),
+    ],
+)
+def test_what_has_no_capacity(program: Program, arguments: str, message: str) -> None:
+    assert program.refuses("capacity", "problem.toml", *arguments.split()).startswith(message)
+
+
+def test_what_nobody_asks_for_and_what_nothing_can_serve(program: Program, folder: Path) -> None:
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace('slo = "100ms"', 'slo = "1ms"'))
+    said = program("capacity", "problem.toml", *SHORT, "--growth", "2")
+    assert said.code == 0
+    assert "No number of these devices serves 2 x the rates: identity cannot be kept" in said.out.replace("\n", " ")
+    (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0").replace("rate = 50", "rate = 0"))
+    for more in ((), ("--growth", "2")):
+        assert program.refuses("capacity", "problem.toml", *more) == (
+            "nothing is asked for: all rates are 0; give some model a rate"
+        )
