@@ -12,7 +12,7 @@ from cotenant.core.model import Model
 from cotenant.measure.report import Report
 from cotenant.runtime.events import LaneModel, LaneSpec
 from cotenant.sim.run import run
-from cotenant.sim.service import Service
+from cotenant.sim.service import Noise, Service
 from cotenant.workload import Workload
 
 SECONDS = 60.0
@@ -27,7 +27,7 @@ def once() -> tuple[float, Report]:
         LaneSpec(id=f"cpu0/{slot}", models=tuple(LaneModel(model=name, latencies=LATENCIES) for name in pair))
         for slot, pair in enumerate(("ab", "cd", "ef", "gh"))
     )
-    service = Service(lanes, 0, {(lane.id, model.model): 0.05 for lane in lanes for model in lane.models})
+    service = Service(lanes, 0, {(lane.id, model.model): Noise(0.05) for lane in lanes for model in lane.models})
     start = time.thread_time()
     report = run(lanes, models, Workload.poisson(RATES), service, seconds=SECONDS)
     return time.thread_time() - start, report

@@ -78,9 +78,12 @@ class Profile:
         return self._memory[-1][1]
 
     def features(self, batch: int, share: int) -> dict[str, float]:
-        """Further columns of the measured point nearest in share, then in batch."""
-        nearest = min(self.points, key=lambda p: (abs(p.share - share), abs(p.batch - batch)))
-        return nearest.features
+        """Further columns of the `nearest` point."""
+        return self.nearest(batch, share).features
+
+    def nearest(self, batch: int, share: int) -> Point:
+        """The measured point nearest in share, then in batch."""
+        return min(self.points, key=lambda p: (abs(p.share - share), abs(p.batch - batch)))
 
     def _interpolate(self, share: int, procs: int) -> tuple[float, ...]:
         shares, grid = self._grid(procs)

@@ -84,8 +84,8 @@ async def profile(
 
     sample: inputs of so many rows. measured: called with how many points of the grid are done with since the last call.
     A point's latency is the median, in seconds, from handing a batch to the worker to having its answer; its features
-    are `cv_pct` (the spread of the latency), `p99_ms` and `cpu_ms` (processor time). Raises ModelError where the model
-    fails, or its worker does.
+    are `cv_pct` (the spread of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (processor time) and `start_s` (how
+    long the worker took until it was warm). Raises ModelError where the model fails, or its worker does.
     """
     batches = [batch for batch in grid.batches if batch <= model.max_batch] or [1]
     points: list[Point] = []
@@ -98,9 +98,12 @@ async def profile(
             if usable:
                 lane = f"profile/{share}"
                 sized = msgspec.structs.replace(model, max_batch=usable[-1])
+                begun = time.monotonic()
                 await pool.start(lane, share, [sized])
+                startup = time.monotonic() - begun
                 for batch in usable:
                     point = await _point(pool, listener, lane, model.name, batch, sample, share, grid)
+                    point.features["start_s"] = startup
                     points.append(point)
                     measured(1)
                     if point.latency > grid.longest:
@@ -159,6 +162,7 @@ async def _point(
         least = LEAST if taken < SLOW else LEAST - 1
     latency = statistics.median(latencies)
     spread = statistics.pstdev(latencies) / latency if len(latencies) > 1 else 0.0
+    ordered = sorted(latencies)
     memory = next(status.memory for status in pool.status() if status.lane == lane)
     return Point(
         share=share,
@@ -167,7 +171,7 @@ async def _point(
         memory=memory,
         features={
             "cv_pct": 100 * spread,
-            "p99_ms": 1e3 * sorted(latencies)[min(len(latencies) - 1, int(0.99 * len(latencies)))],
+            **{f"p{percent}_ms": 1e3 * ordered[percent * len(ordered) // 100] for percent in (10, 90, 99)},
             "cpu_ms": 1e3 * statistics.median(cpu),
         },
     )

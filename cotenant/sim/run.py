@@ -27,7 +27,7 @@ from cotenant.runtime.layout import Laid
 from cotenant.sim.applications import drawn, promises
 from cotenant.sim.callers import Callers
 from cotenant.sim.loop import Handle, play
-from cotenant.sim.service import Key, Overhead, Service
+from cotenant.sim.service import Key, Noise, Overhead, Service
 from cotenant.sim.workers import Control, Workers
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import merge, streams
@@ -48,7 +48,7 @@ def simulate(
     failures: Iterable[Failure] = (),
     changes: Iterable[tuple[float, Plan]] = (),
     control: Control | None = None,
-    startup: float = 0.0,
+    startup: float | None = None,
     overhead: Overhead | None = None,
     handle: Handle | None = None,
 ) -> Report:
@@ -56,11 +56,12 @@ def simulate(
     asked for, and reported, like models.
 
     The problem is the world: batches take what its profiles and its interference say, whatever the plan believes, and
-    vary as its profiles say (feature ``cv_pct``: standard deviation over median, in percent).
+    vary as its profiles say (`Noise`).
 
     changes: plans to go over to, and when workers begin to start for them; control: decides that during the run.
-    startup: seconds that a worker takes until it is warm. handle: takes the place of a fresh dispatcher's, to record
-    what it is told and answers. Raises PlanError for a plan that cannot stand on the problem's devices.
+    startup: seconds that a worker takes until it is warm; None: as profiled (``start_s``), or no time. handle: takes
+    the place of a fresh dispatcher's, to record what it is told and answers. Raises PlanError for a plan that cannot
+    stand on the problem's devices.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
@@ -77,7 +78,10 @@ def simulate(
     def opened(lanes: Mapping[str, Laid]) -> None:
         service.open([lane.spec for lane in lanes.values()], *_really(lanes, problem))
 
-    workers = Workers(plan, lanes, opened, startup=startup)
+    def starts(lane: Laid) -> float:
+        return _profiled(lane, problem) if startup is None else startup
+
+    workers = Workers(plan, lanes, opened, starts)
     workers.fail(failures)
     workers.change(changes)
     if control is not None:
@@ -177,10 +181,10 @@ def _stands(plan: Plan, problem: Problem) -> None:
         raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
 
 
-def _really(lanes: Mapping[str, Laid], problem: Problem) -> tuple[dict[Key, float], dict[Key, float]]:
+def _really(lanes: Mapping[str, Laid], problem: Problem) -> tuple[dict[Key, Noise], dict[Key, float]]:
     """By lane and model: how much batches vary, and what they take over what the plan predicts; of the largest batch,
     which is the one that matters under load."""
-    cv: dict[Key, float] = {}
+    noise: dict[Key, Noise] = {}
     slower: dict[Key, float] = {}
     for name, lane in lanes.items():
         kind, share = lane.device.kind, lane.partition.share
@@ -190,9 +194,19 @@ def _really(lanes: Mapping[str, Laid], problem: Problem) -> tuple[dict[Key, floa
         for placement, load in zip(lane.partition.placements, _loads(lane.partition, kind), strict=True):
             profile = problem.profiles[placement.model, kind]
             takes = profile.latency(placement.batch, share) * slowdown(problem, load, beside)
-            cv[name, placement.model] = profile.features(placement.batch, share).get("cv_pct", 0.0) / 100
+            nearest = profile.nearest(placement.batch, share)
+            noise[name, placement.model] = Noise.of(nearest.features, nearest.latency)
             slower[name, placement.model] = takes / placement.latency
-    return cv, slower
+    return noise, slower
+
+
+def _profiled(lane: Laid, problem: Problem) -> float:
+    """Seconds that a worker takes to start, by what its models took when they were measured; 0 where that is not known.
+    It is one process, however many models it loads: the longest counts."""
+    profiles = [(problem.profiles[it.model, lane.device.kind], it.batch) for it in lane.partition.placements]
+    return max(
+        [known.features(batch, lane.partition.share).get("start_s", 0.0) for known, batch in profiles], default=0.0
+    )
 
 
 def _loads(partition: Partition, kind: str) -> list[Load]:

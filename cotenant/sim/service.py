@@ -14,6 +14,8 @@ from cotenant.workload.arrivals import streams
 
 _BLOCK = 1024  # draws at a time: a call of numpy for each batch would cost more than the dispatcher
 
+_LEVELS = (0.1, 0.5, 0.9, 0.99)
+
 # A placement at run time: its lane and its model.
 Key = tuple[str, str]
 
@@ -35,11 +37,40 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
         return self.sizes.get(model, 0.0) / self.bandwidth
 
 
+class Noise(msgspec.Struct, frozen=True):
+    """How much batches vary, around a median of 1, since profiles hold medians.
+
+    cv: standard deviation over median. levels: what 10, 50, 90 and 99 % do not exceed, where that was measured; the
+    distribution then goes through these. Else it is lognormal.
+    """
+
+    cv: float = 0.0
+    levels: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, features: Mapping[str, float], latency: float) -> Noise:
+        """From the features of a profile's point (``cv_pct``, ``p10_ms``, ``p90_ms``, ``p99_ms``), and its latency in
+        seconds."""
+        known = [features.get(f"p{percent}_ms", math.nan) / (1e3 * latency) for percent in (10, 90, 99)]
+        levels = () if any(map(math.isnan, known)) else (known[0], 1.0, *known[1:])
+        return cls(features.get("cv_pct", 0.0) / 100, levels)
+
+    def draws(self, rng: np.random.Generator) -> Iterator[float]:
+        if not self.cv:
+            yield from itertools.repeat(1.0)
+        # A lognormal of median 1 has a deviation of sqrt((v - 1) v) with v = exp(sigma^2).
+        sigma = math.sqrt(math.log((1 + math.sqrt(1 + 4 * self.cv**2)) / 2))
+        while True:
+            if self.levels:
+                yield from np.interp(rng.random(_BLOCK), _LEVELS, self.levels).tolist()
+            else:
+                yield from rng.lognormal(0.0, sigma, _BLOCK).tolist()
+
+
 class Service:
     """Callable: a `Run` → (rows, seconds that its lane predicts, seconds until it is `Finished`).
 
-    cv: coefficient of variation of a batch's duration, by lane and model; 0 where absent. The noise is lognormal, from
-    a stream for each lane and model; its median is 1, as profiles hold medians.
+    noise: by lane and model, none where absent; each draws from a stream of its own.
     slower: what a batch really takes over what its lane predicts, noise apart, where that is not 1.
     """
 
@@ -47,21 +78,21 @@ class Service:
         self,
         lanes: Iterable[LaneSpec] = (),
         seed: int = 0,
-        cv: Mapping[Key, float] | None = None,
+        noise: Mapping[Key, Noise] | None = None,
         overhead: Overhead | None = None,
     ) -> None:
         self._seed = seed
         self._overhead = overhead or Overhead()
         self._placements: dict[Key, tuple[tuple[float, ...], float, Iterator[float], float]] = {}
-        self.open(lanes, cv or {}, {})
+        self.open(lanes, noise or {}, {})
 
-    def open(self, lanes: Iterable[LaneSpec], cv: Mapping[Key, float], slower: Mapping[Key, float]) -> None:
+    def open(self, lanes: Iterable[LaneSpec], noise: Mapping[Key, Noise], slower: Mapping[Key, float]) -> None:
         """There are these lanes, too, or they have other latencies from now on; noise goes on where it was."""
         latencies = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
         rngs = streams(self._seed, [f"service {lane} {model}" for lane, model in latencies])
         for (key, curve), rng in zip(latencies.items(), rngs.values(), strict=True):
-            noise = self._placements[key][2] if key in self._placements else _noise(cv.get(key, 0.0), rng)
-            self._placements[key] = (curve, slower.get(key, 1.0), noise, self._overhead.per_row(key[1]))
+            draws = self._placements[key][2] if key in self._placements else noise.get(key, Noise()).draws(rng)
+            self._placements[key] = (curve, slower.get(key, 1.0), draws, self._overhead.per_row(key[1]))
 
     def __call__(self, run: Run) -> tuple[int, float, float]:
         latencies, slower, noise, per_row = self._placements[run.lane, run.model]
@@ -71,16 +102,3 @@ class Service:
         overhead = self._overhead
         extra = overhead.per_batch + overhead.per_request * len(requests) + per_row * rows
         return rows, predicted, predicted * slower * next(noise) + extra
-
-
-def _noise(cv: float, rng: np.random.Generator) -> Iterator[float]:
-    if cv == 0:
-        return itertools.repeat(1.0)
-    # A lognormal of median 1 has a deviation of sqrt((v - 1) v) with v = exp(sigma^2).
-    v = (1 + math.sqrt(1 + 4 * cv * cv)) / 2
-    return _draws(rng, math.sqrt(math.log(v)))
-
-
-def _draws(rng: np.random.Generator, sigma: float) -> Iterator[float]:
-    while True:
-        yield from rng.lognormal(0.0, sigma, _BLOCK).tolist()

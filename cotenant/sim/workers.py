@@ -40,7 +40,7 @@ class Workers:
     """What happens to workers, as the events of `sim.loop.play`; give it all that is to happen, then ask for `events`.
 
     lanes: what `lanes_of` makes of a plan. opened: told of lanes before they run anything. startup: seconds from the
-    start of a worker until it is warm. Those of the first plan are warm from the beginning.
+    start of a lane's worker until it is warm. Those of the first plan are warm from the beginning.
     """
 
     def __init__(
@@ -48,8 +48,7 @@ class Workers:
         plan: Plan,
         lanes: Callable[[Plan], Iterable[LaneSpec]],
         opened: Callable[[Mapping[str, Laid]], None],
-        *,
-        startup: float = 0.0,
+        startup: Callable[[Laid], float],
     ) -> None:
         self.layout = Layout()
         self._lanes = lanes
@@ -115,7 +114,7 @@ class Workers:
     def _up(self, lane: str, now: float) -> float:
         """When a worker that begins to start now is up: not before what has failed is there again."""
         ends = (it.time + it.back for it in self._failures if it.hits(lane) and it.covers(now))
-        return max(ends, default=now) + self._startup
+        return max(ends, default=now) + self._startup(self.layout.lanes.get(lane) or (self._next or {})[lane])
 
     # Failures
 

@@ -50,8 +50,11 @@ def test_every_point_of_the_grid_is_measured(tmp_path: Path) -> None:
     for point in found.points:
         assert 0 < point.latency < 1
         assert point.memory > 1 << 20
-        assert set(point.features) == {"cv_pct", "p99_ms", "cpu_ms"}
-        assert point.features["p99_ms"] >= point.latency * 1e3 * 0.999
+        assert set(point.features) == {"cv_pct", "p10_ms", "p90_ms", "p99_ms", "cpu_ms", "start_s"}
+        p10, p90, p99 = (point.features[f"p{percent}_ms"] for percent in (10, 90, 99))
+        assert p10 <= point.latency * 1e3 * 1.001
+        assert point.latency * 1e3 * 0.999 <= p90 <= p99
+        assert 0.01 < point.features["start_s"] < 30
 
 
 def test_batches_end_where_the_model_does(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import statistics
 from collections import Counter
 
 import msgspec
+import numpy as np
 import pytest
 
 from cotenant.core.model import Kind, Model
@@ -15,10 +16,10 @@ from cotenant.planners import Problem
 from cotenant.predictors import Margin
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply, Run
-from cotenant.workload.failures import Failure
 from cotenant.sim.run import run, simulate
-from cotenant.sim.service import Overhead, Service
+from cotenant.sim.service import Noise, Overhead, Service
 from cotenant.workload import Workload
+from cotenant.workload.failures import Failure
 from cotenant.workload.sources import Closed, Poisson
 
 
@@ -155,10 +156,31 @@ def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None
 
 def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
     lane = LaneSpec(id="cpu0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
-    service = Service([lane], 0, {("cpu0/0", "a"): 0.3})
+    service = Service([lane], 0, {("cpu0/0", "a"): Noise(0.3)})
     taken = [service(Run("cpu0/0", n, "a", (Request(n, "a", 0, 1),)))[2] / 0.01 for n in range(20_000)]
     assert statistics.median(taken) == pytest.approx(1, rel=0.01)
     assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
+
+
+def test_noise_goes_through_the_levels_that_were_measured() -> None:
+    features = {"cv_pct": 40.0, "p10_ms": 9.0, "p90_ms": 15.0, "p99_ms": 40.0}
+    draws = Noise.of(features, 0.01).draws(np.random.default_rng(0))
+    taken = np.array([next(draws) for _ in range(50_000)])
+    assert np.quantile(taken, [0.05, 0.5, 0.9, 0.98, 0.995]) == pytest.approx([0.9, 1.0, 1.5, 3.72, 4.0], rel=0.03)
+    assert Noise.of({"cv_pct": 40.0}, 0.01) == Noise(0.4)
+    assert Noise.of({}, 0.01) == Noise()
+
+
+def test_workers_start_as_long_as_was_profiled() -> None:
+    def loaded(points: tuple[Point, ...]) -> list[Point]:
+        return [msgspec.structs.replace(point, features={"start_s": 1.0}) for point in points]
+
+    profiles = {key: Profile(*key, loaded(known.points)) for key, known in PROBLEM.profiles.items()}
+    problem = msgspec.structs.replace(PROBLEM, profiles=profiles)
+    fails = [Failure(parts=("cpu0/0",), time=4.0, back=0.0)]
+    broken = row(simulate(problem, PLAN, seconds=10, failures=fails), "a")
+    assert broken.attainment == pytest.approx(0.9, abs=0.03)
+    assert row(simulate(problem, PLAN, seconds=10, failures=fails, startup=0.0), "a").attainment == pytest.approx(1.0)
 
 
 def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:

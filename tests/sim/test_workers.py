@@ -30,7 +30,7 @@ class Watched:
 
     def __init__(self, first: Plan, startup: float = 0.0) -> None:
         self.opened: list[list[str]] = []
-        self.workers = Workers(first, lanes, self._open, startup=startup)
+        self.workers = Workers(first, lanes, self._open, lambda lane: startup)
 
     def _open(self, lanes: Mapping[str, Laid]) -> None:
         self.opened.append(list(lanes))
