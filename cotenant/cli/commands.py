@@ -11,6 +11,7 @@ import typer
 from cotenant import __version__
 from cotenant.cli.asked import planned, problem_of, read, read_bytes, site_of, within, write
 from cotenant.cli.capacity import capacity
+from cotenant.cli.colocate import colocate
 from cotenant.cli.options import (
     Json,
     PlannerName,
@@ -207,6 +208,7 @@ def side_by_side(
 
 app.command()(simulate)
 app.command()(capacity)
+app.command()(colocate)
 
 
 @app.command()

@@ -86,24 +86,15 @@ def sheet(profiles: Profiles, needed: Iterable[tuple[str, str]], columns: Sequen
     if columns is None:
         having = [_columns(profiles[key]) for key in needed]
         columns = (*sorted(set.intersection(*having)), ROWS, MEMORY)
-    features = [name for name in columns if name not in (ROWS, MEMORY)]
     return Sheet(
         tuple(columns),
         tuple(
-            Known(
-                profile.model,
-                profile.kind,
-                point.share,
-                point.batch,
-                (
-                    *(point.features[name] for name in features),
-                    point.batch / point.latency,
-                    point.memory / MIB,
-                ),
-            )
+            Known(profile.model, profile.kind, point.share, point.batch, tuple(values[name] for name in columns))
             for profile in profiles.values()
             for point in profile.points
-            if point.procs == 1 and all(name in point.features for name in features)
+            if point.procs == 1
+            for values in [{**point.features, ROWS: point.batch / point.latency, MEMORY: point.memory / MIB}]
+            if all(name in values for name in columns)
         ),
     )
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 from cotenant.core.profile import Profiles
+from cotenant.planners import colocate
 from cotenant.predictors import Load
-from cotenant.predictors.features import MEMORY, Sheet, sheet
+from cotenant.predictors.features import Sheet, sheet
 from cotenant.predictors.kernels import Run, Sum, fit_sum
 from cotenant.predictors.regression import Regressor, train
 from experiments.data import kace
@@ -89,7 +90,7 @@ class Proper:
         return np.array(self.model.rows_per_s([run.loads for run in runs]))
 
 
-def rule(column: str, *, highest: bool) -> Policy:
+def rule(column: str, highest: bool) -> Policy:
     """The run whose models have the most, or the least, of a feature."""
 
     def policy(runs: Sequence[Run]) -> Values:
@@ -100,9 +101,7 @@ def rule(column: str, *, highest: bool) -> Policy:
 
 
 RULES: dict[str, Policy] = {
-    "MEMCAP": rule(MEMORY, highest=False),
-    "SM%": rule("sm_util_pct", highest=True),
-    "MEM%": rule("dram_util_pct", highest=False),
+    name: rule(*colocate.RULES[of]) for name, of in (("MEMCAP", "memcap"), ("SM%", "sm"), ("MEM%", "mem"))
 }
 
 

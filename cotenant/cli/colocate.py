@@ -1,0 +1,230 @@
+"""`cotenant colocate`: which candidates to put beside a target, and what each policy would choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.markup import escape
+
+from cotenant.cli.options import Json, Seed
+from cotenant.cli.show import console, show_json, tell
+from cotenant.core.units import WHOLE
+from cotenant.errors import ConfigError
+
+SHOWN = 20  # choices
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """A set of neighbours. promise: the policy's worth; measured: the sum of throughputs; of_best: over Oracle's."""
+
+    policy: str
+    beside: list[str]
+    promise: float | None
+    measured: float | None = None
+    of_best: float | None = None
+
+
+def colocate(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="MODEL[:BATCH][@SHARE%], such as resnet50:8@50%.")],
+    candidates: Annotated[
+        str, typer.Option("--candidates", "-c", metavar="A,B,...", help="Of whom to choose, written as TARGET is.")
+    ],
+    profiles: Annotated[Path, typer.Option("--profiles", help="CSV file with all of them.")],
+    beside: Annotated[int, typer.Option("--beside", "-n", min=1, max=7, help="How many neighbours to choose.")] = 1,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="predicted, kace, memcap, sm, mem, random or oracle.")
+    ] = None,
+    fit: Annotated[Path | None, typer.Option("--fit", help="For predicted: what `cotenant fit` wrote.")] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option("--samples", help="Runs that were measured (CSV): for kace to learn from, for oracle."),
+    ] = None,
+    technique: Annotated[str, typer.Option("--technique", help="Of kace: lr, rf, nn or automl.")] = "lr",
+    by: Annotated[
+        str, typer.Option("--by", help="The sum of throughputs in rows/s, or each relative to alone.")
+    ] = "rows",
+    memory: Annotated[str | None, typer.Option("--memory", help="Of the device, such as 32GiB.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Of device, where the profiles have several.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="What each policy would choose.")] = False,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Choose whom to run beside a model on the same device, so that most is done together."""
+    from cotenant.config.toml import text_of
+    from cotenant.core.profile import read_profiles
+    from cotenant.core.units import memory as bytes_of
+    from cotenant.planners.colocate import sets_of
+    from cotenant.predictors.kernels import runs_of
+    from cotenant.predictors.samples import read_samples
+
+    if by not in ("rows", "relative"):
+        raise ConfigError(f"--by: {by!r} is not known; take rows or relative")
+    known = read_profiles(text_of(profiles).splitlines(keepends=True), str(profiles))
+    kinds = sorted({each for _, each in known})
+    if kind is None and len(kinds) > 1:
+        raise ConfigError(f"{profiles}: has several kinds of devices; choose one with --kind: {', '.join(kinds)}")
+    mine = {key: profile for key, profile in known.items() if key[1] == (kind or kinds[0])}
+    one, *others = (load_of(text, mine, beside) for text in (target, *filter(str.strip, candidates.split(","))))
+    if len(others) < beside:
+        raise ConfigError(f"--candidates: {len(others)} are fewer than the {beside} that --beside asks for")
+    runs: list[Any] = []
+    if samples is not None:
+        every = runs_of(read_samples(text_of(samples).splitlines(keepends=True), str(samples)))
+        runs = [run for run in every if all((load.model, load.kind) in mine for load in run.loads)]
+    asked = Asked(
+        target=one,
+        sets=sets_of(one, others, beside, mine, None if memory is None else bytes_of(memory, "--memory")),
+        profiles=mine,
+        runs=runs,
+        fit=fit,
+        technique=technique,
+        by=by,
+        seed=seed,
+    )
+    options = asked.compared() if compare else asked.options(policy or asked.default)
+    if json:
+        show_json(msgspec.json.format(msgspec.json.encode(options), indent=2))
+    else:
+        console.print(asked.view(options[:SHOWN], compare=compare))
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that policies choose by. sets: of neighbours; runs: that were measured."""
+
+    target: Any
+    sets: list[Any]
+    profiles: Any
+    runs: list[Any]
+    fit: Path | None
+    technique: str
+    by: Any
+    seed: int
+
+    @property
+    def default(self) -> str:
+        return "predicted" if self.fit is not None else "kace" if self.runs else "memcap"
+
+    def options(self, policy: str) -> list[Option]:
+        """The best first."""
+        from cotenant.planners import colocate as planner
+
+        oracle = planner.by_measurement(self.target, self.runs, self.profiles, self.by)
+        seen = [value for beside in self.sets if (value := oracle(beside)) is not None]
+        found = []
+        for choice in planner.ranked(self.sets, self._worth(policy)):
+            measured = oracle(choice.neighbours)
+            found.append(
+                Option(
+                    policy=policy,
+                    beside=[_written(load) for load in choice.neighbours],
+                    promise=abs(choice.worth) if policy != "random" else None,
+                    measured=measured,
+                    of_best=None if measured is None else measured / max(seen),
+                )
+            )
+        if not found:
+            raise ConfigError(
+                "--samples: no run of the target beside these candidates was measured, which oracle needs"
+            )
+        return found
+
+    def compared(self) -> list[Option]:
+        """The first choice of each policy that has what it needs; and the best rule's, where it was measured."""
+        from cotenant.errors import PlanError
+
+        found = []
+        for policy in ("oracle", "predicted", "kace", "memcap", "sm", "mem", "random"):
+            try:
+                found.append(self.options(policy)[0])
+            except (ConfigError, PlanError) as error:
+                tell("left out", f"{policy}: {error}")
+        rules = [option for option in found if option.policy in ("memcap", "sm", "mem") and option.measured is not None]
+        if rules:
+            best = max(rules, key=lambda option: option.measured or 0.0)
+            found.append(msgspec.structs.replace(best, policy="best rule"))
+        return found
+
+    def view(self, options: Sequence[Option], *, compare: bool) -> Any:
+        from cotenant.measure.table import table
+        from cotenant.planners.colocate import RULES
+
+        unit = "rows/s" if self.by == "rows" else "of alone"
+        rows = table(
+            f"beside {_written(self.target)}",
+            *(["policy"] if compare else []),
+            "neighbours",
+            f">{'promise' if compare else options[0].policy}",
+            f">measured {unit}",
+            ">of the best",
+        )
+        for option in options:
+            # What a rule looks at is no throughput: beside others' it would mislead.
+            promise = None if compare and option.policy in (*RULES, "best rule") else option.promise
+            rows.add_row(
+                *([option.policy] if compare else []),
+                escape(", ".join(option.beside)),
+                *("-" if value is None else f"{value:.4g}" for value in (promise, option.measured)),
+                "-" if option.of_best is None else f"{option.of_best * 100:.1f} %",
+            )
+        return rows
+
+    def _worth(self, policy: str) -> Any:
+        from cotenant.config.toml import text_of
+        from cotenant.planners import colocate as planner
+        from cotenant.predictors.fitting import from_json, knowing
+        from cotenant.predictors.kernels import fit_sum
+
+        if policy in planner.RULES:
+            return planner.by_rule(policy, self.profiles)
+        if policy == "random":
+            return planner.at_random(np.random.default_rng(self.seed))
+        if policy == "oracle":
+            self._need(self.runs, "oracle", "--samples")
+            return planner.by_measurement(self.target, self.runs, self.profiles, self.by)
+        if policy == "kace":
+            self._need(self.runs, "kace", "--samples")
+            if self.by != "rows":
+                raise ConfigError("kace learns the sum in rows/s; leave out --by relative, or take --policy predicted")
+            size = 1 + len(self.sets[0])
+            runs = [run for run in self.runs if len(run.loads) == size]
+            return planner.by_sum(self.target, fit_sum(runs, self.profiles, self.technique, seed=self.seed))
+        if policy == "predicted":
+            self._need(self.fit, "predicted", "--fit")
+            assert self.fit is not None
+            _, fitted = from_json(text_of(self.fit).encode(), str(self.fit))
+            return planner.by_prediction(self.target, knowing(fitted, self.profiles), self.profiles, self.by)
+        known = ", ".join(("predicted", "kace", *planner.RULES, "random", "oracle"))
+        raise ConfigError(f"--policy: {policy!r} is not known; there are {known}")
+
+    def _need(self, given: object, policy: str, flag: str) -> None:
+        if not given:
+            raise ConfigError(f"--policy {policy} needs {flag}")
+
+
+def load_of(text: str, profiles: Any, beside: int) -> Any:
+    """Of MODEL[:BATCH][@SHARE%]; without them the largest batch, and an equal part or the least share measured."""
+    from cotenant.predictors import Load
+
+    found = re.fullmatch(r"\s*([^:@]+)(?::(\d+))?(?:@(\d+(?:\.\d+)?)%?)?\s*", text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no model with a batch and a share; write it as resnet50:8@50%")
+    profile = next((each for (model, _), each in profiles.items() if model == found[1].strip()), None)
+    if profile is None:
+        raise ConfigError(f"model {found[1]!r} has no profile; there are {', '.join(sorted(m for m, _ in profiles))}")
+    batch = int(found[2]) if found[2] else profile.max_batch
+    share = round(float(found[3]) * 10) if found[3] else max(WHOLE // (1 + beside), profile.shares[0])
+    if not 1 <= batch <= profile.max_batch:
+        raise ConfigError(f"{text!r}: a batch of {batch} is not one from 1 to {profile.max_batch}, as measured")
+    if not profile.shares[0] <= share <= WHOLE:
+        raise ConfigError(f"{text!r}: a share must lie between {profile.shares[0] / 10:g} and 100 %")
+    return Load(profile.model, profile.kind, batch, share)
+
+
+def _written(load: Any) -> str:
+    return f"{load.model}:{load.batch}@{load.share / 10:g}%"
