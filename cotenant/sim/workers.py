@@ -152,11 +152,12 @@ class Workers:
         wanted, fresh = self._next, list(self._due)
         self._next, self._due = None, {}
         if wanted is not None and up < math.inf:
-            self._opened(wanted)
+            self._opened({name: wanted[name] for name in fresh})
             yield _applied(self.layout.lanes | {name: wanted[name] for name in fresh})
             for name in fresh:
                 yield Ready(name)
             self.layout.lanes = wanted
+            self._opened(wanted)  # not before: a lane that stays may have had larger batches until now
             yield _applied(wanted)
         plan, self._asked = self._asked, None
         if plan is not None:

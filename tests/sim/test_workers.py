@@ -90,7 +90,7 @@ def test_a_change_starts_what_is_new_beside_what_is_there_and_then_goes_over_at_
         (7.0, "ready cpu0/2"),
         (7.0, "applied cpu0/1 cpu0/2"),
     ]
-    assert watched.opened == [["cpu0/0", "cpu0/1"], ["cpu0/1", "cpu0/2"]]
+    assert watched.opened == [["cpu0/0", "cpu0/1"], ["cpu0/2"], ["cpu0/1", "cpu0/2"]]
 
 
 def test_of_plans_asked_for_during_a_change_the_last_is_next() -> None:
