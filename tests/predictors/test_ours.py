@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
+from cotenant.predictors import Load
+from cotenant.predictors.ours import FEWEST, Ours, fit
+from cotenant.predictors.samples import Sample
+
+BATCHES, SHARES = (1, 4, 16), (200, 500, 800)
+BUSY = {"a": 0.5, "b": 1.0, "c": 2.0, "d": 3.0}
+
+
+def profile(model: str, *, used: bool = True) -> Profile:
+    busy = BUSY[model]
+    points = [
+        Point(
+            share=share,
+            batch=batch,
+            latency=1e-3 * (1 + busy * batch * 200 / share),
+            memory=1,
+            features={"l2_util_pct": busy * (5 + batch), "dram_util_pct": 30.0} if used else {},
+        )
+        for batch in BATCHES
+        for share in SHARES
+    ]
+    return Profile(model, "k", points)
+
+
+PROFILES = {(name, "k"): profile(name) for name in BUSY}
+
+
+def truth(victim: Load, neighbours: Sequence[Load]) -> float:
+    """A victim that waits for the device more suffers more, from neighbours that use more."""
+    waits = BUSY[victim.model] * victim.batch / (BUSY[victim.model] * victim.batch + victim.share / 200)
+    return math.exp(sum(0.002 * (1 + 2 * waits) * BUSY[it.model] * (5 + it.batch) for it in neighbours))
+
+
+def pairs(names: str = "abcd", noise: float = 0.0) -> list[Sample]:
+    rng = np.random.default_rng(5)
+    runs = [
+        (Load(one, "k", batch, share), (Load(other, "k", rows, 1000 - share),))
+        for one in names
+        for other in BUSY
+        for batch in BATCHES
+        for rows in BATCHES
+        for share in SHARES
+    ]
+    return [
+        Sample(victim, beside, 0.01, 0.01 * truth(victim, beside) * math.exp(noise * rng.standard_normal()))
+        for victim, beside in runs
+    ]
+
+
+@pytest.fixture(scope="module")
+def split() -> tuple[Ours, list[Sample]]:
+    """Fitted to part of noisy samples, and the rest."""
+    samples = pairs(noise=0.03)
+    order = np.random.default_rng(3).permutation(len(samples))
+    known, rest = [samples[i] for i in order[:260]], [samples[i] for i in order[260:]]
+    return fit(known, PROFILES), rest
+
+
+def median(ours: Ours, victim: Load, neighbours: Sequence[Load]) -> float:
+    return ours.quantiles(victim, neighbours, (0.5,))[0]
+
+
+def test_what_was_held_back_is_predicted(split: tuple[Ours, list[Sample]]) -> None:
+    ours, rest = split
+    off = [abs(median(ours, it.victim, it.neighbours) / truth(it.victim, it.neighbours) - 1) for it in rest]
+    assert np.quantile(off, 0.9) < 0.03  # the noise of one sample
+
+
+def test_quantiles_cover_what_they_say(split: tuple[Ours, list[Sample]]) -> None:
+    ours, rest = split
+    wanted = (0.25, 0.5, 0.9)
+    found = np.array([ours.quantiles(it.victim, it.neighbours, wanted) for it in rest])
+    assert (np.diff(found, axis=1) >= 0).all()
+    covered = (found >= np.array([[it.slowdown] for it in rest])).mean(axis=0)
+    assert covered == pytest.approx(wanted, abs=0.08)  # of 172 samples
+
+
+def test_planners_get_the_quantile_that_was_asked_for(split: tuple[Ours, list[Sample]]) -> None:
+    ours, rest = split
+    victim, beside = rest[0].victim, rest[0].neighbours
+    assert ours.slowdown(victim, beside) == ours.quantiles(victim, beside, (0.9,))[0]
+    assert ours.asking(0.5).slowdown(victim, beside) == median(ours, victim, beside)
+
+
+def test_nobody_is_slowed_by_nobody_nor_sped_up(split: tuple[Ours, list[Sample]]) -> None:
+    ours, rest = split
+    assert ours.slowdown(rest[0].victim, ()) == 1.0
+    assert min(ours.quantiles(it.victim, it.neighbours, (0.01,))[0] for it in rest) == 1.0
+
+
+def test_neighbours_add_up(split: tuple[Ours, list[Sample]]) -> None:
+    """The sum of what was only seen one by one."""
+    ours, _ = split
+    victim = Load("b", "k", 4, 200)
+    beside = [Load(name, "k", 4, 800) for name in "acd"]
+    assert median(ours, victim, beside) == pytest.approx(truth(victim, beside), rel=0.05)
+
+
+def test_samples_may_have_several_neighbours() -> None:
+    samples = pairs("ab")[::2]
+    both = [
+        Sample(it.victim, beside, it.alone, it.alone * truth(it.victim, beside))
+        for it, other in zip(samples, samples[5:], strict=False)
+        if (beside := (*it.neighbours, *other.neighbours))
+    ]
+    ours = fit(both, PROFILES)
+    off = [abs(median(ours, it.victim, it.neighbours) / it.slowdown - 1) for it in both]
+    assert np.quantile(off, 0.9) < 0.02
+    one = [abs(median(ours, it.victim, it.neighbours) / it.slowdown - 1) for it in samples]
+    assert np.quantile(one, 0.9) < 0.05
+
+
+def test_a_model_that_is_new_is_foreseen_by_its_traits() -> None:
+    ours = fit(pairs("abc"), PROFILES)
+    victim, beside = Load("d", "k", 4, 500), (Load("b", "k", 4, 500),)
+    assert median(ours, victim, beside) == pytest.approx(truth(victim, beside), rel=0.1)
+
+
+def test_a_model_that_is_new_makes_the_answer_wide() -> None:
+    """Where models differ in what no trait tells."""
+    quirk = {"a": 1.0, "b": 1.3, "c": 1.1}
+    samples = [Sample(it.victim, it.neighbours, 0.01, it.together * quirk[it.victim.model]) for it in pairs("abc")]
+    ours = fit(samples, PROFILES)
+
+    def width(model: str) -> float:
+        low, high = ours.quantiles(Load(model, "k", 4, 500), (Load("b", "k", 4, 500),), (0.1, 0.9))
+        return math.log(high / low)
+
+    assert width("d") > 5 * width("c")
+
+
+def test_features_may_be_missing() -> None:
+    """With latencies alone, a model is known by its name."""
+    bare = {(name, "k"): profile(name, used=False) for name in BUSY}
+    samples = pairs()
+    ours = fit(samples, bare)
+    off = [abs(median(ours, it.victim, it.neighbours) / it.slowdown - 1) for it in samples[::5]]
+    assert np.quantile(off, 0.9) < 0.02
+    some = {**PROFILES, ("d", "k"): bare["d", "k"]}
+    assert fit(samples, some).slowdown(samples[-1].victim, samples[-1].neighbours) > 1
+
+
+def test_what_is_observed_corrects_and_leaves_the_old_value_alone(split: tuple[Ours, list[Sample]]) -> None:
+    ours, rest = split
+    it, other = rest[0], next(other for other in rest if other.victim.model != rest[0].victim.model)
+    before = median(ours, it.victim, it.neighbours)
+    slower = Sample(it.victim, it.neighbours, 0.01, 0.01 * 1.5 * before)
+    learning = ours
+    for _ in range(30):
+        learning = learning.observe(slower)
+    assert median(learning, it.victim, it.neighbours) == pytest.approx(1.5 * before, rel=0.03)
+    assert median(ours, it.victim, it.neighbours) == before
+    assert median(learning, other.victim, other.neighbours) == median(ours, other.victim, other.neighbours)
+    back = learning
+    for _ in range(200):
+        back = back.observe(Sample(it.victim, it.neighbours, 0.01, 0.01 * before))
+    assert median(back, it.victim, it.neighbours) == pytest.approx(before, rel=0.03)
+
+
+def test_an_outlier_moves_little() -> None:
+    samples = pairs("ab", noise=0.005)
+    i = len(samples) // 2
+    it = samples[i]
+    wild = [*samples[:i], Sample(it.victim, it.neighbours, it.alone, 3 * it.together), *samples[i + 1 :]]
+    assert median(fit(wild, PROFILES), it.victim, it.neighbours) == pytest.approx(it.slowdown, rel=0.1)
+
+
+def test_a_model_that_nothing_is_known_of_is_named(split: tuple[Ours, list[Sample]]) -> None:
+    with pytest.raises(PlanError, match="'x' on 'k' has neither samples nor a profile"):
+        split[0].slowdown(Load("x", "k", 1, 200), (Load("a", "k", 1, 200),))
+
+
+def test_too_few_samples() -> None:
+    with pytest.raises(PlanError, match=f"{FEWEST - 1} samples for a predictor that needs {FEWEST}"):
+        fit(pairs()[: FEWEST - 1], PROFILES)
