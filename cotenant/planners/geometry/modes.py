@@ -109,20 +109,17 @@ class Menu:
                 found += _lightest(options)[: None if light else 1]
         return found
 
-    def pairs(self, slots: Iterable[int], *, outer: bool) -> list[Mode]:
-        """Modes of every two models: those that carry most in some direction; outer: corners of a region around all.
-
-        Corners are a little beyond what can be carried, so that what they allow bounds what modes can.
-        """
+    def pairs(self, slots: Iterable[int]) -> list[Mode]:
+        """Modes of every two models: those that carry most in some direction."""
         return [
             mode
             for s in slots
             for a, b in combinations(range(len(self.owner)), 2)
             if self.owner[a] != self.owner[b]
-            for mode in self._pair(s, a, b, outer=outer)
+            for mode in self._pair(s, a, b)
         ]
 
-    def _pair(self, s: int, a: int, b: int, *, outer: bool) -> list[Mode]:
+    def _pair(self, s: int, a: int, b: int) -> list[Mode]:
         x, y, memory, batches = self._region(s, a, b)
         if not len(x):
             return []
@@ -133,15 +130,6 @@ class Menu:
         towards = np.stack([np.cos(angles) / most_x, np.sin(angles) / most_y])
         along = towards.T @ np.stack([x, y])
         best = along.argmax(axis=1)
-        if outer:
-            support = along[np.arange(DIRECTIONS), best]
-            # Neighbouring supporting lines meet at the corners.
-            corners = np.linalg.solve(
-                np.stack([towards.T[:-1], towards.T[1:]], axis=1),
-                np.stack([support[:-1], support[1:]], axis=1)[..., None],
-            )[..., 0]
-            least = int(memory.min())
-            return [Mode(s, models, (float(p), float(q)), (1, 1), procs, least) for p, q in corners]
         return [
             Mode(s, models, (float(x[n]), float(y[n])), batches[n], procs, int(memory[n]))
             for n in dict.fromkeys(best.tolist())

@@ -54,10 +54,8 @@ def solve(
     cuttings: Sequence[Cutting],
     modes: Sequence[Mode],
     *,
-    groups: Sequence[int | None] | None = None,
     whole: bool = True,
     clip: Array | None = None,
-    averaged: bool = False,
     favour: Sequence[int] = (),
     stays: int = 1,
     least: Mapping[Mode | Cutting, float] | None = None,
@@ -67,76 +65,53 @@ def solve(
 ) -> tuple[Answer | None, float]:
     """The best mix of modes, and the seconds that it took; None where none serves the rates, or none was found.
 
-    groups: for each mode, the group it belongs to; None: none. A partition may run any average over a group's modes,
-    instead of one of them. whole: whether numbers of partitions and devices are whole. clip: of what a partition
-    carries of a model, the most that counts; averaged: of a group's modes, on average rather than in each. favour:
-    modes that win a tie, and `stays` how many partitions may. least: of each mode and cutting, the least number.
+    whole: whether numbers of partitions and devices are whole. clip: of what a partition carries of a model, the most
+    that counts. favour: modes that win a tie, and `stays` how many partitions may. least: of each mode and cutting, the
+    least number.
     nodes, seconds: when to stop searching.
     """
-    groups = groups or [None] * len(modes)
-    numbers = {group: n for n, group in enumerate(dict.fromkeys(g for g in groups if g is not None))}
     models, kinds = len(ask.rates), len(ask.counts)
-    own = [n for n, group in enumerate(groups) if group is None]
-    # Columns: the scale, cuttings, groups, modes. Rows: devices and memory of each kind, slots, models, groups.
-    at_cutting, at_group = 1, 1 + len(cuttings)
-    at_mode = at_group + len(numbers)
+    # Columns: the scale, cuttings, modes. Rows: devices and memory of each kind, slots, models.
+    at_cutting, at_mode = 1, 1 + len(cuttings)
     at_memory, at_slot, at_model = kinds, 2 * kinds, 2 * kinds + len(slots)
-    at_of_group = at_model + models
-    at_spill, at_cap = at_mode + len(modes), at_of_group + len(numbers)
-    spills = _spills(modes, groups, clip) if averaged and clip is not None else {}
+    columns, rows = at_mode + len(modes), at_model + models
     entries: list[tuple[int, int, float]] = []
     for n, cutting in enumerate(cuttings):
         entries.append((cutting.kind, at_cutting + n, 1.0))
         if ask.rooms[cutting.kind] is not None:
             entries.append((at_memory + cutting.kind, at_cutting + n, -1.0))
         entries += [(at_slot + s, at_cutting + n, -float(many)) for s, many in cutting.pieces]
-    slot_of_group: dict[int, int] = {}
-    for n, (mode, group) in enumerate(zip(modes, groups, strict=True)):
+    for n, mode in enumerate(modes):
         kind = slots[mode.slot].kind
         room = ask.rooms[kind]
         if room is not None:
             entries.append((at_memory + kind, at_mode + n, mode.memory / room))
         for i, rate in zip(mode.models, mode.rates, strict=True):
-            if (group, i) in spills:
-                entries.append((at_cap + spills[group, i], at_mode + n, rate))
-            elif clip is not None and (group is None or not averaged):
-                rate = min(rate, float(clip[i]))
-            entries.append((at_model + i, at_mode + n, rate))
-        if group is None:
-            entries.append((at_slot + mode.slot, at_mode + n, 1.0))
-        else:
-            entries.append((at_of_group + numbers[group], at_mode + n, 1.0))
-            slot_of_group[numbers[group]] = mode.slot
-    for g, s in slot_of_group.items():
-        entries += [(at_of_group + g, at_group + g, -1.0), (at_slot + s, at_group + g, 1.0)]
-    for (group, i), n in spills.items():
-        assert clip is not None and group is not None
-        entries.append((at_cap + n, at_group + numbers[group], -float(clip[i])))
-        entries += [(at_cap + n, at_spill + n, -1.0), (at_model + i, at_spill + n, -1.0)]
+            counted = rate if clip is None else min(rate, float(clip[i]))
+            entries.append((at_model + i, at_mode + n, counted))
+        entries.append((at_slot + mode.slot, at_mode + n, 1.0))
     entries += [(at_model + i, 0, -float(rate)) for i, rate in enumerate(ask.rates)]
-    columns, rows = at_spill + len(spills), at_cap + len(spills)
     cost = np.zeros(columns)
     if ask.scale:
         cost[0] = 1.0
     else:
-        cost[at_cutting:at_group] = [ask.prices[cutting.kind] for cutting in cuttings]
+        cost[at_cutting:at_mode] = [ask.prices[cutting.kind] for cutting in cuttings]
     # All that stays together weighs less than half a device.
     bonus = 1e-5 if ask.scale else -0.5 * min(ask.prices) / (len(favour) + stays)
     for n in favour:
         cost[at_mode + n] += bonus
     low, high = np.full(rows, -math.inf), np.zeros(rows)
     high[:kinds] = ask.counts
-    low[at_model:at_of_group], high[at_model:at_of_group] = 0.0, math.inf
+    low[at_model:], high[at_model:] = 0.0, math.inf
     lower, upper = np.zeros(columns), np.full(columns, math.inf)
     if not ask.scale:
         lower[0] = upper[0] = 1.0
     if least:
-        lower[at_cutting:at_group] = [least.get(cutting, 0.0) for cutting in cuttings]
-        lower[at_mode:at_spill] = [least.get(mode, 0.0) for mode in modes]
+        lower[at_cutting:at_mode] = [least.get(cutting, 0.0) for cutting in cuttings]
+        lower[at_mode:] = [least.get(mode, 0.0) for mode in modes]
     integral = np.zeros(columns, dtype=bool)
     if whole:
-        integral[at_cutting:at_mode] = True
-        integral[[at_mode + n for n in own]] = True
+        integral[at_cutting:] = True
     program = _program(entries, cost, (low, high), (lower, upper), integral if whole else None, maximise=ask.scale)
     program.setOptionValue("mip_rel_gap", gap)
     program.setOptionValue("mip_max_nodes", nodes)
@@ -151,26 +126,14 @@ def solve(
     answer = Answer(
         value=info.objective_function_value,
         bound=info.mip_dual_bound if whole else info.objective_function_value,
-        modes=np.rint(values[at_mode:at_spill]) if whole and not numbers else values[at_mode:at_spill],
-        cuttings=np.rint(values[at_cutting:at_group]) if whole else values[at_cutting:at_group],
-        worth=np.abs(duals[at_model:at_of_group]) if len(duals) else np.zeros(models),
+        modes=np.rint(values[at_mode:]) if whole else values[at_mode:],
+        cuttings=np.rint(values[at_cutting:at_mode]) if whole else values[at_cutting:at_mode],
+        worth=np.abs(duals[at_model:]) if len(duals) else np.zeros(models),
         price=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
         more=np.abs(duals[:kinds]) if len(duals) else np.zeros(kinds),
         room=np.abs(duals[at_memory:at_slot]) if len(duals) else np.zeros(kinds),
     )
     return answer, took
-
-
-def _spills(modes: Sequence[Mode], groups: Sequence[int | None], clip: Array) -> dict[tuple[int | None, int], int]:
-    """Numbers the pairs of group and model where a group may carry more of the model than counts."""
-    over = {
-        (group, i): None
-        for mode, group in zip(modes, groups, strict=True)
-        if group is not None
-        for i, rate in zip(mode.models, mode.rates, strict=True)
-        if rate > clip[i]
-    }
-    return {each: n for n, each in enumerate(over)}
 
 
 def _program(

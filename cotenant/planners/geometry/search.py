@@ -17,6 +17,7 @@ from cotenant.core.units import WHOLE
 from cotenant.planners import Planner, Problem, bestfit, elastic, ideal, squishy
 from cotenant.planners.capacity import accounted, as_batched, partitions
 from cotenant.planners.geometry import cuttings as ways
+from cotenant.planners.geometry.bounding import Bounding
 from cotenant.planners.geometry.cuttings import Cutting
 from cotenant.planners.geometry.exchange import Box, Offer, exchange
 from cotenant.planners.geometry.layout import Group, Place, cuts, lay, pair, standing
@@ -82,7 +83,7 @@ class Search:
         self.prices = [unknown if kind.price is None else kind.price for kind in self.fleet]
         self.counts = [math.inf if kind.count is None else float(kind.count) for kind in self.fleet]
         # What bounds every plan: modes of one model, and where memory is a question, lighter ones.
-        self.bounding = self._singles(self.menu) if any(self.rooms) else self.singles
+        self.relaxing = self._singles(self.menu) if any(self.rooms) else self.singles
         self.standing = standing(problem, self.slots, self.names)
         self.cuttings: list[Cutting] = []
         self.planned = self.useful
@@ -148,7 +149,7 @@ class Search:
 
     def _thin(self, relaxed: Answer) -> None:
         """Of kinds that may be cut in very many ways, plans use the shares that the relaxation does and a grid."""
-        used = {mode.slot for mode, n in zip(self.bounding, relaxed.modes, strict=True) if n > 1e-6}
+        used = {mode.slot for mode, n in zip(self.relaxing, relaxed.modes, strict=True) if n > 1e-6}
         grid = {s for s in self.useful if self.slots[s].share % GRID == 0}
         self.planned = [s for s in self.useful if self.slots[s].kind not in self.sampled or s in used | grid]
         for k in self.sampled:
@@ -170,24 +171,23 @@ class Search:
             if relaxed is None:
                 return None
         limit = relaxed.value
-        if len(self.names) <= FEW and sum(relaxed.cuttings) <= MANY and self.planned == self.useful:
-            pairs = self.menu.pairs(self.useful, outer=True)
-            modes = [*self.bounding, *pairs]
-            whole = self._solve(
-                ask,
-                modes,
-                groups=[None if len(mode.models) == 1 else mode.slot for mode in modes],
-                clip=self.rates * (limit if self.scale else 1.0),
-                averaged=True,
-                nodes=300,
-                seconds=self.left / 3,
-            )
-            if whole is not None:
-                limit = min(limit, whole.bound) if self.scale else max(limit, whole.bound)
+        if sum(relaxed.cuttings) <= MANY and self.bounding is not None:
+            if self.scale:
+                limit = self.bounding.largest(self.rates, ask.counts, limit)
+            else:
+                limit = self.bounding.cheapest(self.rates, ask.counts, self.prices, limit)
         if self.scale or all(kind.price is not None for kind in self.fleet):
             return limit
         # A cost to which some devices add nothing has no bound worth the name.
         return None if any(kind.price is not None for kind in self.fleet) else float(math.ceil(limit - 1e-6))
+
+    @cached_property
+    def bounding(self) -> Bounding | None:
+        """What bounds every plan closer than the relaxation does; None where that would take too long."""
+        if len(self.names) > FEW or self.planned != self.useful:
+            return None
+        modes = [*self.singles, *self.menu.frontiers(self.useful)]
+        return Bounding(self.menu, self.useful, self.cuttings, modes)
 
     def _ones(self, menu: Menu) -> list[Mode]:
         """Modes of one model, for plans."""
@@ -199,7 +199,7 @@ class Search:
     def _relax(self, ask: Ask) -> Answer | None:
         """The relaxation that bounds every plan: of cuttings that are not all there, with those that it asks for."""
         while True:
-            relaxed = self._linear(ask, self.bounding)
+            relaxed = self._linear(ask, self.relaxing)
             if relaxed is None:
                 return None
             asked = [cutting for k in self.sampled if (cutting := self._asked(k, ask, relaxed)) is not None]
@@ -262,6 +262,10 @@ class Search:
             return self._account(())
         if self.relaxed is None or self.hopeless:
             return None
+        if self.bounding is not None and self._devices() <= MANY:
+            proof = self.bounding.prove(self.rates, self.counts)
+            if proof is not None and proof.part(self.counts) > 1 + 1e-6:
+                return None
         for candidate in self._candidates(first=True, thorough=thorough):
             if not candidate.unserved:
                 return candidate
@@ -501,7 +505,7 @@ class Search:
             rest[mode.models[0]] -= math.floor(n + 1e-6) * mode.rates[0]
         several = menu.fills(self.planned, relaxed.worth, np.maximum(rest, 0.0))
         if len(self.names) <= FEW:
-            several += menu.pairs(self.planned, outer=False)
+            several += menu.pairs(self.planned)
         return near + sorted(several, key=worth, reverse=True)[:MIXED]
 
     def _laid(self, menu: Menu, groups: list[Group], *, most: bool) -> Plan:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.core import mig
@@ -71,6 +70,7 @@ rooms = st.sampled_from((1 << 40, 6 * MIB))
 seeds = st.integers(0, 1000)
 
 
+@settings(deadline=None, max_examples=30)
 @given(seed=seeds, room=rooms)
 def test_a_model_alone_carries_what_the_best_batch_does(seed: int, room: int) -> None:
     problem = made(seed, room)
@@ -87,31 +87,13 @@ def test_a_model_alone_carries_what_the_best_batch_does(seed: int, room: int) ->
             assert mode.rates > other.rates and mode.memory > other.memory
 
 
-@given(seed=seeds, room=rooms, angle=st.floats(0, math.pi / 2))
-def test_outer_corners_hold_whatever_two_models_carry(seed: int, room: int, angle: float) -> None:
-    """In every direction some corner lies as far out as any mode: the region of the corners holds all modes."""
-    problem = made(seed, room)
-    offered = menu(problem)
-    corners = offered.pairs(range(len(offered.slots)), outer=True)
-    for (s, slot), (a, b) in product(enumerate(offered.slots), combinations(range(3), 2)):
-        able = list(runs(problem, slot, [a, b]))
-        mine = [mode for mode in corners if (mode.slot, mode.models) == (s, (a, b))]
-        assert bool(able) == bool(mine)
-        if able:
-            most = [max(mode.rates[n] for mode in able) for n in (0, 1)]
-            toward = np.array([math.cos(angle) / most[0], math.sin(angle) / most[1]])
-            reached = max(float(toward @ mode.rates) for mode in mine)
-            assert reached >= max(float(toward @ mode.rates) for mode in able) * (1 - 1e-9)
-            # and not much farther
-            assert reached <= max(float(toward @ mode.rates) for mode in able) * 1.05 + 0.05
-
-
+@settings(deadline=None, max_examples=30)
 @given(seed=seeds, room=rooms)
 def test_pairs_and_their_frontiers_are_modes_that_nothing_beats(seed: int, room: int) -> None:
     problem = made(seed, room)
     offered = menu(problem)
     every = range(len(offered.slots))
-    inner, frontier = offered.pairs(every, outer=False), offered.frontiers(every)
+    inner, frontier = offered.pairs(every), offered.frontiers(every)
     for (s, slot), (a, b) in product(enumerate(offered.slots), combinations(range(3), 2)):
         able = {
             (mode.batches, mode.procs): msgspec.structs.replace(mode, slot=s) for mode in runs(problem, slot, [a, b])
@@ -127,6 +109,7 @@ def test_pairs_and_their_frontiers_are_modes_that_nothing_beats(seed: int, room:
             assert any(p >= x * (1 - 1e-9) and q >= y / FINE * (1 - 1e-9) for p, q in own)
 
 
+@settings(deadline=None, max_examples=30)
 @given(seed=seeds, asked=st.tuples(*[st.floats(1, 100)] * 3), count=st.integers(1, 3))
 def test_towards_some_rates_no_batches_go_farther(seed: int, asked: tuple[float, ...], count: int) -> None:
     problem = made(seed)
@@ -144,6 +127,7 @@ def test_towards_some_rates_no_batches_go_farther(seed: int, asked: tuple[float,
         assert far * (1 - 3e-3) <= reached <= far * (1 + 1e-9)
 
 
+@settings(deadline=None, max_examples=30)
 @given(seed=seeds, room=rooms, worth=st.tuples(*[st.floats(0.01, 1)] * 3))
 def test_fills_are_modes(seed: int, room: int, worth: tuple[float, ...]) -> None:
     problem = made(seed, room)

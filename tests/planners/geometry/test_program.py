@@ -88,23 +88,6 @@ def test_more_than_is_asked_of_a_model_counts_for_nothing() -> None:
     assert solved(ask(20.0, 4.0), both, clip=np.array([5.0, 4.0])).value == 4
 
 
-def test_a_partition_runs_an_average_of_a_group() -> None:
-    """One partition for half of the time in either mode; two where a partition has one mode."""
-    apart = [mode(0, {0: 10.0}), mode(0, {1: 10.0})]
-    assert solved(ask(5.0, 5.0), apart).value == 2
-    assert solved(ask(5.0, 5.0), apart, groups=[0, 0]).value == 1
-    assert solved(ask(5.0, 6.0), apart, groups=[0, 0]).value == 2
-
-
-def test_of_an_average_only_what_is_useful_counts() -> None:
-    """A mode's 40 requests/s for half of the time are 20: useful on average, though not in the mode."""
-    modes, clip = [mode(0, {0: 40.0}), mode(0, {1: 10.0})], np.array([20.0, 5.0])
-    assert solved(ask(20.0, 5.0), modes, groups=[0, 0], clip=clip, averaged=True).value == 1
-    assert solved(ask(20.0, 5.0), modes, groups=[0, 0], clip=clip).value > 1
-    # On average a partition still carries no more than is useful.
-    assert solved(ask(40.0, 5.0), modes, groups=[0, 0], clip=clip, averaged=True).value == 2
-
-
 def test_favoured_modes_win_a_tie_and_nothing_else() -> None:
     same = [mode(0, {0: 10.0}), mode(0, {0: 10.0}, memory=1), mode(0, {0: 20.0})]
     for n in (0, 1):

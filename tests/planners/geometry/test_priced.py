@@ -1,0 +1,67 @@
+"""What modes are worth at most, against every choice of batches there is."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.planners.geometry import priced
+from cotenant.planners.geometry.modes import Mode
+from cotenant.planners.geometry.priced import Steps, Worth, most_worth
+from tests.planners.geometry.test_modes import made, menu, runs
+
+EVERY = [chosen for size in (1, 2, 3) for chosen in combinations(range(3), size)]
+
+
+def some_worth(seed: int) -> Worth:
+    rng = np.random.default_rng(seed)
+    steps = [Steps(int(rng.integers(3)), float(rng.uniform(0.5, 5)), float(rng.uniform(0, 1))) for _ in range(3)]
+    return Worth(rng.uniform(20, 400, 3), rng.uniform(0, 2, 3), steps)
+
+
+def value(worth: Worth, mode: Mode) -> float:
+    return sum(float(worth.of(i, np.array([rate]))[0]) for i, rate in zip(mode.models, mode.rates, strict=True))
+
+
+@given(seed=st.integers(0, 1000), known=st.sampled_from((0.0, 0.3, 0.9)))
+@settings(deadline=None, max_examples=10)
+def test_no_mode_is_worth_more_and_those_worth_more_than_known_are_found(seed: int, known: float) -> None:
+    problem, worth = made(seed), some_worth(seed)
+    offered = menu(problem)
+    for s, slot in enumerate(offered.slots):
+        able = [mode for models in EVERY for mode in runs(problem, slot, models)]
+        best = max((value(worth, mode) for mode in able), default=0.0)
+        bound, found = most_worth(offered, s, worth, known * best)
+        # No more than the best mode: what was only bounded counts where there are too many.
+        assert bound == pytest.approx(max(best, known * best))
+        if known < 1 and best > 0:
+            assert max(each for each, _ in found) == pytest.approx(best)
+        real = {(mode.models, mode.batches, mode.procs): mode.rates for mode in able}
+        for each, mode in found:
+            assert mode.rates == pytest.approx(real[mode.models, mode.batches, mode.procs])
+            assert each == pytest.approx(value(worth, mode))
+            assert each > known * best
+
+
+def test_the_bound_holds_where_there_are_too_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priced, "WIDTH", 5)
+    for seed in range(10):
+        problem, worth = made(seed), some_worth(seed)
+        offered = menu(problem)
+        for s, slot in enumerate(offered.slots):
+            able = [mode for models in EVERY for mode in runs(problem, slot, models)]
+            best = max((value(worth, mode) for mode in able), default=0.0)
+            assert most_worth(offered, s, worth, 0.0)[0] >= best * (1 - 1e-9)
+
+
+def test_modes_that_do_not_fit_the_memory_count_but_are_not_offered() -> None:
+    tight, free = made(3, memory=2 << 20), made(3)
+    worth = some_worth(3)
+    for s in range(3):
+        bound, found = most_worth(menu(tight), s, worth, 0.0)
+        assert all(mode.memory <= 2 << 20 for _, mode in found)
+        assert bound <= most_worth(menu(free), s, worth, 0.0)[0]
