@@ -78,6 +78,8 @@ class Queue:
         return self.latencies[rows - 1] * self.pace
 
     def observe(self, rows: int, seconds: float) -> None:
+        if rows > self.batch:
+            return  # it began under a plan with larger batches, and nobody says any more how long it was to take
         error = min(seconds / self.latencies[rows - 1], SLOWEST) - self.ratio
         self.ratio += GAIN * error
         self.deviation += DEVIATION_GAIN * (abs(error) - self.deviation)

@@ -287,6 +287,14 @@ def test_an_idle_lane_that_is_taken_out_is_drained_at_once() -> None:
     assert started(A).handle(Applied(()), 0.0) == [Drained("a")]
 
 
+def test_a_batch_that_is_larger_than_the_new_plan_allows_is_answered_all_the_same() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1), request(2))
+    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[1, 2]]
+    dispatcher.handle(Applied((lane("a", LaneModel(model="m", latencies=linear(1))),)), 0.012)
+    assert ends(dispatcher.handle(Finished("a", 2), 0.023)) == {1: Outcome.SERVED, 2: Outcome.SERVED}
+
+
 def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
     dispatcher = started(A)
     for batch in range(1, 40):
