@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check test-slow bench clean
+.PHONY: demo test check test-slow compiled bench clean
 
 demo: $(READY)
 	$(BIN)/cotenant demo
@@ -20,6 +20,10 @@ check: $(READY)
 # What measures, or takes longer than CI should.
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
+
+# A wheel for this machine, in dist/, in which what runs for every request is machine code. Needs a C compiler.
+compiled: $(READY)
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(BIN)/python -m hatchling build -t wheel --clean-hooks-after
 
 # What it costs: one line each; needs wrk, and a machine that has nothing else to do. docs/benchmarks.md has the figures.
 bench: $(READY)
