@@ -87,10 +87,25 @@ def read_bytes(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def write(path: Path, text: str) -> None:
+def text_of(path: Path) -> str:
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text in UTF-8 (byte {error.start}); is it the right file?") from None
+
+
+def write(path: Path, text: str, *, quiet: bool = False) -> None:
+    """All of it or, where that fails, nothing: what was there before stays until then."""
+    part = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        if path.is_file() or not path.exists():
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        else:
+            path.write_text(text, encoding="utf-8")  # a device or a pipe, or a folder, which says so
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    if not quiet:
+        aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

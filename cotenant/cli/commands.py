@@ -28,6 +28,7 @@ from cotenant.cli.options import (
 from cotenant.cli.reproduce import reproduce
 from cotenant.cli.show import console, show_json, tell
 from cotenant.cli.simulate import simulate
+from cotenant.cli.sweep import sweep
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 
@@ -208,6 +209,7 @@ def side_by_side(
 
 app.command()(simulate)
 app.command()(capacity)
+app.command()(sweep)
 app.command()(colocate)
 
 

@@ -127,7 +127,8 @@ def save_growth(
     growth.set_ylim(0, max((y for line in lines for y in line.y), default=1.0) * 1.18)
     growth.set_xlabel("times the rates")
     growth.set_ylabel("cost per hour" if cost else "devices")
-    growth.legend(fontsize=9, loc="lower right", frameon=False)
+    if len(lines) > 1:
+        growth.legend(fontsize=9, loc="lower right", frameon=False)
     growth.set_title(title, loc="left", fontsize=11)
     above = growth.secondary_xaxis("top", functions=(lambda x: x * per_multiple, lambda x: x / per_multiple))
     above.set_xlabel("requests/s", fontsize=9)
@@ -140,7 +141,7 @@ def save_growth(
     attained.set_yticks(range(len(bars)), [bar.label for bar in bars])
     attained.set_ylim(len(bars) - 0.4, -0.6)
     attained.set_xlabel("answered in time in the simulator, %")
-    attained.set_title("with those devices, at last", loc="left", fontsize=11)
+    attained.set_title("each model, with those devices", loc="left", fontsize=11)
     for axes in (growth, attained):
         axes.spines["right"].set_visible(False)
         axes.tick_params(labelsize=9)

@@ -1,0 +1,109 @@
+"""`cotenant sweep`: all combinations as CSV, and what is done before an interruption is not lost."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cotenant.sim.judge
+import cotenant.sim.sweep
+from cotenant.sim.sweep import Point, Row
+from tests.cli.program import Program
+
+COMMAND = (
+    *("sweep", "problem.toml", "--over", "rate=0.5,1", "--over", "devices=0..1", "--seeds", "2"),
+    *("--seconds", "1", "--jobs", "1", "--planner", "elastic", "--output", "out/sweep.csv"),
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are judged by a short look."""
+    monkeypatch.setattr(cotenant.sim.judge, "LOOK_REQUESTS", 1000)
+
+
+def test_every_combination_seed_and_model_has_a_line(program: Program, folder: Path) -> None:
+    said = program(*COMMAND)
+    assert (said.code, said.err) == (0, "wrote out/sweep.csv\n")
+    assert "4 combinations, 2 seeds" in said.out
+    with (folder / "out" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 2 * 2
+    assert [(row["over_rate"], row["over_devices"]) for row in rows[::4]] == [
+        ("0.5", "0"),
+        ("0.5", "1"),
+        ("1", "0"),
+        ("1", "1"),
+    ]
+    served = {(row["over_rate"], row["seed"]): row for row in rows if row["devices"] and row["model"] == "identity"}
+    assert float(served["1", "0"]["offered_per_s"]) == pytest.approx(100, rel=0.4)
+    assert served["1", "0"]["offered_per_s"] != served["1", "1"]["offered_per_s"]
+    assert float(served["0.5", "0"]["attainment"]) > 0.9
+    nothing = [row for row in rows if not row["devices"]]
+    assert {float(row["attainment"]) for row in nothing} == {0.0}
+    assert {float(row["unserved_per_s"]) for row in nothing if row["model"] == "identity"} == {50.0, 100.0}
+    assert list((folder / "out").iterdir()) == [folder / "out" / "sweep.csv"]
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = program(*COMMAND, "--json").out
+    (folder / "out" / "sweep.csv").unlink()
+    work, tried = cotenant.sim.sweep.swept, list[str]()
+
+    def until(count: int) -> Callable[[Point], list[Row]]:
+        def swept(point: Point) -> list[Row]:
+            if len(tried) == count:
+                raise KeyboardInterrupt
+            tried.append(point.label)
+            return work(point)
+
+        return swept
+
+    monkeypatch.setattr(cotenant.sim.sweep, "swept", until(2))
+    said = program(*COMMAND)
+    assert (said.code, said.out) == (130, "")
+    assert said.err == "2 of 4 combinations are in out/sweep.csv.part; the same command goes on from there\n"
+    assert not (folder / "out" / "sweep.csv").exists()
+    with (folder / "out" / "sweep.csv.part").open("a") as file:
+        file.write('[{"changes":["ra')  # it was cut off while it wrote
+    refused = program.refuses(*COMMAND, "--seconds", "2")
+    assert refused == "out/sweep.csv.part: holds part of another sweep; delete it, or choose another --output"
+
+    monkeypatch.setattr(cotenant.sim.sweep, "swept", until(4))
+    said = program(*COMMAND, "--json")
+    assert said.err == "2 of 4 combinations were done before\nwrote out/sweep.csv\n"
+    assert len(tried) == 4
+    assert json.loads(said.out) == json.loads(whole)
+    assert not (folder / "out" / "sweep.csv.part").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "nothing to sweep over; say what varies, such as --over rate=0.5,1,2"),
+        ("--over rate", "--over rate: write KEY=VALUE,VALUE,"),
+        (
+            "--over devices=1..900 --over rate=1,2",
+            "900 x 2 combinations with 3 seeds are 5400 runs, more than 1000; take",
+        ),
+        ("--over rate=nobody:2", "rate=nobody:2: no model 'nobody'; there are identity, lookup"),
+        ("--over rate=1 --output taken", "taken.part: cannot be read: Is a directory"),
+    ],
+)
+def test_what_cannot_be_swept(program: Program, folder: Path, arguments: str, message: str) -> None:
+    (folder / "taken.part").mkdir()
+    assert program.refuses("sweep", "problem.toml", "--planner", "elastic", *arguments.split()).startswith(message)
+
+
+def test_a_combination_without_a_plan_says_why_and_stops_no_other(program: Program, folder: Path) -> None:
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text('objective = "rate"\n' + text)
+    said = program("sweep", "problem.toml", "--over", "planner=elastic,squishy", "--seconds", "1", "--jobs", "1")
+    assert said.code == 0
+    assert "elastic" in said.out and "squishy" in said.out
