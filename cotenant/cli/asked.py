@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def write(path: Path, text: str, *, quiet: bool = False) -> None:
         else:
             path.write_text(text, encoding="utf-8")  # a device or a pipe, or a folder, which says so
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     if not quiet:
         aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
