@@ -13,9 +13,10 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -76,29 +77,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     def read(self) -> Iterator[tuple[Floats, list[str]]]:
         """Times in seconds and names (empty without a key), some thousands of rows at a time.
 
-        Raises ConfigError with the file and the line.
+        Raises ConfigError with the file and the line for what is not sound.
         """
-        try:
-            with self.file.open(newline="", encoding="utf-8-sig") as file:
-                yield from self._chunks(csv.reader(file))
-        except OSError as error:
-            raise ConfigError(f"{self.file}: cannot be read: {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{self.file}: is not text in UTF-8: {error.reason}; is it the right file?") from None
-        except csv.Error as error:
-            raise ConfigError(f"{self.file}: is not CSV: {error}") from None
-
-    def _chunks(self, rows: Iterator[list[str]]) -> Iterator[tuple[Floats, list[str]]]:
-        header = [] if isinstance(self.column, int) else next(rows, [])
-        column = self._index(self.column, header)
-        key = None if self.key is None else self._index(self.key, header)
-        line = 2 if header else 1
+        rows = self._rows()
+        line, column, key = self._columns(rows)
         last = -math.inf
         seconds: Callable[[str], float] | None = None
         while chunk := list(islice(rows, CHUNK)):
             try:
                 seconds = seconds or _reader(chunk[0][column])
-                times = np.array([seconds(row[column]) for row in chunk]) * self.unit
+                times = self._times(chunk, column, seconds)
                 names = [] if key is None else [row[key] for row in chunk]
             except (IndexError, ValueError):
                 raise self._unreadable(chunk, line, max(column, key or 0), column, seconds) from None
@@ -109,6 +97,40 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             last = float(times[-1])
             line += len(chunk)
             yield times, names
+
+    def again(self, names: Collection[str] = ()) -> Times:
+        """The times alone, of these names or of all, from a file that was found sound."""
+        rows = self._rows()
+        _, column, key = self._columns(rows)
+        seconds: Callable[[str], float] | None = None
+        while chunk := list(islice(rows, CHUNK)):
+            try:
+                seconds = seconds or _reader(chunk[0][column])
+                mine = chunk if key is None or not names else [row for row in chunk if row[key] in names]
+                times = self._times(mine, column, seconds)
+            except (IndexError, ValueError):
+                raise ConfigError(f"{self.file}: it has changed since it was first read; start again") from None
+            yield times
+
+    def _rows(self) -> Iterator[list[str]]:
+        try:
+            with self.file.open(newline="", encoding="utf-8-sig") as file:
+                yield from csv.reader(file)
+        except OSError as error:
+            raise ConfigError(f"{self.file}: cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self.file}: is not text in UTF-8: {error.reason}; is it the right file?") from None
+        except csv.Error as error:
+            raise ConfigError(f"{self.file}: is not CSV: {error}") from None
+
+    def _columns(self, rows: Iterator[list[str]]) -> tuple[int, int, int | None]:
+        """The line of the first request, and the columns of time and name, from 0; a header is taken from the rows."""
+        header = [] if isinstance(self.column, int) else next(rows, [])
+        key = None if self.key is None else self._index(self.key, header)
+        return 2 if header else 1, self._index(self.column, header), key
+
+    def _times(self, rows: list[list[str]], column: int, seconds: Callable[[str], float]) -> Floats:
+        return np.array(list(map(seconds, map(itemgetter(column), rows))), np.float64) * self.unit
 
     def _index(self, column: str | int, header: list[str]) -> int:
         if isinstance(column, int):
@@ -195,9 +217,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     def times(self, rng: np.random.Generator) -> Times:
         held = np.empty(0)
-        for times, names in self.trace.read():
-            mine = times[[name in self.names for name in names]] if self.names else times
-            held = np.concatenate([held, (mine - self.survey.first) / self.speed])
+        for times in self.trace.again(self.names):
+            held = np.concatenate([held, (times - self.survey.first) / self.speed])
             if held.size > 1:
                 yield self._multiplied(held, rng)
                 held = held[-1:]

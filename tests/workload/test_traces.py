@@ -131,3 +131,11 @@ def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
         Replayed(trace=known, survey=Survey.of(known), names=frozenset("h"))
     with pytest.raises(ConfigError, match=r"none\.csv: cannot be read: No such file or directory$"):
         Survey.of(Trace(file=tmp_path / "none.csv", column="time"))
+
+
+def test_a_trace_that_changes_between_two_readings_is_said(tmp_path: Path) -> None:
+    known = trace(tmp_path, "func,time\nf,1\nf,2\n", key="func")
+    source = Replayed(trace=known, survey=Survey.of(known))
+    known.file.write_text("func,time\nf,1\nf,gone\n")
+    with pytest.raises(ConfigError, match=r"t\.csv: it has changed since it was first read; start again$"):
+        replayed(source)
