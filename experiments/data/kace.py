@@ -54,6 +54,17 @@ XU = {
     "CPU%": "cpu_pct",
     "MainMem%": "main_memory_pct",
 }
+# How their figures call policies and models, and their run the techniques.
+POLICIES = {"KACE": "KACE", "hotcloud": "Xu et al.", "memcap": "MEMCAP"}
+LABELS = {
+    "ALBERT": "albert-base-v2",
+    "BERT": "bert-base-cased",
+    "ViT-inf": "vit-base-patch16-224",
+    "ViT-train": "vit_h_14",
+    "Wav2vec2": "wav2vec2-base-960h",
+    "Whisper": "whisper-large-v2",
+}
+RUNS = {"lr": "KACE", "rf": "RF", "nn": "NN", "automl": "AutoML"}
 COLUMNS = {"KACE": KACE, "hotcloud": XU}
 
 
@@ -140,6 +151,29 @@ def published(model: str, seed: int) -> dict[str, dict[str, float]]:
         name = row.pop("HPworkload")
         found[name] = dict(zip(row, numbers(place, *row.values()), strict=True))
     return found
+
+
+def quality(model: str, seed: int) -> tuple[float, float]:
+    """Mean squared error and R² that they print, of standardised sums, mean over targets."""
+    (_, (place, line)) = lines(f"{PREDICTED}/rand{seed}/{model}/predicts/mse_r2.csv")
+    mse, r2 = numbers(place, *line.split(","))
+    return mse, r2
+
+
+def printed() -> dict[str, dict[str, float]]:
+    """Of their figure 6.4: by policy and workload, under the labels that it has."""
+    (_, header), *body = lines(f"{SOURCE}/reproduce_figures/21workload.csv")
+    labels = [_label(cell) for cell in header.split(",")[1:]]
+    found = {}
+    for place, line in body:
+        policy, *cells = line.split(",")
+        found[POLICIES[policy]] = dict(zip(labels, numbers(place, *cells), strict=True))
+    return found
+
+
+def _label(text: str) -> str:
+    name, batch, use = re.fullmatch(r"(\w+?)_b(\d+)-(train|inf)", text).groups()  # type: ignore[union-attr]
+    return f"{LABELS[name if name != 'ViT' else f'ViT-{use}']}_batch{batch}-{use}"
 
 
 def _alone() -> Iterator[tuple[str, float, float]]:

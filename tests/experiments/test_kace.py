@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 from experiments.data import kace
-from experiments.kace import protocol
+from experiments.kace import fig6_1, fig6_2, fig6_3, fig7_1, fig7_2, paper, protocol
+from experiments.spread import Options
 from tests.experiments.data import needs_data
 
 pytestmark = needs_data
@@ -55,6 +59,11 @@ def test_the_papers_averages() -> None:
     assert np.mean(proper) >= 0.927
 
 
+def test_the_best_rule() -> None:
+    found = [protocol.mean(protocol.best_rule(kace.split(3, seed)[1])) for seed in kace.SEEDS]
+    assert np.mean(found) == pytest.approx(0.837, abs=5e-4)
+
+
 def test_models_that_were_never_seen() -> None:
     runs = kace.runs()
     targets = [load for load in protocol.workloads(runs) if load.batch == 16]
@@ -70,3 +79,47 @@ def test_models_that_were_never_seen() -> None:
 def test_a_name_that_is_none() -> None:
     with pytest.raises(ConfigError, match="'resnet' is no workload"):
         kace.load("resnet")
+
+
+def test_labels_of_the_printed_figure_are_permuted() -> None:
+    """The same values as in the published run, and attached to other targets."""
+    printed = kace.printed()["KACE"]
+    true = {
+        name: np.mean([kace.published("KACE", seed)[name]["prediction"] for seed in kace.SEEDS]) for name in printed
+    }
+    assert sorted(printed.values()) == pytest.approx(sorted(true.values()))
+    assert sum(abs(printed[name] - true[name]) > 0.01 for name in printed) > 10
+
+
+def test_policies_beside_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kace, "SEEDS", kace.SEEDS[:1])
+    monkeypatch.setattr(fig6_3, "effort", lambda *_: 1)
+    rows = fig6_3.run(Options())
+    found = {row.policy: row for row in rows}
+    assert found["KACE"].relative == pytest.approx(found["KACE"].published)
+    assert found["Best rule"].relative >= max(found[name].relative for name in protocol.RULES)
+    for name in ("MEMCAP", "SM%", "MEM%", "Random"):
+        assert found[name].relative == pytest.approx(found[name].published)
+    drawn(fig6_3, rows, tmp_path)
+
+
+def test_other_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lines alone: what takes long is trained elsewhere."""
+    monkeypatch.setattr(paper, "TECHNIQUES", {"lr": "LR"})
+    monkeypatch.setattr(fig7_1, "PERCENT", (10, 50))
+    made = {figure: figure.run(Options()) for figure in (fig6_1, fig6_2, fig7_1, fig7_2)}
+    fig6_1._trained.cache_clear()
+    at_three = next(row for row in made[fig6_1] if row.published_r2 is not None)
+    assert at_three.r2 == pytest.approx(at_three.published_r2, abs=1e-6)
+    assert at_three.rmse == pytest.approx(at_three.published_rmse, abs=1e-6)
+    assert [row.relative for row in made[fig6_2] if row.published is not None] == pytest.approx([0.906345], abs=1e-6)
+    small, large = made[fig7_1]
+    assert large.mse < small.mse
+    assert made[fig7_2][0].relative > 0.95
+    for figure, rows in made.items():
+        drawn(figure, rows, tmp_path)
+
+
+def drawn(figure, rows, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    figure.plot(rows, folder / "it.svg")
+    assert ET.parse(folder / "it.svg").getroot().tag.endswith("svg")  # noqa: S314

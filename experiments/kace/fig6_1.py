@@ -1,0 +1,109 @@
+"""Figure 6.1: how well throughput sums are predicted, by technique and size of training set.
+
+KACE's splits and protocol (`protocol.AsPublished`). The report's bars are in no text: beside ours stands what its
+published run has for splits of three occurrences, with H2O where ours has FLAML.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from cotenant.measure.draw import COLOURS, figure_for, save
+from experiments.data import kace
+from experiments.kace import paper
+from experiments.kace.runs import Outcome, Training, effort, outcome
+from experiments.spread import Options, spread
+
+TITLE = "how well throughput sums are predicted (KACE, Figure 6.1)"
+OCCURRENCES = (2, 3, 5, 7, 10)
+PUBLISHED_AT = 3
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """percent: of 181 pairs, to train with; rmse, r2: of standardised sums, mean over targets and seeds."""
+
+    technique: str
+    trained_on: float
+    percent: float
+    r2: float
+    published_r2: float | None
+    rmse: float
+    published_rmse: float | None
+    seconds: float
+
+
+def run(options: Options) -> list[Row]:
+    rows = []
+    for (technique, occurrences), found in trained(options).items():
+        said = [kace.quality(kace.RUNS[technique], seed) for seed in kace.SEEDS] if occurrences == PUBLISHED_AT else []
+        rows.append(
+            Row(
+                technique=paper.TECHNIQUES[technique],
+                trained_on=mean([each.trained_on for each in found]),
+                percent=100 * mean([each.trained_on for each in found]) / len(kace.runs()),
+                r2=mean([each.r2 for each in found]),
+                published_r2=mean([r2 for _, r2 in said]) if said else None,
+                rmse=mean([each.mse**0.5 for each in found]),
+                published_rmse=mean([mse**0.5 for mse, _ in said]) if said else None,
+                seconds=mean([each.seconds for each in found]),
+            )
+        )
+    return rows
+
+
+def trained(options: Options) -> dict[tuple[str, int], list[Outcome]]:
+    """By technique and occurrences, one for each of KACE's seeds."""
+    return _trained(options.full, options.jobs, options.progress)
+
+
+@functools.cache
+def _trained(full: bool, jobs: int, progress: object) -> dict[tuple[str, int], list[Outcome]]:
+    options = Options(full=full, jobs=jobs, progress=progress)  # type: ignore[arg-type]
+    tasks = [
+        Training(technique, effort(technique, options), seed, occurrences)
+        for technique in paper.TECHNIQUES
+        for occurrences in (kace.OCCURRENCES if full else OCCURRENCES)
+        for seed in kace.SEEDS
+    ]
+    found: dict[tuple[str, int], list[Outcome]] = {}
+    for task, result in zip(tasks, spread(outcome, tasks, options, "trainings"), strict=True):
+        found.setdefault((task.technique, task.occurrences), []).append(result)
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    figure = figure_for(path, 10, 3.4)
+    panels = figure.subplots(1, 3)
+    for axes, (field, label) in zip(
+        panels, (("r2", "R²"), ("rmse", "RMSE, standardised"), ("seconds", "seconds to train")), strict=True
+    ):
+        for colour, technique in zip(COLOURS, paper.TECHNIQUES.values(), strict=False):
+            mine = [row for row in rows if row.technique == technique]
+            axes.plot(
+                [row.percent for row in mine],
+                [getattr(row, field) for row in mine],
+                color=colour,
+                marker="o",
+                markersize=4,
+                label=technique,
+            )
+            said = [(row.percent, getattr(row, f"published_{field}", None)) for row in mine]
+            known = [(x, y) for x, y in said if y is not None]
+            if known:
+                axes.scatter(*zip(*known, strict=True), color=colour, marker="x", s=60, zorder=3)
+        axes.set_xlabel("pairs to train with, %", fontsize=8)
+        axes.set_ylabel(label, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[2].set_yscale("log")
+    panels[0].legend(fontsize=7, frameon=False)
+    figure.suptitle("KACE, Figure 6.1 (x: published run)", fontsize=11)
+    save(figure, path)

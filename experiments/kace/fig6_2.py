@@ -1,0 +1,68 @@
+"""Figure 6.2: the throughput sum beside the chosen neighbour, over Oracle's, by technique and size of training set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cotenant.measure.draw import COLOURS, figure_for, save
+from experiments.data import kace
+from experiments.kace import paper
+from experiments.kace.fig6_1 import PUBLISHED_AT, mean, trained
+from experiments.spread import Options
+
+TITLE = "throughput sums over Oracle's, by technique (KACE, Figure 6.2)"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """percent: of 181 pairs, to train with; relative: mean over targets and seeds."""
+
+    technique: str
+    percent: float
+    relative: float
+    published: float | None
+
+
+def run(options: Options) -> list[Row]:
+    return [
+        Row(
+            technique=paper.TECHNIQUES[technique],
+            percent=100 * mean([each.trained_on for each in found]) / len(kace.runs()),
+            relative=mean([each.mean for each in found]),
+            published=published(kace.RUNS[technique]) if occurrences == PUBLISHED_AT else None,
+        )
+        for (technique, occurrences), found in trained(options).items()
+    ]
+
+
+def published(model: str, column: str = "prediction") -> float:
+    """Mean over their seeds and targets of what their run has."""
+    return mean([each[column] for seed in kace.SEEDS for each in kace.published(model, seed).values()])
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    figure = figure_for(path, 6, 3.6)
+    axes = figure.subplots()
+    for colour, technique in zip(COLOURS, paper.TECHNIQUES.values(), strict=False):
+        mine = [row for row in rows if row.technique == technique]
+        axes.plot(
+            [row.percent for row in mine],
+            [row.relative for row in mine],
+            color=colour,
+            marker="o",
+            markersize=4,
+            label=technique,
+        )
+        said = [(row.percent, row.published) for row in mine if row.published is not None]
+        if said:
+            at, heights = zip(*said, strict=True)
+            axes.scatter(at, heights, color=colour, marker="x", s=60, label=f"{technique}, published", zorder=3)
+    axes.set_xlabel("pairs to train with, %", fontsize=8)
+    axes.set_ylabel("throughput sum over Oracle's", fontsize=8)
+    axes.set_ylim(0.7, 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=7, frameon=False, ncols=2)
+    figure.suptitle("KACE, Figure 6.2", fontsize=11)
+    save(figure, path)

@@ -1,0 +1,84 @@
+"""Figure 6.3: KACE beside other policies, on splits with some 40 pairs to train with.
+
+`published` is the mean of what their run has, `text` what the report says. Best rule takes, for each target, the rule
+that turns out best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from experiments.data import kace
+from experiments.kace import paper, protocol
+from experiments.kace.fig6_1 import mean
+from experiments.kace.fig6_2 import published
+from experiments.kace.runs import Training, effort, outcome
+from experiments.picture import Bar, grouped
+from experiments.spread import Options, spread
+
+TITLE = "throughput sums over Oracle's, by policy (KACE, Figure 6.3)"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """relative: mean over targets and seeds; deviation: of the mean over the seeds."""
+
+    policy: str
+    relative: float
+    deviation: float
+    published: float | None
+    text: float | None
+
+
+def run(options: Options) -> list[Row]:
+    learnt = {
+        "KACE": [Training("lr", 0, seed) for seed in kace.SEEDS],
+        "KACE, scaled by training": [Training("lr", 0, seed, proper=True) for seed in kace.SEEDS],
+        "Xu et al.": [Training("rf", effort("rf", options), seed, features="hotcloud") for seed in kace.SEEDS],
+    }
+    tasks = [task for each in learnt.values() for task in each]
+    found = dict(zip(tasks, spread(outcome, tasks, options, "trainings"), strict=True))
+    by_policy = {"Oracle": [1.0] * len(kace.SEEDS)}
+    by_policy |= {policy: [found[task].mean for task in each] for policy, each in learnt.items()}
+    tests = [kace.split(3, seed)[1] for seed in kace.SEEDS]
+    by_policy["Best rule"] = [protocol.mean(protocol.best_rule(test)) for test in tests]
+    for name, policy in protocol.RULES.items():
+        by_policy[name] = [protocol.mean(protocol.relative(test, policy)) for test in tests]
+    by_policy["Random"] = [protocol.mean(protocol.at_random(test)) for test in tests]
+    said = {
+        "KACE": published("KACE"),
+        "Xu et al.": published("hotcloud"),
+        "MEMCAP": published("KACE", "memcap"),
+        "SM%": published("KACE", "sm%"),
+        "MEM%": published("KACE", "mem%"),
+        "Random": published("KACE", "random"),
+    }
+    return [
+        Row(
+            policy=policy,
+            relative=mean(values),
+            deviation=float(np.std(values)),
+            published=said.get(policy),
+            text=paper.FIG63.get(policy),
+        )
+        for policy, values in by_policy.items()
+    ]
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    bars = [
+        Bar(
+            panel="mean over 21 targets, 5 splits",
+            group=row.policy.replace(", ", ",\n"),
+            way=way,
+            who=who,
+            height=height,
+        )
+        for row in rows
+        for way, who, height in (("chosen", "cotenant", row.relative), ("chosen", "published", row.published))
+        if height is not None
+    ]
+    grouped(path, bars, lines=[], ylabel="throughput sum over Oracle's", title="KACE, Figure 6.3")
