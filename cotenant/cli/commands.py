@@ -12,6 +12,7 @@ from cotenant import __version__
 from cotenant.cli.asked import planned, problem_of, read, read_bytes, site_of, within, write
 from cotenant.cli.capacity import capacity
 from cotenant.cli.colocate import colocate
+from cotenant.cli.fit import fit
 from cotenant.cli.options import (
     Json,
     PlannerName,
@@ -211,6 +212,7 @@ app.command()(simulate)
 app.command()(capacity)
 app.command()(sweep)
 app.command()(colocate)
+app.command()(fit)
 
 
 @app.command()

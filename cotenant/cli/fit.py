@@ -1,0 +1,179 @@
+"""`cotenant fit`: from samples of pairs to a predictor in a file, or to a table of how good each predictor is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from cotenant.cli.asked import write
+from cotenant.cli.options import Json, PlotFile, Seed
+from cotenant.cli.reproduce import module
+from cotenant.cli.show import ProfileProgress, aside, bars, console, show_json
+from cotenant.config import read_profiles_file
+from cotenant.config.toml import text_of
+from cotenant.core.profile import Profiles
+from cotenant.errors import ConfigError, PlanError
+from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.table import table
+from cotenant.predictors.fitting import PREDICTORS, check, to_json
+from cotenant.predictors.fitting import fit as fitted_to
+from cotenant.predictors.samples import Sample, read_samples
+from cotenant.profiling.judging import Verdict, judged
+
+PUBLISHED = ("v100", "a100")  # sets that others measured, where a checkout has them
+
+
+def fit(
+    samples: Annotated[
+        str, typer.Argument(metavar="SAMPLES", help=f"CSV file of pairs, or a published set: {', '.join(PUBLISHED)}.")
+    ],
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option("--profiles", help="CSV file of the models' profiles; may be given several times."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help=f"{', '.join(PREDICTORS)}; with --report several times, or none for all."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Write what was fitted here.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Say how far each predictor is off.")] = False,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --report: random splits.")] = 5,
+    plot: PlotFile = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Fit a predictor of what neighbours cost to samples of pairs, or compare predictors on them."""
+    for name in model or ():
+        if name not in PREDICTORS:
+            raise ConfigError(f"--model {name}: there are {', '.join(PREDICTORS)}")
+    known, of = _read(samples, profiles or [])
+    try:
+        check(known, of)
+        if report:
+            if output is not None:
+                raise ConfigError("--report writes no predictor; leave --output out, or --report")
+            _report(model or list(PREDICTORS), known, of, repeats=repeats, seed=seed, plot=plot, json=json)
+        else:
+            _fit(model or ["ours"], known, of, output, plot)
+    except PlanError as error:
+        raise ConfigError(f"{samples}: {error}") from None
+
+
+def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profiles]:
+    if samples in PUBLISHED and not Path(samples).exists():
+        data: Any = module(f"data.{samples}")
+        return data.pairs(), data.profiles()
+    read = read_samples(text_of(Path(samples)).splitlines(keepends=True), samples)
+    if not profiles:
+        raise ConfigError(f"{samples}: give the models' profiles with --profiles; predictors learn from them, too")
+    found: dict[tuple[str, str], Any] = {}
+    for path in profiles:
+        found |= read_profiles_file(path)
+    return read, found
+
+
+def _fit(
+    names: Sequence[str], samples: Sequence[Sample], profiles: Profiles, output: Path | None, plot: Path | None
+) -> None:
+    if len(names) != 1:
+        raise ConfigError("one --model is fitted at a time; --report compares several")
+    if plot is not None:
+        raise ConfigError("--plot draws a comparison; it goes with --report")
+    (name,) = names
+    text = to_json(name, fitted_to(name, samples, profiles)).decode()
+    if output is None:
+        console.file.write(text + "\n")
+        return
+    write(output, text + "\n")
+    aside.print(
+        f'to plan with it: interference = {{ model = "{name}", fit = "{output}" }} in a problem or in settings',
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _report(
+    names: Sequence[str],
+    samples: Sequence[Sample],
+    profiles: Profiles,
+    *,
+    repeats: int,
+    seed: int,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    with bars("judging") as progress:
+        verdicts = list(
+            judged(names, samples, profiles, repeats=repeats, seed=seed, progress=ProfileProgress(progress))
+        )
+    if plot is not None:
+        save_verdicts(verdicts, plot)
+        aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
+    if json:
+        show_json(msgspec.json.format(msgspec.json.encode(verdicts), indent=2))
+    else:
+        console.print(verdict_table(verdicts, samples))
+
+
+def verdict_table(verdicts: Sequence[Verdict], samples: Sequence[Sample]) -> RenderableType:
+    kind = samples[0].victim.kind
+    found: list[RenderableType] = []
+    for what in dict.fromkeys(verdict.held_back for verdict in verdicts):
+        rows = table(
+            f"error in % of {len(samples)} slowdowns on {kind}; held back: {what}",
+            "predictor",
+            ">mean",
+            ">p50",
+            ">p90",
+            ">p95",
+            ">bias",
+            ">covered by q90",
+            ">fitted in",
+        )
+        mine = [verdict for verdict in verdicts if verdict.held_back == what]
+        for it in sorted(mine, key=lambda verdict: (verdict.p90 is None, verdict.p90)):
+            numbers = (it.mean, it.p50, it.p90, it.p95)
+            rows.add_row(
+                escape(it.predictor),
+                *("-" if number is None else f"{number:.2f}" for number in numbers),
+                "-" if it.bias is None else f"{it.bias:+.2f}",
+                "-" if it.coverage is None else f"{it.coverage:.1f} %",
+                "-" if it.fit_s is None else f"{it.fit_s:.2g} s",
+            )
+        found.append(rows)
+        found += [Text(f"{it.predictor}: {it.failed}", style="dim") for it in mine if it.failed]
+        found.append(Text())
+    return Group(*found[:-1])
+
+
+def save_verdicts(verdicts: Sequence[Verdict], path: Path) -> None:
+    """The 90th percentile of the error as bars, by predictor and what was held back. Raises as `save_plan` does."""
+    known = [verdict for verdict in verdicts if verdict.p90 is not None]
+    names = list(dict.fromkeys(verdict.predictor for verdict in known))
+    kinds = list(dict.fromkeys(verdict.held_back for verdict in known))
+    figure = figure_for(path, 2.5 + 1.1 * len(names), 3.6)
+    axes = figure.subplots()
+    width = 0.86 / max(len(kinds), 1)
+    for i, what in enumerate(kinds):
+        mine = [verdict for verdict in known if verdict.held_back == what]
+        made = axes.bar(
+            [names.index(verdict.predictor) + (i - (len(kinds) - 1) / 2) * width for verdict in mine],
+            [verdict.p90 or 0.0 for verdict in mine],
+            width * 0.92,
+            label=what,
+            color=COLOURS[i],
+        )
+        axes.bar_label(made, fmt="%.3g", fontsize=7, padding=2)
+    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set_ylabel("90th percentile of the error, %", fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(title="held back", fontsize=7, title_fontsize=7, frameon=False)
+    save(figure, path)

@@ -1,0 +1,93 @@
+"""`cotenant fit`, and plans with what it fitted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cotenant.config import read_problem
+from cotenant.core.profile import write_profiles
+from cotenant.predictors import Load
+from cotenant.predictors.samples import write_samples
+from tests.cli.program import Program
+from tests.predictors.test_fitting import PROFILES, pairs
+
+PROBLEM = """
+profiles = ["profiles.csv"]
+interference = INTERFERENCE
+models = [{ name = "a", slo = "100ms", rate = 100 }, { name = "b", slo = "100ms", rate = 100 }]
+devices = [{ kind = "k", count = 4, cuts = [20, 50, 80, 100] }]
+"""
+
+
+@pytest.fixture(autouse=True)
+def measured(folder: Path) -> None:
+    (folder / "pairs.csv").write_text(write_samples(pairs()))
+    (folder / "profiles.csv").write_text(write_profiles(PROFILES.values()))
+
+
+def test_a_predictor_is_written_down_and_plans(program: Program, folder: Path) -> None:
+    said = program("fit", "pairs.csv", "--profiles", "profiles.csv", "--model", "linear", "--out", "linear.json")
+    assert (said.code, said.out) == (0, "")
+    assert 'interference = { model = "linear", fit = "linear.json" }' in said.err
+    written = json.loads((folder / "linear.json").read_text())
+    assert written["model"] == "linear" and set(written["coefficients"]) >= {"l2_victim", "constant"}
+    for chosen in ('{ model = "linear", fit = "linear.json" }', '{ model = "linear", fit = "pairs.csv" }'):
+        (folder / "asked.toml").write_text(PROBLEM.replace("INTERFERENCE", chosen))
+        plan = program("plan", "asked.toml", "--planner", "elastic", "--json")
+        assert plan.code == 0, plan.err
+
+
+def test_planners_ask_ours_for_a_quantile(program: Program, folder: Path) -> None:
+    said = program("fit", "pairs.csv", "--profiles", "profiles.csv", "-o", "ours.json")
+    assert said.code == 0, said.err
+    asked = Load("a", "k", 4, 500), (Load("b", "k", 16, 500),)
+    slowdowns = []
+    for quantile in (0.5, 0.99):
+        chosen = f'{{ model = "ours", fit = "ours.json", quantile = {quantile} }}'
+        (folder / "asked.toml").write_text(PROBLEM.replace("INTERFERENCE", chosen))
+        plan = program("plan", "asked.toml", "--planner", "ideal", "--json")
+        assert plan.code == 0, plan.err
+        slowdowns.append(read_problem(folder / "asked.toml").interference.slowdown(*asked))
+    assert 1 < slowdowns[0] < slowdowns[1]
+    for wrong, message in (
+        ('{ model = "ours", fit = "ours.json", quantile = 2 }', "interference.quantile: 2 must lie between 0 and 1"),
+        (
+            '{ model = "linear", fit = "pairs.csv", quantile = 0.9 }',
+            "'linear' knows no quantiles; leave it out, or take",
+        ),
+        ('{ model = "linear", fit = "ours.json" }', "ours.json: is a fitted 'ours', not 'linear'"),
+        ('{ model = "ours", factor = 1.2 }', "'ours' has no factor, which is what a margin has"),
+        ('{ model = "ours" }', "'ours' has to be fitted to samples of pairs"),
+        ('{ model = "magic" }', "interference.model: 'magic' is not known; take"),
+        ('{ model = "ours", fits = "x" }', "interference: Object contains unknown field `fits`"),
+        ('{ model = "ours", fit = "absent.csv" }', "absent.csv: cannot be read"),
+        ('{ model = "ours", fit = "profiles.csv" }', "profiles.csv:1: column 'victim' is missing"),
+    ):
+        (folder / "asked.toml").write_text(PROBLEM.replace("INTERFERENCE", wrong))
+        assert message in program.refuses("plan", "asked.toml")
+
+
+def test_a_report(program: Program, folder: Path) -> None:
+    arguments = ("fit", "pairs.csv", "--profiles", "profiles.csv", "--report", "-m", "linear", "--repeats", "2")
+    said = program(*arguments, "--plot", "report.svg")
+    assert said.code == 0, said.err
+    assert "held back: random 30 %" in said.out and "held back: a victim that is new" in said.out
+    assert (folder / "report.svg").stat().st_size
+    verdicts = json.loads(program(*arguments, "--json").out)
+    assert [verdict["predictor"] for verdict in verdicts] == ["linear", "linear"]
+
+
+def test_mistakes_are_named(program: Program, folder: Path) -> None:
+    assert "give the models' profiles with --profiles" in program.refuses("fit", "pairs.csv")
+    assert "--model magic: there are linear" in program.refuses("fit", "pairs.csv", "--model", "magic")
+    both = ("fit", "pairs.csv", "--profiles", "profiles.csv", "-m", "linear")
+    assert "--report writes no predictor" in program.refuses(*both, "--report", "-o", "x.json")
+    assert "one --model is fitted at a time" in program.refuses(*both, "-m", "ours")
+    assert "it goes with --report" in program.refuses(*both, "--plot", "x.svg")
+    (folder / "few.csv").write_text("".join((folder / "pairs.csv").read_text().splitlines(keepends=True)[:4]))
+    few = ("fit", "few.csv", "--profiles", "profiles.csv", "-m", "linear")
+    assert "few.csv: all samples have the same neighbour" in program.refuses(*few)
+    assert not (folder / "x.json").exists()
