@@ -92,8 +92,12 @@ class Tally:
 
     def ended(self, requests: Sequence[Request], outcome: Outcome, now: float) -> None:
         if outcome is Outcome.SERVED:
-            self.latency.extend([now - request.arrived for request in requests])
-            self.on_time += sum([request.deadline >= now for request in requests])
+            latencies: list[float] = []
+            for request in requests:
+                latencies.append(now - request.arrived)
+                if request.deadline >= now:
+                    self.on_time += 1
+            self.latency.extend(latencies)
         else:
             self.ends[outcome] += len(requests)
             if outcome is Outcome.REFUSED:

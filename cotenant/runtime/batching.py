@@ -84,7 +84,7 @@ def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
     best: Queue | None = None
     best_count = best_rows = 0
     again = math.inf
-    for queue in lane.queues.values():
+    for queue in lane.each:
         if not queue.waiting or (best is not None and queue.ran > best.ran):
             continue
         count, rows = take(queue, now)

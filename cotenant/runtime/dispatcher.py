@@ -57,7 +57,7 @@ class Dispatcher:
         """What to do about an event at the time `now`, in seconds of any monotonic clock."""
         match event:  # those that come often first
             case Arrived():
-                return self._arrived(event.request, now)
+                return self.arrived(event.request, now)
             case Finished():
                 return self._finished(event.lane, event.batch, event.failed, now)
             case Woke():
@@ -75,7 +75,8 @@ class Dispatcher:
 
     # Requests
 
-    def _arrived(self, request: Request, now: float) -> list[Command]:
+    def arrived(self, request: Request, now: float) -> list[Command]:
+        """What `handle` does about an `Arrived`; for the simulator, to which making one for each request is much."""
         routes = self._routes.get(request.model)
         if routes is None:
             return [Reply((request,), Outcome.REFUSED, NO_LANE)]
@@ -149,7 +150,7 @@ class Dispatcher:
         """Run what can run, and see to it that the lane is looked at again when something is due."""
         again = math.inf
         if lane.batch is None and lane.up:
-            for queue in lane.queues.values():
+            for queue in lane.each:
                 if queue.waiting and (dropped := drop_hopeless(queue, now) + drop_for_throughput(queue, now)):
                     self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)

@@ -157,11 +157,12 @@ class Batch:
 class Lane:
     """A partition at run time: a queue for each of its models, and at most one batch in flight."""
 
-    __slots__ = ("batch", "draining", "free_at", "id", "queues", "routed", "up", "wake")
+    __slots__ = ("batch", "draining", "each", "free_at", "id", "queues", "routed", "up", "wake")
 
     def __init__(self, spec: LaneSpec) -> None:
         self.id = spec.id
         self.queues: dict[str, Queue] = {}
+        self.each: list[Queue] = []  # of the queues
         self.routed: list[Queue] = []  # those that stand in an order among their model's (`routing.Routes`)
         self.batch: Batch | None = None
         self.free_at = 0.0  # when the batch in flight is expected to end
@@ -187,15 +188,15 @@ class Lane:
         for name, model in kept.items():
             if name not in self.queues:
                 self.queues[name] = Queue(model, self)
-        queues = list(self.queues.values())
-        for queue in queues:
-            queue.others = [other for other in queues if other is not queue]
+        self.each = list(self.queues.values())
+        for queue in self.each:
+            queue.others = [other for other in self.each if other is not queue]
         return homeless
 
     def earliest(self) -> float:
         """The first deadline of all that wait on the lane; infinity where nothing does."""
         first = math.inf
-        for queue in self.queues.values():
+        for queue in self.each:
             if queue.waiting:
                 first = min(first, queue.earliest())
         return first

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from cotenant.core.request import Request
+from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Died, Event, Finished, Reply, Run, WakeAt, Woke
 
 Handle = Callable[[Event, float], list[Command]]
 
 
 def play(
-    handle: Handle,
+    handle: Handle | Dispatcher,
     requests: Iterable[Request],
     service: Callable[[Run], float],
     ended: Callable[[Reply, float], Iterable[Request]],
@@ -21,13 +22,16 @@ def play(
 ) -> float:
     """Run until nothing is left to do; the time of the last event, in seconds.
 
+    handle: of a dispatcher, or what stands before it and wants to see every event; or a dispatcher itself.
     requests: in the order of their arrival. service: seconds that a batch takes. ended: is told of each reply and when,
     and gives the requests that follow from it, which arrive then or later. events: what else happens (workers ready,
     deaths, new plans) and when, in the order of time; each is asked for only once the one before it was handled, and
     so may depend on what came of that. Of events at the same time these come first, then those asked for earlier, then
     `requests`.
     """
-    agenda = _Agenda(handle, service, ended, events)
+    dispatcher = handle if isinstance(handle, Dispatcher) else None
+    tell = handle.handle if isinstance(handle, Dispatcher) else handle
+    agenda = _Agenda(tell, service, ended, events)
     heap = agenda.heap
     now = 0.0
     for request in requests:
@@ -35,7 +39,7 @@ def play(
         while heap and heap[0][0] <= arrived:
             agenda.step()
         now = arrived
-        commands = handle(Arrived(request), now)
+        commands = tell(Arrived(request), now) if dispatcher is None else dispatcher.arrived(request, now)
         if commands:  # mostly the lane is busy, and there is nothing to do
             agenda.perform(commands, now)
     while heap:

@@ -21,11 +21,12 @@ from cotenant.planners.check import check
 from cotenant.predictors import Load
 from cotenant.runtime.applications import Applications, specs_of
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Event, LaneSpec, Ready, Reply, Run
+from cotenant.runtime.events import Applied, Event, LaneSpec, Ready, Reply
 from cotenant.runtime.lanes import lanes_of
 from cotenant.runtime.layout import Laid
 from cotenant.sim.applications import drawn, promises
 from cotenant.sim.callers import Callers
+from cotenant.sim.counted import Counted
 from cotenant.sim.loop import Handle, play
 from cotenant.sim.service import Key, Noise, Overhead, Service
 from cotenant.sim.workers import Control, Workers
@@ -122,24 +123,15 @@ def _run(
 ) -> None:
     """The tallies are filled as requests end."""
     requests, follow = asked(models, workload, seconds, seed)
-
-    def serve(run: Run) -> float:
-        rows, predicted, took = service(run)
-        tallies[run.model].ran(rows, predicted, took)
-        return took
-
-    def ended(reply: Reply, now: float) -> Iterable[Request]:
-        tallies[reply.requests[0].model].ended(reply.requests, reply.outcome, now)
-        return follow(reply, now)
-
-    play(handle or Dispatcher().handle, requests, serve, ended, events)
+    counted = Counted(tallies, service, follow)
+    play(handle or Dispatcher(), requests, counted.serve, counted.ended, events)
 
 
 def asked(
     models: Iterable[Model], workload: Workload, seconds: float, seed: int
-) -> tuple[Iterator[Request], Callable[[Reply, float], Iterable[Request]]]:
+) -> tuple[Iterator[Request], Callable[[Reply, float], Iterable[Request]] | None]:
     """Requests of one row each, numbered from 0, due within their timeout or else their model's target; and what those
-    that wait for their answers ask next."""
+    that wait for their answers ask next, where any do."""
     numbers = itertools.count()
     within = {model.name: model.slo for model in models} | dict(workload.timeouts)
     rngs = streams(seed, workload.sources)
@@ -164,7 +156,7 @@ def asked(
         for times, sources in chunks
     )
     if not callers:
-        return requests, lambda reply, now: ()
+        return requests, None
 
     def follow(reply: Reply, now: float) -> Iterable[Request]:
         waiting = callers.get(reply.requests[0].model)

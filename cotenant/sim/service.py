@@ -97,7 +97,9 @@ class Service:
     def __call__(self, run: Run) -> tuple[int, float, float]:
         latencies, slower, noise, per_row = self._placements[run.lane, run.model]
         requests = run.requests
-        rows = sum([request.size for request in requests])
+        rows = 0
+        for request in requests:
+            rows += request.size
         predicted = latencies[rows - 1]
         overhead = self._overhead
         extra = overhead.per_batch + overhead.per_request * len(requests) + per_row * rows
