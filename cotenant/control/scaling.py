@@ -23,6 +23,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How quickly a scaler follows. Rates are in requests/s, of each model.
 
     period: seconds from one look to the next. weight: of the latest look in the smoothed rate.
+    ahead: seconds for which a rise is taken to go on as it is. The paper does not look ahead; but a rate that was seen
+    is half a period old on average, a smoothed one (1 - weight) / weight periods older, and a plan that is made now is
+    in force from when its workers are up until the next one's are.
     room: times the smoothed rate, what is planned for; little_room: the same below `little`, where chance is larger.
     A plan is made anew when that is above what the last was made for by `rise` of it or by `rise_by`, or below it by
     `fall` of it.
@@ -30,6 +33,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     period: float = 20.0
     weight: float = 0.5
+    ahead: float = 0.0
     room: float = 1.2
     little_room: float = 1.5
     little: float = 125.0
@@ -47,6 +51,7 @@ class Scaler:
         self.plan = plan
         self.target = dict(problem.rates)
         self.estimate: dict[str, float] = {}
+        self._rise: dict[str, float] = {}  # of the smoothed rates, requests/s in a second, smoothed alike
         self._problem = problem
         self._planner = planner
 
@@ -62,8 +67,12 @@ class Scaler:
         weight = self.policy.weight
         for name in self.target:
             seen = rates.get(name, 0.0)
-            self.estimate[name] = weight * seen + (1 - weight) * self.estimate.get(name, seen)
-        wanted = {name: self._room(rate) for name, rate in self.estimate.items()}
+            before = self.estimate.get(name, seen)
+            self.estimate[name] = weight * seen + (1 - weight) * before
+            rise = (self.estimate[name] - before) / self.policy.period
+            self._rise[name] = weight * rise + (1 - weight) * self._rise.get(name, 0.0)
+        ahead = self.policy.ahead
+        wanted = {name: self._room(rate + ahead * max(0.0, self._rise[name])) for name, rate in self.estimate.items()}
         if not any(self._moved(rate, self.target[name]) for name, rate in wanted.items()):
             return None
         self.target = wanted

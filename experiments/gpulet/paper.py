@@ -51,6 +51,10 @@ FIG14 = {
     ("scen5", "gpulet+int"): "under 1 %",
 }
 
+# Figure 15 and section 5.2: up to eight GPUs, one in each of eight servers.
+FIG15_DEVICES = 8
+FIG15_SECONDS = 3_200.0
+
 # Figure 16 and section 5.2: of all scenarios, those that ideal schedules and gpulet+int does not.
 FIG16_MISSED = 520
 

@@ -60,6 +60,15 @@ def test_a_plan_is_made_for_smoothed_rates_with_room() -> None:
     assert asked.problems[1].current == load("elastic")(asked.problems[0])
 
 
+def test_a_rise_goes_on_and_a_fall_does_not() -> None:
+    asked = Asked()
+    it = scaler(asked, weight=1.0, ahead=40.0)
+    it.observe({"a": 1000.0}, 20)
+    it.observe({"a": 1200.0}, 40)
+    it.observe({"a": 800.0}, 60)
+    assert [problem.rates["a"] for problem in asked.problems] == pytest.approx([1200.0, 1200 * 1.2 + 400 * 1.2, 960.0])
+
+
 def test_little_rates_get_more_room() -> None:
     asked = Asked()
     scaler(asked).observe({"a": 100.0}, 20)

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.control.scaling import Policy
 from cotenant.planners.check import check
 from cotenant.predictors import Load, Margin
 from cotenant.predictors.samples import Sample
 from experiments.data import v100
-from experiments.gpulet import fig13, fig14, fig17, kept, paper
+from experiments.gpulet import fig13, fig14, fig15, fig17, kept, paper
 from experiments.gpulet.cast import V100, cast
 from experiments.gpulet.rates import MEAN, Group, players
 from experiments.gpulet.ways import Way, asked, planned
@@ -150,3 +151,21 @@ def test_figure_14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def drawn(figure, rows, folder: Path) -> None:  # type: ignore[no-untyped-def]
     figure.plot(rows, folder / "it.svg")
     assert ET.parse(folder / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
+
+
+@needs_data
+def test_figure_15(tmp_path: Path) -> None:
+    way = fig15.WAYS[0]
+    run = fig15.Run("v100", way, Policy(), 400.0, 0, seconds=300.0)
+    story = fig15.played(run)
+    rows = fig15.rows_of(run, story)
+    assert [row.seconds for row in rows] == ["0", "100", "200", "all"]
+    whole = rows[-1]
+    for column in ("offered", "in_time", "gpus", "shares"):
+        mean = sum(getattr(row, column) for row in rows[:-1]) / 3
+        assert getattr(whole, column) == pytest.approx(mean)
+    assert whole.plans == sum(row.plans for row in rows[:-1]) == len(story.plans) - 1 > 1
+    assert rows[0].offered < rows[1].offered < rows[2].offered
+    assert rows[0].shares < rows[2].shares
+    assert whole.missed <= whole.worst
+    drawn(fig15, rows, tmp_path)

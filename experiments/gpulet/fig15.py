@@ -1,0 +1,227 @@
+"""Figure 15: 3,200 seconds of scen3 with two waves of requests, on up to eight GPUs, and a scaler that follows them.
+
+Section 5.2 and section 4.5: rates are looked at every 20 s, which is also the time that the paper allows for new
+workers to start; here they take 15. The paper's peaks are in no text. Here the first wave goes to 40 % and the second
+to 70 % of what geometry serves with eight GPUs, from a twentieth. Neighbours do what `world` says. Each way is scaled
+by the paper's rules, and then by those with a look ahead, and with room for chance by the forecast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from cotenant.control.scaling import Policy, Scaler
+from cotenant.core.plan import Plan
+from cotenant.core.units import WHOLE
+from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.timeline import Timeline
+from cotenant.planners import load
+from cotenant.planners.solve import promised
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.sim.recorder import Recorder
+from cotenant.sim.run import simulate
+from cotenant.workload import Workload
+from cotenant.workload.shapes import gpulet_waves
+from experiments.gpulet import paper
+from experiments.gpulet.cast import cast
+from experiments.gpulet.kept import largest_plan
+from experiments.gpulet.ways import Way, asked
+from experiments.gpulet.world import world
+from experiments.spread import Options, spread
+
+TITLE = "two waves on up to eight GPUs, with scaling (gpulet, Figure 15)"
+
+WAYS = (
+    Way(name="gpulet+int", who="cotenant", planner="elastic"),
+    Way(name="geometry", who="cotenant", planner="geometry"),
+)
+GEOMETRY = WAYS[1]
+QUICK = ("v100",)
+LOW, FIRST, SECOND = 0.05, 0.4, 0.7  # of what eight GPUs serve
+STARTUP = 15.0  # seconds; the paper's period is a conservative estimate of it
+AHEAD = Policy(ahead=Policy().period * 2.5 + STARTUP)  # how old what is seen, and how long a plan must do
+TRIED = tuple((way, policy) for policy in (Policy(), AHEAD) for way in WAYS)
+ROW = 100.0  # seconds of one row
+WHOLE_RUN = "all"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """seconds: from when on, for 100 s; "all" is the whole run. offered, in_time: requests/s. missed: late or dropped,
+    in percent; worst: the same of the model and the 20 s that missed most. gpus: in use, on average; shares: of all
+    partitions, in percent of one GPU. plans: how many were gone over to."""
+
+    profiles: str
+    way: str
+    seconds: str
+    offered: float
+    in_time: float
+    missed: float
+    worst: float
+    gpus: float
+    shares: float
+    plans: int
+    paper_worst: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True):
+    """policy: of the scaler; one that looks ahead makes room for chance, too. peak: requests/s of each model that eight
+    GPUs serve. seconds: how much of the waves is run."""
+
+    cast: str
+    way: Way
+    policy: Policy
+    peak: float
+    seed: int
+    seconds: float = paper.FIG15_SECONDS
+
+
+class Story(msgspec.Struct, frozen=True):
+    """How a run went by periods, and which plan was in force from when on."""
+
+    timeline: Timeline
+    plans: list[tuple[float, Plan]]
+
+
+def run(options: Options) -> list[Row]:
+    """Nothing here is left out for speed: half a day of one GPU takes minutes."""
+    runs = []
+    for name in options.profiles or QUICK:
+        its = cast(name)
+        mix = dict.fromkeys(paper.GROUPS["scen3"], 1.0)
+        peak, _ = largest_plan(GEOMETRY, its, mix, paper.FIG15_DEVICES, its.units[0])
+        runs += [Run(name, way, policy, peak, options.seed) for way, policy in TRIED]
+    stories = spread(played, runs, options, "runs")
+    return [row for each, story in zip(runs, stories, strict=True) for row in rows_of(each, story)]
+
+
+def played(run: Run) -> Story:
+    its, models = cast(run.cast), paper.GROUPS["scen3"]
+    waves = gpulet_waves(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
+    problem = asked(run.way, its, paper.FIG15_DEVICES)
+    policy = run.policy
+    start = msgspec.structs.replace(problem, rates=dict.fromkeys(models, waves.at(0) * policy.room))
+    planner = load(run.way.planner)
+    if policy.ahead:
+        planner = partial(promised, planner)
+    scaler = Logged(Scaler(start, planner, planner(start), policy))
+    machines = world(its, paper.FIG15_DEVICES, run.seed)
+    recorder = Recorder(
+        Dispatcher().handle, models, {}, seconds=run.seconds, intervals=round(run.seconds / policy.period)
+    )
+    simulate(
+        machines,
+        scaler.plans[0][1],
+        Workload(dict.fromkeys(models, waves)),
+        seconds=run.seconds,
+        seed=run.seed,
+        control=scaler,
+        startup=STARTUP,
+        handle=recorder,
+    )
+    return Story(recorder.timeline(), scaler.plans)
+
+
+class Logged:
+    """A scaler whose plans are written down, each with when its workers are up: they start within a period."""
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.plans = [(0.0, scaler.plan)]
+        self._scaler = scaler
+
+    @property
+    def period(self) -> float:
+        return self._scaler.period
+
+    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
+        plan = self._scaler.observe(rates, now)
+        if plan is not None:
+            self.plans.append((now + STARTUP, plan))
+        return plan
+
+
+def rows_of(run: Run, story: Story) -> list[Row]:
+    """One for every ROW seconds, and one for the whole run."""
+    step = story.timeline.step
+    looks = len(story.timeline.waiting)
+    width = round(ROW / step)
+    spans = [(first, min(first + width, looks)) for first in range(0, looks, width)]
+    rows = [_row(run, story, f"{first * step:.0f}", first, last) for first, last in spans]
+    return [*rows, _row(run, story, WHOLE_RUN, 0, looks)]
+
+
+def _row(run: Run, story: Story, seconds: str, first: int, last: int) -> Row:
+    timeline, step = story.timeline, story.timeline.step
+    span = (last - first) * step
+    offered = {name: rates[first:last] for name, rates in timeline.offered.items()}
+    kept = {name: rates[first:last] for name, rates in timeline.goodput.items()}
+    asked, answered = (math.fsum(map(math.fsum, rates.values())) * step for rates in (offered, kept))
+    worst = max(
+        1 - good / many for name in offered for good, many in zip(kept[name], offered[name], strict=True) if many
+    )
+    gpus, shares = (
+        math.fsum(_in_force(story.plans, size, (first + i) * step, step) for i in range(last - first)) / span
+        for size in (lambda plan: plan.devices_used, _shares)
+    )
+    begun = [time for time, _ in story.plans[1:] if first * step <= time < last * step]
+    return Row(
+        profiles=run.cast,
+        way=run.way.name + (", ahead" if run.policy.ahead else ""),
+        seconds=seconds,
+        offered=asked / span,
+        in_time=answered / span,
+        missed=100 * (1 - answered / asked),
+        worst=100 * max(0.0, worst),
+        gpus=gpus,
+        shares=shares,
+        plans=len(begun),
+        paper_worst="under 1 %" if seconds == WHOLE_RUN else None,
+    )
+
+
+def _shares(plan: Plan) -> float:
+    """In percent of one GPU."""
+    return sum(partition.share for device in plan.devices for partition in device.partitions) * 100 / WHOLE
+
+
+def _in_force(plans: Sequence[tuple[float, Plan]], size: Callable[[Plan], float], start: float, length: float) -> float:
+    """The size of the plan in force, integrated over a while."""
+    ends = [time for time, _ in plans[1:]] + [math.inf]
+    return math.fsum(
+        size(plan) * max(0.0, min(end, start + length) - max(time, start))
+        for (time, plan), end in zip(plans, ends, strict=True)
+    )
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """As the paper's: requests, GPUs, shares, and what was missed, over time."""
+    names = list(dict.fromkeys((row.profiles, row.way) for row in rows))
+    figure = figure_for(path, 8, 8)
+    panels = figure.subplots(4, 1, sharex=True)
+    for colour, key in zip(COLOURS, names, strict=False):
+        own = [row for row in rows if (row.profiles, row.way) == key and row.seconds != WHOLE_RUN]
+        times = [float(row.seconds) for row in own] + [float(own[-1].seconds) + ROW]
+        columns = ("in_time", "gpus", "shares", "missed")
+        for axes, column in zip(panels, columns, strict=True):
+            heights = [getattr(row, column) for row in own]
+            axes.stairs(heights, times, color=colour, linewidth=1.5, label=" ".join(key))
+    first = [row for row in rows if (row.profiles, row.way) == names[0] and row.seconds != WHOLE_RUN]
+    middles = [float(row.seconds) + ROW / 2 for row in first]
+    panels[0].plot(
+        middles, [row.offered for row in first], color="#444444", linestyle=":", linewidth=1, label="offered"
+    )
+    panels[3].axhline(1, color="#444444", linestyle="--", linewidth=1, label="paper: less than this")
+    labels = ("answers in time /s", "GPUs", "shares, % of one GPU", "late or dropped, %")
+    for axes, label in zip(panels, labels, strict=True):
+        axes.set_ylabel(label, fontsize=8)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[3].set_xlabel("seconds", fontsize=8)
+    for axes in (panels[0], panels[3]):
+        axes.legend(fontsize=7, frameon=False, loc="upper left")
+    figure.suptitle("gpulet, Figure 15", fontsize=11)
+    save(figure, path)
