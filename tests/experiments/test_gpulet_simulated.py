@@ -156,16 +156,16 @@ def drawn(figure, rows, folder: Path) -> None:  # type: ignore[no-untyped-def]
 @needs_data
 def test_figure_15(tmp_path: Path) -> None:
     way = fig15.WAYS[0]
-    run = fig15.Run("v100", way, Policy(), 400.0, 0, seconds=300.0)
+    run = fig15.Run("v100", way, Policy(), 400.0, 0, seconds=200.0)
     story = fig15.played(run)
     rows = fig15.rows_of(run, story)
-    assert [row.seconds for row in rows] == ["0", "100", "200", "all"]
+    assert [row.seconds for row in rows] == ["0", "100", "all"]
     whole = rows[-1]
     for column in ("offered", "in_time", "gpus", "shares"):
-        mean = sum(getattr(row, column) for row in rows[:-1]) / 3
+        mean = sum(getattr(row, column) for row in rows[:-1]) / 2
         assert getattr(whole, column) == pytest.approx(mean)
     assert whole.plans == sum(row.plans for row in rows[:-1]) == len(story.plans) - 1 > 1
-    assert rows[0].offered < rows[1].offered < rows[2].offered
-    assert rows[0].shares < rows[2].shares
+    assert rows[0].offered < rows[1].offered
+    assert 1 <= whole.gpus == whole.shares / 100
     assert whole.missed <= whole.worst
     drawn(fig15, rows, tmp_path)
