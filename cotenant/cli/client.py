@@ -94,7 +94,7 @@ async def run(address: str, rates: Sequence[str], *, factor: float, seconds: flo
     if not models:
         raise ConfigError("no model has a rate above 0; give some with --rate MODEL=REQUESTS_PER_SECOND")
     rng = np.random.default_rng(seed)
-    bodies = {model.name: await asyncio.to_thread(_body, address, model.name, rng) for model in models}
+    bodies = {model.name: await asyncio.to_thread(body_for, address, model.name, rng) for model in models}
     return await under_load(address, models, bodies, wanted, seconds=seconds, seed=seed, quiet=quiet)
 
 
@@ -159,7 +159,7 @@ def infer(address: str, model: str, inputs: Sequence[Tensor]) -> tuple[Tensor, .
     return tuple(outputs)
 
 
-def _body(address: str, model: str, rng: np.random.Generator) -> Body:
+def body_for(address: str, model: str, rng: np.random.Generator) -> Body:
     """Random inputs of one row, in the shapes that the server says."""
     place = f"/v2/models/{quote(model, safe='')}"
     metadata: dict[str, Any] = msgspec.json.decode(fetch(address, place))

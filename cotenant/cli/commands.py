@@ -30,6 +30,7 @@ from cotenant.cli.reproduce import reproduce
 from cotenant.cli.show import console, show_json, tell
 from cotenant.cli.simulate import simulate
 from cotenant.cli.sweep import sweep
+from cotenant.cli.validate import validate
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 
@@ -211,6 +212,7 @@ def side_by_side(
 app.command()(simulate)
 app.command()(capacity)
 app.command()(sweep)
+app.command()(validate)
 app.command()(colocate)
 app.command()(fit)
 

@@ -1,0 +1,96 @@
+"""`cotenant validate`: one plan and the same arrivals, live and simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.agree import settings
+from cotenant.cli.validate import Batches, Comparison, Lanes, slowdowns, verdict
+from cotenant.config import read_settings
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.measure.report import Report
+from cotenant.planners import Problem
+from cotenant.predictors import Load
+from cotenant.sim.run import simulate
+from tests.cli.program import Program
+
+
+def test_the_same_requests_go_through_both(program: Program) -> None:
+    command = ("validate", "serve.toml", "--load", "0.5", "--seconds", "3", "--warm-up", "1", "--json")
+    said = program(*command)
+    assert said.code == 0, said.err
+    assert said.err == "warming up at 0.6 x the planned rates, 1 s\n0.5 x the planned rates, 3 s\n"
+    found = json.loads(said.out)
+    (it,) = found["loads"]
+    both = [{row["model"]: sum(row["ends"].values()) for row in it[name]["models"]} for name in ("simulated", "live")]
+    assert both[0] == both[1]
+    assert set(both[0]) == {"identity", "lookup"}
+    assert it["batches"].keys() == both[0].keys()
+    assert all(seconds >= 0 for seconds in found["outside"].values())
+    assert any(name.startswith("identity ") for name in found["slowdowns"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
+        ("--repository nowhere", "no model repository at 'nowhere': No such file or directory"),
+    ],
+)
+def test_what_cannot_be_validated(program: Program, arguments: str, message: str) -> None:
+    assert program.refuses("validate", *arguments.split()).startswith(message)
+
+
+def test_the_demo_as_a_file_of_settings(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(settings(tmp_path))
+    known = read_settings(tmp_path / "settings.toml")
+    assert (known.repository, known.objective) == (tmp_path, "rate")
+    assert "resnet50" in {model.name for model in known.models}
+
+
+PROFILE = Profile("a", "cpu", [Point(share=share, batch=1, latency=1 / share, memory=0) for share in (250, 500)])
+CUTS = tuple(
+    Partition(
+        share=share, placements=(Placement(model="a", batch=1, rate=50.0, duty=1.2 / share, latency=1.2 / share),)
+    )
+    for share in (500, 250, 250)
+)
+PLAN = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=CUTS),))
+PROBLEM = Problem(
+    models=(Model(name="a", slo=0.1),),
+    rates={"a": 100.0},
+    fleet=(Kind(name="cpu"),),
+    profiles={("a", "cpu"): PROFILE},
+)
+
+
+def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
+    """The plan reckons with 1.2 times the profile; on the small shares, batches took 1.5 and 1.1 times that."""
+    batches = {
+        ("cpu0/0", "a"): Batches(10, 1.0, 1.0),
+        ("cpu0/1", "a"): Batches(10, 1.0, 1.5),
+        ("cpu0/2", "a"): Batches(10, 1.0, 1.1),
+    }
+    factors = slowdowns(PLAN, PROBLEM, batches)
+    assert factors == {("a", 500): pytest.approx(1.2), ("a", 250): pytest.approx(1.3 * 1.2)}
+    lanes = Lanes(factors)
+    assert lanes.slowdown(Load("a", "cpu", 1, 250), ()) == pytest.approx(1.56)
+    assert lanes.slowdown(Load("b", "cpu", 1, 250), ()) == 1.0
+    assert slowdowns(PLAN, PROBLEM, {}) == {}
+
+
+def run(source: str, seed: int, lag: float | None = None) -> Report:
+    report = simulate(PROBLEM, PLAN, seconds=5, seed=seed)
+    return Report(source=source, seconds=5, models=report.models, lag=lag)
+
+
+def test_how_far_apart_they_are_in_words() -> None:
+    same = Comparison(load=0.5, simulated=run("simulated", 0), live=run("live", 0, 0.0001), batches={"a": 1.0})
+    assert verdict(same) == "p50 within 0 % (a), p99 within 0 % (a), in time within 0.0 points (a)"
+    busy = Comparison(load=0.5, simulated=run("simulated", 0), live=run("live", 1, 0.02), batches={})
+    assert verdict(busy).endswith(". Not to be trusted: the machine was busy, requests were sent up to 20 ms late")
