@@ -31,5 +31,8 @@ Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
 Rates = Annotated[
     list[str] | None, typer.Option("--rate", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
 ]
+WorkloadFile = Annotated[
+    Path | None, typer.Option("--workload", help="TOML file: who asks, and when; curves, bursts, traces, failures.")
+]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes to work with.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many runs, with seeds from --seed on.")]

@@ -20,8 +20,10 @@ from cotenant.cli.options import (
     Seconds,
     Seed,
     ServerSettings,
+    WorkloadFile,
 )
 from cotenant.cli.show import aside, bars, console, show_json
+from cotenant.config import read_failures, read_workload
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 
@@ -34,6 +36,7 @@ def simulate(
     plan_file: Annotated[Path | None, typer.Option("--plan", help="Simulate this plan instead of a new one.")] = None,
     rate: Rates = None,
     load: Annotated[float, typer.Option("--load", min=0.0, help="Multiple of the rates.")] = 1.0,
+    workload_file: WorkloadFile = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +52,7 @@ def simulate(
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:
-    """Play random arrivals through the server's own dispatcher in virtual time."""
+    """Play random arrivals, or those of a workload, through the server's own dispatcher in virtual time."""
     from cotenant.cli.whatif import what_ifs
     from cotenant.measure.charts import save_timeline
     from cotenant.sim.changes import Question, read_change
@@ -57,15 +60,20 @@ def simulate(
     changes = [read_change(text) for text in what_if or ()]
     if changes and plot is not None:
         raise ConfigError("--plot draws one run; leave it out, or leave out --what-if")
+    if workload_file is not None and rate:
+        raise ConfigError("--workload says how much is asked for; leave it out, or leave out --rate")
     asked, answer = planned(problem, settings, repository, planner)
     if plan_file is not None:
         answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
-    workload = requests_of(asked, answer, rate, load)
+    failures = () if workload_file is None else read_failures(workload_file)
+    workload = requests_of(asked, answer, rate, load, workload_file)
+    if changes and failures:
+        raise ConfigError(f"--what-if knows no failures; take those of {workload_file} out")
     if changes:
         question = Question(planner=answer.planner, problem=asked, workload=workload)
         what_ifs(question, answer, changes, seconds=seconds, seed=seed, jobs=jobs, json=json)
         return
-    report = recorded(asked, answer, workload, seconds=seconds, seed=seed)
+    report = recorded(asked, answer, workload, failures, seconds=seconds, seed=seed)
     if plot is not None:
         save_timeline(report, plot, {model.name: model.slo for model in asked.models})
         aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
@@ -75,16 +83,19 @@ def simulate(
         console.print(report.table())
 
 
-def requests_of(problem: Any, plan: Plan, rates: list[str] | None, load: float) -> Any:
-    """What is asked for, times `load`: by default what the plan was made for, of which it may leave some unserved."""
+def requests_of(problem: Any, plan: Plan, rates: list[str] | None, load: float, file: Path | None = None) -> Any:
+    """What is asked for, times `load`: by a workload's file, or else what the plan was made for, of which it may leave
+    some unserved."""
     from cotenant.cli.prepare import chosen_rates
     from cotenant.sim.changes import traffic
     from cotenant.workload import Workload
 
+    if file is not None:
+        return read_workload(file, [it.name for it in (*problem.applications, *problem.models)]).scaled(load)
     return Workload.poisson(chosen_rates(traffic(problem, plan), rates or (), load))
 
 
-def recorded(problem: Any, plan: Plan, workload: Any, *, seconds: float, seed: int) -> Any:
+def recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int) -> Any:
     """The report of a run with its timeline, and a bar where it takes long."""
     from cotenant.runtime.dispatcher import Dispatcher
     from cotenant.sim.recorder import Recorder, slots_of
@@ -101,5 +112,5 @@ def recorded(problem: Any, plan: Plan, workload: Any, *, seconds: float, seed: i
         slots = slots_of(plan, problem.fleet)
         names = [model.name for model in problem.models]
         recorder = Recorder(Dispatcher().handle, names, slots, seconds=seconds, progress=passed)
-        report = run(problem, plan, workload, seconds=seconds, seed=seed, handle=recorder)
+        report = run(problem, plan, workload, seconds=seconds, seed=seed, failures=failures, handle=recorder)
     return msgspec.structs.replace(report, timeline=recorder.timeline())

@@ -207,9 +207,8 @@ class Closed(msgspec.Struct, frozen=True):
 
     def scaled(self, factor: float) -> Closed:
         """As near to that as whole callers come, and at least one where there are any."""
-        return msgspec.structs.replace(
-            self, callers=max(round(self.callers * factor), 1 if self.callers * factor else 0)
-        )
+        callers = self.callers * factor
+        return msgspec.structs.replace(self, callers=max(_whole(callers), 1 if callers else 0))
 
 
 class Offline(msgspec.Struct, frozen=True):
@@ -229,12 +228,18 @@ class Offline(msgspec.Struct, frozen=True):
         return iter([np.zeros(self.samples)])
 
     def scaled(self, factor: float) -> Offline:
-        return Offline(round(self.samples * factor))
+        return Offline(_whole(self.samples * factor))
 
 
 def _known(rate: float) -> None:
     if not (math.isfinite(rate) and rate >= 0):
         raise ConfigError(f"a rate of {rate:g} requests/s is none; take 0 or more")
+
+
+def _whole(number: float) -> int:
+    if not (math.isfinite(number) and number >= 0):
+        raise ConfigError(f"{number:g} callers or samples; take 0 or more")
+    return round(number)
 
 
 def _spread_known(cv: float) -> None:

@@ -76,3 +76,50 @@ def test_a_plan_for_other_devices_or_models_is_refused(program: Program, folder:
     ):
         (folder / "other.json").write_text(text.replace(f'"{old}"', f'"{new}"'))
         assert program.refuses("simulate", "problem.toml", "--plan", "other.json").startswith(message)
+
+
+WORKLOAD = """
+[[workload]]
+model = "identity"
+arrivals = "steps"
+rates = [300, 100]
+every = "3s"
+[[workload]]
+model = "lookup"
+arrivals = "closed"
+callers = 2
+think = "100ms"
+"""
+
+
+def test_a_workload_says_who_asks_and_what_fails(program: Program, folder: Path) -> None:
+    (folder / "w.toml").write_text(WORKLOAD)
+    command = ("simulate", "problem.toml", "--workload", "w.toml", "--seconds", "6", "--json")
+    identity, lookup = json.loads(program(*command).out)["models"]
+    assert identity["offered"] == pytest.approx(200, rel=0.1)
+    assert 0 < lookup["offered"] < 20
+    (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu0']\ntime = '3s'\n")
+    (hit, _) = json.loads(program(*command, "--load", "2").out)["models"]
+    assert hit["offered"] == pytest.approx(400, rel=0.1)
+    assert hit["attainment"] == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "error: w.toml: workload[0]: model 'identty' is not known; did you mean 'identity'?\n"),
+        (("--rate", "identity=1"), "error: --workload says how much is asked for; leave it out, or leave out --rate\n"),
+    ],
+)
+def test_a_workload_that_cannot_be_meant_is_refused(
+    program: Program, folder: Path, flags: tuple[str, ...], message: str
+) -> None:
+    (folder / "w.toml").write_text(WORKLOAD.replace("identity", "identty"))
+    said = program("simulate", "problem.toml", "--workload", "w.toml", *flags)
+    assert (said.code, said.err) == (1, message)
+
+
+def test_what_if_does_not_leave_failures_out_in_silence(program: Program, folder: Path) -> None:
+    (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu0']\ntime = '3s'\n")
+    said = program("simulate", "problem.toml", "--workload", "w.toml", "--what-if", "rate=2")
+    assert (said.code, said.err) == (1, "error: --what-if knows no failures; take those of w.toml out\n")

@@ -161,6 +161,8 @@ def test_a_workload_is_scaled_as_a_whole() -> None:
         (lambda: Closed(-1), r"^-1 callers; take 0 or more$"),
         (lambda: Closed(1, think=math.inf), r"^callers who think for inf s; take 0 or more$"),
         (lambda: Closed(1, samples=0), r"^queries of 0 samples; take 1 or more$"),
+        (lambda: Closed(1).scaled(math.inf), r"^inf callers or samples; take 0 or more$"),
+        (lambda: Offline(1).scaled(-2), r"^-2 callers or samples; take 0 or more$"),
         (lambda: Offline(-1), r"^-1 samples; take 0 or more$"),
     ],
 )
