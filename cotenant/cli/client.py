@@ -88,8 +88,7 @@ def status_view(status: Status) -> RenderableType:
 async def run(address: str, rates: Sequence[str], *, factor: float, seconds: float, seed: int, quiet: bool) -> Report:
     """Open-loop Poisson load on the models of a server, at `factor` times the planned rates or the ones given."""
     status = await asyncio.to_thread(fetch_status, address)
-    plan = Plan.from_json(bytes(status.plan))
-    wanted = chosen_rates({name: plan.rate(name) for name in status.targets}, rates, factor)
+    wanted = chosen_rates(status.planned, rates, factor)
     models = [Model(name=name, slo=status.targets[name]) for name, rate in wanted.items() if rate > 0]
     if not models:
         raise ConfigError("no model has a rate above 0; give some with --rate MODEL=REQUESTS_PER_SECOND")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -26,7 +26,8 @@ from cotenant.planners import Problem
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, profile
 from cotenant.sim.judge import judged
-from cotenant.worker.repository import Entry, describe, sample, scan
+from cotenant.worker.ensemble import NESTED, Ensemble, describe_ensemble
+from cotenant.worker.repository import ENSEMBLE, Entry, describe, sample, scan
 from cotenant.worker.wire import WorkerModel
 
 # A model without a target gets twice the latency of 8 rows (or the most that were worth measuring) on half a device.
@@ -87,10 +88,15 @@ class Preparation:
                     f"no model {name!r} in {str(self._settings.repository)!r}; a model is one of its folders"
                 )
         wanted = {name: entry for name, entry in offered.items() if names is None or name in names}
+        steps = {name for entry in wanted.values() for name in _steps(entry)}
+        wanted |= {name: offered[name] for name in sorted(steps - wanted.keys()) if name in offered}
         settings = {model.name: model for model in self._settings.models}
         served: dict[str, Offered] = {}
         profiles: dict[str, Profile] = {}
+        ensembles = {name: entry for name, entry in wanted.items() if entry.platform == ENSEMBLE}
         for name, entry in wanted.items():
+            if name in ensembles:
+                continue
             try:
                 info = await asyncio.to_thread(describe, entry)
                 profile = await self.profile(entry, info)
@@ -100,12 +106,21 @@ class Preparation:
             else:
                 served[name] = Offered(entry=entry, info=info, model=model)
                 profiles[name] = profile
+        infos = {name: offer.info for name, offer in served.items()}
+        for name, entry in ensembles.items():
+            try:
+                ensemble = describe_ensemble(entry, infos, broken | dict.fromkeys(ensembles, NESTED))
+            except ModelError as error:
+                broken[name] = str(error)
+            else:
+                model = _ensemble(settings.get(name, ModelSettings(name=name)), ensemble, served)
+                served[name] = Offered(entry=entry, info=ensemble.info, model=model, ensemble=ensemble)
         if not served:
             reasons = "".join(f"; {name}: {reason}" for name, reason in broken.items())
             raise ConfigError(
                 f"no model in {str(self._settings.repository)!r} can be served; build some with `cotenant zoo`{reasons}"
             )
-        problem = self._problem([offer.model for offer in served.values()], profiles)
+        problem = self._problem(served, profiles)
         return Site(offered=served, problem=problem, plan=timed(self._settings.planner, problem), broken=broken)
 
     def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -165,9 +180,25 @@ class Preparation:
             measured=measured,
         )
 
-    def _problem(self, models: Sequence[Model], profiles: Mapping[str, Profile]) -> Problem:
-        given = {model.name: model.rate for model in self._settings.models}
-        rates = {model.name: given.get(model.name) for model in models}
+    def _problem(self, served: Mapping[str, Offered], profiles: Mapping[str, Profile]) -> Problem:
+        given = {model.name: model for model in self._settings.models}
+        wholes = [
+            offer.ensemble.application(offer.model.slo, offer.model.attainment)
+            for offer in served.values()
+            if offer.ensemble is not None
+        ]
+        stages = {name for whole in wholes for name in whole.models()}
+        rates = {name: given[name].rate if name in given else None for name in served}
+        # What only ensembles need is asked for by them; its target is theirs.
+        rates |= {name: 0.0 for name in stages if rates[name] is None}
+        models = []
+        for name, offer in served.items():
+            model = offer.model
+            if name in stages and (name not in given or given[name].slo is None):
+                loosest = max(whole.slo for whole in wholes if name in whole.models())
+                model = msgspec.structs.replace(model, slo=max(model.slo, loosest))
+            if offer.ensemble is None:
+                models.append(model)
         known = {name: rate for name, rate in rates.items() if rate is not None}
         by_kind = {(name, self.kind.name): profile for name, profile in profiles.items()}
         return Problem(
@@ -178,6 +209,7 @@ class Preparation:
             profiles=by_kind,
             objective=self._settings.objective or ("devices" if len(known) == len(rates) else "rate"),
             interference=self._settings.interference.predictor(by_kind),
+            applications=tuple(wholes),
         )
 
 
@@ -204,6 +236,18 @@ def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Prof
         max_batch=min(limit, settings.max_batch or limit),
         linger=linger if settings.linger is None else settings.linger,
     )
+
+
+def _ensemble(settings: ModelSettings, ensemble: Ensemble, served: Mapping[str, Offered]) -> Model:
+    """An ensemble's promise; without a target of its own, its steps together get what each of their models has."""
+    seconds = {step.name: served[step.model].model.slo for step in ensemble.steps}
+    slo = ensemble.application(1.0).length(seconds) if settings.slo is None else settings.slo
+    return Model(name=ensemble.info.name, slo=slo, attainment=settings.attainment)
+
+
+def _steps(entry: Entry) -> list[str]:
+    scheduling = entry.config.ensemble_scheduling
+    return [] if scheduling is None else [step.model_name for step in scheduling.step]
 
 
 def chosen_rates(planned: Mapping[str, float], given: Iterable[str], factor: float) -> dict[str, float]:

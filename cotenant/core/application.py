@@ -130,10 +130,13 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
-        """The stages, each behind those it comes after."""
-        by_name = {stage.name: stage for stage in self.stages}
-        sorter = TopologicalSorter({stage.name: stage.after for stage in self.stages})
-        return tuple(by_name[name] for name in sorter.static_order())
+        """The stages, each behind those it comes after; as they stand where that is so already."""
+        found: dict[str, Stage] = {}
+        while len(found) < len(self.stages):
+            ready = (stage for stage in self.stages if stage.name not in found and found.keys() >= set(stage.after))
+            stage = next(ready)
+            found[stage.name] = stage
+        return tuple(found.values())
 
     @cached_property
     def visits(self) -> dict[str, float]:

@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import BinaryIO, Protocol
 
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import CancelledError, FailedError, RequestError, UnavailableError
+from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
+    ApplicationSpec,
     Applied,
     Arrived,
     Cancelled,
@@ -26,6 +29,7 @@ from cotenant.runtime.events import (
     Ready,
     Reply,
     Run,
+    Spawn,
     WakeAt,
     Woke,
 )
@@ -48,6 +52,16 @@ class Observer(Protocol):
     def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
+class Parts(Protocol):
+    """What a request of an application carries from stage to stage, by the number of the stage."""
+
+    def inputs(self, number: int) -> Tensors: ...
+
+    def take(self, number: int, outputs: Tensors) -> None: ...
+
+    def outputs(self) -> Tensors: ...
+
+
 class Driver:
     """Takes requests in, and the pool's news of its workers (`ready`, `finished`, `failed`, `died`)."""
 
@@ -67,6 +81,7 @@ class Driver:
         drained: called with a lane whose worker may stop. rounding: seconds by which the loop's timers may be early.
         """
         self._dispatcher = dispatcher
+        self._decide = Applications(dispatcher.handle).handle
         self._run = run
         self._observer = observer
         self._clock = clock
@@ -75,6 +90,7 @@ class Driver:
         self._rounding = rounding
         self._loop = asyncio.get_running_loop()
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
+        self._parts: dict[int, Parts] = {}  # of those that are of applications
         self._running: dict[str, tuple[Run, float]] = {}  # by lane, and since when
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
@@ -92,12 +108,26 @@ class Driver:
         return {} if held is None else {name: len(queue.waiting) for name, queue in held.queues.items()}
 
     def submit(
-        self, model: str, inputs: Tensors, answered: Answered, *, within: float, size: int = 1, priority: int = 0
+        self,
+        model: str,
+        inputs: Tensors | Parts,
+        answered: Answered,
+        *,
+        within: float,
+        size: int = 1,
+        priority: int = 0,
     ) -> int:
-        """Take a request in, to be answered `within` so many seconds. Answers its id, perhaps after `answered`."""
+        """Take a request in, to be answered `within` so many seconds. Answers its id, perhaps after `answered`.
+
+        inputs: of an application, what makes those of its stages.
+        """
         self._requests += 1
         request_id = self._requests
-        self._callers[request_id] = inputs, answered
+        if isinstance(inputs, tuple):
+            self._callers[request_id] = inputs, answered
+        else:
+            self._callers[request_id] = (), answered
+            self._parts[request_id] = inputs
         now = self._clock()
         deadline = now + within - self._writing  # the caller counts until it has its answer
         self.feed(Arrived(Request(request_id, model, now, deadline, size, priority)))
@@ -107,8 +137,8 @@ class Driver:
         if request_id in self._callers:
             self.feed(Cancelled(request_id))
 
-    def apply(self, lanes: tuple[LaneSpec, ...]) -> None:
-        self.feed(Applied(lanes))
+    def apply(self, lanes: tuple[LaneSpec, ...], applications: tuple[ApplicationSpec, ...] = ()) -> None:
+        self.feed(Applied(lanes, applications))
 
     def ready(self, lane: str) -> None:
         self.feed(Ready(lane))
@@ -145,7 +175,7 @@ class Driver:
             while self._pending:
                 event, ready = self._pending.popleft()
                 now = self._clock()
-                commands = self._dispatcher.handle(event, now)
+                commands = self._decide(event, now)
                 if self._log is not None:
                     self._log.write(log_line(now, event, commands))
                 for command in commands:
@@ -162,6 +192,9 @@ class Driver:
                 self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
             case Reply():
                 self._reply(command, now, answers)
+            case Spawn(whole, number, request):
+                parts = self._parts[whole]
+                self._callers[request.id] = parts.inputs(number), partial(_take, parts, number)
             case WakeAt(lane, time):
                 self._loop.call_later(max(0.0, time - now) + self._rounding, self.feed, Woke(lane, time))
             case Drained(lane):
@@ -171,7 +204,16 @@ class Driver:
         self._observer.ended(reply, now)
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
-            answered(answers[request.id] if reply.outcome is Outcome.SERVED else _error(request, reply))
+            parts = self._parts.pop(request.id, None) if self._parts else None
+            if reply.outcome is not Outcome.SERVED:
+                answered(_error(request, reply))
+            else:
+                answered(answers[request.id] if parts is None else parts.outputs())
+
+
+def _take(parts: Parts, number: int, result: Tensors | RequestError) -> None:
+    if not isinstance(result, RequestError):
+        parts.take(number, result)
 
 
 def _error(request: Request, reply: Reply) -> RequestError:

@@ -29,18 +29,22 @@ from cotenant.errors import (
     WorkerError,
 )
 from cotenant.live.driver import Driver, Tensors
+from cotenant.live.ensemble import Blackboard
 from cotenant.live.metrics import LaneReading, render
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
 from cotenant.live.pool import Pool, WorkerStatus
 from cotenant.live.statistics import ModelStatistics
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
+from cotenant.planners.applications import carried
+from cotenant.runtime.applications import specs_of
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Reply
+from cotenant.runtime.events import ApplicationSpec, Reply
 from cotenant.runtime.lanes import lanes_of
 from cotenant.runtime.layout import Laid, Layout
 from cotenant.worker.arena import Arena, Block
-from cotenant.worker.repository import Entry
+from cotenant.worker.ensemble import Ensemble
+from cotenant.worker.repository import ENSEMBLE, Entry
 from cotenant.worker.wire import Timing, WorkerModel
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
@@ -49,15 +53,17 @@ GLANCE = 0.001  # seconds between two looks at the workers while callers keep th
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the repository that can be served."""
+    """A model of the repository that can be served, or an ensemble of models."""
 
     entry: Entry
     info: ModelInfo
     model: Model
+    ensemble: Ensemble | None = None
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server serves: the models of a repository, a plan, and the problem that it solves.
+    """What a server serves: the models of a repository, a plan, and the problem that it solves. Ensembles are its
+    applications, as long as the plan splits their targets.
 
     broken: models of the repository that cannot be served, with the reason.
     """
@@ -77,16 +83,22 @@ def _sized(site: Site) -> Site:
     batches: dict[str, int] = {}
     for _, _, placement in site.plan.placements():
         batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
-    offered = {
-        name: msgspec.structs.replace(
-            given,
-            info=msgspec.structs.replace(given.info, max_batch_size=min(given.info.max_batch_size, batches[name])),
-        )
-        if name in batches
-        else given
-        for name, given in site.offered.items()
-    }
+    offered = {}
+    for name, given in site.offered.items():
+        models = {name} if given.ensemble is None else given.ensemble.models
+        rows = min([given.info.max_batch_size, *(batches[model] for model in models if model in batches)])
+        offered[name] = msgspec.structs.replace(given, info=msgspec.structs.replace(given.info, max_batch_size=rows))
     return msgspec.structs.replace(site, offered=offered)
+
+
+def _applications(site: Site) -> tuple[ApplicationSpec, ...]:
+    """The ensembles that are served; their stages are numbered like their steps."""
+    served = [
+        offered.ensemble.application(offered.model.slo)
+        for name, offered in site.offered.items()
+        if offered.ensemble is not None and name in site.plan.split
+    ]
+    return specs_of(served, site.plan.split)
 
 
 class Server:
@@ -153,10 +165,10 @@ class Server:
         for name, offered in site.offered.items():
             self._statistics.setdefault(name, ModelStatistics(name, offered.info.version, EPOCH))
         self._site = site
-        self._driver.apply(tuple(lane.spec for lane in (self._layout.lanes | fresh).values()))
+        self._driver.apply(tuple(lane.spec for lane in (self._layout.lanes | fresh).values()), _applications(site))
         for name in fresh:
             self._driver.ready(name)
-        self._driver.apply(tuple(lane.spec for lane in wanted.values()))
+        self._driver.apply(tuple(lane.spec for lane in wanted.values()), _applications(site))
         self._layout.lanes = wanted
 
     def _unchanged(self, model: str, site: Site) -> bool:
@@ -240,6 +252,9 @@ class Server:
         """As the repository index calls it, and the reason where it is not READY."""
         if model in self._moving:
             return self._moving[model], ""
+        offered = self._site.offered.get(model)
+        if offered is not None and offered.ensemble is not None:
+            return self._state_of_ensemble(model, offered.ensemble)
         lanes = {name for name, lane in self._layout.lanes.items() if any(m.model == model for m in lane.spec.models)}
         if not lanes:
             return "UNAVAILABLE", self._absent(model)
@@ -247,6 +262,13 @@ class Server:
         if self._open and any(states[lane].state == "ready" for lane in lanes if lane in states):
             return "READY", ""
         return "UNAVAILABLE", next((states[lane].reason for lane in lanes if lane in states), "")
+
+    def _state_of_ensemble(self, name: str, ensemble: Ensemble) -> tuple[str, str]:
+        if name not in self._site.plan.split:
+            return "UNAVAILABLE", "unloaded"
+        states = {model: self._state(model) for model in sorted(ensemble.models)}
+        reasons = [f"{model}: {reason or state}" for model, (state, reason) in states.items() if state != "READY"]
+        return ("UNAVAILABLE", reasons[0]) if reasons else ("READY", "")
 
     def _absent(self, model: str) -> str:
         """Why no lane has a model."""
@@ -258,7 +280,9 @@ class Server:
         info = self.model(name, version)
         entry = self._site.offered[name].entry
         batching: dict[str, Any] = {}
-        if info.max_batch_size:
+        if info.platform == ENSEMBLE:
+            batching = {"ensemble_scheduling": entry.config.fields["ensemble_scheduling"]}
+        elif info.max_batch_size:
             linger = round(self._site.offered[name].model.linger * 1e6)
             batching = {
                 "dynamic_batching": {
@@ -282,7 +306,7 @@ class Server:
                 for lane, held in self._layout.lanes.items()
                 if any(placement.model == name for placement in held.partition.placements)
             ],
-            "default_model_filename": entry.path.name,
+            "default_model_filename": "" if info.platform == ENSEMBLE else entry.path.name,
             # Whoever sends made-up requests needs it, such as `cotenant load`.
             "model_warmup": [
                 {
@@ -322,12 +346,12 @@ class Server:
                 f"model '{name}': load takes no configuration or files; put them into the repository"
             )
         async with self._change("load", name):
-            placed = {placement.model for _, _, placement in self._site.plan.placements()}
+            placed = {*self._site.plan.rates(), *self._site.plan.split}
             site = await self._prepare(placed | {name})
             for wanted in (name, *sorted(placed)):
                 if wanted in site.broken:
                     raise ModelError(site.broken[wanted])
-                if not site.plan.rate(wanted):
+                if not _serves(site, wanted):
                     raise ModelError(
                         f"no share of the devices is free that serves '{wanted}' within its target; "
                         "unload another model, or give it more time"
@@ -348,7 +372,8 @@ class Server:
                 ]
                 if partitions:
                     devices.append(Device(kind=device.kind, id=device.id, partitions=tuple(partitions)))
-            plan = msgspec.structs.replace(self._site.plan, devices=tuple(devices))
+            split = {whole: parts for whole, parts in self._site.plan.split.items() if whole != name}
+            plan = msgspec.structs.replace(self._site.plan, devices=tuple(devices), split=split)
             await self._apply(msgspec.structs.replace(self._site, plan=plan))
 
     @asynccontextmanager
@@ -413,7 +438,7 @@ class Server:
 
         return self._driver.submit(
             request.model,
-            request.inputs,
+            request.inputs if offered.ensemble is None else Blackboard(offered.ensemble, request.inputs),
             answered,
             within=min(
                 model.slo if request.timeout is None else request.timeout,
@@ -432,7 +457,7 @@ class Server:
         def row(seen: ModelReport) -> ModelReport:
             counts = self._statistics[seen.model]
             batches = counts.executions
-            if not batches:
+            if not counts.predicted:
                 return seen
             return msgspec.structs.replace(
                 seen,
@@ -451,6 +476,7 @@ class Server:
             ready=self._open,
             plan=msgspec.Raw(self._site.plan.to_json()),
             targets={name: offered.model.slo for name, offered in self._site.offered.items()},
+            planned=carried(self._site.plan, self._site.problem),
             models=self.index(),
             statistics={
                 name: ModelStatus(
@@ -473,13 +499,15 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """holds: what keeps workers to their shares, in words. targets: seconds by model."""
+    """holds: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
+    come from outside, by model."""
 
     backend: str
     holds: str
     ready: bool
     plan: msgspec.Raw
     targets: dict[str, float]
+    planned: dict[str, float]
     models: list[IndexEntry]
     statistics: dict[str, ModelStatus]
     workers: list[WorkerStatus]
@@ -498,7 +526,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                     entry.name,
                     entry.state,
                     show_seconds(self.targets[entry.name]),
-                    f"{plan.rate(entry.name):.1f}",
+                    f"{plan.rate(entry.name) or self.planned.get(entry.name, 0.0):.1f}",
                     str(counts.ends["served"]),
                     show_seconds(counts.mean) if counts.mean else "-",
                     f"{counts.attainment * 100:.2f} %",
@@ -506,6 +534,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                 ]
             )
         return rows
+
+
+def _serves(site: Site, name: str) -> bool:
+    """Whether the plan has room for a model, or for all models of an ensemble."""
+    offered = site.offered.get(name)
+    models = {name} if offered is None or offered.ensemble is None else offered.ensemble.models
+    return all(site.plan.rate(model) for model in models)
 
 
 # Nothing is traced, and the log goes to standard error: what can be read, and what it can be set to.

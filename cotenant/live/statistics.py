@@ -53,6 +53,7 @@ class ModelStatistics:
         self.epoch = epoch
         self.last = 0.0
         self.rows = 0
+        self.wholes = 0  # requests of an ensemble, which runs no batches itself
         self.ends = dict.fromkeys(Outcome, 0)
         self.within = 0  # answers within their target
         self.turned_away: dict[tuple[Outcome, str], int] = {}  # refused and expired requests, by reason
@@ -101,6 +102,10 @@ class ModelStatistics:
             self.latency[bisect_left(BUCKETS, latency)] += 1
         self.within += sum([now <= request.deadline for request in reply.requests])
         self.queue.add(total - (now - reply.started) * count, count)
+        if not reply.lane:  # an ensemble's: its models' batches are counted as theirs
+            self.rows += sum([request.size for request in reply.requests])
+            self.wholes += count
+            return
         timing = self._timings[reply.lane]
         self.gather.add(timing.gather * count, count)
         self.infer.add((timing.infer + timing.pause) * count, count)
@@ -108,7 +113,7 @@ class ModelStatistics:
 
     @property
     def executions(self) -> int:
-        return sum(batches.infer.count for batches in self.batches.values())
+        return self.wholes + sum(batches.infer.count for batches in self.batches.values())
 
     @property
     def attainment(self) -> float:

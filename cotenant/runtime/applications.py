@@ -167,8 +167,7 @@ class Applications:
         whole = self._part_of.pop(part.id)
         number = whole.parts.pop(part.id)
         if reply.outcome is not Outcome.SERVED:
-            # What was never begun was refused; later on there is no refusing.
-            late = reply.outcome is Outcome.REFUSED and (whole.spec.stages[number].after or now > whole.request.arrived)
+            late = reply.outcome is Outcome.REFUSED and now > whole.since  # only on arrival is there refusing
             outcome = Outcome.EXPIRED if late else reply.outcome
             self._end(whole, outcome, f"{whole.spec.stages[number].name}: {reply.reason}", reply.retry_after, now, out)
             return

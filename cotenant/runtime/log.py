@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from cotenant.errors import ConfigError
+from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Command, Event, Reply
 
@@ -41,7 +42,7 @@ def log_line(now: float, event: Event, commands: list[Command]) -> bytes:
 
 def replay(lines: Iterable[str | bytes], place: str = "log") -> Replayed:
     """Feed a log into a fresh dispatcher. Raises ConfigError, with `place` and the line, for what is not a log."""
-    dispatcher = Dispatcher()
+    handle = Applications(Dispatcher().handle).handle
     ends: Counter[tuple[str, str]] = Counter()
     first = now = 0.0
     number = 0
@@ -55,7 +56,7 @@ def replay(lines: Iterable[str | bytes], place: str = "log") -> Replayed:
         elif entry.now < now:
             raise ConfigError(f"{place}:{number}: time goes backwards, from {now} to {entry.now}")
         now = entry.now
-        commands = dispatcher.handle(entry.event, now)
+        commands = handle(entry.event, now)
         if commands != entry.commands:
             difference = f"{place}:{number}: logged {entry.commands}, but now {commands}"
             return Replayed(events=number, seconds=now - first, ends=dict(ends), difference=difference)

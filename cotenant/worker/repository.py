@@ -23,16 +23,17 @@ DEFAULT_MAX_BATCH = 32  # where nobody says; the profile finds out which batches
 
 # File that a version holds → Triton's platform and backend.
 PLATFORMS = {"model.onnx": ("onnxruntime_onnx", "onnxruntime")}
+ENSEMBLE = "ensemble"  # Triton's platform of what has steps and no file (ensemble.py)
 
 # The fields of Triton's ModelConfig that repeat, maps and what is UNSUPPORTED apart.
 REPEATED = frozenset({
     "input", "output", "dims", "shape", "dim", "preferred_batch_size", "model_warmup", "versions", "instance_group",
     "gpus", "secondary_devices", "profile", "resources", "op_library_filename", "agents", "graph_spec",
-    "metric_control", "buckets", "gpu_execution_accelerator", "cpu_execution_accelerator",
+    "metric_control", "buckets", "gpu_execution_accelerator", "cpu_execution_accelerator", "step",
 })  # fmt: skip
 
 # Fields that change what a model computes. To ignore them would be to answer wrongly.
-UNSUPPORTED = ("sequence_batching", "ensemble_scheduling", "batch_input", "batch_output")
+UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output")
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
@@ -85,6 +86,19 @@ class Parameter(msgspec.Struct, frozen=True):
     string_value: str = ""
 
 
+class EnsembleStep(msgspec.Struct, frozen=True):
+    """input_map, output_map: the model's name of a tensor → the ensemble's. model_version: -1 for any."""
+
+    model_name: str
+    model_version: int = -1
+    input_map: dict[str, str] = {}
+    output_map: dict[str, str] = {}
+
+
+class EnsembleScheduling(msgspec.Struct, frozen=True):
+    step: tuple[EnsembleStep, ...] = ()
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What Cotenant reads of a ModelConfig. max_batch_size: None where the file has none.
 
@@ -101,6 +115,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_batching: DynamicBatching | None = None
     default_model_filename: str = ""
     model_warmup: tuple[Warmup, ...] = ()
+    ensemble_scheduling: EnsembleScheduling | None = None
     parameters: dict[str, Parameter] = {}
     fields: dict[str, Any] = {}
 
@@ -163,6 +178,8 @@ def _versions(root: Path, name: str) -> list[Entry]:
         numbers = sorted(
             int(path.name) for path in folder.iterdir() if re.fullmatch("[1-9][0-9]*", path.name) and path.is_dir()
         )
+        if config.ensemble_scheduling is not None or config.platform == ENSEMBLE:
+            return [_ensemble(folder, config, str(numbers[-1] if numbers else 1))]
         if not numbers:
             raise ModelError(f"{folder}: no version; put the model into {folder / '1' / next(iter(PLATFORMS))}")
         chosen = config.version_policy.chosen(numbers)
@@ -177,6 +194,19 @@ def _versions(root: Path, name: str) -> list[Entry]:
             Entry(name=name, folder=folder, path=folder, reason=f"{folder}: {error.strerror}; let this user read it")
         ]
     return [_entry(root, folder, config, version) for version in map(str, chosen)]
+
+
+def _ensemble(folder: Path, config: Config, version: str) -> Entry:
+    """An ensemble has no file. In Triton's layout it has an empty folder for its version."""
+    path = folder / CONFIG
+    reason = ""
+    if config.platform != ENSEMBLE:
+        reason = f'{path}: ensemble_scheduling in a model of platform {config.platform!r}; write platform: "{ENSEMBLE}"'
+    elif config.ensemble_scheduling is None or not config.ensemble_scheduling.step:
+        reason = f"{path}: an ensemble without steps; list them in ensemble_scheduling"
+    return Entry(
+        name=folder.name, folder=folder, path=folder, version=version, platform=ENSEMBLE, config=config, reason=reason
+    )
 
 
 def _entry(root: Path, folder: Path, config: Config, version: str) -> Entry:
@@ -287,8 +317,8 @@ def describe(entry: Entry) -> ModelInfo:
         name=entry.name,
         version=entry.version,
         platform=entry.platform,
-        inputs=_agree(entry, "input", entry.config.input, inputs, lead),
-        outputs=_agree(entry, "output", entry.config.output, outputs, lead),
+        inputs=agree(entry, "input", entry.config.input, inputs, lead),
+        outputs=agree(entry, "output", entry.config.output, outputs, lead),
         max_batch_size=max_batch_size,
         labels={spec.name: names for spec in outputs if (names := labels(entry, spec.name))},
     )
@@ -360,10 +390,11 @@ def _max_batch(entry: Entry, tensors: tuple[TensorSpec, ...]) -> int:
     return asked
 
 
-def _agree(
+def agree(
     entry: Entry, kind: str, declared: tuple[TensorConfig, ...], tensors: tuple[TensorSpec, ...], lead: int
 ) -> tuple[TensorSpec, ...]:
     """The model's tensors, with what config.pbtxt says more exactly. It need not say everything, but nothing else.
+    Raises ModelError.
 
     lead: 1 where there is a batch dimension, which dims leave out; else 0.
     """

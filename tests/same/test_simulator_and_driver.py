@@ -15,7 +15,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
 from cotenant.live.driver import Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run
+from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run, Spawn
 from cotenant.sim.loop import play
 from cotenant.worker.wire import Timing
 
@@ -149,6 +149,8 @@ def _shape(commands: list[Command]) -> list[tuple[object, ...]]:
                 shapes.append(("run", lane, batch, model, *(request.id for request in requests)))
             case Reply(requests, outcome, reason):
                 shapes.append(("reply", outcome, reason, *(request.id for request in requests)))
+            case Spawn(whole, stage):
+                shapes.append(("spawn", whole, stage))
             case _:
                 shapes.append((type(command).__name__, command.lane))
     return shapes

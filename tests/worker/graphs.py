@@ -51,6 +51,14 @@ def mean(path: Path, width: int = 16) -> WorkerModel:
     return _model("mean", path, 8, "FP32", (-1, width))
 
 
+def sum_of_two(path: Path, width: int = 16) -> None:
+    """total = left + right, rows of `width` floats."""
+    shape: Dims = ["n", width]
+    node = helper.make_node("Add", ["left", "right"], ["total"])
+    floats = TensorProto.FLOAT, shape
+    _save(path, [node], {"left": floats, "right": floats}, {"total": floats})
+
+
 def convolutions(path: Path, *, max_batch: int = 32, layers: int = 7, size: int = 32) -> WorkerModel:
     """A network of 3x3 convolutions, about 270 million operations a picture with 7 layers of 32 pixels."""
     rng = np.random.default_rng(0)

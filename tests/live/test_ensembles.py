@@ -1,0 +1,253 @@
+"""Ensembles, served for real: stock clients, workers, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+import uvloop
+from tritonclient.utils import InferenceServerException
+
+from cotenant.backends.cpu import Cpu
+from cotenant.cli.prepare import Preparation
+from cotenant.config import read_settings
+from cotenant.core.profile import Point, Profile, write_profiles
+from cotenant.core.tensor import Tensor
+from cotenant.errors import PlanError
+from cotenant.live.http import HttpServer
+from cotenant.live.oip import InferRequest
+from cotenant.live.rpc import RpcServer
+from cotenant.live.server import Server, Site
+from cotenant.runtime.log import replay
+from tests.worker import graphs
+
+PATIENCE = 60.0
+# mixed = pixels + copy of them, score = the mean of mixed. Steps stand in no order.
+DIAMOND = """
+platform: "ensemble"
+input [ { name: "pixels" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output [ { name: "mixed" data_type: TYPE_FP32 dims: [ 16 ] }, { name: "score" data_type: TYPE_FP32 dims: [ 1 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "add"
+      model_version: -1
+      input_map { key: "left" value: "pixels" }
+      input_map { key: "right" value: "copy" }
+      output_map { key: "total" value: "mixed" }
+    },
+    {
+      model_name: "identity"
+      model_version: -1
+      input_map { key: "x" value: "pixels" }
+      output_map { key: "y" value: "copy" }
+    },
+    {
+      model_name: "mean"
+      model_version: 1
+      input_map { key: "x" value: "mixed" }
+      output_map { key: "y" value: "score" }
+    }
+  ]
+}
+"""
+MODELS: dict[str, Callable[[Path], object]] = {
+    "identity": graphs.identity,
+    "add": graphs.sum_of_two,
+    "mean": graphs.mean,
+}
+
+
+def profile(model: str) -> Profile:
+    """Batches cost little more than rows, so that plans have room for several."""
+    points = [
+        Point(share=share, batch=batch, latency=(0.004 + 0.0001 * batch) * 1000 / share, memory=64 << 20)
+        for share in (1000, 50)
+        for batch in (1, 8)
+    ]
+    return Profile(model, "cpu", points)
+
+
+def repository(root: Path, config: str = DIAMOND) -> Path:
+    for name, make in MODELS.items():
+        (root / name / "1").mkdir(parents=True)
+        make(root / name / "1" / "model.onnx")
+    (root / "diamond" / "1").mkdir(parents=True)
+    (root / "diamond" / "config.pbtxt").write_text(config)
+    (root.parent / "profiles.csv").write_text(write_profiles([profile(name) for name in MODELS]))
+    return root
+
+
+def preparation(root: Path, models: str = "") -> Preparation:
+    settings = root.parent / "serve.toml"
+    settings.write_text(
+        f'repository = "{root.name}"\nprofiles = "profiles.csv"\nplanner = "elastic"\n'
+        f'[[models]]\nname = "diamond"\nslo = "2s"\nrate = 5\n{models}'
+    )
+    return Preparation(read_settings(settings), Cpu())
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    uvloop.run(asyncio.wait_for(main, PATIENCE))
+
+
+@asynccontextmanager
+async def started(root: Path, log: io.BytesIO | None = None) -> AsyncIterator[Server]:
+    prepared = preparation(root)
+    server = Server(await prepared.site(), Cpu(), prepared.site, log=log)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.drain(1.0)
+        await server.stop(1.0)
+
+
+def use(client: Any, module: Any) -> None:
+    """Every step blocks: in a thread of its own."""
+    rows = np.random.default_rng(0).random((3, 16)).astype(np.float32)
+    given = module.InferInput("pixels", rows.shape, "FP32")
+    given.set_data_from_numpy(rows)
+    for _ in range(3):
+        result = client.infer("diamond", [given])
+        np.testing.assert_allclose(result.as_numpy("mixed"), 2 * rows)
+        np.testing.assert_allclose(result.as_numpy("score"), (2 * rows).mean(axis=1, keepdims=True), rtol=1e-5)
+    only = client.infer("diamond", [given], outputs=[module.InferRequestedOutput("score")])
+    assert only.as_numpy("mixed") is None
+    assert client.is_model_ready("diamond")
+    with pytest.raises(InferenceServerException, match="unexpected input 'x' for model 'diamond'"):
+        client.infer("diamond", [module.InferInput("x", rows.shape, "FP32").set_data_from_numpy(rows)])
+    with pytest.raises(InferenceServerException, match=r"'diamond' refused: identity: it could not be answered"):
+        client.infer("diamond", [given], timeout=1)
+    client.unload_model("diamond")
+    assert not client.is_model_ready("diamond")
+    assert client.is_model_ready("identity")
+    with pytest.raises(InferenceServerException, match="no partition holds the model"):
+        client.infer("diamond", [given])
+    client.load_model("diamond")
+    client.unload_model("mean")
+    assert not client.is_model_ready("diamond")
+    with pytest.raises(InferenceServerException, match="'diamond' expired: mean: no partition holds the model"):
+        client.infer("diamond", [given])
+    client.load_model("mean")
+    assert client.infer("diamond", [given]).as_numpy("score").shape == (3, 1)
+
+
+def over_http(client: Any) -> None:
+    metadata = client.get_model_metadata("diamond")
+    assert metadata == {
+        "name": "diamond",
+        "versions": ["1"],
+        "platform": "ensemble",
+        "inputs": [{"name": "pixels", "datatype": "FP32", "shape": [-1, 16]}],
+        "outputs": [
+            {"name": "mixed", "datatype": "FP32", "shape": [-1, 16]},
+            {"name": "score", "datatype": "FP32", "shape": [-1, 1]},
+        ],
+    }
+    config = client.get_model_config("diamond")
+    assert config["platform"] == "ensemble"
+    assert config["ensemble_scheduling"]["step"][1]["input_map"] == {"x": "pixels"}
+    (counts,) = client.get_inference_statistics("diamond")["model_stats"]
+    assert (counts["inference_count"], counts["execution_count"]) == (12, 4)
+    assert counts["inference_stats"]["success"]["count"] == 4
+    assert client.get_inference_statistics("mean")["model_stats"][0]["inference_stats"]["success"]["count"] == 4
+    assert {"name": "diamond", "version": "1", "state": "READY"} in client.get_model_repository_index()
+
+
+def over_grpc(client: Any) -> None:
+    assert [it.name for it in client.get_model_metadata("diamond").outputs] == ["mixed", "score"]
+    config = client.get_model_config("diamond").config
+    assert [step.model_name for step in config.ensemble_scheduling.step] == ["add", "identity", "mean"]
+    assert dict(config.ensemble_scheduling.step[0].input_map) == {"left": "pixels", "right": "copy"}
+
+
+def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> None:
+    log = io.BytesIO()
+
+    async def main() -> None:
+        async with started(repository(tmp_path / "models"), log) as server:
+            http, rpc = HttpServer(server, page=lambda: "", status=server.status), RpcServer(server)
+            address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
+            grpc_address = f"127.0.0.1:{await rpc.listen('127.0.0.1', 0)}"
+            with_http = triton_http.InferenceServerClient(address, network_timeout=PATIENCE)
+            with_grpc = triton_grpc.InferenceServerClient(grpc_address)
+            try:
+                checks: list[Callable[[], None]] = [
+                    lambda: first(with_http),
+                    lambda: over_http(with_http),
+                    lambda: over_grpc(with_grpc),
+                    lambda: use(with_http, triton_http),
+                    lambda: use(with_grpc, triton_grpc),
+                ]
+                for check in checks:
+                    await asyncio.to_thread(check)
+                status = {row[0]: row for row in server.status().rows(server.site.plan)}
+                assert status["diamond"][1:4] == ["READY", "2 s", "5.0"]
+                assert 'model="diamond"' in server.metrics()
+            finally:
+                with_http.close()
+                with_grpc.close()
+                await http.stop(1.0)
+                await rpc.stop(1.0)
+
+    run(main())
+    replayed = replay(log.getvalue().splitlines())
+    assert not replayed.difference
+    assert replayed.ends["diamond", "served"] > 4
+
+
+def first(client: Any) -> None:
+    """Four requests of three rows."""
+    rows = np.ones((3, 16), np.float32)
+    given = triton_http.InferInput("pixels", rows.shape, "FP32").set_data_from_numpy(rows)
+    for _ in range(4):
+        client.infer("diamond", [given])
+
+
+def test_a_caller_who_leaves_cancels_all_steps(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path / "models")) as server:
+            ends: list[Any] = []
+            pixels = Tensor("pixels", "FP32", (1, 16), np.ones((1, 16), np.float32).tobytes())
+            ticket = server.infer(InferRequest(model="diamond", inputs=(pixels,)), ends.append)
+            server.cancel(ticket)
+            assert [type(end).__name__ for end in ends] == ["CancelledError"]
+            async with asyncio.timeout(PATIENCE):
+                while server._driver.open:
+                    await asyncio.sleep(0.01)
+            assert len(ends) == 1
+
+    run(main())
+
+
+def test_a_server_plans_for_the_whole_and_gives_steps_their_part(tmp_path: Path) -> None:
+    async def main() -> Site:
+        return await preparation(
+            repository(tmp_path / "models"), '[[models]]\nname = "mean"\nslo = "100ms"\nrate = 2\n'
+        ).site()
+
+    site = asyncio.run(main())
+    assert site.problem.objective == "devices", "steps without a rate are asked for by the ensemble alone"
+    assert site.problem.rates == {"identity": 0.0, "add": 0.0, "mean": 2.0, "diamond": 5.0}
+    assert site.plan.rates() == pytest.approx({"identity": 5.0, "add": 5.0, "mean": 7.0})
+    assert {model.name: model.slo for model in site.problem.models} == {"identity": 2.0, "add": 2.0, "mean": 0.1}
+    (application,) = site.problem.applications
+    assert application.length(site.plan.split["diamond"]) == pytest.approx(2.0)
+
+
+def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
+    prepared = preparation(repository(tmp_path / "models"))
+    settings = tmp_path / "serve.toml"
+    settings.write_text(settings.read_text().replace("2s", "5ms"))
+    prepared = Preparation(read_settings(settings), Cpu())
+    with pytest.raises(PlanError, match=r"^application 'diamond': no split of 5 ms meets its target: "):
+        asyncio.run(prepared.site())

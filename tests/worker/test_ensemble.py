@@ -1,0 +1,179 @@
+"""What is said of ensembles whose steps do not fit together: the file and the key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cotenant.core.tensor import ModelInfo, TensorSpec
+from cotenant.errors import ModelError
+from cotenant.worker.ensemble import NESTED, Ensemble, describe_ensemble
+from cotenant.worker.repository import find, scan
+
+
+def info(
+    name: str, inputs: dict[str, tuple[int, ...]], outputs: dict[str, tuple[int, ...]], rows: int = 8
+) -> ModelInfo:
+    """Tensors of floats, shapes without rows; those that begin with `i` are of whole numbers."""
+
+    def specs(tensors: dict[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
+        lead = (-1,) if rows else ()
+        return tuple(TensorSpec(it, "INT64" if it[0] == "i" else "FP32", lead + dims) for it, dims in tensors.items())
+
+    return ModelInfo(
+        name=name, version="1", platform="onnx", inputs=specs(inputs), outputs=specs(outputs), max_batch_size=rows
+    )
+
+
+INFOS = {
+    "find": info("find", {"x": (3, -1)}, {"y": (4,), "ids": (1,)}),
+    "name": info("name", {"x": (4,)}, {"y": (10,)}, rows=4),
+    "both": info("both", {"a": (-1,), "b": (10,)}, {"y": (10,)}),
+    "whole": info("whole", {"x": (4,)}, {"y": (10,)}, rows=0),
+}
+CONFIG = """platform: "ensemble"
+input [ { name: "picture" data_type: TYPE_FP32 dims: [ 3, 32 ] } ]
+output [ { name: "names" data_type: TYPE_FP32 dims: [ 10 ] } ]
+ensemble_scheduling { step [
+  { model_name: "name" model_version: -1
+    input_map { key: "x" value: "boxes" } output_map { key: "y" value: "names" } },
+  { model_name: "find" model_version: 1
+    input_map { key: "x" value: "picture" } output_map { key: "y" value: "boxes" } }
+] }
+"""
+
+
+def described(root: Path, config: str) -> Ensemble:
+    (root / "street").mkdir()
+    (root / "street" / "config.pbtxt").write_text(config)
+    return describe_ensemble(find(root, "street"), INFOS, {"bad": "its file is empty", "nest": NESTED})
+
+
+def test_steps_are_ordered_by_what_they_take(tmp_path: Path) -> None:
+    street = described(tmp_path, CONFIG)
+    assert [(step.name, step.after) for step in street.steps] == [("find", ()), ("name", ("find",))]
+    assert street.info == ModelInfo(
+        name="street",
+        version="1",
+        platform="ensemble",
+        inputs=(TensorSpec("picture", "FP32", (-1, 3, 32)),),
+        outputs=(TensorSpec("names", "FP32", (-1, 10)),),
+        max_batch_size=4,
+    )
+    assert street.application(0.5).length({"find": 0.2, "name": 0.3}) == pytest.approx(0.5)
+
+
+def test_a_model_may_be_a_step_twice(tmp_path: Path) -> None:
+    again = """{ model_name: "name" model_version: -1
+    input_map { key: "x" value: "boxes" } output_map { key: "y" value: "more" } }, { model_name: "find" """
+    street = described(tmp_path, CONFIG.replace('{ model_name: "find" ', again))
+    assert [(step.name, step.model) for step in street.steps] == [
+        ("find", "find"),
+        ("name", "name"),
+        ("name 2", "name"),
+    ]
+
+
+def test_an_ensemble_needs_no_folder_for_its_version(tmp_path: Path) -> None:
+    described(tmp_path, CONFIG)
+    (entry,) = scan(tmp_path)
+    assert (entry.version, entry.platform, entry.reason) == ("1", "ensemble", "")
+    (tmp_path / "street" / "3").mkdir()
+    assert scan(tmp_path)[0].version == "3"
+
+
+STEP = "ensemble_scheduling.step"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"find"', '"fin"', f"{STEP}[1].model_name: 'fin' cannot be served: the repository has no such model; put it"),
+        ('"find"', '"bad"', f"{STEP}[1].model_name: 'bad' cannot be served: its file is empty"),
+        (
+            '"find"',
+            '"nest"',
+            f"{STEP}[1].model_name: 'nest' cannot be served: it is an ensemble itself; list its steps",
+        ),
+        (
+            "model_version: 1",
+            "model_version: 2",
+            f"{STEP}[1].model_version: 2 of 'find' is not served, 1 is; name that",
+        ),
+        ('key: "x" value: "picture"', 'key: "z" value: "picture"', f"{STEP}[1].input_map: lacks input 'x' of 'find'"),
+        (
+            '"find" model_version: 1\n    input_map {',
+            '"find" model_version: 1\n    input_map { key: "z" value: "picture" } input_map {',
+            f"{STEP}[1].input_map: 'find' has no input 'z'; it has x",
+        ),
+        (
+            'value: "boxes" } output_map',
+            'value: "box" } output_map',
+            f"{STEP}[0].input_map: nothing makes 'box'; it is",
+        ),
+        (
+            'key: "y" value: "boxes"',
+            'key: "z" value: "boxes"',
+            f"{STEP}[1].output_map: 'find' has no output 'z'; it has",
+        ),
+        ('output_map { key: "y" value: "boxes" }', "", f"{STEP}[1].output_map: takes nothing from 'find'; map one of"),
+        ('value: "boxes" } }', 'value: "names" } }', f"{STEP}[1].output_map: 'names' is made twice; give one of them"),
+        ('value: "boxes" } }', 'value: "picture" } }', f"{STEP}[1].output_map: 'picture' is made twice; give one of"),
+        (
+            'key: "y" value: "boxes"',
+            'key: "ids" value: "boxes"',
+            f"{STEP}[0].input_map: 'boxes' is INT64 [-1, 1], but 'name' takes FP32 [-1, 4] as 'x'",
+        ),
+        ('value: "picture" }', 'value: "names" }', f"{STEP}[1].input_map: 'names' is FP32 [-1, 10], but 'find' takes"),
+        ('name: "names"', 'name: "name"', "output 'name' is made by no step; name it in an output_map"),
+        ("input [ {", 'input [ { name: "sound" data_type: TYPE_FP32 dims: [ 1 ] }, {', "input 'sound' is taken by no"),
+        ("dims: [ 3, 32 ]", "dims: [ 4, 32 ]", "input 'picture' has dims [4, 32], but [3, -1] in street"),
+        ("TYPE_FP32 dims: [ 10 ]", "TYPE_FP16 dims: [ 10 ]", "output 'names' is TYPE_FP16, but FP32 in street"),
+        ("input [", "max_batch_size: 5\ninput [", "max_batch_size 5, but 'name' takes 4; write no more"),
+        ("input [", "max_batch_size: 0\ninput [", "max_batch_size 0, but its steps take batches; write 1 to 4"),
+        ('model_name: "name"', 'model_name: "whole"', "'find' takes batches and 'whole' does not; set max_batch_size"),
+    ],
+)
+def test_a_mistake_is_named_with_the_file_and_the_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in CONFIG
+    with pytest.raises(ModelError, match="^" + re.escape(f"{tmp_path}/street/config.pbtxt: {message}")):
+        described(tmp_path, CONFIG.replace(old, new, 1))
+
+
+def test_steps_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
+    config = """platform: "ensemble"
+input [ { name: "in" } ]
+output [ { name: "one" } ]
+ensemble_scheduling { step [
+  { model_name: "both" input_map { key: "a" value: "in" } input_map { key: "b" value: "two" }
+    output_map { key: "y" value: "one" } },
+  { model_name: "both" input_map { key: "a" value: "in" } input_map { key: "b" value: "one" }
+    output_map { key: "y" value: "two" } }
+] }"""
+    message = f"config.pbtxt: {STEP}: its stages go round in a circle: both after both 2 after both"
+    with pytest.raises(ModelError, match=re.escape(message)):
+        described(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ('platform: "ensemble"', "an ensemble without steps; list them in ensemble_scheduling"),
+        ('platform: "ensemble" ensemble_scheduling { }', "an ensemble without steps; list them in ensemble_scheduling"),
+        (
+            'ensemble_scheduling { step { model_name: "a" } }',
+            "ensemble_scheduling in a model of platform ''; write platform: \"ensemble\"",
+        ),
+        (
+            'platform: "ensemble" ensemble_scheduling { step { model_version: 1 } }',
+            "Object missing required field `model_name` - at `$.ensemble_scheduling.step[0]`",
+        ),
+    ],
+)
+def test_what_is_no_ensemble_stops_nothing_else(tmp_path: Path, config: str, message: str) -> None:
+    (tmp_path / "street").mkdir()
+    (tmp_path / "street" / "config.pbtxt").write_text(config)
+    (entry,) = scan(tmp_path)
+    assert entry.reason.startswith(f"{tmp_path}/street/config.pbtxt: {message}")
