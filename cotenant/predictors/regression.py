@@ -164,7 +164,7 @@ def network(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Network
 
     model = MLPRegressor(
         hidden_layer_sizes=(128, 64, 32),
-        batch_size=min(32, len(rows)),
+        batch_size=min(32, int(0.8 * len(rows))),
         max_iter=250,
         early_stopping=True,
         validation_fraction=0.2,

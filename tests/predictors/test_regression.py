@@ -84,3 +84,8 @@ def test_without_its_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     with pytest.raises(PlanError, match=r"'rf' needs sklearn to be fitted: pip install 'cotenant\[learn\]'"):
         train("rf", ROWS, TARGETS)
     assert isinstance(train("lr", ROWS, TARGETS), Line)
+
+
+def test_a_network_learns_from_few_samples_without_a_word() -> None:
+    """Warnings are errors here."""
+    assert isinstance(train("nn", ROWS[:23], TARGETS[:23]), Network)

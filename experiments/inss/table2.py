@@ -1,0 +1,25 @@
+"""Table 2: latency of a batch by its size, alone and beside others; errors up to 3.3 % in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.inss import cells
+from experiments.inss.cells import Row
+from experiments.spread import Options
+
+TITLE = "latency by batch, observed and predicted (InSS, Table 2)"
+SHARE, FIXED = 400, 4  # ours; the paper: 30 % for each, neighbours' batch 4
+
+
+def run(options: Options) -> list[Row]:
+    return cells.theirs(2) + [
+        cells.ours(models, batch, batch, SHARE, FIXED, options.seed)
+        for models in ("R", "A&R*", "V&R*")
+        for batch in cells.BATCHES
+    ]
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    cells.plot(rows, path, xlabel="batch", title="InSS, Table 2")

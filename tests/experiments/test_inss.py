@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.data import inss
+from experiments.inss import cells, table2, table3
+from experiments.spread import Options
+from tests.experiments.data import needs_data
+
+pytestmark = needs_data
+
+
+@pytest.mark.parametrize(("table", "count"), [(2, 12), (3, 16)])
+def test_their_errors_are_what_they_print(table: int, count: int) -> None:
+    rows, printed = cells.theirs(table), inss.table(table)
+    assert len(rows) == count
+    off = [abs(row.error_percent - cell.error_percent) for row, cell in zip(rows, printed, strict=True)]
+    assert np.median(off) < 0.01
+    assert sum(each > 0.1 for each in off) <= 2
+
+
+@pytest.mark.parametrize("figure", [table2, table3], ids=["table2", "table3"])
+def test_ours_beside_theirs(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rows = figure.run(Options())
+    ours = [row for row in rows if row.of == "V100, ours"]
+    assert len(ours) >= 12
+    alone = [row.error_percent for row in ours if "&" not in row.models]
+    assert max(alone) < 4
+    assert np.median([row.error_percent for row in ours]) < 4
+    figure.plot(rows, tmp_path / "it.svg")
+    assert ET.parse(tmp_path / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
