@@ -1,15 +1,23 @@
 """Requests simulated per second on one core, with the real dispatcher: eight models on four lanes, at 80 % load.
 
-The best of three runs, since other work on the machine can only slow them.
+    python -m benchmarks.simulator [--fleet SECONDS]
+
+The best of three runs, since other work on the machine can only slow them. With `--fleet`, also 64 devices of two
+partitions with two of twenty models each, 20,000 requests/s, for a quarter of so many seconds and then for all of them:
+the speed, and the most memory that the process held until then.
 """
 
 from __future__ import annotations
 
+import argparse
+import resource
 import time
+from collections.abc import Mapping, Sequence
 
 from benchmarks.harness import show
 from cotenant.core.model import Model
 from cotenant.measure.report import Report
+from cotenant.runtime.dispatcher import COMPILED
 from cotenant.runtime.events import LaneModel, LaneSpec
 from cotenant.sim.run import run
 from cotenant.sim.service import Noise, Service
@@ -17,35 +25,64 @@ from cotenant.workload import Workload
 
 SECONDS = 60.0
 RATES = {"a": 400.0, "b": 240.0, "c": 400.0, "d": 240.0, "e": 400.0, "f": 240.0, "g": 400.0, "h": 240.0}
+PAIRS = ("ab", "cd", "ef", "gh")
 LATENCIES = tuple(0.004 + 0.001 * rows for rows in range(1, 17))
 
+MODELS = [f"m{number}" for number in range(20)]
+FLEET = dict.fromkeys(MODELS, 1000.0)
+LANES = 128
+SLOWER = 4.0  # than LATENCIES: lanes are busy for 78 % of their time when all batches are full
 
-def once() -> tuple[float, Report]:
-    """Seconds of processor time (of this thread: BLAS has idle ones that spin), and what came of it."""
-    models = [Model(name=name, slo=0.1) for name in RATES]
-    lanes = tuple(
-        LaneSpec(id=f"cpu0/{slot}", models=tuple(LaneModel(model=name, latencies=LATENCIES) for name in pair))
-        for slot, pair in enumerate(("ab", "cd", "ef", "gh"))
+
+def lanes(placed: Sequence[Sequence[str]], slower: float = 1.0) -> tuple[LaneSpec, ...]:
+    latencies = tuple(seconds * slower for seconds in LATENCIES)
+    return tuple(
+        LaneSpec(
+            id=f"gpu{number // 2}/{number % 2}",
+            models=tuple(LaneModel(model=name, latencies=latencies) for name in names),
+        )
+        for number, names in enumerate(placed)
     )
-    service = Service(lanes, 0, {(lane.id, model.model): Noise(0.05) for lane in lanes for model in lane.models})
+
+
+def once(specs: tuple[LaneSpec, ...], rates: Mapping[str, float], slo: float, seconds: float) -> tuple[float, Report]:
+    """Seconds of processor time (of this thread: BLAS has idle ones that spin), and what came of it."""
+    models = [Model(name=name, slo=slo) for name in rates]
+    service = Service(specs, 0, {(lane.id, model.model): Noise(0.05) for lane in specs for model in lane.models})
     start = time.thread_time()
-    report = run(lanes, models, Workload.poisson(RATES), service, seconds=SECONDS)
+    report = run(specs, models, Workload.poisson(rates), service, seconds=seconds)
     return time.thread_time() - start, report
 
 
-def main() -> None:
-    spent, report = min((once() for _ in range(3)), key=lambda result: result[0])
+def figures(spent: float, report: Report) -> tuple[str, dict[str, float]]:
     ended = sum(sum(row.ends.values()) for row in report.models)
     served = sum(row.ends["served"] for row in report.models)
     batches = sum(row.ends["served"] / row.batch for row in report.models if row.batch)
-    show(
-        "simulator",
-        f"{ended / spent:,.0f} requests/s of processor time "
-        f"({ended:,} requests, {served / batches:.1f} a batch, {served / ended:.1%} served)",
-        rate=ended / spent,
-        rows=served / batches,
-        served=served / ended,
-    )
+    text = f"{ended / spent:,.0f} requests/s ({ended:,} requests, {served / batches:.1f} a batch"
+    return f"{text}, {served / ended:.1%} served)", {
+        "rate": ended / spent,
+        "rows": served / batches,
+        "served": served / ended,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fleet", type=float, default=0.0)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    spent, report = min((once(lanes(PAIRS), RATES, 0.1, SECONDS) for _ in range(3)), key=lambda result: result[0])
+    text, measured = figures(spent, report)
+    text = f"{'compiled' if COMPILED else 'pure Python'}, of processor time: {text}"
+    if given.fleet:
+        placed = [(MODELS[number % 20], MODELS[(number + 7) % 20]) for number in range(LANES)]
+        for part in (0.25, 1.0):
+            spent, report = once(lanes(placed, SLOWER), FLEET, 0.4, part * given.fleet)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            line, fleet = figures(spent, report)
+            text += f"; a fleet for {part * given.fleet:,.0f} s: {line}, at most {peak:.1f} MiB"
+            measured |= {f"fleet_{name}": value for name, value in fleet.items()} | {f"peak_mib_{part:g}": peak}
+    show("simulator", text, **measured)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ from cotenant.runtime.events import (
 from cotenant.runtime.lane import Batch, Lane, Queue
 from cotenant.runtime.routing import Routes
 
+COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
+
 TOO_LATE = "it could not be answered within its deadline"
 NO_LANE = "no partition holds the model"
 NO_WORKER = "no worker that holds the model is up"
