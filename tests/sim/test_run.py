@@ -5,6 +5,8 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -208,3 +210,51 @@ def heavy() -> dict[tuple[str, str], Profile]:
         key: Profile(*key, [msgspec.structs.replace(point, memory=1 << 30) for point in known.points])
         for key, known in PROBLEM.profiles.items()
     }
+
+
+def _plan(draw: st.DataObject, number: int) -> Plan:
+    """Some cuts of a device or two, each with one of the models or both."""
+    devices = []
+    for device in range(draw.draw(st.integers(0, 2), label=f"devices {number}")):
+        cuts = draw.draw(st.lists(st.sampled_from([(A,), (B,), (A, B)]), min_size=1, max_size=2), label="cuts")
+        devices.append(
+            Device(kind="cpu", id=device, partitions=tuple(Partition(share=500, placements=it) for it in cuts))
+        )
+    return Plan(planner="hand", devices=tuple(devices))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: st.DataObject) -> None:
+    ended: Counter[int] = Counter()
+    arrived: set[int] = set()
+    dispatcher = Dispatcher()
+
+    def handle(event: Event, now: float) -> list[Command]:
+        commands = dispatcher.handle(event, now)
+        dispatcher.invariants()
+        if isinstance(event, Arrived):
+            arrived.add(event.request.id)
+        ended.update(it.id for command in commands if isinstance(command, Reply) for it in command.requests)
+        return commands
+
+    first = PLAN if data.draw(st.booleans(), label="split") else SHARED
+    names = ["cpu0", *(f"cpu0/{slot}" for slot in range(len(first.devices[0].partitions)))]
+    times = st.floats(0, 1.2).map(lambda time: round(time, 2))  # coarse, so that some fall together
+    failures = [
+        Failure(parts=(data.draw(st.sampled_from(names)),), time=data.draw(times), back=data.draw(times))
+        for _ in range(data.draw(st.integers(0, 4), label="failures"))
+    ]
+    changes = [(data.draw(times), _plan(data, number)) for number in range(data.draw(st.integers(0, 3)))]
+    report = simulate(
+        msgspec.structs.replace(PROBLEM, fleet=(Kind(name="cpu", count=2),)),
+        first,
+        Workload({"a": Poisson(200.0), "b": Closed(5, think=0.02, samples=2)}),
+        seconds=1.0,
+        failures=failures,
+        changes=changes,
+        startup=data.draw(st.sampled_from([0.0, 0.1, 1.0]), label="startup"),
+        handle=handle,
+    )
+    assert ended == Counter(arrived)
+    assert sum(sum(model.ends.values()) for model in report.models) == len(arrived)
