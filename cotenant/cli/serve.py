@@ -7,12 +7,14 @@ import asyncio
 import msgspec
 
 from cotenant.cli.interrupt import interruptible
+from cotenant.cli.plan import split_table
 from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serving import Addresses, serving
 from cotenant.cli.show import console, profile_progress, show_json, tell
 from cotenant.config import Settings
 from cotenant.live.server import Site
 from cotenant.measure.draw import plan_bars, plan_table
+from cotenant.planners.applications import plain
 
 
 async def run(settings: Settings, *, json: bool) -> None:
@@ -34,8 +36,10 @@ async def run(settings: Settings, *, json: bool) -> None:
 
 
 def show_site(site: Site, holds: str) -> None:
-    console.print(plan_table(site.plan, site.problem.models))
+    console.print(plan_table(site.plan, plain(site.problem, site.plan.split).models))
     console.print(plan_bars(site.plan))
+    if site.plan.split:
+        console.print("", split_table(site.plan, site.problem), "", sep="\n")
     console.print(f"shares are held by {holds}", highlight=False)
     for name, reason in site.broken.items():
         tell("not served", f"{name}: {reason}")
