@@ -123,6 +123,12 @@ def profile(
         Path | None, typer.Option("--output", "-o", help="Write the profiles into this CSV file.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure what was measured before, too.")] = False,
+    pairs: Annotated[
+        Path | None, typer.Option("--pairs", help="Then measure models side by side, into this CSV file.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="With --pairs: so many pairs, by default a fifth of all.")
+    ] = None,
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:
@@ -130,7 +136,10 @@ def profile(
     from cotenant.core.profile import write_profiles
     from cotenant.measure.draw import profile_table, save_profiles
 
-    site = site_of(read(settings, repository), again=again)
+    if count is not None and pairs is None:
+        raise ConfigError("--count says how many pairs; it goes with --pairs")
+    asked = read(settings, repository)
+    site = site_of(asked, again=again)
     profiles = list(site.problem.profiles.values())
     for name, reason in site.broken.items():
         tell("not measured", f"{name}: {reason}")
@@ -139,9 +148,14 @@ def profile(
         write(output, text)
     if plot is not None:
         save_profiles(profiles, plot)
+    if pairs is not None:
+        from cotenant.cli.pairs import measure_pairs
+        from cotenant.cli.prepare import backend_of
+
+        measure_pairs(site, backend_of(asked), pairs, count)
     if json:
         show_json(msgspec.json.encode([{"model": p.model, "kind": p.kind, "points": p.points} for p in profiles]))
-    elif output is None:
+    elif output is None and pairs is None:
         for each in profiles:
             console.print(profile_table(each))
 

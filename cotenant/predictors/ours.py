@@ -13,7 +13,7 @@ those that were not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
 from cotenant.predictors import Load
 from cotenant.predictors.process import Matrix, Prior, Process, Terms, learnt
+from cotenant.predictors.process import telling as in_order
 from cotenant.predictors.samples import Sample
 from cotenant.predictors.traits import TRAITS, traits
 
@@ -236,6 +237,21 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Ours:
     known = {load: traits(profiles[load.model, load.kind], load) for load in loads}
     process = learnt(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
     return Ours(process, _calibration(process, samples), samples, known, profiles=profiles, observed={})
+
+
+def telling(runs: Sequence[Sequence[Load]], profiles: Profiles, measured: Iterable[int] = ()) -> Iterator[int]:
+    """Places of runs of two loads or more, the one first that tells most of all of them; each load is a victim of the
+    others. measured: places of those that are done, which are left out."""
+    samples = [
+        ((victim, (load,)), place)
+        for place, loads in enumerate(runs)
+        for i, victim in enumerate(loads)
+        for load in (*loads[:i], *loads[i + 1 :])
+    ]
+    names = {model: i for i, model in enumerate(dict.fromkeys(load.model for loads in runs for load in loads))}
+    known = {load: traits(profiles[load.model, load.kind], load) for loads in runs for load in loads}
+    terms = _terms([run for run, _ in samples], names, known.__getitem__)
+    return in_order(terms, np.array([place for _, place in samples]), list(measured))
 
 
 def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:

@@ -43,7 +43,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.shares) * len(self.batches)
 
 
-class _Listener:
+class Listener:
     """Waits for one batch at a time."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ async def profile(
     """
     batches = [batch for batch in grid.batches if batch <= model.max_batch] or [1]
     points: list[Point] = []
-    listener = _Listener()
+    listener = Listener()
     arena = Arena(1 << 30)
     pool = Pool(backend, arena, listener)
     try:
@@ -132,7 +132,7 @@ def _foreseen(points: Sequence[Point], share: int, batch: int) -> float:
 
 async def _point(
     pool: Pool,
-    listener: _Listener,
+    listener: Listener,
     lane: str,
     model: str,
     batch: int,

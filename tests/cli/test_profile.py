@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from cotenant.config import read_profiles_file
+from cotenant.predictors.samples import read_samples
 from cotenant.profiling.grid import Grid
+from cotenant.profiling.pairs import measure
 from tests.cli.program import INTERRUPT, PATIENCE, Program, alive, started, until, workers_of
 
 
@@ -41,6 +43,24 @@ def test_what_was_measured_is_written_down_and_kept(program: Program, folder: Pa
     table = program("profile", "--repository", "mine", "--plot", "mine.svg")
     assert "first" in table.out and (folder / "mine.svg").stat().st_size
     assert "profiling first" in program("profile", "--repository", "mine", "--again").err
+
+
+def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a file that is gone on with, and that a predictor can be fitted to."""
+    monkeypatch.setattr("cotenant.cli.pairs.measure", partial(measure, seconds=0.02))
+    said = program("profile", "--repository", "mine", "--output", "mine.csv", "--pairs", "pairs.csv", "--count", "3")
+    assert said.code == 0, said.err
+    assert "6 samples in pairs.csv" in said.err
+    first = (folder / "pairs.csv").read_text()
+    again = program("profile", "--repository", "mine", "--pairs", "pairs.csv", "--count", "5")
+    assert again.code == 0 and "pairs.csv has 3 of 5 pairs" in again.err
+    assert (folder / "pairs.csv").read_text().startswith(first)
+    samples = read_samples((folder / "pairs.csv").read_text().splitlines(), "pairs.csv")
+    runs = {frozenset((it.victim, *it.neighbours)) for it in samples}
+    assert (len(samples), len(runs)) == (10, 5)
+    fitted = program("fit", "pairs.csv", "--profiles", "mine.csv", "--json")
+    assert fitted.code == 0, fitted.err
+    assert "it goes with --pairs" in program.refuses("profile", "--repository", "mine", "--count", "3")
 
 
 def test_where_it_cannot_be_kept_is_said(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,76 @@
+"""`cotenant profile --pairs`: models of a repository side by side, as samples for `cotenant fit`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.backends import Backend
+from cotenant.cli.asked import write
+from cotenant.cli.show import ProfileProgress, aside, bars
+from cotenant.config.toml import text_of
+from cotenant.errors import ConfigError
+from cotenant.live.server import Offered
+from cotenant.predictors.samples import Sample, read_samples, write_samples
+from cotenant.profiling.pairs import Candidate, measure, pairs
+from cotenant.worker.repository import sample
+from cotenant.worker.wire import WorkerModel
+
+PART = 0.2  # of all pairs that are measured, unless told: what more would tell is little
+
+
+def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) -> None:
+    """Pairs of the site's models, into a CSV file as they come. What stands there already is not measured again."""
+    if backend.name == "fake":
+        raise ConfigError("backend fake runs nothing that could be measured; take the backend cpu")
+    (kind,) = site.problem.fleet
+    runs = pairs(site.problem.profiles, kind.name)
+    if not runs:
+        raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
+    samples = _written(path)
+    seen = {(it.victim, *it.neighbours) for it in samples}
+    done = [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]
+    wanted = max(1, round(PART * len(runs))) if count is None else min(count, len(runs))
+    if done:
+        aside.print(f"{path} has {len(done)} of {wanted} pairs", highlight=False, markup=False, soft_wrap=True)
+    names = {load.model for run in runs for load in run}
+    candidates = {name: _candidate(name, offer) for name, offer in site.offered.items() if name in names}
+
+    async def run_all(told: ProfileProgress) -> None:
+        finished, left = len(done), max(0, wanted - len(done))
+        found = measure(backend, candidates, runs, site.problem.profiles, done=done, count=left)
+        async for both in found:
+            samples.extend(both)
+            write(path, write_samples(samples), quiet=True)
+            finished += 1
+            told("pairs", finished, wanted)
+
+    with bars("running") as progress:
+        asyncio.run(run_all(ProfileProgress(progress)))
+    aside.print(
+        f"{len(samples)} samples in {path}; `cotenant fit {path} --profiles PROFILES` makes a predictor of them",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _written(path: Path) -> list[Sample]:
+    """What was measured before, if anything."""
+    return read_samples(text_of(path).splitlines(keepends=True), str(path)) if path.exists() else []
+
+
+def _candidate(name: str, offer: Offered) -> Candidate:
+    entry, info, rng = offer.entry, offer.info, np.random.default_rng(0)
+    model = WorkerModel(
+        name=name,
+        path=str(entry.path),
+        max_batch=max(1, info.max_batch_size),
+        inputs=info.inputs,
+        outputs=info.outputs,
+        batched=info.max_batch_size > 0,
+    )
+    return Candidate(model, lambda rows: sample(entry, info, rows, rng))
