@@ -125,6 +125,21 @@ def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, b
                 for sample in _summary({"lane": lane, "model": m.name}, total)
             ],
         )
+    for name, text in (
+        ("predicted", "Latency of batches as the plan had it, over that without neighbours."),
+        ("observed", "Latency of batches, over that without neighbours."),
+    ):
+        family(
+            f"cotenant_slowdown_{name}_ratio",
+            "gauge",
+            text,
+            [
+                ("", {"lane": lane, "model": m.name}, total.seconds / m.alone[lane].seconds)
+                for m in models
+                for lane, total in getattr(m, name).items()
+                if m.alone[lane].seconds > 0
+            ],
+        )
     family(
         "cotenant_backend_info",
         "gauge",

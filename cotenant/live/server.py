@@ -220,7 +220,16 @@ class Server:
         served = self._layout.lanes.get(lane)
         predicted = next((m.latencies for m in served.spec.models if m.model == model), ()) if served else ()
         expected = predicted[rows - 1] if rows <= len(predicted) else seconds
-        self._statistics[model].ran(lane, rows, expected, seconds, timing)
+        self._statistics[model].ran(
+            lane, rows, expected, seconds, timing, alone=self._alone(served, model, rows, expected)
+        )
+
+    def _alone(self, lane: Laid | None, model: str, rows: int, expected: float) -> float:
+        """Seconds that a batch was profiled to take on that share without neighbours; as expected, where it was not."""
+        if lane is None or (profile := self._site.problem.profiles.get((model, lane.device.kind))) is None:
+            return expected
+        seconds = profile.latency(rows, lane.partition.share)
+        return seconds if seconds < math.inf else expected
 
     # What the front ends ask
 

@@ -67,10 +67,12 @@ class ModelStatistics:
         self.batches: dict[int, _Batches] = {}  # by rows
         self.predicted: dict[str, Sum] = {}  # by lane
         self.observed: dict[str, Sum] = {}
+        self.alone: dict[str, Sum] = {}
         self._timings: dict[str, Timing] = {}  # of the last batch of each lane
 
-    def ran(self, lane: str, rows: int, predicted: float, observed: float, timing: Timing) -> None:
-        """A batch is back, predicted and observed to take so many seconds. To be told before its requests end."""
+    def ran(self, lane: str, rows: int, predicted: float, observed: float, timing: Timing, *, alone: float) -> None:
+        """A batch is back, predicted and observed to take so many seconds, and profiled to take `alone` without
+        neighbours. To be told before its requests end."""
         self._timings[lane] = timing
         self.rows += rows
         batches = self.batches.get(rows)
@@ -80,9 +82,10 @@ class ModelStatistics:
         batches.infer.add(timing.infer + timing.pause)
         batches.scatter.add(timing.scatter)
         if lane not in self.observed:
-            self.predicted[lane], self.observed[lane] = Sum(), Sum()
+            self.predicted[lane], self.observed[lane], self.alone[lane] = Sum(), Sum(), Sum()
         self.predicted[lane].add(predicted)
         self.observed[lane].add(observed)
+        self.alone[lane].add(alone)
 
     def ended(self, reply: Reply, now: float) -> None:
         """Requests of this model have ended, as that reply says."""

@@ -182,9 +182,8 @@ class StubCore:
     def _count(self, request: InferRequest) -> None:
         """As if it had taken 1 ms in the queue and 3 in a batch of its own."""
         counts = self.counts[request.model]
-        counts.ran(
-            "cpu0/0", 1, 0.002, 0.003, Timing(started=9.0, gather=0.0005, infer=0.002, scatter=0.0005, pause=0, cpu=0)
-        )
+        timing = Timing(started=9.0, gather=0.0005, infer=0.002, scatter=0.0005, pause=0, cpu=0)
+        counts.ran("cpu0/0", 1, 0.002, 0.003, timing, alone=0.002)
         ended = (Request(1, request.model, 9.0, 9.05),)
         counts.ended(Reply(ended, Outcome.SERVED, lane="cpu0/0", batch=1, started=9.001), 9.004)
 
