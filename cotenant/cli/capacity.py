@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +24,10 @@ from cotenant.cli.options import (
     Seed,
     Seeds,
     ServerSettings,
+    WorkloadFile,
 )
 from cotenant.cli.show import aside, bars, console, show_json
+from cotenant.cli.simulate import requests_of, workload_of
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate
 from cotenant.errors import ConfigError
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from cotenant.planners import Problem
     from cotenant.sim.capacity import Capacity, Level, Offer
     from cotenant.sim.parallel import Processes
+    from cotenant.workload import Workload
 
 NEAR = 1.25  # times the multiple at which promises break, what a picture shows
 STEPS = 5  # of growth that are shown, from today's traffic on
@@ -53,6 +56,7 @@ def capacity(
             "--growth", min=0.01, help="How many of which devices do so many times the rates need? Each kind is tried."
         ),
     ] = None,
+    workload: WorkloadFile = None,
     seconds: Seconds = 60.0,
     seeds: Seeds = 5,
     seed: Seed = 0,
@@ -70,26 +74,35 @@ def capacity(
         asked, answer = planned(problem, settings, repository, planner)
         if plan_file is not None:
             answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
-        _bears(asked, answer, seconds, runs, jobs, plot, json=json)
+        _bears(asked, answer, workload, seconds, runs, jobs, plot, json=json)
         return
     if plan_file is not None:
         raise ConfigError("--growth makes plans of its own; leave it out, or leave out --plan")
-    _grows(problem_of(problem, settings, repository), planner, growth, seconds, runs, jobs, plot, json=json)
+    asked = problem_of(problem, settings, repository)
+    _grows(asked, workload, planner, growth, seconds, runs, jobs, plot, json=json)
 
 
 def _bears(
-    problem: Problem, plan: Plan, seconds: float, seeds: Sequence[int], jobs: int, plot: Path | None, *, json: bool
+    problem: Problem,
+    plan: Plan,
+    file: Path | None,
+    seconds: float,
+    seeds: Sequence[int],
+    jobs: int,
+    plot: Path | None,
+    *,
+    json: bool,
 ) -> None:
-    """Without --growth."""
+    """Without --growth. file: of a workload."""
     from cotenant.measure.charts import save_capacity
-    from cotenant.sim.changes import traffic
+    from cotenant.sim.capacity import busiest
     from cotenant.sim.parallel import processes
 
-    rates = traffic(problem, plan)
-    if not any(rates.values()):
-        raise ConfigError("nothing is asked for: all rates are 0; give some model a rate")
+    workload = requests_of(problem, plan, None, 1.0, file)
+    rates = busiest(workload, seconds, seeds[0])
+    _asks(workload, rates)
     with processes(min(jobs, len(seeds))) as workers:
-        found = _borne(problem, plan, rates, seconds, seeds, workers)
+        found = _borne(problem, plan, workload, seconds, seeds, workers)
     if plot is not None:
         save_capacity(
             _curves(found),
@@ -112,7 +125,7 @@ def _curves(found: Capacity) -> list[Line]:
     from cotenant.measure.charts import Line
 
     lines = []
-    near = [it for it in found.levels if found.low / NEAR <= it.multiple <= found.high * NEAR]
+    near = [it for it in found.levels if found.low / NEAR <= it.multiple <= found.high * NEAR] or found.levels
     for name in found.levels[0].models:
         levels = [it for it in near if name in it.models]
         attained = [it.models[name] for it in levels]
@@ -154,14 +167,18 @@ def _draw_growth(offers: Sequence[Offer], best: Offer | None, total: float, path
     save_growth(lines, bars, path, best=chosen, cost=cost, per_multiple=total, title=title)
 
 
+def _asks(workload: Workload, rates: Mapping[str, float]) -> None:
+    """Raises ConfigError where nothing is asked for. rates: of those sources that have one."""
+    if not any(rates.get(name, 1.0) for name in workload.sources):
+        raise ConfigError("nothing is asked for: all rates are 0; give some model a rate")
+
+
 def _borne(
-    problem: Problem, plan: Plan, rates: dict[str, float], seconds: float, seeds: Sequence[int], workers: Processes
+    problem: Problem, plan: Plan, workload: Workload, seconds: float, seeds: Sequence[int], workers: Processes
 ) -> Capacity:
     """Bisection, with a word of what is looked at."""
     from cotenant.sim.capacity import Look, capacity, level, looked
-    from cotenant.workload import Workload
 
-    workload = Workload.poisson(rates)
     with bars("simulating", transient=True) as progress:
         if aside.is_terminal:
             progress.start()
@@ -205,6 +222,7 @@ def capacity_story(found: Capacity, plan: Plan, total: float) -> str:
 
 def _grows(
     problem: Problem,
+    file: Path | None,
     planner: str | None,
     growth: float,
     seconds: float,
@@ -214,21 +232,33 @@ def _grows(
     *,
     json: bool,
 ) -> None:
-    """With --growth."""
+    """With --growth. file: of a workload, whose highest rates are then planned for."""
     from cotenant.config import read_settings
     from cotenant.planners import load
-    from cotenant.sim.capacity import Purchase, bought, cheapest
+    from cotenant.sim.capacity import Purchase, bought, busiest, cheapest
     from cotenant.sim.parallel import processes
+    from cotenant.workload import Workload
 
     name = planner or read_settings().planner
     load(name)
-    if not any(problem.rates.values()):
-        raise ConfigError("nothing is asked for: all rates are 0; give some model a rate")
+    workload = Workload.poisson(problem.rates) if file is None else workload_of(file, problem)
+    known = busiest(workload, seconds, seeds[0])
+    _asks(workload, known)
+    planned_for = {it: known.get(it, rate) if it in workload.sources else 0.0 for it, rate in problem.rates.items()}
+    problem = msgspec.structs.replace(problem, rates=planned_for)
     kinds = tuple(kind.name for kind in problem.fleet)
     choices = [(kind,) for kind in kinds] + ([kinds] if len(kinds) > 1 else [])
     steps = [1 + (growth - 1) * n / (STEPS - 1) for n in range(STEPS)] if growth != 1 else [1.0]
     wanted = [
-        Purchase(problem=problem, planner=name, growth=step, kinds=choice, seconds=seconds, seeds=seeds)
+        Purchase(
+            problem=problem,
+            workload=workload,
+            planner=name,
+            growth=step,
+            kinds=choice,
+            seconds=seconds,
+            seeds=seeds,
+        )
         for choice in choices
         for step in steps
     ]
@@ -246,7 +276,7 @@ def _grows(
         borne = None
         if best is not None:
             asked = next(it for it in wanted if (it.growth, it.kinds) == (best.growth, best.kinds)).asked()
-            borne = _borne(asked, best.plan, asked.rates, seconds, seeds, workers)
+            borne = _borne(asked, best.plan, workload.scaled(growth), seconds, seeds, workers)
     if plot is not None:
         _draw_growth(found, best, sum(problem.rates.values()), plot)
         aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)

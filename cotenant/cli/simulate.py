@@ -91,8 +91,12 @@ def requests_of(problem: Any, plan: Plan, rates: list[str] | None, load: float, 
     from cotenant.workload import Workload
 
     if file is not None:
-        return read_workload(file, [it.name for it in (*problem.applications, *problem.models)]).scaled(load)
+        return workload_of(file, problem).scaled(load)
     return Workload.poisson(chosen_rates(traffic(problem, plan), rates or (), load))
+
+
+def workload_of(file: Path, problem: Any) -> Any:
+    return read_workload(file, [it.name for it in (*problem.applications, *problem.models)])
 
 
 def recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int) -> Any:

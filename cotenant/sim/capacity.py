@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome
@@ -21,11 +22,14 @@ from cotenant.planners import Problem
 from cotenant.sim.judge import judged
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
+from cotenant.workload.arrivals import arrivals
+from cotenant.workload.sources import Curve, Gamma, Modulated, Poisson, Uniform
 
 CLOSE = 0.01  # how near multiples are found
 LARGEST = 64.0  # multiple that is looked at; beyond, nothing is asked of the plan
 STRIDE = 8  # steps of CLOSE at first
 CONFIDENCE = 0.95
+WHILES = 20  # parts of a run in which requests of a trace are counted
 ROOM = (1.0, 1.02, 1.05, 1.1)  # times the traffic, what devices are planned for until promises are kept
 
 
@@ -175,13 +179,35 @@ def _student(freedom: int) -> float:
     return z + second / freedom + third / freedom**2
 
 
+def busiest(workload: Workload, seconds: float, seed: int) -> dict[str, float]:
+    """Requests/s to plan for, by name: the highest rate that a source has before `seconds`, on average over a while
+    where it is not said in advance. Those that depend on how fast they are answered are left out."""
+    rates = {}
+    for name, source in workload.sources.items():
+        if isinstance(source, Curve):
+            reached = [rate for time, rate in source.points if time < seconds]
+            rates[name] = max([*reached, source.at(seconds)])
+        elif isinstance(source, Modulated):
+            rates[name] = max(source.rates)
+        elif isinstance(source, Poisson | Gamma | Uniform):
+            rates[name] = source.rate
+        elif source.rate is not None:
+            one = Workload({name: source})
+            times = np.concatenate([np.empty(0), *(chunk for chunk, _ in arrivals(one, seconds, seed))])
+            counts, _ = np.histogram(times, bins=WHILES, range=(0.0, seconds))
+            rates[name] = float(counts.max()) * WHILES / seconds
+    return rates
+
+
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
     """Devices to be found for so many times the traffic, on these kinds, as many of each as needed.
 
-    seeds: the runs that a plan has to stand, of so many seconds each.
+    problem: with the rates to plan for where nothing grows; workload: what is asked then. seeds: the runs that a plan
+    has to stand, of so many seconds each.
     """
 
     problem: Problem
+    workload: Workload
     planner: str
     growth: float
     kinds: tuple[str, ...]
@@ -212,8 +238,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 def bought(purchase: Purchase) -> Offer:
     """The plan that needs fewest devices, or costs least, and keeps every promise over all seeds, if any does."""
-    problem = purchase.asked()
-    workload = Workload.poisson(problem.rates)
+    problem, workload = purchase.asked(), purchase.workload.scaled(purchase.growth)
     for room in ROOM:
         plan = judged(purchase.planner, purchase.asked(room))
         reports: list[Report] = []

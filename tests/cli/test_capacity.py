@@ -55,6 +55,18 @@ def test_what_more_traffic_needs(program: Program, folder: Path, monkeypatch: py
     assert f"cpu alone would need {best['devices']['half']} cpu, 100 % more" in said.out.replace("\n", " ")
 
 
+def test_the_rates_of_a_workload_grow(program: Program, folder: Path) -> None:
+    entry = '[[workload]]\nmodel = "identity"\narrivals = "wave"\nlow = 10\nhigh = 80\nperiod = "1s"\n'
+    (folder / "asked.toml").write_text(entry)
+    said = program("capacity", "problem.toml", *SHORT, "--workload", "asked.toml", "--growth", "1", "--json")
+    found = json.loads(said.out)
+    (offer,) = found["offers"]
+    assert list(offer["level"]["models"]) == ["identity"]
+    (cut,) = found["best"]["plan"]["devices"][0]["partitions"]
+    assert [(it["model"], it["rate"]) for it in cut["placements"]] == [("identity", pytest.approx(80))]
+    assert found["capacity"]["multiple"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -13,12 +13,14 @@ from cotenant.sim.capacity import (
     Offer,
     Purchase,
     bought,
+    busiest,
     capacity,
     cheapest,
     level,
     looked,
 )
 from cotenant.workload import Workload
+from cotenant.workload.sources import Closed, Curve, Gamma, Modulated
 from tests.sim.test_run import PLAN, PROBLEM
 
 
@@ -100,7 +102,10 @@ def problem(*kinds: tuple[Kind, Profile]) -> Problem:
 
 
 def offer(asked: Problem, growth: float, *kinds: str) -> Offer:
-    return bought(Purchase(problem=asked, planner="elastic", growth=growth, kinds=kinds, seconds=5.0, seeds=(0, 1)))
+    asks = Workload.poisson(asked.rates)
+    return bought(
+        Purchase(problem=asked, workload=asks, planner="elastic", growth=growth, kinds=kinds, seconds=5.0, seeds=(0, 1))
+    )
 
 
 def test_devices_are_bought_as_many_as_the_simulator_asks_for() -> None:
@@ -114,6 +119,19 @@ def test_devices_are_bought_as_many_as_the_simulator_asks_for() -> None:
     best = cheapest([fast, cheap, slow])
     assert best is min((fast, cheap), key=lambda it: it.plan.cost_per_hour or 0.0)
     assert cheapest([slow]) is None
+
+
+def test_the_highest_rates_are_planned_for() -> None:
+    workload = Workload(
+        {
+            "steady": Gamma(20.0, 2.0),
+            "wave": Curve(((0.0, 10.0), (50.0, 90.0), (100.0, 10.0))),
+            "bursts": Modulated((1.0, 30.0), (10.0, 1.0)),
+            "patient": Closed(3),
+        }
+    )
+    assert busiest(workload, 200.0, 0) == {"steady": 20.0, "wave": 90.0, "bursts": 30.0}
+    assert busiest(workload, 25.0, 0)["wave"] == pytest.approx(50.0)
 
 
 def test_without_prices_devices_are_counted() -> None:
