@@ -45,7 +45,7 @@ def colocate(
         Path | None,
         typer.Option("--samples", help="Runs that were measured (CSV): for kace to learn from, for oracle."),
     ] = None,
-    technique: Annotated[str, typer.Option("--technique", help="Of kace: lr, rf, nn or automl.")] = "lr",
+    technique: Annotated[str, typer.Option("--technique", help="Of kace: lr, ridge, rf, nn or automl.")] = "lr",
     by: Annotated[
         str, typer.Option("--by", help="The sum of throughputs in rows/s, or each relative to alone.")
     ] = "rows",

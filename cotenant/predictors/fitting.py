@@ -23,6 +23,7 @@ from cotenant.predictors.samples import Sample
 PREDICTORS = {
     "linear": "cotenant.predictors.linear:fit",
     "kernels": "cotenant.predictors.kernels:fit",
+    "kernels-ridge": "cotenant.predictors.kernels:fit_ridge",
     "kernels-forest": "cotenant.predictors.kernels:fit_forest",
     "kernels-network": "cotenant.predictors.kernels:fit_network",
     "kernels-automl": "cotenant.predictors.kernels:fit_automl",

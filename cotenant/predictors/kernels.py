@@ -73,6 +73,10 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Kernels:
     return _fit(samples, profiles, "lr")
 
 
+def fit_ridge(samples: Sequence[Sample], profiles: Profiles) -> Kernels:
+    return _fit(samples, profiles, "ridge")
+
+
 def fit_forest(samples: Sequence[Sample], profiles: Profiles) -> Kernels:
     return _fit(samples, profiles, "rf")
 

@@ -6,7 +6,6 @@ published run has for splits of three occurrences, with H2O where ours has FLAML
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,23 +56,22 @@ def run(options: Options) -> list[Row]:
 
 
 def trained(options: Options) -> dict[tuple[str, int], list[Outcome]]:
-    """By technique and occurrences, one for each of KACE's seeds."""
-    return _trained(options.full, options.jobs, options.progress)
-
-
-@functools.cache
-def _trained(full: bool, jobs: int, progress: object) -> dict[tuple[str, int], list[Outcome]]:
-    options = Options(full=full, jobs=jobs, progress=progress)  # type: ignore[arg-type]
+    """By technique and occurrences, one for each of KACE's seeds. Kept: figures 6.1 and 6.2 are of the same."""
     tasks = [
         Training(technique, effort(technique, options), seed, occurrences)
         for technique in paper.TECHNIQUES
-        for occurrences in (kace.OCCURRENCES if full else OCCURRENCES)
+        for occurrences in (kace.OCCURRENCES if options.full else OCCURRENCES)
         for seed in kace.SEEDS
     ]
+    missing = [task for task in tasks if task not in _kept]
+    _kept.update(zip(missing, spread(outcome, missing, options, "trainings"), strict=True))
     found: dict[tuple[str, int], list[Outcome]] = {}
-    for task, result in zip(tasks, spread(outcome, tasks, options, "trainings"), strict=True):
-        found.setdefault((task.technique, task.occurrences), []).append(result)
+    for task in tasks:
+        found.setdefault((task.technique, task.occurrences), []).append(_kept[task])
     return found
+
+
+_kept: dict[Training, Outcome] = {}
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,4 +1,7 @@
-"""Figure 7.2: sets of three around a target whose model was never trained on, mean over 14 targets."""
+"""Figure 7.2: sets of three around a target whose model was never trained on, mean over 14 targets.
+
+Beside KACE's four techniques stands a line with a penalty, which is ours. Of the report's 560 sets 400 were published.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from experiments.picture import Bar, grouped
 from experiments.spread import Options, spread
 
 TITLE = "three models together, of which one was never seen (KACE, Figure 7.2)"
+TECHNIQUES = paper.TECHNIQUES | {"ridge": "ridge"}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +34,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: Options) -> list[Row]:
     targets = protocol.workloads(kace.runs(kace.TRIPLES))
-    ways = [(technique, proper) for technique in paper.TECHNIQUES for proper in (False, True)]
+    ways = [(technique, proper) for technique in TECHNIQUES for proper in (False, True)]
     tasks = [
         Unseen(technique, effort(technique, options), target, three=True, proper=proper)
         for technique, proper in ways
@@ -42,7 +46,7 @@ def run(options: Options) -> list[Row]:
         values = [found[task] for task in tasks if (task.technique, task.proper) == (technique, proper)]
         rows.append(
             Row(
-                technique=paper.TECHNIQUES[technique],
+                technique=TECHNIQUES[technique],
                 scaled_by="training" if proper else "own",
                 relative=mean(values),
                 least=float(np.min(values)),

@@ -15,8 +15,8 @@ from experiments.kace import protocol
 from experiments.spread import Options
 
 # Settings that a forest tries, and seconds that models are searched for. KACE: 100 settings, of more trees, and 60 s.
-EFFORT = {"lr": 0, "rf": 4, "nn": 0, "automl": 5}
-FULL = {"lr": 0, "rf": 100, "nn": 0, "automl": 60}
+EFFORT = {"lr": 0, "ridge": 0, "rf": 4, "nn": 0, "automl": 5}
+FULL = {"lr": 0, "ridge": 0, "rf": 100, "nn": 0, "automl": 60}
 
 
 def effort(technique: str, options: Options) -> int:

@@ -23,13 +23,26 @@ def test_a_line_is_found_exactly() -> None:
     assert found.constant == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("technique", ["rf", "nn", "automl"])
+@pytest.mark.parametrize("technique", ["ridge", "rf", "nn", "automl"])
 def test_techniques_learn_and_survive_json(technique: str) -> None:
     found = train(technique, ROWS, TARGETS, effort=1)
     off = found.predict(ROWS) - TARGETS
     assert (off**2).mean() < 0.5 * TARGETS.var()
     again = msgspec.json.decode(msgspec.json.encode(found), type=Regressor)
     assert np.array_equal(again.predict(ROWS), found.predict(ROWS))
+
+
+def test_a_ridge_is_better_than_a_line_where_samples_are_few() -> None:
+    """Twelve noisy samples of ten features: a line through them all but follows the noise."""
+    rng = np.random.default_rng(4)
+    rows, unseen, weights = rng.normal(size=(12, 10)), rng.normal(size=(200, 10)), rng.normal(size=10)
+    targets = rows @ weights + rng.normal(size=12)
+
+    def error(technique: str) -> float:
+        return float(((train(technique, rows, targets).predict(unseen) - unseen @ weights) ** 2).mean())
+
+    assert error("ridge") < 0.7 * error("lr")
+    assert len(train("ridge", rows[:10], targets[:10]).weights) == 10  # type: ignore[union-attr]
 
 
 def test_a_forest_answers_as_the_library_does() -> None:
@@ -68,7 +81,7 @@ def test_what_cannot_be_learnt() -> None:
         train("lr", ROWS[:4], TARGETS[:4])
     with pytest.raises(PlanError, match="9 samples are too few for 'rf'"):
         train("rf", ROWS[:9], TARGETS[:9])
-    with pytest.raises(PlanError, match="no technique 'svm'; there are lr, rf, nn, automl"):
+    with pytest.raises(PlanError, match="no technique 'svm'; there are lr, ridge, rf, nn, automl"):
         train("svm", ROWS, TARGETS)
 
 
