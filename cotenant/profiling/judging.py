@@ -105,15 +105,24 @@ class _Outcome(msgspec.Struct):
     failed: str = ""
 
 
+def off(name: str, samples: Sequence[Sample], profiles: Profiles, split: Split) -> list[float]:
+    """Predicted over measured, less 1, of what was held back. Raises PlanError for a predictor that cannot say it."""
+    return _tried(name, samples, profiles, split).errors
+
+
 def _outcome(name: str, samples: Sequence[Sample], profiles: Profiles, split: Split) -> _Outcome:
-    begun = time.perf_counter()
     try:
-        fitted = fit(name, [samples[i] for i in split.known], profiles)
-        seconds = time.perf_counter() - begun
-        held_back = [samples[i] for i in split.held_back]
-        found = [_foreseen(fitted, it) for it in held_back]
+        return _tried(name, samples, profiles, split)
     except PlanError as error:
         return _Outcome(failed=str(error))
+
+
+def _tried(name: str, samples: Sequence[Sample], profiles: Profiles, split: Split) -> _Outcome:
+    begun = time.perf_counter()
+    fitted = fit(name, [samples[i] for i in split.known], profiles)
+    seconds = time.perf_counter() - begun
+    held_back = [samples[i] for i in split.held_back]
+    found = [_foreseen(fitted, it) for it in held_back]
     return _Outcome(
         [middle / it.slowdown - 1 for it, (middle, _) in zip(held_back, found, strict=True)],
         [it.slowdown <= high for it, (_, high) in zip(held_back, found, strict=True) if high is not None],

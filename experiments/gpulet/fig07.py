@@ -1,0 +1,79 @@
+"""Figure 7: how much two models that run beside each other on one GPU are slowed.
+
+Section 3.4. The paper's pairs ran on RTX 2080 Ti, and it tells one point of the curve; these are others' measurements,
+on GPUs and with models of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from cotenant.errors import ConfigError
+from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.predictors.samples import Sample
+from experiments.data import a100, v100
+from experiments.gpulet import paper
+from experiments.spread import Options
+
+TITLE = "latency beside another model, over that alone, in % more (gpulet, Figure 7)"
+
+PAIRS: dict[str, Callable[[], list[Sample]]] = {"v100": v100.pairs, "a100": a100.pairs}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Percentiles in percent; below: of all slowdowns, how many are less than the paper's 18 %, in percent."""
+
+    pairs: str
+    slowdowns: int | None
+    below_18: float
+    p10: float | None
+    p25: float | None
+    p50: float | None
+    p75: float | None
+    p90: float
+    p95: float | None
+    p99: float | None
+    most: float | None
+
+
+PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 100)
+
+
+def run(options: Options) -> list[Row]:
+    """The paper's row first. Nothing here is left to chance."""
+    nothing = dict.fromkeys(("p10", "p25", "p50", "p75", "p95", "p99", "most"))
+    rows = [Row(pairs="paper", slowdowns=None, below_18=90.0, p90=paper.FIG07_P90_PERCENT, **nothing)]
+    for name in chosen(options):
+        more = 100 * (np.array([sample.slowdown for sample in PAIRS[name]()]) - 1)
+        at = np.percentile(more, PERCENTILES).tolist()
+        below = 100 * float((more < paper.FIG07_P90_PERCENT).mean())
+        rows.append(Row(name, len(more), below, *at))
+    return rows
+
+
+def chosen(options: Options) -> list[str]:
+    for name in options.profiles:
+        if name not in PAIRS:
+            raise ConfigError(f"--profiles {name}: there are no pairs of it; take {' or '.join(PAIRS)}")
+    return list(options.profiles or PAIRS)
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    figure = figure_for(path, 5.5, 3.6)
+    axes = figure.subplots()
+    for row, colour in zip((row for row in rows if row.slowdowns), COLOURS, strict=False):
+        every = (row.p10, row.p25, row.p50, row.p75, row.p90, row.p95, row.p99, row.most)
+        at = [number for number in every if number is not None]
+        axes.plot([0.0, *at], [0, *PERCENTILES], marker="o", markersize=3, color=colour, label=row.pairs)
+    axes.plot([paper.FIG07_P90_PERCENT], [90], "x", color="#444444", label="paper (RTX 2080 Ti)")
+    axes.set_xlabel("slower than alone by, %", fontsize=8)
+    axes.set_ylabel("of all, %", fontsize=8)
+    axes.set_xlim(0, 120)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.set_title("gpulet, Figure 7", fontsize=11)
+    save(figure, path)
