@@ -1,6 +1,6 @@
 """Figure 10: how far predicted slowdowns are off, on pairs that were held back.
 
-Section 4.4: of 2,500 slowdowns 1,750, at random, are learnt from. The paper's formula is `linear`, with `ours` beside it.
+Section 4.4: of 2,500 slowdowns 1,750, at random, are learnt from. The paper's formula is `linear`; beside it is `ours`.
 """
 
 from __future__ import annotations
