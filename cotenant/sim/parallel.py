@@ -49,5 +49,7 @@ def processes(jobs: int) -> Iterator[Processes]:
         yield Processes(pool)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()  # in the middle of what nobody waits for any more
         raise
     pool.shutdown()

@@ -1,4 +1,6 @@
+import multiprocessing
 import os
+import time
 
 import pytest
 
@@ -21,3 +23,17 @@ def test_results_come_in_the_order_of_tasks_and_errors_as_they_are(jobs: int) ->
         assert sorted(number for number, _ in workers.each(doubled, [3, 1])) == [0, 1]
         with pytest.raises(PlanError, match=r"^-1 is negative$"):
             workers.all(doubled, [1, -1])
+
+
+def interrupted() -> None:
+    with processes(2) as workers:
+        for _ in workers.each(time.sleep, [0.0, 600.0]):
+            raise KeyboardInterrupt
+
+
+def test_an_interruption_waits_for_nobody() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    for child in multiprocessing.active_children():
+        child.join(20)
+    assert not multiprocessing.active_children()
