@@ -77,11 +77,12 @@ def read_problem(path: Path) -> Problem:
     fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
     for i, kind in enumerate(fleet):
         _useful(kind, [model.name for model in models], profiles, f"{path}: devices[{i}]")
-    asked = {entry.name: entry.rate for entry in file.models} | {entry.name: entry.rate for entry in file.applications}
+    rates = {entry.name: entry.rate or 0.0 for entry in file.models if entry.slo is not None}
+    rates |= {entry.name: entry.rate for entry in file.applications}
     try:
         return Problem(
             models=models,
-            rates={name: 0.0 if rate is None else rate for name, rate in asked.items()},
+            rates=rates,
             fleet=fleet,
             profiles=profiles,
             objective=one_of(file.objective, Objective, f"{path}: objective"),

@@ -5,6 +5,8 @@ the sum of their rates. How to split is for `planners.split` to choose.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from cotenant.core.application import Application
@@ -29,14 +31,16 @@ def plain(problem: Problem, split: Split) -> Problem:
     if not problem.applications:
         return problem
     models = {model.name: model for model in problem.models}
+    # Without a rate, even of 0, nobody from outside was promised anything.
+    targets = {model.name: model.slo for model in problem.models if model.name in problem.rates}
     for application in problem.applications:
         budgets = budgets_of(application, split)
         every = application.attainment ** (1 / max(1.0, sum(application.visits.values())))
         for stage in application.stages:
             model = models[stage.model]
-            models[stage.model] = msgspec.structs.replace(
-                model, slo=min(model.slo, budgets[stage.name]), attainment=max(model.attainment, every)
-            )
+            slo = min(targets.get(stage.model, math.inf), budgets[stage.name])
+            targets[stage.model] = slo
+            models[stage.model] = msgspec.structs.replace(model, slo=slo, attainment=max(model.attainment, every))
     return msgspec.structs.replace(
         problem, models=tuple(models.values()), rates=rates_of_models(problem), applications=()
     )

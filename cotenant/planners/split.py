@@ -46,7 +46,7 @@ def levels(problem: Problem, model: str, slower: float = 1.0) -> list[Level]:
 
     slower: how many times longer a batch takes than alone.
     """
-    limit = problem.model(model).slo
+    limit = _longest(problem, model)
     points = [
         Level(2 * slower * seconds, (kind.price or 1.0) * share / WHOLE * seconds / rows)
         for kind in problem.fleet
@@ -156,6 +156,11 @@ def _whole(problem: Problem) -> Split:
     }
 
 
+def _longest(problem: Problem, model: str) -> float:
+    """The longest target that a model can get, in seconds."""
+    return plain(problem, _whole(problem)).model(model).slo
+
+
 def _hopeless(problem: Problem) -> str:
     """Which target no split can meet."""
     for application in problem.applications:
@@ -165,7 +170,7 @@ def _hopeless(problem: Problem) -> str:
             if not steps:
                 return (
                     f"application {application.name!r}: stage {stage.name!r}: no share of the devices runs a batch of"
-                    f" {stage.model!r} twice within {show_seconds(problem.model(stage.model).slo)}; give it more time"
+                    f" {stage.model!r} twice within {show_seconds(_longest(problem, stage.model))}; give it more time"
                 )
             least[stage.name] = steps[0].needs
         length = application.length(least)

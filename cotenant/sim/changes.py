@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from cotenant.core.application import Application
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.units import seconds
@@ -147,6 +149,9 @@ def tried(trial: Trial) -> Outcome:
     return Outcome(label=trial.label, plan=plan, report=report, utilisation=utilisation)
 
 
+Promise = TypeVar("Promise", Model, Application)
+
+
 def _change(text: str, flag: str) -> Change:
     key, equals, rest = text.partition("=")
     if not equals or not rest:
@@ -245,14 +250,16 @@ def _kind(question: Question, change: Change, used: Mapping[str, int]) -> Questi
 def _slo(question: Question, change: Change, used: Mapping[str, int]) -> Question:
     problem = question.problem
     if change.name:
-        _known(change, "model", [model.name for model in problem.models])
+        _known(change, "model", [*(it.name for it in problem.models), *(it.name for it in problem.applications)])
     slo = seconds(change.value, change.text)
 
-    def replaced(model: Model) -> Model:
-        return msgspec.structs.replace(model, slo=slo) if change.name in ("", model.name) else model
+    def replaced(promise: Promise) -> Promise:
+        return msgspec.structs.replace(promise, slo=slo) if change.name in ("", promise.name) else promise
 
     models = tuple(replaced(model) for model in problem.models)
-    return msgspec.structs.replace(question, problem=msgspec.structs.replace(problem, models=models))
+    applications = tuple(replaced(application) for application in problem.applications)
+    problem = msgspec.structs.replace(problem, models=models, applications=applications)
+    return msgspec.structs.replace(question, problem=problem)
 
 
 def _planner(question: Question, change: Change, used: Mapping[str, int]) -> Question:

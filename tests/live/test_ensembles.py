@@ -247,7 +247,7 @@ def test_a_server_plans_for_the_whole_and_gives_steps_their_part(tmp_path: Path)
 def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
     prepared = preparation(repository(tmp_path / "models"))
     settings = tmp_path / "serve.toml"
-    settings.write_text(settings.read_text().replace("2s", "5ms"))
+    settings.write_text(settings.read_text().replace("2s", "9ms"))
     prepared = Preparation(read_settings(settings), Cpu())
-    with pytest.raises(PlanError, match=r"^application 'diamond': no split of 5 ms meets its target: "):
+    with pytest.raises(PlanError, match=r"^application 'diamond': no split of 9 ms meets its target: "):
         asyncio.run(prepared.site())
