@@ -419,8 +419,12 @@ def _rounds(chains: _Chains, field: _Field, own: Array) -> tuple[Array, Array, A
     index, part = _crossing(field.own, own)
     index[:, :1], part[:, :1] = _crossing(field.empty, np.zeros((len(own), 1)))
     low = field.tables.take(index, axis=1)
-    _, first, second, variance, some, busy = low + part * (field.tables.take(index + 1, axis=1) - low)
-    square = first * first + variance
+    step = field.tables.take(index + 1, axis=1) - low
+    _, first, second, variance, some, busy = low + part * step
+    # A long round makes the next one longer, by a part g: to first order in g that adds from nothing (rounds that
+    # follow one another) to 2 g (their sum) to the variance. The simulator finds the middle.
+    grows = np.minimum(step[1] / np.maximum(step[0], 1e-300), 1.0)
+    square = first * first + variance * (1 + grows)
     # An empty queue waits for one batch of the others, not for a round of them.
     square[:, 0] = second[:, 0]
     likely = busy.copy()
