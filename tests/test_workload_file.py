@@ -137,6 +137,11 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
     [
         ("model = 'resnet5'\nrate = 1", "model 'resnet5' is not known; did you mean 'resnet50'?"),
         ("model = 'minilm'\narrivals = 'gama'\nrate = 1", "arrivals 'gama' are not known; did you mean 'gamma'?"),
+        (
+            "model = 'minilm'\narrivals = 3",
+            "arrivals 3 are not known; known here: poisson, gamma, uniform, modulated, curve, steps, wave, hills, minutes, "
+            "times, closed, single_stream, multi_stream, server, offline",
+        ),
         ("model = 'minilm'\nrat = 1", "unknown key 'rat'; did you mean 'rate'? (arrivals = 'poisson')"),
         (
             "model = 'minilm'\nrate = 1\ncv = 2",
@@ -152,7 +157,7 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
         ("model = 'minilm'\nrate = 1\ntimeout = '0s'", "timeout: '0s' must lie above 0"),
         (
             "model = 'minilm'\narrivals = 'minutes'\nfile = 'minutes.csv'\nnames = ['h']",
-            "names: minutes.csv has no 'h'; known here: f, g",
+            "names: nothing in minutes.csv is called 'h'",
         ),
         (
             "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 'end_timestamp'\nnames = ['f']",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ _ENTRIES: dict[str, type[_Entry]] = {
     "server": _Rate,
     "offline": _Samples,
 }
+_ALL = ""  # the name of all rows together
 # MLPerf's scenarios that know no target.
 _PATIENT = ("single_stream", "multi_stream", "offline")
 
@@ -141,20 +143,21 @@ def read_workload(path: Path, names: Collection[str]) -> Workload:
     Raises ConfigError with the file, the entry and the way out; a trace is read through once to see that it is sound.
     """
     file = decode(text_of(path), _File, path)
-    traces = _Traces(path.parent)
+    entries = []
+    for index, table in enumerate(file.workload):
+        with _at(f"{path}: workload[{index}]"):
+            entries.append(_entry(table))
+    traces = _Traces(path.parent, entries)
     sources: dict[str, Source] = {}
     timeouts: dict[str, float] = {}
-    for index, table in enumerate(file.workload):
-        try:
-            entry = _entry(table)
+    for index, entry in enumerate(entries):
+        with _at(f"{path}: workload[{index}]"):
             if entry.model not in names:
                 raise ConfigError(f"model {entry.model!r} is not known; {nearest(entry.model, names)}")
             if entry.model in sources:
                 raise ConfigError(f"model {entry.model!r} stands twice; keep one entry")
             sources[entry.model] = _source(entry, traces).scaled(entry.scale * file.scale)
             timeouts |= {entry.model: timeout} if (timeout := _timeout(entry)) is not None else {}
-        except ConfigError as error:
-            raise ConfigError(f"{path}: workload[{index}]: {error}") from None
     return Workload(sources, timeouts)
 
 
@@ -163,33 +166,52 @@ def read_failures(path: Path) -> tuple[Failure, ...]:
     file = decode(text_of(path), _File, path)
     failures = []
     for index, entry in enumerate(file.failures):
-        try:
+        with _at(f"{path}: failures[{index}]"):
             back = math.inf if entry.back is None else _seconds(entry.back, "back")
             failures.append(Failure(parts=tuple(entry.parts), time=_seconds(entry.time, "time"), back=back))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: failures[{index}]: {error}") from None
     return tuple(failures)
 
 
-class _Traces:
-    """Reads each trace once, however many entries take their part of it. base: folder that files are relative to."""
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Errors inside say where."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
-    def __init__(self, base: Path) -> None:
+
+class _Traces:
+    """Reads each trace once, however many entries take their part of it. base: folder that files are relative to.
+
+    entries: all there are, so that of what counts minutes only the names are kept that somebody asks for.
+    """
+
+    def __init__(self, base: Path, entries: list[_Entry]) -> None:
         self._base = base
+        self._names = {name for entry in entries if isinstance(entry, _Minutes) for name in entry.names or ()}
         self._surveys: dict[Trace, Survey] = {}
         self._minutes: dict[tuple[str, str], dict[str, Floats]] = {}
 
     def minutes(self, entry: _Minutes) -> Curve:
         rates = self._minutes.get((entry.file, entry.key))
         if rates is None:
-            path = self._base / entry.file
-            rates = read_minutes(text_of(path).splitlines(keepends=True), str(path), entry.key)
-            self._minutes[entry.file, entry.key] = rates
-        names = rates if entry.names is None else entry.names
+            rates = self._minutes[entry.file, entry.key] = self._counted(self._base / entry.file, entry.key)
+        names = (_ALL,) if entry.names is None else entry.names
         for name in names:
             if name not in rates:
-                raise ConfigError(f"names: {entry.file} has no {name!r}; {nearest(name, rates)}")
+                raise ConfigError(f"names: nothing in {entry.file} is called {name!r}")
         return Curve.steps(sum((rates[name] for name in names), np.zeros(1)).tolist(), MINUTE, repeat=entry.repeat)
+
+    def _counted(self, file: Path, key: str) -> dict[str, Floats]:
+        """Requests per second in each minute, of the names that somebody asks for and of all together."""
+        rates: dict[str, Floats] = {}
+        for name, row in read_minutes(file, key):
+            for kept in (name, _ALL) if name in self._names else (_ALL,):
+                rates[kept] = rates[kept] + row if kept in rates else row
+        if not rates:
+            raise ConfigError(f"{file}: no row is in it")
+        return rates
 
     def times(self, entry: _Times) -> Replayed:
         if entry.names is not None and entry.key is None:
@@ -202,8 +224,8 @@ class _Traces:
 
 def _entry(table: dict[str, Any]) -> _Entry:
     arrivals = table.get("arrivals", "poisson")
-    if arrivals not in _ENTRIES:
-        raise ConfigError(f"arrivals {arrivals!r} are not known; {nearest(arrivals, _ENTRIES)}")
+    if not isinstance(arrivals, str) or arrivals not in _ENTRIES:
+        raise ConfigError(f"arrivals {arrivals!r} are not known; {nearest(str(arrivals), _ENTRIES)}")
     try:
         return msgspec.convert(table, _ENTRIES[arrivals])
     except msgspec.ValidationError as error:

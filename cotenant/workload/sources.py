@@ -17,6 +17,7 @@ from cotenant.workload.arrivals import CHUNK, Floats, Times
 Stretches = tuple[Floats, Floats, Floats, Floats]
 
 _STAYS = 512
+_AT_ONCE = 10_000_000  # requests: a few GiB
 
 
 class Poisson(msgspec.Struct, frozen=True):
@@ -190,12 +191,12 @@ class Closed(msgspec.Struct, frozen=True):
     samples: int = 1
 
     def __post_init__(self) -> None:
-        if self.callers < 0:
-            raise ConfigError(f"{self.callers} callers; take 0 or more")
+        _whole(self.callers)
         if not (math.isfinite(self.think) and self.think >= 0):
             raise ConfigError(f"callers who think for {self.think:g} s; take 0 or more")
         if self.samples < 1:
             raise ConfigError(f"queries of {self.samples} samples; take 1 or more")
+        _whole(self.callers * self.samples)
 
     @property
     def rate(self) -> None:
@@ -217,8 +218,7 @@ class Offline(msgspec.Struct, frozen=True):
     samples: int
 
     def __post_init__(self) -> None:
-        if self.samples < 0:
-            raise ConfigError(f"{self.samples} samples; take 0 or more")
+        _whole(self.samples)
 
     @property
     def rate(self) -> None:
@@ -237,8 +237,8 @@ def _known(rate: float) -> None:
 
 
 def _whole(number: float) -> int:
-    if not (math.isfinite(number) and number >= 0):
-        raise ConfigError(f"{number:g} callers or samples; take 0 or more")
+    if not 0 <= number <= _AT_ONCE:
+        raise ConfigError(f"{number:g} callers or samples; take 0 to {_AT_ONCE:,}")
     return round(number)
 
 

@@ -5,7 +5,7 @@ then one for each minute, headed 1, 2, … Times are a column of any CSV file, a
 (``end_timestamp``, seconds), the Azure LLM traces (``TIMESTAMP``, date and time), or a list of tweets (``created_at``).
 The traces themselves are not part of this project.
 
-Times are streamed: a file is read through once to see that it is sound, and again as the run goes on.
+Files are streamed. One of times is read through once to see that it is sound, and again as the run goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from operator import itemgetter
@@ -29,34 +29,30 @@ MINUTE = 60.0
 TWEETED = "%a %b %d %H:%M:%S %z %Y"  # as in "Wed Oct 10 20:19:24 +0000 2018"
 
 
-def read_minutes(lines: Iterable[str], place: str, column: str = "HashFunction") -> dict[str, Floats]:
-    """Requests per second in each minute, by the name in `column`; rows of the same name add up.
+def read_minutes(file: Path, column: str = "HashFunction") -> Iterator[tuple[str, Floats]]:
+    """Requests per second in each minute, row by row, with the name in `column`; several rows may have the same.
 
-    Raises ConfigError with `place` and the line.
+    Raises ConfigError with the file and the line.
     """
-    rows = csv.reader(lines)
+    rows = _rows(file)
     header = next(rows, [])
     minutes = [index for index, heading in enumerate(header) if heading.strip().isdigit()]
-    if column not in header:
-        raise ConfigError(f"{place}:1: column {column!r} is missing; there are {', '.join(header) or 'none'}")
+    name = _index(column, header, file)
     if not minutes:
-        raise ConfigError(f"{place}:1: no column is headed by the number of a minute: 1, 2, …")
+        raise ConfigError(f"{file}:1: no column is headed by the number of a minute: 1, 2, …")
     for due, index in enumerate(minutes, int(header[minutes[0]])):
         if int(header[index]) != due:
-            raise ConfigError(f"{place}:1: minute {due} is missing: a column {header[index].strip()} is in its place")
-    name = header.index(column)
-    rates: dict[str, Floats] = {}
-    for row in rows:
+            raise ConfigError(f"{file}:1: minute {due} is missing: a column {header[index].strip()} is in its place")
+    for line, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise ConfigError(f"{place}:{rows.line_num}: {len(row)} cells where the header names {len(header)}")
+            raise ConfigError(f"{file}:{line}: {len(row)} cells where the header names {len(header)}")
         try:
             counts = np.array([float(row[index]) for index in minutes])
         except ValueError as error:
-            raise ConfigError(f"{place}:{rows.line_num}: {error}") from None
+            raise ConfigError(f"{file}:{line}: {error}") from None
         if not (np.isfinite(counts).all() and (counts >= 0).all()):
-            raise ConfigError(f"{place}:{rows.line_num}: a count is not a finite number of 0 or more")
-        rates[row[name]] = rates.get(row[name], np.zeros(len(minutes))) + counts / MINUTE
-    return rates
+            raise ConfigError(f"{file}:{line}: a count is not a finite number of 0 or more")
+        yield row[name], counts / MINUTE
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +75,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises ConfigError with the file and the line for what is not sound.
         """
-        rows = self._rows()
+        rows = _rows(self.file)
         line, column, key = self._columns(rows)
         last = -math.inf
         seconds: Callable[[str], float] | None = None
@@ -100,7 +96,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     def again(self, names: Collection[str] = ()) -> Times:
         """The times alone, of these names or of all, from a file that was found sound."""
-        rows = self._rows()
+        rows = _rows(self.file)
         _, column, key = self._columns(rows)
         seconds: Callable[[str], float] | None = None
         while chunk := list(islice(rows, CHUNK)):
@@ -112,32 +108,14 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{self.file}: it has changed since it was first read; start again") from None
             yield times
 
-    def _rows(self) -> Iterator[list[str]]:
-        try:
-            with self.file.open(newline="", encoding="utf-8-sig") as file:
-                yield from csv.reader(file)
-        except OSError as error:
-            raise ConfigError(f"{self.file}: cannot be read: {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{self.file}: is not text in UTF-8: {error.reason}; is it the right file?") from None
-        except csv.Error as error:
-            raise ConfigError(f"{self.file}: is not CSV: {error}") from None
-
     def _columns(self, rows: Iterator[list[str]]) -> tuple[int, int, int | None]:
         """The line of the first request, and the columns of time and name, from 0; a header is taken from the rows."""
         header = [] if isinstance(self.column, int) else next(rows, [])
-        key = None if self.key is None else self._index(self.key, header)
-        return 2 if header else 1, self._index(self.column, header), key
+        key = None if self.key is None else _index(self.key, header, self.file)
+        return 2 if header else 1, _index(self.column, header, self.file), key
 
     def _times(self, rows: list[list[str]], column: int, seconds: Callable[[str], float]) -> Floats:
         return np.array(list(map(seconds, map(itemgetter(column), rows))), np.float64) * self.unit
-
-    def _index(self, column: str | int, header: list[str]) -> int:
-        if isinstance(column, int):
-            return column - 1
-        if column not in header:
-            raise ConfigError(f"{self.file}:1: column {column!r} is missing; there are {', '.join(header) or 'none'}")
-        return header.index(column)
 
     def _unreadable(
         self, chunk: list[list[str]], line: int, cells: int, column: int, seconds: Callable[[str], float] | None
@@ -238,6 +216,29 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         later = rng.random(start.size) * np.repeat(np.diff(times), copies)
         again = np.diff(np.repeat(np.arange(copies.size), copies), prepend=-1) == 0
         return np.sort(np.where(again, start + later, start))
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield from csv.reader(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text in UTF-8: {error.reason}; is it the right file?") from None
+    except csv.Error as error:
+        raise ConfigError(f"{path}: is not CSV: {error}") from None
+
+
+def _index(column: str | int, header: list[str], file: Path) -> int:
+    """Of a column, from 0."""
+    if isinstance(column, int):
+        if column < 1:
+            raise ConfigError(f"{file}: column {column}; the first is 1")
+        return column - 1
+    if column not in header:
+        raise ConfigError(f"{file}:1: column {column!r} is missing; there are {', '.join(header) or 'none'}")
+    return header.index(column)
 
 
 def _reader(text: str) -> Callable[[str], float]:

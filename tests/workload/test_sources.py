@@ -158,12 +158,14 @@ def test_a_workload_is_scaled_as_a_whole() -> None:
         (lambda: Curve(((0, 5), (2, 5), (1, 5))), r"^a curve goes from 2 s to 1 s; points go in the order of time$"),
         (lambda: Curve(((0, 5),), repeat=True), r"^a curve that repeats must last longer than 0 s$"),
         (lambda: Curve(((0, -5),)), r"^a rate of -5 requests/s is none; take 0 or more$"),
-        (lambda: Closed(-1), r"^-1 callers; take 0 or more$"),
+        (lambda: Offline(10**12), r"^1e\+12 callers or samples; take 0 to 10,000,000$"),
+        (lambda: Closed(10**6, samples=100), r"^1e\+08 callers or samples; take 0 to 10,000,000$"),
+        (lambda: Closed(-1), r"^-1 callers or samples; take 0 to 10,000,000$"),
         (lambda: Closed(1, think=math.inf), r"^callers who think for inf s; take 0 or more$"),
         (lambda: Closed(1, samples=0), r"^queries of 0 samples; take 1 or more$"),
-        (lambda: Closed(1).scaled(math.inf), r"^inf callers or samples; take 0 or more$"),
-        (lambda: Offline(1).scaled(-2), r"^-2 callers or samples; take 0 or more$"),
-        (lambda: Offline(-1), r"^-1 samples; take 0 or more$"),
+        (lambda: Closed(1).scaled(math.inf), r"^inf callers or samples; take 0 to 10,000,000$"),
+        (lambda: Offline(1).scaled(-2), r"^-2 callers or samples; take 0 to 10,000,000$"),
+        (lambda: Offline(-1), r"^-1 callers or samples; take 0 to 10,000,000$"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], Source], message: str) -> None:

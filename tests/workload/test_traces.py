@@ -15,28 +15,30 @@ o,a,f,queue,0,60,0
 """
 
 
-def test_counts_a_minute_become_rates_by_function() -> None:
-    rates = read_minutes(TRACE.splitlines(), "trace.csv")
-    assert rates.keys() == {"f", "g"}
-    assert rates["f"].tolist() == [1, 1, 2]
-    assert rates["g"] == pytest.approx(1 / 60)
+def test_counts_a_minute_become_rates_by_function(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(TRACE)
+    rates = [(name, found.tolist()) for name, found in read_minutes(tmp_path / "t.csv")]
+    assert [name for name, _ in rates] == ["f", "g", "f"]
+    assert rates[0][1] == [1, 0, 2]
+    assert rates[1][1] == pytest.approx([1 / 60] * 3)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"^t\.csv:1: column 'HashFunction' is missing; there are none$"),
-        ("a,1\nx,2\n", r"^t\.csv:1: column 'HashFunction' is missing; there are a, 1$"),
-        ("HashFunction,rate\nx,2\n", r"^t\.csv:1: no column is headed by the number of a minute: 1, 2, …$"),
-        ("HashFunction,1,2,4\nx,2,1,1\n", r"^t\.csv:1: minute 3 is missing: a column 4 is in its place$"),
-        ("HashFunction,1,2\nx,2\n", r"^t\.csv:2: 2 cells where the header names 3$"),
-        ("HashFunction,1\nx,2\ny,many\n", r"^t\.csv:3: could not convert string to float: 'many'$"),
-        ("HashFunction,1\nx,-2\n", r"^t\.csv:2: a count is not a finite number of 0 or more$"),
+        ("", r"t\.csv:1: column 'HashFunction' is missing; there are none$"),
+        ("a,1\nx,2\n", r"t\.csv:1: column 'HashFunction' is missing; there are a, 1$"),
+        ("HashFunction,rate\nx,2\n", r"t\.csv:1: no column is headed by the number of a minute: 1, 2, …$"),
+        ("HashFunction,1,2,4\nx,2,1,1\n", r"t\.csv:1: minute 3 is missing: a column 4 is in its place$"),
+        ("HashFunction,1,2\nx,2\n", r"t\.csv:2: 2 cells where the header names 3$"),
+        ("HashFunction,1\nx,2\ny,many\n", r"t\.csv:3: could not convert string to float: 'many'$"),
+        ("HashFunction,1\nx,-2\n", r"t\.csv:2: a count is not a finite number of 0 or more$"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_place(text: str, message: str) -> None:
+def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        read_minutes(text.splitlines(), "t.csv")
+        list(read_minutes(tmp_path / "t.csv"))
 
 
 def trace(folder: Path, text: str, column: str | int = "time", key: str | int | None = None, **more: float) -> Trace:
@@ -111,6 +113,7 @@ def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, facto
         ("when\n1\n", r"t\.csv:1: column 'time' is missing; there are when$"),
         ("", r"t\.csv:1: column 'time' is missing; there are none$"),
         ("time\n", r"t\.csv: no request is in it$"),
+        ('f,time\na,1\n"b', r"t\.csv:3: 1 cells; column 2 is missing$"),
         ("f,time\na,1\nb\n", r"t\.csv:3: 1 cells; column 2 is missing$"),
         ("time\n1\nsoon\n", r"t\.csv:3: 'soon' is no time as those before it$"),
         ("time\nsoon\n", r"t\.csv:2: 'soon' is no time as those before it$"),
@@ -131,6 +134,8 @@ def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
         Replayed(trace=known, survey=Survey.of(known), names=frozenset("h"))
     with pytest.raises(ConfigError, match=r"none\.csv: cannot be read: No such file or directory$"):
         Survey.of(Trace(file=tmp_path / "none.csv", column="time"))
+    with pytest.raises(ConfigError, match=r"t\.csv: column 0; the first is 1$"):
+        Survey.of(trace(tmp_path, "1\n", 0))
 
 
 def test_a_trace_that_changes_between_two_readings_is_said(tmp_path: Path) -> None:
