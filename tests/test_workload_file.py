@@ -139,8 +139,8 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
         ("model = 'minilm'\narrivals = 'gama'\nrate = 1", "arrivals 'gama' are not known; did you mean 'gamma'?"),
         (
             "model = 'minilm'\narrivals = 3",
-            "arrivals 3 are not known; known here: poisson, gamma, uniform, modulated, curve, steps, wave, hills, minutes, "
-            "times, closed, single_stream, multi_stream, server, offline",
+            "arrivals 3 are not known; known here: poisson, gamma, uniform, modulated, curve, steps, wave, hills, "
+            "minutes, times, closed, single_stream, multi_stream, server, offline",
         ),
         ("model = 'minilm'\nrat = 1", "unknown key 'rat'; did you mean 'rate'? (arrivals = 'poisson')"),
         (
