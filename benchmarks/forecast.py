@@ -4,8 +4,8 @@
 
 Random plans of nine models on four devices, about a dozen placements. Cold: the rates differ at each call, so that no
 lane is known; warm: the same again. The best of three rounds, since other work on the machine can only slow them.
-With `--simulate`, so many of the plans are simulated too, 300,000 requests each, and attainments compared, of the
-models that got 2,000 requests or more.
+With `--simulate`, so many of the plans are simulated too, 100,000 requests each, and attainments compared, of the
+models that got 2,000 requests or more; the target is that none is more than 5 points off.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from cotenant.planners.forecast import forecast
 from cotenant.sim.run import simulate
 
 PLANS = 40
+FAR = 5.0  # points of attainment
 CUTS = tuple(range(50, 1001, 50))
 BATCHES = (1, 2, 4, 8, 16, 32)
 
@@ -68,10 +69,10 @@ def calls_a_second(plans: list[tuple[Plan, Problem]], next_rates: Callable[[Prob
     best = 0.0
     for turn in range(3):
         asked = [(plan, next_rates(problem, turn)) for plan, problem in plans]
-        start = time.process_time()
+        start = time.thread_time()
         for plan, problem in asked:
             forecast(plan, problem)
-        best = max(best, len(asked) / (time.process_time() - start))
+        best = max(best, len(asked) / (time.thread_time() - start))
     return best
 
 
@@ -82,7 +83,7 @@ def differences(plans: list[tuple[Plan, Problem]]) -> tuple[list[float], list[fl
     for plan, problem in plans:
         expected = forecast(plan, problem).models
         sharing = {p.model for _, partition, p in plan.placements() if len(partition.placements) > 1}
-        for seen in simulate(problem, plan, seconds=300_000 / sum(problem.rates.values()), seed=1).models:
+        for seen in simulate(problem, plan, seconds=100_000 / sum(problem.rates.values()), seed=1).models:
             if sum(seen.ends.values()) >= 2000 and seen.attainment is not None:
                 to = shared if seen.model in sharing else own
                 to.append(expected[seen.model].attainment - seen.attainment)
@@ -105,11 +106,17 @@ def main() -> None:
     if given.simulate:
         for name, apart in zip(("own", "shared"), differences(plans[: given.simulate]), strict=True):
             points = 100 * np.array(apart)
+            far = int((np.abs(points) > FAR).sum())
             text += (
                 f"; {name} lanes: {np.abs(points).mean():.2f} points from"
-                f" the simulator on average, {points.min():+.1f} to {points.max():+.1f} ({len(points)} models)"
+                f" the simulator on average, {points.min():+.1f} to {points.max():+.1f}, {far} beyond {FAR:g}"
+                f" ({len(points)} models)"
             )
-            figures |= {f"{name}_mean": float(np.abs(points).mean()), f"{name}_most": float(np.abs(points).max())}
+            figures |= {
+                f"{name}_mean": float(np.abs(points).mean()),
+                f"{name}_most": float(np.abs(points).max()),
+                f"{name}_far": far,
+            }
     show("forecast", text, **figures)
 
 
