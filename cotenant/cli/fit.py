@@ -27,7 +27,8 @@ from cotenant.predictors.fitting import fit as fitted_to
 from cotenant.predictors.samples import Sample, read_samples
 from cotenant.profiling.judging import Verdict, judged
 
-PUBLISHED = ("v100", "a100")  # sets that others measured, where a checkout has them
+# Sets that others measured, where a checkout has them, and the function that reads their samples.
+PUBLISHED = {"v100": "pairs", "a100": "pairs", "kace": "samples"}
 
 
 def fit(
@@ -69,7 +70,7 @@ def fit(
 def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profiles]:
     if samples in PUBLISHED and not Path(samples).exists():
         data: Any = module(f"data.{samples}")
-        return data.pairs(), data.profiles()
+        return getattr(data, PUBLISHED[samples])(), data.profiles()
     read = read_samples(text_of(Path(samples)).splitlines(keepends=True), samples)
     if not profiles:
         raise ConfigError(f"{samples}: give the models' profiles with --profiles; predictors learn from them, too")
