@@ -9,22 +9,16 @@ by the paper's rules, and then by those with a look ahead, and with room for cha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from cotenant.control.scaling import Policy, Scaler
-from cotenant.core.plan import Plan
-from cotenant.core.units import WHOLE
+from cotenant.control.scaling import Policy
 from cotenant.measure.draw import COLOURS, figure_for, save
-from cotenant.measure.timeline import Timeline
 from cotenant.planners import load
 from cotenant.planners.solve import promised
-from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.sim.recorder import Recorder
-from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from cotenant.workload.shapes import gpulet_waves
 from experiments.gpulet import paper
@@ -32,6 +26,7 @@ from experiments.gpulet.cast import cast
 from experiments.gpulet.kept import largest_plan
 from experiments.gpulet.ways import Way, asked
 from experiments.gpulet.world import world
+from experiments.scaled import Story, scaled, spans
 from experiments.spread import Options, spread
 
 TITLE = "two waves on up to eight GPUs, with scaling (gpulet, Figure 15)"
@@ -80,13 +75,6 @@ class Run(msgspec.Struct, frozen=True):
     seconds: float = paper.FIG15_SECONDS
 
 
-class Story(msgspec.Struct, frozen=True):
-    """How a run went by periods, and which plan was in force from when on."""
-
-    timeline: Timeline
-    plans: list[tuple[float, Plan]]
-
-
 def run(options: Options) -> list[Row]:
     """Nothing here is left out for speed: half a day of one GPU takes minutes."""
     runs = []
@@ -102,99 +90,38 @@ def run(options: Options) -> list[Row]:
 def played(run: Run) -> Story:
     its, models = cast(run.cast), paper.GROUPS["scen3"]
     waves = gpulet_waves(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
-    problem = asked(run.way, its, paper.FIG15_DEVICES)
-    policy = run.policy
-    start = msgspec.structs.replace(problem, rates=dict.fromkeys(models, waves.at(0) * policy.room))
+    rates = dict.fromkeys(models, waves.at(0) * run.policy.room)
     planner = load(run.way.planner)
-    if policy.ahead:
-        planner = partial(promised, planner)
-    scaler = Logged(Scaler(start, planner, planner(start), policy))
-    machines = world(its, paper.FIG15_DEVICES, run.seed)
-    recorder = Recorder(
-        Dispatcher().handle, models, {}, seconds=run.seconds, intervals=round(run.seconds / policy.period)
-    )
-    simulate(
-        machines,
-        scaler.plans[0][1],
+    return scaled(
+        msgspec.structs.replace(asked(run.way, its, paper.FIG15_DEVICES), rates=rates),
+        world(its, paper.FIG15_DEVICES, run.seed),
+        partial(promised, planner) if run.policy.ahead else planner,
+        run.policy,
         Workload(dict.fromkeys(models, waves)),
         seconds=run.seconds,
-        seed=run.seed,
-        control=scaler,
         startup=STARTUP,
-        handle=recorder,
+        seed=run.seed,
     )
-    return Story(recorder.timeline(), scaler.plans)
-
-
-class Logged:
-    """A scaler whose plans are written down, each with when its workers are up: they start within a period."""
-
-    def __init__(self, scaler: Scaler) -> None:
-        self.plans = [(0.0, scaler.plan)]
-        self._scaler = scaler
-
-    @property
-    def period(self) -> float:
-        return self._scaler.period
-
-    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
-        plan = self._scaler.observe(rates, now)
-        if plan is not None:
-            self.plans.append((now + STARTUP, plan))
-        return plan
 
 
 def rows_of(run: Run, story: Story) -> list[Row]:
     """One for every ROW seconds, and one for the whole run."""
-    step = story.timeline.step
-    looks = len(story.timeline.waiting)
-    width = round(ROW / step)
-    spans = [(first, min(first + width, looks)) for first in range(0, looks, width)]
-    rows = [_row(run, story, f"{first * step:.0f}", first, last) for first, last in spans]
-    return [*rows, _row(run, story, WHOLE_RUN, 0, looks)]
-
-
-def _row(run: Run, story: Story, seconds: str, first: int, last: int) -> Row:
-    timeline, step = story.timeline, story.timeline.step
-    span = (last - first) * step
-    offered = {name: rates[first:last] for name, rates in timeline.offered.items()}
-    kept = {name: rates[first:last] for name, rates in timeline.goodput.items()}
-    asked, answered = (math.fsum(map(math.fsum, rates.values())) * step for rates in (offered, kept))
-    worst = max(
-        1 - good / many for name in offered for good, many in zip(kept[name], offered[name], strict=True) if many
-    )
-    gpus, shares = (
-        math.fsum(_in_force(story.plans, size, (first + i) * step, step) for i in range(last - first)) / span
-        for size in (lambda plan: plan.devices_used, _shares)
-    )
-    begun = [time for time, _ in story.plans[1:] if first * step <= time < last * step]
-    return Row(
-        profiles=run.cast,
-        way=run.way.name + (", ahead" if run.policy.ahead else ""),
-        seconds=seconds,
-        offered=asked / span,
-        in_time=answered / span,
-        missed=100 * (1 - answered / asked),
-        worst=100 * max(0.0, worst),
-        gpus=gpus,
-        shares=shares,
-        plans=len(begun),
-        paper_worst="under 1 %" if seconds == WHOLE_RUN else None,
-    )
-
-
-def _shares(plan: Plan) -> float:
-    """In percent of one GPU."""
-    return sum(partition.share for device in plan.devices for partition in device.partitions) * 100 / WHOLE
-
-
-def _in_force(plans: Sequence[tuple[float, Plan]], size: Callable[[Plan], float], start: float, length: float) -> float:
-    """The size of the plan in force, integrated over a while."""
-    ends = [time for time, _ in plans[1:]] + [math.inf]
-    return math.fsum(
-        size(plan) * max(0.0, min(end, start + length) - max(time, start))
-        for (time, plan), end in zip(plans, ends, strict=True)
-    )
+    return [
+        Row(
+            profiles=run.cast,
+            way=run.way.name + (", ahead" if run.policy.ahead else ""),
+            seconds=f"{start:.0f}" if start < math.inf else WHOLE_RUN,
+            offered=span.offered,
+            in_time=span.in_time,
+            missed=100 * span.missed,
+            worst=100 * span.worst,
+            gpus=span.devices,
+            shares=100 * span.shares,
+            plans=span.begun,
+            paper_worst=None if start < math.inf else "under 1 %",
+        )
+        for start, span in spans(story, ROW)
+    ]
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
