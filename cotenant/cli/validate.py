@@ -24,8 +24,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from cotenant.cli.asked import read, site_of
+from cotenant.cli.interrupt import interruptible
 from cotenant.cli.options import Json, PlannerName, Repository, Seconds, Seed, SettingsFile
-from cotenant.cli.show import aside, console, show_json
+from cotenant.cli.show import aside, console, show_json, tell
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from cotenant.planners import Problem
 
 LOADS = (0.3, 0.6, 0.9, 1.2)
-WARM_UP = 0.6  # times the planned rates
+LIGHT = 0.1  # times the planned rates: what a request spends outside of the server is seen where nothing queues
+WARM_UP = 0.6  # times the planned rates: what neighbours cost is seen where they work
 ASIDE = 1000  # added to the seed of the warm-up: it is not to be what is compared
 CLOSE = 0.05
 ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
@@ -106,7 +108,7 @@ async def compared(
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
 
-    async with served(flags) as (plan, http, metrics):
+    async with interruptible(), served(flags) as (plan, http, metrics):
         models = [model for model in problem.models if plan.rate(model.name)]
         rng = np.random.default_rng(seed)
         bodies = {model.name: await asyncio.to_thread(body_for, http, model.name, rng) for model in models}
@@ -118,10 +120,13 @@ async def compared(
             after = await asyncio.to_thread(_batches, metrics)
             return report, {key: after[key] - before.get(key, Batches()) for key in after}
 
-        aside.print(f"warming up at {WARM_UP:g} x the planned rates, {warm_up:g} s", highlight=False)
+        aside.print(f"warming up at {LIGHT:g} and {WARM_UP:g} x the planned rates, {warm_up:g} s", highlight=False)
         before = await asyncio.to_thread(_answered, metrics)
-        report, batches = await live(WARM_UP, warm_up, seed + ASIDE)
+        report, _ = await live(LIGHT, warm_up / 2, seed + ASIDE)
         outside = _outside(report, before, await asyncio.to_thread(_answered, metrics))
+        report, batches = await live(WARM_UP, warm_up / 2, seed + ASIDE)
+        if (report.lag or 0.0) > BUSY:
+            tell("the machine is busy:", f"requests leave up to {show_seconds(report.lag or 0.0)} late; compare later")
         factors = slowdowns(plan, problem, batches)
         world = msgspec.structs.replace(problem, interference=Lanes(factors))
         found = []
