@@ -92,7 +92,10 @@ def plot(rows: Sequence[Row], path: Path, *, xlabel: str, title: str) -> None:
             x = [row.x for row in line]
             axes.plot(x, [row.predicted_ms for row in line], color=colour, label=models)
             axes.scatter(x, [row.observed_ms for row in line], facecolors="none", edgecolors=colour, s=36)
-        axes.set_yscale("log")
+        axes.set_yscale("log", subs=(2, 5))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(which="both", labelsize=8)
         axes.set_xlabel(xlabel, fontsize=8)
         axes.set_ylabel("latency of a batch, ms", fontsize=8)
         axes.set_title(f"{origin}: rings observed, lines predicted", loc="left", fontsize=9)
