@@ -14,7 +14,7 @@ from cotenant.planners.check import check
 from cotenant.predictors import Load, Margin
 from cotenant.predictors.samples import Sample
 from experiments.data import v100
-from experiments.gpulet import fig13, fig14, fig15, fig17, kept, paper
+from experiments.gpulet import fig13, fig14, fig15, fig17, kept, paper, table04
 from experiments.gpulet.cast import V100, cast
 from experiments.gpulet.rates import MEAN, Group, players
 from experiments.gpulet.ways import Way, asked, planned
@@ -151,6 +151,14 @@ def test_figure_14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def drawn(figure, rows, folder: Path) -> None:  # type: ignore[no-untyped-def]
     figure.plot(rows, folder / "it.svg")
     assert ET.parse(folder / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
+
+
+@needs_data
+def test_table_4_is_the_papers_but_for_a_slip(tmp_path: Path) -> None:
+    rows = table04.run(Options())
+    assert {row.group: row.alike for row in rows} == {group: group != "scen5" for group in paper.GROUPS}
+    assert (rows[-1].below_1_gb, rows[-1].above_2_gb) == ("le, ssd", "vgg")
+    drawn(table04, rows, tmp_path)
 
 
 @needs_data
