@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -17,6 +16,7 @@ from cotenant.workload.arrivals import CHUNK, Floats, Times
 Stretches = tuple[Floats, Floats, Floats, Floats]
 
 _STAYS = 512
+_TINY = 1e-300
 _AT_ONCE = 10_000_000  # requests: a few GiB
 
 
@@ -147,12 +147,9 @@ class Curve(msgspec.Struct, frozen=True):
     @property
     def rate(self) -> float:
         """From the first point to the last."""
-        length = self.points[-1][0]
-        return (
-            sum((t1 - t0) * (r0 + r1) / 2 for (t0, r0), (t1, r1) in pairwise(self.points)) / length
-            if length
-            else (self.points[-1][1])
-        )
+        length, last = self.points[-1]
+        area = sum((t1 - t0) * (r0 + r1) / 2 for (t0, r0), (t1, r1) in pairwise(self.points))
+        return area / length if length else last
 
     def at(self, time: float) -> float:
         """The rate at a time; of a step, that after it."""
@@ -165,15 +162,14 @@ class Curve(msgspec.Struct, frozen=True):
         return r0 + (r1 - r0) * (time - t0) / (t1 - t0)
 
     def times(self, rng: np.random.Generator) -> Times:
-        return _warped(_gaps(self.cv, rng), self._stretches()) if self.rate or self.points[-1][1] else iter(())
-
-    def _stretches(self) -> Iterator[Stretches]:
-        times, rates = (np.array(column) for column in zip(*self.points, strict=True))
-        length = float(times[-1])
-        for start in itertools.count(0.0, length) if self.repeat else (0.0,):
-            yield start + times[:-1], np.diff(times), rates[:-1], rates[1:]
-        if rates[-1]:
-            yield times[-1:], np.array([math.inf]), rates[-1:], rates[-1:]
+        gaps = _gaps(self.cv, rng)
+        times, rates = (np.array(column, float) for column in zip(*self.points, strict=True))
+        once = times[:-1], np.diff(times), rates[:-1], rates[1:]
+        if self.repeat:
+            return _rounds(gaps, once) if self.rate else iter(())
+        if not rates[-1]:
+            return _warped(gaps, [once]) if self.rate else iter(())
+        return _warped(gaps, [once, (times[-1:], np.array([math.inf]), rates[-1:], rates[-1:])])
 
     def scaled(self, factor: float) -> Curve:
         return Curve(tuple((time, rate * factor) for time, rate in self.points), self.repeat, self.cv)
@@ -262,19 +258,42 @@ def _warped(gaps: Callable[[], Floats], blocks: Iterable[Stretches]) -> Times:
     """The arrivals of a process with gaps of mean 1, each when the area under the rates has come to as much."""
     due = np.cumsum(gaps())
     start = 0.0  # the area up to the block
-    for starts, lengths, first, last in blocks:
-        areas = np.cumsum(lengths * (first + last) / 2)
-        end = start + (float(areas[-1]) if areas.size else 0.0)
-        slopes = np.divide(last - first, lengths, out=np.zeros(lengths.size), where=lengths > 0)
+    for block in blocks:
+        end = start + _area(block)
         while reached := int(np.searchsorted(due, end)):
-            area = due[:reached] - start
-            index = np.minimum(np.searchsorted(areas, area, side="right"), areas.size - 1)
-            ahead = area - np.where(index > 0, areas[index - 1], 0.0)
-            # r t + s t² / 2 = ahead, in the form that holds for slopes of 0 and does not cancel.
-            root = np.sqrt(np.maximum(first[index] ** 2 + 2 * slopes[index] * ahead, 0.0))
-            yield starts[index] + 2 * ahead / (first[index] + root)
+            yield np.maximum.accumulate(_when(due[:reached] - start, block))
             due = due[reached:] if reached < due.size else due[-1] + np.cumsum(gaps())
         start = end
+
+
+def _rounds(gaps: Callable[[], Floats], once: Stretches) -> Times:
+    """The same with one block over and over."""
+    area, length = _area(once), float(once[1].sum())
+    last = 0.0
+    while True:
+        due = last + np.cumsum(gaps())
+        last = float(due[-1])
+        rounds, rest = np.divmod(due, area)
+        yield np.maximum.accumulate(rounds * length + _when(rest, once))
+
+
+def _area(block: Stretches) -> float:
+    _, lengths, first, last = block
+    return float((lengths * (first + last) / 2).sum())
+
+
+def _when(area: Floats, block: Stretches) -> Floats:
+    """The times at which the area under a block's rates has come to so much, each less than the whole."""
+    starts, lengths, first, last = block
+    areas = np.cumsum(lengths * (first + last) / 2)
+    slopes = np.divide(last - first, lengths, out=np.zeros(lengths.size), where=lengths > 0)
+    index = np.minimum(np.searchsorted(areas, area, side="right"), areas.size - 1)
+    ahead = area - np.where(index > 0, areas[index - 1], 0.0)
+    # r t + s t² / 2 = ahead, in the form that holds for slopes of 0 and does not cancel. Rounding may put the last into
+    # a stretch where nothing is due: it stays within that.
+    root = np.sqrt(np.maximum(first[index] ** 2 + 2 * slopes[index] * ahead, 0.0))
+    offset = np.minimum(2 * ahead / np.maximum(first[index] + root, _TINY), lengths[index])
+    return starts[index] + offset
 
 
 def _renewal(rate: float, gaps: Callable[[], Floats], first: float = 0.0) -> Times:

@@ -96,6 +96,20 @@ def test_a_curve_that_repeats_begins_anew() -> None:
     assert source.at(75) == 50
 
 
+def test_a_curve_that_hardly_ever_brings_anything_is_no_endless_search() -> None:
+    rare = Curve(((0, 0), (1, 2), (2, 0)), repeat=True).scaled(1e-7)
+    assert times(rare, 1e9).size == pytest.approx(100, abs=40)
+    assert times(Curve(((0, 0), (10, 0), (10, 5)), repeat=True), 1e9).size == 0
+    assert times(Curve(((0, 0), (10, 0), (10, 5))), 20.0).size == pytest.approx(50, abs=25)
+
+
+def test_arrivals_stay_in_order_where_rates_drop_to_nothing_and_come_back() -> None:
+    found = times(Curve(((0, 300), (0.01, 300), (0.01, 0), (0.02, 0)), repeat=True), 2000.0)
+    assert (np.diff(found) >= 0).all()
+    assert found.size == pytest.approx(300_000, rel=0.01)
+    assert (found % 0.02 < 0.01 + 1e-6).all()
+
+
 def test_steps_end_unless_they_repeat() -> None:
     source = Curve.steps([100.0, 0.0, 400.0], 60.0)
     assert source.rate == pytest.approx(500 / 3)
