@@ -192,9 +192,9 @@ def busiest(workload: Workload, seconds: float, seed: int) -> dict[str, float]:
         elif isinstance(source, Poisson | Gamma | Uniform):
             rates[name] = source.rate
         elif source.rate is not None:
-            one = Workload({name: source})
-            times = np.concatenate([np.empty(0), *(chunk for chunk, _ in arrivals(one, seconds, seed))])
-            counts, _ = np.histogram(times, bins=WHILES, range=(0.0, seconds))
+            counts = np.zeros(WHILES)  # chunk by chunk: a trace may be longer than memory
+            for times, _ in arrivals(Workload({name: source}), seconds, seed):
+                counts += np.histogram(times, bins=WHILES, range=(0.0, seconds))[0]
             rates[name] = float(counts.max()) * WHILES / seconds
     return rates
 
