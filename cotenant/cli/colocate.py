@@ -155,22 +155,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         from cotenant.planners.colocate import RULES
 
         unit = "rows/s" if self.by == "rows" else "of alone"
+        known = any(option.measured is not None for option in options)
         rows = table(
             f"beside {_written(self.target)}",
             *(["policy"] if compare else []),
             "neighbours",
             f">{'promise' if compare else options[0].policy}",
-            f">measured {unit}",
-            ">of the best",
+            *([f">measured {unit}", ">of the best"] if known else []),
         )
         for option in options:
             # What a rule looks at is no throughput: beside others' it would mislead.
             promise = None if compare and option.policy in (*RULES, "best rule") else option.promise
+            cells = [promise, option.measured] if known else [promise]
             rows.add_row(
                 *([option.policy] if compare else []),
                 escape(", ".join(option.beside)),
-                *("-" if value is None else f"{value:.4g}" for value in (promise, option.measured)),
-                "-" if option.of_best is None else f"{option.of_best * 100:.1f} %",
+                *("-" if value is None else f"{value:.4g}" for value in cells),
+                *(["-" if option.of_best is None else f"{option.of_best * 100:.1f} %"] if known else []),
             )
         return rows
 
