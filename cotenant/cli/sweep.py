@@ -22,8 +22,19 @@ from rich.table import Table
 from rich.text import Text
 
 from cotenant.cli.asked import planned, text_of, write
-from cotenant.cli.options import Jobs, Json, PlannerName, ProblemFile, Repository, Seconds, Seeds, ServerSettings
+from cotenant.cli.options import (
+    Jobs,
+    Json,
+    PlannerName,
+    ProblemFile,
+    Repository,
+    Seconds,
+    Seeds,
+    ServerSettings,
+    WorkloadFile,
+)
 from cotenant.cli.show import aside, bars, console, show_json
+from cotenant.cli.simulate import requests_of
 from cotenant.errors import ConfigError
 from cotenant.measure.table import table
 
@@ -51,6 +62,7 @@ def sweep(
             "May be given several times; every combination is tried.",
         ),
     ] = None,
+    workload: WorkloadFile = None,
     seconds: Seconds = 60.0,
     seeds: Seeds = 3,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all into this CSV file.")] = None,
@@ -59,9 +71,8 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Plan and simulate every combination of some changes."""
-    from cotenant.sim.changes import Question, read_values, traffic
+    from cotenant.sim.changes import Question, read_values
     from cotenant.sim.sweep import grid
-    from cotenant.workload import Workload
 
     axes = [read_values(text) for text in over or ()]
     if not axes:
@@ -73,7 +84,7 @@ def sweep(
             f"{limit}; take fewer values or seeds, or raise --limit"
         )
     asked, answer = planned(problem, settings, repository, planner)
-    question = Question(planner=answer.planner, problem=asked, workload=Workload.poisson(traffic(asked, answer)))
+    question = Question(planner=answer.planner, problem=asked, workload=requests_of(asked, answer, None, 1.0, workload))
     points = grid(question, axes, answer, seconds, seeds)
     rows = kept(points, output, min(jobs, len(points)))
     if output is not None:

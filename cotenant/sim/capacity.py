@@ -30,7 +30,7 @@ LARGEST = 64.0  # multiple that is looked at; beyond, nothing is asked of the pl
 STRIDE = 8  # steps of CLOSE at first
 CONFIDENCE = 0.95
 WHILES = 20  # parts of a run in which requests of a trace are counted
-ROOM = (1.0, 1.02, 1.05, 1.1)  # times the traffic, what devices are planned for until promises are kept
+ROOM = (1.0, 1.02, 1.05, 1.1, 1.2)  # times the traffic, what devices are planned for until promises are kept
 
 
 class Attained(msgspec.Struct, frozen=True):
