@@ -17,7 +17,7 @@ VICTIM = ("kind", "victim", "batch", "share_pct")
 NEIGHBOUR = ("neighbour", "neighbour_batch", "neighbour_share_pct")
 TIMES = ("alone_ms", "together_ms")
 COLUMNS = (*VICTIM, *NEIGHBOUR, *TIMES)
-LEAST = 0.5  # of the latency alone: neighbours make nothing faster, and noise not by so much
+FASTEST = 0.5  # of the latency alone: neighbours make nothing faster, and noise not by so much
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
     for column, value in zip(TIMES, (alone, together), strict=True):
         if value <= 0:
             raise ConfigError(f"{place}: {column} {value:g} must lie above 0; take the row out if the pair did not fit")
-    if together < LEAST * alone:
+    if together < FASTEST * alone:
         raise ConfigError(
             f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; neighbours make nothing"
             " faster: are the columns swapped?"

@@ -23,7 +23,7 @@ from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.pool import Pool
 from cotenant.predictors import Load
 from cotenant.predictors.ours import telling
-from cotenant.predictors.samples import Sample
+from cotenant.predictors.samples import FASTEST, Sample
 from cotenant.profiling.grid import LEAST, Listener, Tensors
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
@@ -33,6 +33,7 @@ SPLITS = (250, 500)  # ‰ of the first of a pair, at most half; the other has t
 BATCHES = 3  # of each model and share, from one row to the largest that is worth it
 LONGEST = 0.25  # seconds alone
 SECONDS = 0.6  # for a pair, and at least LEAST batches of each
+TRIES = 3
 AT_ONCE = 24  # pairs that are chosen, then run by cut
 MOST = 700  # pairs to choose among: of more, an even part
 
@@ -148,17 +149,23 @@ class _Two:
         self._alone: dict[Load, float] = {}
 
     async def measured(self, run: Run, seconds: float) -> tuple[Sample, Sample]:
-        try:
-            for lane, load in zip(LANES, run, strict=True):
-                if load not in self._alone:
-                    (self._alone[load],) = await self._busy({lane: load}, seconds / 2)
-            together = await self._busy(dict(zip(LANES, run, strict=True)), seconds)
-        except (ModelError, WorkerError) as error:
-            raise ModelError(f"{run[0].model!r} beside {run[1].model!r} cannot be measured: {error}") from None
         one, other = run
-        return (
-            Sample(one, (other,), self._alone[one], together[0]),
-            Sample(other, (one,), self._alone[other], together[1]),
+        for _ in range(TRIES):
+            try:
+                for lane, load in zip(LANES, run, strict=True):
+                    if load not in self._alone:
+                        (self._alone[load],) = await self._busy({lane: load}, seconds / 2)
+                a, b = await self._busy(dict(zip(LANES, run, strict=True)), seconds)
+            except (ModelError, WorkerError) as error:
+                raise ModelError(f"{one.model!r} beside {other.model!r} cannot be measured: {error}") from None
+            both = Sample(one, (other,), self._alone[one], a), Sample(other, (one,), self._alone[other], b)
+            if all(sample.slowdown >= FASTEST for sample in both):
+                return both
+            for load in run:  # it was held up when it ran alone
+                self._alone.pop(load, None)
+        raise ModelError(
+            f"{one.model!r} beside {other.model!r} seems faster than alone, again and again; this machine has something"
+            " else to do: try when it is quiet, and what was measured will be gone on with"
         )
 
     async def _busy(self, loads: Mapping[str, Load], seconds: float) -> list[float]:

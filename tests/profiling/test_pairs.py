@@ -99,3 +99,11 @@ def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
     broken: WorkerModel = graphs.lookup(tmp_path / "model.onnx")
     with pytest.raises(ModelError, match=f"'{broken.name}' beside '{broken.name}' cannot be measured: "):
         run_all({broken.name: Candidate(broken, index)}, 1)
+
+
+def test_a_machine_that_has_other_things_to_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.profiling.pairs.FASTEST", 1e9)
+    with pytest.raises(
+        ModelError, match=r"'identity' beside 'identity' seems faster than alone, .*try when it is quiet"
+    ):
+        run_all({"identity": Candidate(graphs.identity(tmp_path / "model.onnx"), floats)}, 1)
