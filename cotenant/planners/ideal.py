@@ -55,14 +55,10 @@ Devices = tuple[_Device, ...]
 
 def plan(problem: Problem) -> Plan:
     """Where the search finds nothing that serves all, or nothing cheaper than elastic does: as elastic has it."""
-    fleet = tuple(
-        msgspec.structs.replace(kind, max_partitions=kind.max_partitions or PARTITIONS) for kind in problem.fleet
-    )
-    problem = msgspec.structs.replace(problem, fleet=fleet)
+    problem = _cut(problem)
+    fleet = problem.fleet
     best = msgspec.structs.replace(elastic.plan(problem), planner="ideal")
-    searches = [_Search(problem, crowded=False)]
-    if not isinstance(problem.interference, Alone):
-        searches.append(_Search(problem, crowded=True))
+    searches = _searches(problem)
     served = not any(model in searches[0].cheapest for model in best.unserved)
     spent = _cost(problem, [sum(device.kind == kind.name for device in best.devices) for kind in fleet])
     for counts in _fleets(problem):
@@ -70,13 +66,38 @@ def plan(problem: Problem) -> Plan:
             return best
         found = next((found for search in searches if (found := search.serve(counts))), None)
         if found is not None:
-            bins = [
-                Bin(fleet[device.kind], [Cut(share, dict(rates)) for share, rates in device.cuts])
-                for device in found
-                if device.cuts
-            ]
-            return assemble(problem, "ideal", bins)
+            return _assembled(problem, found)
     return best
+
+
+def feasible(problem: Problem) -> Plan | None:
+    """A plan that serves all with as many devices as there are; None where none was found, or none is to be sought."""
+    problem = _cut(problem)
+    counts = [DEVICES + 1 if kind.count is None else kind.count for kind in problem.fleet]
+    if not 0 < sum(counts) <= DEVICES:
+        return None
+    found = next((found for search in _searches(problem) if (found := search.serve(counts))), None)
+    return None if found is None else _assembled(problem, found)
+
+
+def _cut(problem: Problem) -> Problem:
+    """The same with a limit to the partitions of a device where there is none."""
+    fleet = (msgspec.structs.replace(kind, max_partitions=kind.max_partitions or PARTITIONS) for kind in problem.fleet)
+    return msgspec.structs.replace(problem, fleet=tuple(fleet))
+
+
+def _searches(problem: Problem) -> list[_Search]:
+    free = _Search(problem, crowded=False)
+    return [free] if isinstance(problem.interference, Alone) else [free, _Search(problem, crowded=True)]
+
+
+def _assembled(problem: Problem, found: Devices) -> Plan:
+    bins = [
+        Bin(problem.fleet[device.kind], [Cut(share, dict(rates)) for share, rates in device.cuts])
+        for device in found
+        if device.cuts
+    ]
+    return assemble(problem, "ideal", bins)
 
 
 def _cost(problem: Problem, counts: Sequence[int]) -> tuple[float, int]:

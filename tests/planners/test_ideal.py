@@ -15,7 +15,7 @@ from cotenant.core.plan import Plan
 from cotenant.planners import Problem, elastic
 from cotenant.planners.capacity import Work, least_round
 from cotenant.planners.check import check
-from cotenant.planners.ideal import beside, plan
+from cotenant.planners.ideal import beside, feasible, plan
 from tests.planners.problems import MIB, Crowded, linear, profile
 from tests.planners.test_capacity import works
 
@@ -165,3 +165,18 @@ def test_what_no_fleet_serves_is_served_as_far_as_elastic_does() -> None:
     problem = identical({"a": 100.0, "b": 100.0}, count=1, max_partitions=2)
     assert plan(problem) == msgspec.structs.replace(elastic.plan(problem), planner="ideal")
     assert plan(problem).unserved != {}
+
+
+def test_whether_all_is_served_is_asked_of_the_whole_fleet() -> None:
+    problem = Problem(
+        models=(Model(name="a", slo=0.1),),
+        rates={"a": 300.0},
+        fleet=(Kind(name="k", count=2, cuts=(500, 1000)),),
+        profiles={("a", "k"): linear("a", "k", 0.01, 0.002, cuts=(500, 1000))},
+    )
+    found = feasible(problem)
+    assert found is not None and not found.unserved and not check(found, problem)
+    assert feasible(msgspec.structs.replace(problem, rates={"a": 3000.0})) is None
+    # More devices than are searched.
+    endless = (msgspec.structs.replace(problem.fleet[0], count=None),)
+    assert feasible(msgspec.structs.replace(problem, fleet=endless)) is None

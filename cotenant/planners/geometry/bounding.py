@@ -105,8 +105,16 @@ class Bounding:
             proofs.append(proof)
         return limit
 
-    def prove(self, rates: Array, counts: Sequence[float]) -> Proof | None:
-        """That some devices serve no such rates, or how much of them it takes; None where nothing of use was proven."""
+    def refutes(self, rates: Array, counts: Sequence[float]) -> bool:
+        """Whether so many devices of each kind are proven to be too few."""
+        proof = self.prove(rates, counts, enough=1 + MARGIN)
+        return proof is not None and proof.part(counts) > 1 + MARGIN
+
+    def prove(self, rates: Array, counts: Sequence[float], *, enough: float = math.inf) -> Proof | None:
+        """How much of some devices the rates take; None where nothing of use was proven.
+
+        enough: the part of the devices beyond which no closer proof is looked for.
+        """
         best: Proof | None = None
         program = _Patterns(self, rates, counts)
         for _ in range(ROUNDS):
@@ -120,17 +128,30 @@ class Bounding:
             if served:
                 return best
             worth = program.worth()
-            found: list[tuple[float, Mode]] = []
-            most = np.zeros(len(self.menu.slots))
+            found: list[Mode] = []
+            most = self._spared(prices, len(counts)) * (1 + CLOSE) + FLAT
             for s in self.slots:
-                most[s], new = most_worth(self.menu, s, worth, float(prices[s]) * (1 + CLOSE) + FLAT)
-                found += new
+                most[s], new = most_worth(self.menu, s, worth, float(most[s]))
+                found += [mode for _, mode in new]
             proof = Proof(worth.all(), self._devices(most, len(counts)))
             best = max(best or proof, proof, key=lambda each: each.part(counts))
-            if not found or best.part(counts) >= program.value * (1 - 2 * CLOSE):
+            part = best.part(counts)
+            if not found or part > enough or part >= program.value * (1 - 2 * CLOSE):
                 break
-            program.extend(_varied(found, prices))
+            program.extend(found)
         return best
+
+    def _spared(self, prices: Array, kinds: int) -> Array:
+        """Prices of partitions on each slot that are as high as they may be without a device becoming dearer."""
+        dearest = self._devices(prices, kinds)
+        spare = np.full(len(prices), math.inf)
+        for cutting in self.cuttings:
+            own = sum(float(prices[s]) * many for s, many in cutting.pieces)
+            count = sum(many for _, many in cutting.pieces)
+            for s, _ in cutting.pieces:
+                spare[s] = min(spare[s], max(0.0, dearest[cutting.kind] - own) / count)
+        higher: Array = prices + np.where(np.isfinite(spare), spare, 0.0)
+        return higher
 
     def _devices(self, most: Array, kinds: int) -> Array:
         """What a device of each kind is worth at most, where partitions are."""
@@ -158,17 +179,6 @@ def _fleet(
     if program.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     return [float(round(count)) for count in program.getSolution().col_value]
-
-
-def _varied(found: Sequence[tuple[float, Mode]], prices: Array) -> list[Mode]:
-    """The best of each slot and set of models, and no more than are taken in at once."""
-    best: dict[object, tuple[float, Mode]] = {}
-    for worth, mode in found:
-        ratio = worth / max(float(prices[mode.slot]), FLAT)
-        key = mode.slot, mode.models
-        if key not in best or ratio > best[key][0]:
-            best[key] = ratio, mode
-    return [mode for _, mode in sorted(best.values(), key=lambda each: -each[0])[:ADDED]]
 
 
 class _Patterns:

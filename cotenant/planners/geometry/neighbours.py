@@ -16,6 +16,9 @@ BESIDE = 3  # partitions beside one, at most
 MANY = 60  # neighbours that are all looked at; of more, the `WORST` that slow one model most
 WORST = 10
 
+LEAST = 5  # neighbours that slow one model least, which are tried on the others
+ROWS = (1, 4, 16, 64)  # of batches that are tried where least is asked for
+
 Batches = Mapping[tuple[int, int], int]  # by slot and model
 
 
@@ -35,6 +38,36 @@ def slow(
             victims = [Load(names[i], problem.fleet[slots[s].kind].name, rows, slots[s].share) for rows in {1, batch}]
             caused = [max(problem.interference.slowdown(v, others) for v in victims) for others in beside[s]]
             factors[s, i] = np.quantile(caused, quantile)
+    return factors
+
+
+def least(
+    problem: Problem, slots: Sequence[Slot], names: Sequence[str], singles: Sequence[Mode]
+) -> NDArray[np.float64]:
+    """A factor on the latencies of each model on each slot: the least that any neighbour slows it.
+
+    1 on whole devices and on MIG's instances. That more neighbours slow no less is taken for granted, and that who
+    slows one model least is among the `LEAST` that slow another least: good enough to give up early, but no proof.
+    """
+    most = {(mode.slot, mode.models[0]): mode.batches[0] for mode in singles}
+    rows = {each: sorted({min(n, batch) for n in (*ROWS, batch)}) for each, batch in most.items()}
+    factors = np.ones((len(slots), len(names)))
+    for s, slot in enumerate(slots):
+        kind = problem.fleet[slot.kind]
+        beside = [
+            Load(names[j], kind.name, n, slots[t].share)
+            for (t, j), batches in rows.items()
+            if slots[t].kind == slot.kind and slots[t].share <= WHOLE - slot.share
+            for n in batches
+        ]
+        own = [i for t, i in most if t == s]
+        if not beside or not own or kind.geometry is not None:
+            continue
+        first = Load(names[own[0]], kind.name, most[s, own[0]], slot.share)
+        mildest = sorted(beside, key=lambda other: problem.interference.slowdown(first, (other,)))[:LEAST]
+        for i in own:
+            victims = [Load(names[i], kind.name, n, slot.share) for n in rows[s, i]]
+            factors[s, i] = min(problem.interference.slowdown(v, (other,)) for v in victims for other in mildest)
     return factors
 
 

@@ -23,6 +23,7 @@ Numbers = NDArray[np.int64]
 
 STEP = 0.02  # from one length of a round to the next
 WIDTH = 10_000  # rounds that are carried on; of more, those that may be worth least are only bounded
+OFFERED = 20  # modes that are answered, each of another set of models
 TINY = 1e-300
 
 
@@ -85,7 +86,7 @@ class _States(msgspec.Struct):
 
 
 def most_worth(menu: Menu, s: int, worth: Worth, known: float) -> tuple[float, list[tuple[float, Mode]]]:
-    """A worth that no mode of slot s exceeds, and the modes that are worth more than is known already, with theirs.
+    """A worth that no mode of slot s exceeds, and the best modes that are worth more than is known, with theirs.
 
     known: what a partition is known to be worth, and the least that is answered.
     """
@@ -166,7 +167,7 @@ def _rest(rounds: _Rounds, later: Sequence[int], states: _States) -> Array:
 
 
 def _found(menu: Menu, s: int, batches: Numbers, worth: Worth, known: float) -> list[tuple[float, Mode]]:
-    """The modes with these batches that hold their targets and are really worth more than is known."""
+    """The best modes with these batches that hold their targets and are really worth more than is known."""
     there = batches > 0
     took = np.where(there, menu.latency[s, np.arange(len(menu.owner)), np.maximum(batches - 1, 0)], 0.0)
     length = took.sum(axis=1)
@@ -176,7 +177,7 @@ def _found(menu: Menu, s: int, batches: Numbers, worth: Worth, known: float) -> 
         value += worth.of(i, rates[:, v])
     holds = (~there | (length[:, None] + took <= menu.slo[menu.owner])).all(axis=1) & (value > known)
     found = []
-    for n in np.flatnonzero(holds):
+    for n in _varied(there, np.where(holds, value, -math.inf)):
         own = np.flatnonzero(there[n])
         own = own[np.argsort(menu.owner[own])]
         mode = Mode(
@@ -189,6 +190,14 @@ def _found(menu: Menu, s: int, batches: Numbers, worth: Worth, known: float) -> 
         )
         found.append((float(value[n]), mode))
     return found
+
+
+def _varied(there: NDArray[np.bool_], value: Array) -> list[int]:
+    """The best of each set of models, and of those the best `OFFERED`; none without a value."""
+    order = np.argsort(-value, kind="stable")
+    order = order[np.isfinite(value[order])]
+    _, first = np.unique(there[order], axis=0, return_index=True)
+    return [int(n) for n in order[np.sort(first)][:OFFERED]]
 
 
 def _housed(menu: Menu, mode: Mode) -> bool:

@@ -22,7 +22,7 @@ from cotenant.planners.geometry.cuttings import Cutting
 from cotenant.planners.geometry.exchange import Box, Offer, exchange
 from cotenant.planners.geometry.layout import Group, Place, cuts, lay, pair, standing
 from cotenant.planners.geometry.modes import Menu, Mode, slots_of
-from cotenant.planners.geometry.neighbours import slow
+from cotenant.planners.geometry.neighbours import least, slow
 from cotenant.planners.geometry.program import Answer, Ask, solve
 from cotenant.predictors import Alone
 
@@ -36,6 +36,7 @@ MANY = 40  # devices beyond which partitions shared in time are too few to tight
 QUANTILES = (1.0, 0.5, 0.0)  # of what neighbours may do, those that are reckoned with: the worst, the usual, the least
 MIXED = 100  # modes of several models that the program may choose from
 STEPS = 6000  # of filling devices anew, for each second of the time limit
+QUICK = 1000  # of them, where any plan that serves the rates will do
 ROUNDS = 3  # of so many steps, at most
 CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of those, how many are tried
 FLEETS = 6
@@ -262,10 +263,6 @@ class Search:
             return self._account(())
         if self.relaxed is None or self.hopeless:
             return None
-        if self.bounding is not None and self._devices() <= MANY:
-            proof = self.bounding.prove(self.rates, self.counts)
-            if proof is not None and proof.part(self.counts) > 1 + 1e-6:
-                return None
         for candidate in self._candidates(first=True, thorough=thorough):
             if not candidate.unserved:
                 return candidate
@@ -279,6 +276,8 @@ class Search:
             yield self._as_it_stands()
         if first:
             yield from (self._account(rival(self.problem).devices) for rival in rivals)
+            if self._refuted():
+                return
         for n, menu in enumerate(self.menus):
             done = small and (yield from self._exchanged(menu, first=first))
             if n == 0 and not first:
@@ -289,7 +288,20 @@ class Search:
             if not served and not self.scale and not first:
                 yield from self._tries(menu, scale=True)
         if thorough and len(self.menus) > 1 and not self.scale and self._devices() <= ideal.DEVICES:
-            yield self._account(ideal.plan(self.problem).devices)
+            found = ideal.feasible(self.problem) if first else ideal.plan(self.problem)
+            yield self._account(found.devices if found else ())
+
+    def _refuted(self) -> bool:
+        """Whether the devices cannot serve the rates: proven, or where neighbours matter as good as that."""
+        bounding = self.bounding
+        if bounding is None or self.relaxed is None or sum(self.relaxed.cuttings) > MANY:
+            return False
+        if not isinstance(self.problem.interference, Alone) and all(kind.cuts[-1] == WHOLE for kind in self.fleet):
+            # A partition that has no neighbour may as well have the whole device.
+            crowded = least(self.problem, self.slots, self.names, self.singles)
+            menu = Menu(self.problem, self.names, self.slots, crowded)
+            bounding = Bounding(menu, self.useful, self.cuttings, menu.singles(light=False))
+        return bounding.refutes(self.rates, self.counts)
 
     def _as_it_stands(self) -> Plan:
         """The devices of the plan in force, with their models, for the rates that are asked now."""
@@ -329,7 +341,7 @@ class Search:
             boxes = self._boxes([k for k in fleet if pieces[k]], offer)
             wanted = np.ones(len(self.names))
             for _ in range(REPAIRS):
-                steps = min(self.steps, round(STEPS * self.problem.time_limit))
+                steps = min(self.steps, round((QUICK if first else STEPS) * self.problem.time_limit))
                 served, boxes, taken = exchange(
                     boxes, offer.for_more(wanted), pieces, self.rooms, worth, enough=enough, steps=steps
                 )

@@ -401,3 +401,16 @@ def test_nothing_to_do() -> None:
     assert set(made.unserved) == {"m0"}
     # An endless fleet serves any multiple.
     assert geometry.bound(msgspec.structs.replace(problem, objective="rate")) is None
+
+
+def test_what_is_refuted_beside_neighbours_serves_nobody() -> None:
+    """What `feasible` gives up early no search of the fleet finds either."""
+    refuted = 0
+    for seed in range(12):
+        problem = msgspec.structs.replace(tiny(seed), interference=Margin(1.3))
+        search = Search(problem)
+        if search.names and search.relaxed is not None and search._refuted():
+            refuted += 1
+            assert ideal.feasible(problem) is None
+            assert geometry.plan(problem).unserved
+    assert refuted
