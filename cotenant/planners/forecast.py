@@ -13,6 +13,8 @@ one batch of the others, or, where they are idle too, with the next arrival.
   p-th arrival of all, and counts vary p times less; and it sees them in the last p-th of T.
 - A request that arrives at u waits T - u, then for the full batches before its own, then for its own. One that cannot
   make its target is refused on arrival, and does not wait.
+- Where batches vary, admission adds the mean deviation that a lane has seen, which is 0.8 standard deviations, and some
+  of what is admitted at the last moment is late all the same. Both together are taken as one standard deviation more.
 
 Latencies within one T are uniform between the first and the last arrival of a batch: their distribution is a mixture of
 uniforms, weighted with the chain's stationary distribution.
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import msgspec
 import numpy as np
@@ -116,10 +118,11 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
             for placement, load in zip(partition.placements, loads[slot], strict=True):
                 model = placement.model
                 if model in offered and placement.rate > 0:
+                    profile = _profile(problem, device, partition, placement)
                     lane.append(
                         _Queue(
                             model,
-                            _profile(problem, device, partition, placement),
+                            profile,
                             partition.share,
                             placement.procs,
                             placement.batch,
@@ -127,6 +130,7 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
                             offered[model] * placement.rate / carried[model] / placement.procs,
                             slos[model],
                             min(workers[model], POOL),
+                            _varies(profile, placement.batch, partition.share),
                         )
                     )
             names.append(f"{device.kind}{device.id}/{slot}")
@@ -174,7 +178,7 @@ def attains(plan: Plan, problem: Problem) -> bool:
 
 class _Queue(msgspec.Struct, frozen=True):
     """One model on one lane. slow: how many times longer a batch takes than alone on the device. rate: requests/s of
-    one worker. pool: of how many on all lanes."""
+    one worker. pool: of how many on all lanes. varies: standard deviation of a batch over its median."""
 
     model: str
     profile: Profile
@@ -185,6 +189,7 @@ class _Queue(msgspec.Struct, frozen=True):
     rate: float
     slo: float
     pool: int
+    varies: float
 
     @property
     def busy(self) -> float:
@@ -254,6 +259,12 @@ def _lanes(lanes: Sequence[tuple[_Queue, ...]]) -> list[tuple[_Turns, ...]]:
     return [answers[lane] or () for lane in lanes]
 
 
+@lru_cache(KNOWN)
+def _varies(profile: Profile, batch: int, share: int) -> float:
+    """As the nearest point was measured to (feature ``cv_pct``)."""
+    return profile.nearest(batch, share).features.get("cv_pct", 0.0) / 100
+
+
 @cache
 def _table() -> Array:
     """How often every p-th of a Poisson stream comes, p = 1 … POOL, counts in at most NODES runs of whole numbers.
@@ -306,7 +317,8 @@ def _nodes(mean: Array, pool: Indices | int) -> tuple[Array, Array]:
 
 class _Chains(msgspec.Struct):
     """The queues of some lanes, an entry each. seconds: of batches 0, 1, …, the last repeated; where batches are very
-    large, a group of requests counts as one. lanes: of the model; pool: as many times less do its arrivals vary."""
+    large, a group of requests counts as one. lanes: of the model; pool: as many times less do its arrivals vary.
+    caution: by how much all is taken to last longer when requests are admitted."""
 
     lane: Indices
     batch: Indices
@@ -315,6 +327,7 @@ class _Chains(msgspec.Struct):
     pool: Indices
     lanes: Array
     seconds: Array
+    caution: Array
 
 
 def _turns(lanes: Sequence[tuple[_Queue, ...]]) -> list[_Turns]:
@@ -338,6 +351,7 @@ def _turns(lanes: Sequence[tuple[_Queue, ...]]) -> list[_Turns]:
         lanes=np.array([float(queue.pool) for queue in queues]),
         pool=np.array([min(queue.pool * g, POOL) for queue, g in zip(queues, grain, strict=True)]),
         seconds=seconds,
+        caution=1 + np.array([queue.varies for queue in queues]),
     )
     attainment, cost, below = _solved(chains)
     return [
@@ -531,7 +545,7 @@ def _served(
     Before them run other batches, as far as the target lets any wait. Admission reckons with full ones.
     """
     size = chains.batch.take(chain)
-    room = (chains.slo - chains.seconds[np.arange(len(full)), chains.batch]).take(chain)
+    room = (chains.slo / chains.caution - chains.seconds[np.arange(len(full)), chains.batch]).take(chain)
     full = full.take(chain)
     ahead = rest // size
     last = np.minimum(np.ceil((arrivals + rest) / size), np.ceil(room / full))

@@ -229,3 +229,20 @@ def test_what_a_lane_does_depends_on_no_other_lane(rates: list[float]) -> None:
         (alone_,) = forecast(msgspec.structs.replace(plan, devices=(apart[i],)), single).models.values()
         assert alone_.attainment == pytest.approx(together[f"m{i}"].attainment, abs=1e-6)
         assert (alone_.p50, alone_.p99) == pytest.approx((together[f"m{i}"].p50, together[f"m{i}"].p99), rel=1e-3)
+
+
+def test_batches_that_vary_are_seen_to_cost_attainment() -> None:
+    curve = [0.004 + 0.002 * n for n in range(1, 9)]
+    rate = 0.75 * 8 / curve[-1]
+    plan, problem = lanes([curve], [rate], [2.05 * curve[-1]])
+    steady = forecast(plan, problem).models["m0"].attainment
+    points = [
+        Point(share=1000, batch=n, latency=seconds, memory=1, features={"cv_pct": 20.0})
+        for n, seconds in enumerate(curve, 1)
+    ]
+    problem = msgspec.structs.replace(problem, profiles={("m0", "k"): Profile("m0", "k", points)})
+    expected = forecast(plan, problem).models["m0"].attainment
+    (seen,) = simulate(problem, plan, seconds=20_000 / rate, seed=1).models
+    assert seen.attainment is not None
+    assert steady > seen.attainment + 0.02
+    assert expected == pytest.approx(seen.attainment, abs=0.03)
