@@ -86,7 +86,7 @@ class Delay(msgspec.Struct, frozen=True):
         return max(0.0, self.slope * models + self.constant) if models > 1 else 0.0
 
 
-class Analytic(msgspec.Struct, frozen=True):
+class Analytic(msgspec.Struct, frozen=True, dict=True):
     """Of one kind of device. alone: by model; cache: how much longer each runs, for all of the L2 cache in use."""
 
     delay: Delay
@@ -97,7 +97,12 @@ class Analytic(msgspec.Struct, frozen=True):
         """Raises PlanError for a model that was never measured, alone or as a victim."""
         if not neighbours:
             return 1.0
-        return max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
+        asked = (victim, *neighbours)
+        known = self._known.get(asked)
+        if known is None:
+            known = max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
+            self._known[asked] = known
+        return known
 
     def latency(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Seconds of a batch."""
@@ -108,6 +113,10 @@ class Analytic(msgspec.Struct, frozen=True):
         delay = own.kernels * self.delay.of(1 + len(neighbours))
         running = own.running(victim.batch, victim.share)
         return own.overhead(victim.batch) + delay + running * (1 + self.cache[victim.model] * used)
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[Load, ...], float]:
+        return {}
 
     def _alone(self, load: Load) -> Alone:
         known = self.alone.get(load.model)

@@ -12,6 +12,7 @@ which profiles do not have: published coefficients do (`experiments/data/igniter
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ class Throttle(msgspec.Struct, frozen=True):
         return max(0.1, 1 + self.slope * max(0.0, self.idle + asked - self.most))
 
 
-class Igniter(msgspec.Struct, frozen=True):
+class Igniter(msgspec.Struct, frozen=True, dict=True):
     """Of one kind of device. models: by name."""
 
     models: dict[str, Coefficients]
@@ -86,7 +87,12 @@ class Igniter(msgspec.Struct, frozen=True):
         """Raises PlanError for a model whose coefficients are unknown."""
         if not neighbours:
             return 1.0
-        return max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
+        asked = (victim, *neighbours)
+        known = self._known.get(asked)
+        if known is None:
+            known = max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
+            self._known[asked] = known
+        return known
 
     def latency(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Seconds of a batch, transfers included."""
@@ -101,6 +107,10 @@ class Igniter(msgspec.Struct, frozen=True):
         power = sum(it.power.at(rate) for it, rate in [(own, self._rate(victim)), *beside])
         frequency = 1.0 if self.throttle is None else self.throttle.frequency(power)
         return (idle + active) / frequency + own.transfer * victim.batch
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[Load, ...], float]:
+        return {}
 
     def _active(self, load: Load) -> float:
         return self._of(load).active.at(load.batch, load.share / WHOLE)

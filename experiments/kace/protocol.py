@@ -71,12 +71,8 @@ class AsPublished:
         return self.regressor.predict(own_scale(self._rows(runs)))
 
     def _rows(self, runs: Sequence[Run]) -> Values:
-        """Without the share, which is all of the device for everyone; Xu et al. know neither throughput nor memory."""
-        columns = [i for i, name in enumerate(self._sheet.names) if i and not self._hidden(name)]
-        return np.array([self._sheet.together(run.loads)[columns] for run in runs])
-
-    def _hidden(self, name: str) -> bool:
-        return "pcie_read" in self._sheet.columns and name in self._sheet.columns[-2:]
+        """Without the share, which comes first and is all of the device for everyone."""
+        return np.array([self._sheet.together(run.loads)[1:] for run in runs])
 
 
 class Proper:
@@ -125,8 +121,9 @@ def own_scale(values: Values) -> Values:
 
 @functools.cache
 def known(features: str = "KACE") -> Sheet:
+    """Xu et al. know neither throughput nor memory of a model alone."""
     profiles: Profiles = kace.profiles(features)
-    return sheet(profiles, profiles)
+    return sheet(profiles, profiles, None if features == "KACE" else tuple(kace.COLUMNS[features].values()))
 
 
 def unseen(runs: Sequence[Run], target: Load) -> list[Run]:
