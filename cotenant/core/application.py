@@ -32,6 +32,11 @@ class Fixed(msgspec.Struct, frozen=True, tag=True):
     def mean(self) -> float:
         return float(self.count)
 
+    @property
+    def burst(self) -> float:
+        """How many are made together, as one of them finds it: itself and the others, on average."""
+        return float(self.count)
+
     def chance(self, each: float) -> float:
         """How likely all succeed where each does with that chance (the generating function)."""
         return each**self.count
@@ -44,6 +49,10 @@ class Poisson(msgspec.Struct, frozen=True, tag=True):
     """A random number with this mean, as many as things that turn up independently."""
 
     mean: float
+
+    @property
+    def burst(self) -> float:
+        return self.mean + 1
 
     def chance(self, each: float) -> float:
         return math.exp(self.mean * (each - 1))
@@ -61,6 +70,10 @@ class Choice(msgspec.Struct, frozen=True, tag=True):
     @property
     def mean(self) -> float:
         return sum(count * chance for count, chance in zip(self.counts, self.chances, strict=True))
+
+    @property
+    def burst(self) -> float:
+        return sum(count**2 * chance for count, chance in zip(self.counts, self.chances, strict=True)) / self.mean
 
     def chance(self, each: float) -> float:
         return sum(chance * each**count for count, chance in zip(self.counts, self.chances, strict=True))
@@ -153,6 +166,15 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def uses(self, model: str) -> float:
         """Requests of a model for one of the application, on average."""
         return sum(self.visits[stage.name] for stage in self.stages if stage.model == model)
+
+    def burst(self, model: str) -> float:
+        """Requests of a model that are made together, as one of them finds it on average; 0 of one that is not used."""
+        most = 0.0
+        for stage in self.stages:
+            if stage.model == model:
+                beside = [it for it in self.stages if it is not stage and (it.model, it.after) == (model, stage.after)]
+                most = max(most, stage.fanout.burst + sum(it.fanout.mean for it in beside))
+        return most
 
     def ends(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """When each stage ends at the latest, in seconds from the arrival, if each takes so long."""

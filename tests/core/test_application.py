@@ -51,6 +51,14 @@ def test_fan_outs_have_the_mean_and_the_generating_function_that_they_say(fanout
     assert (0.8**drawn).mean() == pytest.approx(fanout.chance(0.8), rel=0.02)
 
 
+def test_what_is_made_together_is_seen_from_within() -> None:
+    """One of a Poisson number finds the mean beside itself; and of a choice, larger ones more often."""
+    assert TRAFFIC.burst("recogniser") == 5.5, "four of the second stage, and one and a half of the first"
+    assert (TRAFFIC.burst("detector"), TRAFFIC.burst("summary"), TRAFFIC.burst("other")) == (1.0, 2.0, 0.0)
+    drawn = Poisson(2.5).draw(np.random.default_rng(2), 100_000)
+    assert np.repeat(drawn, drawn).mean() == pytest.approx(Poisson(2.5).burst, rel=0.02)
+
+
 def test_a_stage_behind_a_fan_out_multiplies_it() -> None:
     deep = Application(
         name="deep",

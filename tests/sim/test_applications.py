@@ -139,7 +139,7 @@ def test_nobody_is_asked_for_what_is_not_there() -> None:
 
 @pytest.mark.parametrize("fanout", [Fixed(2), Poisson(2.0)])
 @pytest.mark.parametrize("rate", [20.0, 60.0])
-def test_the_forecast_of_the_whole_is_on_the_safe_side(fanout: Fixed | Poisson, rate: float) -> None:
+def test_the_forecast_of_the_whole_is_near_what_the_simulator_sees(fanout: Fixed | Poisson, rate: float) -> None:
     """Partitions of their own: what the forecast says of models that share one is another matter."""
     stages = (
         Stage(name="find", model="find"),
