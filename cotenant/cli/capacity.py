@@ -27,7 +27,7 @@ from cotenant.cli.options import (
     WorkloadFile,
 )
 from cotenant.cli.show import aside, bars, console, show_json
-from cotenant.cli.simulate import requests_of, workload_of
+from cotenant.cli.simulate import requests_of, without_failures, workload_of
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate
 from cotenant.errors import ConfigError
@@ -69,6 +69,7 @@ def capacity(
 
     if plot is not None:
         drawable(plot)  # an error now, not after minutes
+    without_failures(workload)
     runs = tuple(range(seed, seed + seeds))
     if growth is None:
         asked, answer = planned(problem, settings, repository, planner)

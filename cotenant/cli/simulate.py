@@ -65,14 +65,13 @@ def simulate(
     asked, answer = planned(problem, settings, repository, planner)
     if plan_file is not None:
         answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
-    failures = () if workload_file is None else read_failures(workload_file)
     workload = requests_of(asked, answer, rate, load, workload_file)
-    if changes and failures:
-        raise ConfigError(f"--what-if knows no failures; take those of {workload_file} out")
     if changes:
+        without_failures(workload_file)
         question = Question(planner=answer.planner, problem=asked, workload=workload)
         what_ifs(question, answer, changes, seconds=seconds, seed=seed, jobs=jobs, json=json)
         return
+    failures = () if workload_file is None else read_failures(workload_file)
     report = recorded(asked, answer, workload, failures, seconds=seconds, seed=seed)
     if plot is not None:
         save_timeline(report, plot, {model.name: model.slo for model in asked.models})
@@ -97,6 +96,12 @@ def requests_of(problem: Any, plan: Plan, rates: list[str] | None, load: float, 
 
 def workload_of(file: Path, problem: Any) -> Any:
     return read_workload(file, [it.name for it in (*problem.applications, *problem.models)])
+
+
+def without_failures(file: Path | None) -> None:
+    """Raises ConfigError for a workload with failures: where several plans are simulated, they have other parts."""
+    if file is not None and read_failures(file):
+        raise ConfigError(f"{file}: failures are for one run of `cotenant simulate`; leave them out here")
 
 
 def recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int) -> Any:

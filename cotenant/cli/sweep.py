@@ -34,7 +34,7 @@ from cotenant.cli.options import (
     WorkloadFile,
 )
 from cotenant.cli.show import aside, bars, console, show_json
-from cotenant.cli.simulate import requests_of
+from cotenant.cli.simulate import requests_of, without_failures
 from cotenant.errors import ConfigError
 from cotenant.measure.table import table
 
@@ -83,6 +83,7 @@ def sweep(
             f"{' x '.join(str(len(axis)) for axis in axes)} combinations with {seeds} seeds are {runs} runs, more than "
             f"{limit}; take fewer values or seeds, or raise --limit"
         )
+    without_failures(workload)
     asked, answer = planned(problem, settings, repository, planner)
     question = Question(planner=answer.planner, problem=asked, workload=requests_of(asked, answer, None, 1.0, workload))
     points = grid(question, axes, answer, seconds, seeds)
