@@ -121,5 +121,5 @@ def test_a_workload_that_cannot_be_meant_is_refused(
 
 def test_what_if_does_not_leave_failures_out_in_silence(program: Program, folder: Path) -> None:
     (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu0']\ntime = '3s'\n")
-    said = program("simulate", "problem.toml", "--workload", "w.toml", "--what-if", "rate=2")
-    assert (said.code, said.err) == (1, "error: w.toml: failures are for one run of `cotenant simulate`; leave them out here\n")
+    said = program.refuses("simulate", "problem.toml", "--workload", "w.toml", "--what-if", "rate=2")
+    assert said == "w.toml: failures are for one run of `cotenant simulate`; leave them out here"
