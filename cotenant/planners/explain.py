@@ -36,7 +36,7 @@ ENDLESS = 1 << 62  # bytes; where memory is no question
 NEVER = 1e9  # seconds; a target that is none
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """One placement, on each of `count` devices that are alike.
 
     target_used: the worst case as a part of the target. rate_used: the rate as a part of what the partition carries.
@@ -78,7 +78,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    placements: tuple[Standing, ...]
+    placements: tuple[Explained, ...]
     unserved: tuple[Missing, ...]
     gains: tuple[Gain, ...] = ()
 
@@ -90,7 +90,7 @@ def explain(plan: Plan, problem: Problem) -> Explanation:
         # Less than the rates is served of all models alike; what matters is who keeps all others from being served.
         lacks = [lack for lack in lacks if plan.scale == 0 and lack.cause != "capacity"]
     return Explanation(
-        placements=tuple(standing for group in alike(plan) for standing in _standings(group, plan, problem)),
+        placements=tuple(each for group in alike(plan) for each in _explained(group, plan, problem)),
         unserved=tuple(lacks),
     )
 
@@ -129,7 +129,8 @@ def gain(more: str, before: Plan, after: Plan) -> Gain:
 def _buys(before: Plan, after: Plan) -> str:
     if before.objective == "rate":
         if abs(after.scale - before.scale) <= LITTLE * before.scale:
-            return "nothing"
+            proven = after.bound is not None and after.bound <= before.scale * (1 + LITTLE)
+            return "nothing: even then no plan serves more" if proven else _unproven(after)
         change = f", {after.scale / before.scale - 1:+.1%}".replace("%", " %") if before.scale else ""
         return f"{after.scale:.3g} x the rates instead of {before.scale:.3g} x{change}"
     missing, left = sum(before.unserved.values()), sum(after.unserved.values())
@@ -147,8 +148,19 @@ def _buys(before: Plan, after: Plan) -> str:
         was, will = before.devices_used, after.devices_used
         text = f"{_devices(after.devices_used)} instead of {before.devices_used}"
     if abs(will - was) <= LITTLE * was:
-        return "nothing"
+        proven = after.bound is not None and not left and after.bound >= was * (1 - LITTLE)
+        return f"nothing: even then no plan does with less than {_now(before)}" if proven else _unproven(after)
     return text if will < was else f"nothing: {text}"
+
+
+def _unproven(after: Plan) -> str:
+    return "nothing" if after.bound is None else "nothing that was found; not proven"
+
+
+def _now(plan: Plan) -> str:
+    if plan.cost_per_hour is not None:
+        return f"{plan.cost_per_hour:.2f} per hour"
+    return _devices(plan.devices_used)
 
 
 def _devices(number: int) -> str:
@@ -171,7 +183,7 @@ def _slower(problem: Problem, names: Sequence[str]) -> Problem:
 # Why a placement has its share
 
 
-def _standings(group: Alike, plan: Plan, problem: Problem) -> Iterator[Standing]:
+def _explained(group: Alike, plan: Plan, problem: Problem) -> Iterator[Explained]:
     device = group.device
     kind = problem.kind(device.kind)
     need = sum(_need(problem, kind, cut) for cut in device.partitions)
@@ -179,7 +191,7 @@ def _standings(group: Alike, plan: Plan, problem: Problem) -> Iterator[Standing]
         binds = _binds(problem, plan, kind, device, slot)
         for placement in partition.placements:
             bind, why = binds[placement.model]
-            yield Standing(
+            yield Explained(
                 partition=f"{group.name}/{slot}",
                 count=group.count,
                 share=partition.share,
@@ -295,7 +307,7 @@ def _missing(problem: Problem, plan: Plan, name: str, rate: float) -> Missing:
         return Missing(model=name, rate=rate, cause=cause, nearest=nearest, why=why)
 
     model = problem.model(name)
-    fastest = [(curve(problem, name, kind.name, kind.cuts[-1])[:1], kind) for kind in problem.fleet]
+    fastest = [(seconds[:1], kind) for kind in problem.fleet for _, seconds in _whole(problem, name, kind)]
     known = [(seconds[0], kind) for seconds, kind in fastest if seconds and math.isfinite(seconds[0])]
     if not known:
         return because(
@@ -311,7 +323,8 @@ def _missing(problem: Problem, plan: Plan, name: str, rate: float) -> Missing:
             f" {show_seconds(nearest)}, {show_seconds(model.slo)} is asked for",
             nearest,
         )
-    able = [kind for seconds, kind in known if 2 * seconds <= model.slo]
+    quick = {kind.name for seconds, kind in known if 2 * seconds <= model.slo}
+    able = [kind for kind in problem.fleet if kind.name in quick]
     housing = [kind for kind in able if housed(kind, [(kind.cuts[-1], footprint(problem, kind.name, name, 1))])]
     if not housing:
         need, room = min((footprint(problem, kind.name, name, 1), kind.memory) for kind in able)
@@ -326,7 +339,11 @@ def _missing(problem: Problem, plan: Plan, name: str, rate: float) -> Missing:
                 f" of memory are taken, and a worker needs {worker}",
             )
     most, kind = max(
-        ((saturate(curve(problem, name, kind.name, kind.cuts[-1]), model.slo)[1], kind) for kind in housing),
+        (
+            (workers * saturate(seconds, model.slo)[1], kind)
+            for kind in housing
+            for workers, seconds in _whole(problem, name, kind)
+        ),
         key=lambda it: it[0],
     )
     used_up = sum(device.kind == kind.name for device in plan.devices)
@@ -335,6 +352,13 @@ def _missing(problem: Problem, plan: Plan, name: str, rate: float) -> Missing:
         "capacity",
         f"no room is left: a whole {kind.name} carries {show_rate(most)} requests/s of it within its target{taken}",
     )
+
+
+def _whole(problem: Problem, model: str, kind: Kind) -> list[tuple[int, tuple[float, ...]]]:
+    """Numbers of workers that the model was measured with, and the seconds of its batches on the largest share then."""
+    profile = problem.profile(model, kind.name)
+    numbers = sorted({point.procs for point in profile.points}) if profile is not None else []
+    return [(workers, curve(problem, model, kind.name, kind.cuts[-1], workers)) for workers in numbers]
 
 
 def _only_memory(problem: Problem, kind: Kind, device: Device, model: str) -> bool:

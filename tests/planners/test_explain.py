@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
+from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem, load
 from cotenant.planners.capacity import Bin, Cut, assemble
 from cotenant.planners.explain import Explanation, explain, gain, probes
@@ -180,6 +181,41 @@ def test_what_more_buys_is_said_in_the_words_of_the_objective() -> None:
     )
     dear = msgspec.structs.replace(plan, cost_per_hour=4.5)
     assert gain("x", dear, msgspec.structs.replace(plan, cost_per_hour=4.0)).buys == "4.00 per hour instead of 4.50"
+
+
+def test_where_more_buys_nothing_it_is_said_whether_that_is_proven() -> None:
+    one = Plan(planner="p", objective="rate", scale=2.0)
+    assert gain("x", one, msgspec.structs.replace(one, bound=2.001)).buys == "nothing: even then no plan serves more"
+    assert gain("x", one, msgspec.structs.replace(one, bound=2.1)).buys == "nothing that was found; not proven"
+    plan = solve("geometry", problem(a=1000.0))
+    known = msgspec.structs.replace(plan, bound=float(plan.devices_used))
+    assert gain("x", plan, known).buys == (
+        f"nothing: even then no plan does with less than {plan.devices_used} devices"
+    )
+    loose = msgspec.structs.replace(plan, bound=plan.devices_used - 1.0)
+    assert gain("x", plan, loose).buys == "nothing that was found; not proven"
+    dear = msgspec.structs.replace(plan, cost_per_hour=4.5, bound=4.5)
+    assert gain("x", dear, dear).buys == "nothing: even then no plan does with less than 4.50 per hour"
+
+
+def test_why_a_model_is_not_served_counts_all_numbers_of_workers_that_were_measured() -> None:
+    """Two workers at once are as quick as one, and carry twice as much; with one it was measured on less than all."""
+    points = [
+        Point(share=1000, batch=b, latency=0.002 + 0.003 * b, memory=10 * MIB, procs=procs)
+        for procs in (1, 2)
+        for b in (1, 2, 4, 8, 16)
+    ]
+    given = msgspec.structs.replace(
+        problem(a=5000.0, cuts=(1000,), count=1), profiles={("a", "k"): Profile("a", "k", points)}
+    )
+    (both,) = missing(given).unserved
+    # 16 rows in 50 ms, twice.
+    assert both.cause == "capacity"
+    assert "carries 640 requests/s" in both.why
+    only = [point for point in points if point.procs == 2]
+    given = msgspec.structs.replace(given, profiles={("a", "k"): Profile("a", "k", only)})
+    (two,) = missing(given).unserved
+    assert two.cause == "capacity"
 
 
 @given(problems())
