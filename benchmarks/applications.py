@@ -1,0 +1,97 @@
+"""Applications: how long it takes to split targets, and how far the forecast of the whole lies from the simulator.
+
+    python -m benchmarks.applications [--problems 40] [--planner elastic]
+
+Random graphs of two to four stages over two to five models, fan-outs fixed or drawn, at 2 to 40 requests/s on at most
+six devices. Each plan is simulated for two minutes at the rates that it was made for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from benchmarks.harness import show
+from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
+from cotenant.core.model import Kind, Model
+from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
+from cotenant.planners import Problem, load
+from cotenant.planners.applications import plain
+from cotenant.planners.forecast import forecast
+from cotenant.planners.solve import solve, split_of
+from cotenant.sim.run import simulate
+
+CUTS = (100, 200, 300, 400, 500, 600, 800, 1000)
+BATCHES = (1, 2, 4, 8, 16)
+FANOUTS: tuple[Fanout, ...] = (Fixed(1), Fixed(2), Poisson(1.3), Choice((0, 1, 3), (0.3, 0.4, 0.3)))
+SECONDS = 120.0
+NEAR = 5.0  # points of attainment
+
+
+def random_problem(rng: np.random.Generator) -> Problem:
+    """One application. Four of five stages come after one or two before them."""
+    names = [f"m{i}" for i in range(rng.integers(2, 6))]
+    profiles = {}
+    for name in names:
+        fixed, work = rng.uniform(0.001, 0.01), rng.uniform(0.0005, 0.008)
+        latency = {(s, b): (fixed + work * b) * 1000 / s for s in CUTS for b in BATCHES}
+        points = [Point(share=s, batch=b, latency=seconds, memory=1) for (s, b), seconds in latency.items()]
+        profiles[name, "k"] = Profile(name, "k", points)
+    stages: list[Stage] = []
+    for i in range(rng.integers(2, 5)):
+        count = min(i, int(rng.integers(1, 3))) if rng.random() < 0.8 else 0
+        after = tuple(stages[n].name for n in rng.choice(i, size=count, replace=False)) if count else ()
+        fanout = FANOUTS[rng.integers(len(FANOUTS))]
+        stages.append(Stage(name=f"s{i}", model=str(rng.choice(names)), after=after, fanout=fanout))
+    application = Application(name="app", slo=rng.uniform(0.2, 1.0), stages=tuple(stages))
+    return Problem(
+        models=tuple(Model(name=name, slo=1.0) for name in names),
+        rates={"app": rng.uniform(2, 40)},
+        fleet=(Kind(name="k", count=6, cuts=CUTS),),
+        profiles=profiles,
+        applications=(application,),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--planner", default="elastic")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    rng = np.random.default_rng(1)
+    split, alone, apart, late = 0.0, 0.0, [], 0
+    for _ in range(given.problems):
+        problem = random_problem(rng)
+        begun = time.perf_counter()
+        try:
+            parts = split_of(load(given.planner), problem)
+        except PlanError:
+            continue  # a target that no split meets
+        done = time.perf_counter()
+        solve(given.planner, plain(problem, parts))
+        split, alone = split + done - begun, alone + time.perf_counter() - done
+        plan = solve(given.planner, problem)
+        if plan.unserved:
+            continue
+        expected = forecast(plan, problem).applications["app"].attainment
+        (seen, *_) = simulate(problem, plan, seconds=SECONDS).models
+        if seen.attainment is not None:
+            apart.append(100 * (expected - seen.attainment))
+            late += not seen.kept
+    points = np.array(apart)
+    near = int((np.abs(points) <= NEAR).sum())
+    took = [seconds / given.problems * 1e3 for seconds in (split, alone)]
+    text = (
+        f"{given.planner}: {took[0]:.0f} ms to split, {took[1]:.0f} ms to plan then; forecast {points.min():+.1f} to"
+        f" {points.max():+.1f} points from the simulator, {near} of {len(points)} within {NEAR:g};"
+        f" {late} plans that the simulator would send back"
+    )
+    show("applications", text, split_ms=took[0], near=near, plans=len(points), late=late)
+
+
+if __name__ == "__main__":
+    main()
