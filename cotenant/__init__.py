@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from cotenant.config import read_failures, read_problem, read_profiles_file, read_settings, read_workload
+    from cotenant.config import (
+        read_failures,
+        read_problem,
+        read_profiles_file,
+        read_samples_file,
+        read_settings,
+        read_workload,
+    )
+    from cotenant.core.application import Application, Choice, Fixed, Poisson, Stage
     from cotenant.core.model import Kind, Model
     from cotenant.core.plan import Device, Partition, Placement, Plan
     from cotenant.core.profile import Point, Profile
@@ -28,26 +36,35 @@ if TYPE_CHECKING:
     from cotenant.planners.check import check
     from cotenant.planners.forecast import forecast
     from cotenant.planners.solve import solve
+    from cotenant.predictors import Load
+    from cotenant.predictors.fitting import fit
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
 
 _HOMES = {
+    "Application": "core.application",
+    "Choice": "core.application",
     "CotenantError": "errors",
     "Device": "core.plan",
+    "Fixed": "core.application",
     "Kind": "core.model",
+    "Load": "predictors",
     "Model": "core.model",
     "Partition": "core.plan",
     "Placement": "core.plan",
     "Plan": "core.plan",
     "Point": "core.profile",
+    "Poisson": "core.application",
     "Problem": "planners",
     "Profile": "core.profile",
     "Workload": "workload",
     "check": "planners.check",
+    "fit": "predictors.fitting",
     "forecast": "planners.forecast",
     "read_failures": "config",
     "read_problem": "config",
     "read_profiles_file": "config",
+    "read_samples_file": "config",
     "read_settings": "config",
     "read_workload": "config",
     "simulate": "sim.run",
@@ -55,22 +72,30 @@ _HOMES = {
 }
 
 __all__ = [
+    "Application",
+    "Choice",
     "CotenantError",
     "Device",
+    "Fixed",
     "Kind",
+    "Load",
     "Model",
     "Partition",
     "Placement",
     "Plan",
     "Point",
+    "Poisson",
     "Problem",
     "Profile",
+    "Stage",
     "Workload",
     "check",
+    "fit",
     "forecast",
     "read_failures",
     "read_problem",
     "read_profiles_file",
+    "read_samples_file",
     "read_settings",
     "read_workload",
     "simulate",

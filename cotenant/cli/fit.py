@@ -16,15 +16,14 @@ from cotenant.cli.asked import write
 from cotenant.cli.options import Json, PlotFile, Seed
 from cotenant.cli.reproduce import module
 from cotenant.cli.show import ProfileProgress, aside, bars, console, show_json
-from cotenant.config import read_profiles_file
-from cotenant.config.toml import text_of
+from cotenant.config import read_profiles_file, read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
 from cotenant.measure.draw import COLOURS, figure_for, save
 from cotenant.measure.table import table
 from cotenant.predictors.fitting import PREDICTORS, check, to_json
 from cotenant.predictors.fitting import fit as fitted_to
-from cotenant.predictors.samples import Sample, read_samples
+from cotenant.predictors.samples import Sample
 from cotenant.profiling.judging import Verdict, judged
 
 # Sets that others measured, where a checkout has them, and the function that reads their samples.
@@ -71,7 +70,7 @@ def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profile
     if samples in PUBLISHED and not Path(samples).exists():
         data: Any = module(f"data.{samples}")
         return getattr(data, PUBLISHED[samples])(), data.profiles()
-    read = read_samples(text_of(Path(samples)).splitlines(keepends=True), samples)
+    read = read_samples_file(Path(samples))
     if not profiles:
         raise ConfigError(f"{samples}: give the models' profiles with --profiles; predictors learn from them, too")
     found: dict[tuple[str, str], Any] = {}

@@ -11,10 +11,10 @@ import numpy as np
 from cotenant.backends import Backend
 from cotenant.cli.asked import write
 from cotenant.cli.show import ProfileProgress, aside, bars
-from cotenant.config.toml import text_of
+from cotenant.config import read_samples_file
 from cotenant.errors import ConfigError
 from cotenant.live.server import Offered
-from cotenant.predictors.samples import Sample, read_samples, write_samples
+from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.pairs import Candidate, measure, pairs
 from cotenant.worker.repository import sample
 from cotenant.worker.wire import WorkerModel
@@ -60,7 +60,7 @@ def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) ->
 
 def _written(path: Path) -> list[Sample]:
     """What was measured before, if anything."""
-    return read_samples(text_of(path).splitlines(keepends=True), str(path)) if path.exists() else []
+    return read_samples_file(path) if path.exists() else []
 
 
 def _candidate(name: str, offer: Offered) -> Candidate:

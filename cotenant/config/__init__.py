@@ -5,6 +5,7 @@ An error gives the file, the key and what to write instead.
 
 from __future__ import annotations
 
+from cotenant.config.interference import read_samples_file
 from cotenant.config.problem import read_problem, read_profiles_file
 from cotenant.config.settings import Address, ModelSettings, Settings, read_settings
 from cotenant.config.workload import read_failures, read_workload
@@ -16,6 +17,7 @@ __all__ = [
     "read_failures",
     "read_problem",
     "read_profiles_file",
+    "read_samples_file",
     "read_settings",
     "read_workload",
 ]

@@ -59,13 +59,18 @@ class Chosen(msgspec.Struct, frozen=True):
 
     def _fitted(self, path: Path, profiles: Profiles) -> Interference:
         if path.suffix != ".json":
-            samples = read_samples(text_of(path).splitlines(keepends=True), str(path))
+            samples = read_samples_file(path)
             # Here may be fewer models than were measured; what the others did cannot be learnt without their profiles.
             return fit(self.model, [sample for sample in samples if _known(sample, profiles)], profiles)
         name, fitted = from_json(text_of(path).encode(), str(path))
         if name != self.model:
             raise PlanError(f"is a fitted {name!r}, not {self.model!r}; correct one of the two")
         return knowing(fitted, profiles)
+
+
+def read_samples_file(path: Path) -> list[Sample]:
+    """Samples of pairs, from a CSV file."""
+    return read_samples(text_of(path).splitlines(keepends=True), str(path))
 
 
 def read_interference(value: Any, place: str, folder: Path) -> Chosen:
