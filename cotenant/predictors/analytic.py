@@ -87,14 +87,18 @@ class Delay(msgspec.Struct, frozen=True):
 
 
 class Analytic(msgspec.Struct, frozen=True, dict=True):
-    """Of one kind of device. alone: by model; cache: how much longer each runs, for all of the L2 cache in use."""
+    """Of one kind of device. alone: by model; cache: how much longer each runs, for all of the L2 cache in use.
 
+    A model that was no victim in any sample is taken to feel the cache as those that were do on average.
+    """
+
+    kind: str
     delay: Delay
     cache: dict[str, float]
     alone: dict[str, Alone]
 
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        """Raises PlanError for a model that was never measured, alone or as a victim."""
+        """Raises PlanError for a model whose profile does not say how much L2 it uses."""
         if not neighbours:
             return 1.0
         asked = (victim, *neighbours)
@@ -108,11 +112,18 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
         """Seconds of a batch."""
         own = self._alone(victim)
         used = sum(self._alone(load).l2(load.share) for load in neighbours)
-        if victim.model not in self.cache:
-            raise PlanError(f"model {victim.model!r} was no victim in any sample; measure it beside others")
         delay = own.kernels * self.delay.of(1 + len(neighbours))
         running = own.running(victim.batch, victim.share)
-        return own.overhead(victim.batch) + delay + running * (1 + self.cache[victim.model] * used)
+        cache = self.cache.get(victim.model, self._usual)
+        return own.overhead(victim.batch) + delay + running * (1 + cache * used)
+
+    def knowing(self, profiles: Profiles) -> Analytic:
+        """The same, which also knows these models."""
+        return Analytic(self.kind, self.delay, self.cache, self.alone | _alone(profiles, self.kind))
+
+    @functools.cached_property
+    def _usual(self) -> float:
+        return float(np.mean(list(self.cache.values())))
 
     @functools.cached_property
     def _known(self) -> dict[tuple[Load, ...], float]:
@@ -126,14 +137,12 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Analytic:
-    """By least squares of relative errors. Raises PlanError for models without `l2_util_pct`, and too few samples."""
-    alone = {
-        profile.model: measured(profile)
-        for profile in profiles.values()
-        if profile.kind in {sample.victim.kind for sample in samples}
-        and any(L2 in point.features for point in profile.points)
-    }
-    bare = Analytic(Delay(0.0, 0.0), {sample.victim.model: 0.0 for sample in samples}, alone)
+    """By least squares of slowdowns. Raises PlanError for models without `l2_util_pct`, and for too few samples."""
+    if not samples:
+        raise PlanError("no samples to fit a closed form to; measure pairs with `cotenant profile --pairs`")
+    kind = samples[0].victim.kind
+    alone = _alone(profiles, kind)
+    bare = Analytic(kind, Delay(0.0, 0.0), {sample.victim.model: 0.0 for sample in samples}, alone)
     terms = [
         Term(
             sample.victim.model,
@@ -147,7 +156,16 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Analytic:
         for sample in samples
     ]
     delay, cache = least_squares(terms)
-    return Analytic(delay, cache, alone)
+    return Analytic(kind, delay, cache, alone)
+
+
+def _alone(profiles: Profiles, kind: str) -> dict[str, Alone]:
+    """Of the models on this kind of device whose profiles say how much L2 they use."""
+    return {
+        profile.model: measured(profile)
+        for profile in profiles.values()
+        if profile.kind == kind and any(L2 in point.features for point in profile.points)
+    }
 
 
 class Term(msgspec.Struct, frozen=True):

@@ -77,8 +77,9 @@ class Throttle(msgspec.Struct, frozen=True):
 
 
 class Igniter(msgspec.Struct, frozen=True, dict=True):
-    """Of one kind of device. models: by name."""
+    """Of one kind of device. models: by name; one that was no victim feels the cache as those that were on average."""
 
+    kind: str
     models: dict[str, Coefficients]
     delay: Delay
     throttle: Throttle | None = None
@@ -100,13 +101,20 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
         beside = [(self._of(load), self._rate(load)) for load in neighbours]
         active = self._active(victim)
         if beside:
-            if own.cache is None:
-                raise PlanError(f"model {victim.model!r} was no victim in any sample; measure it beside others")
-            active *= 1 + own.cache * sum(max(0.0, it.l2.at(rate)) for it, rate in beside)
+            cache = self._usual if own.cache is None else own.cache
+            active *= 1 + cache * sum(max(0.0, it.l2.at(rate)) for it, rate in beside)
         idle = own.idle + own.kernels * self.delay.of(1 + len(beside))
         power = sum(it.power.at(rate) for it, rate in [(own, self._rate(victim)), *beside])
         frequency = 1.0 if self.throttle is None else self.throttle.frequency(power)
         return (idle + active) / frequency + own.transfer * victim.batch
+
+    def knowing(self, profiles: Profiles) -> Igniter:
+        """The same, which also knows these models."""
+        return Igniter(self.kind, _models(profiles, self.kind) | self.models, self.delay, self.throttle)
+
+    @functools.cached_property
+    def _usual(self) -> float:
+        return float(np.mean([known.cache for known in self.models.values() if known.cache is not None]))
 
     @functools.cached_property
     def _known(self) -> dict[tuple[Load, ...], float]:
@@ -161,15 +169,10 @@ def straight(x: Sequence[float], y: Sequence[float]) -> Straight:
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Igniter:
     """Raises PlanError for models without `l2_util_pct`, and for too few points or samples."""
-    kinds = {sample.victim.kind for sample in samples}
-    bare = Igniter(
-        {
-            profile.model: msgspec.structs.replace(_coefficients(profile), cache=0.0)
-            for profile in profiles.values()
-            if profile.kind in kinds and any(L2 in point.features for point in profile.points)
-        },
-        Delay(0.0, 0.0),
-    )
+    if not samples:
+        raise PlanError("no samples to fit a closed form to; measure pairs with `cotenant profile --pairs`")
+    kind = samples[0].victim.kind
+    bare = Igniter(kind, _models(profiles, kind), Delay(0.0, 0.0))
     terms = []
     for sample in samples:
         own, base = bare._of(sample.victim), bare.latency(sample.victim, ())
@@ -179,7 +182,16 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Igniter:
         terms.append(Term(sample.victim.model, count, own.kernels / base, felt * pressure, sample.slowdown - 1))
     delay, cache = least_squares(terms)
     models = {name: msgspec.structs.replace(known, cache=cache.get(name)) for name, known in bare.models.items()}
-    return Igniter(models, delay)
+    return Igniter(kind, models, delay)
+
+
+def _models(profiles: Profiles, kind: str) -> dict[str, Coefficients]:
+    """Of the models on this kind of device whose profiles say how much L2 they use."""
+    return {
+        profile.model: _coefficients(profile)
+        for profile in profiles.values()
+        if profile.kind == kind and any(L2 in point.features for point in profile.points)
+    }
 
 
 def _coefficients(profile: Profile) -> Coefficients:

@@ -35,7 +35,9 @@ def coefficients() -> Igniter:
     """As their program finds them: a batch's time without idling, at the frequency at rest, by least squares."""
     read = config()
     hardware = read["hardware"]
-    return Igniter({name: _model(read[name], hardware) for name in MODELS}, _delay(hardware), _throttle(hardware))
+    return Igniter(
+        v100.KIND, {name: _model(read[name], hardware) for name in MODELS}, _delay(hardware), _throttle(hardware)
+    )
 
 
 def profiles() -> dict[tuple[str, str], Profile]:

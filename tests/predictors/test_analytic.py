@@ -22,7 +22,7 @@ MODEL = Alone(
     points=tuple((batch, share, 2.0 * batch / share) for batch in (1, 4, 16) for share in (100, 300, 1000)),
 )
 QUIET = msgspec.structs.replace(MODEL, kernels=10, l2_slope=0.1)
-TRUTH = Analytic(Delay(5e-6, -8e-6), {"a": 0.6, "b": 0.3}, {"a": MODEL, "b": QUIET})
+TRUTH = Analytic("gpu", Delay(5e-6, -8e-6), {"a": 0.6, "b": 0.3}, {"a": MODEL, "b": QUIET})
 
 
 def test_the_formula() -> None:
@@ -128,8 +128,20 @@ def test_what_cannot_be_fitted() -> None:
     wrong = Point(share=500, batch=1, latency=1e-5, memory=0, features={"input_bytes": 1e6, "l2_util_pct": 10.0})
     with pytest.raises(PlanError, match="model 'a', batch 1 at 50 %: transfer and scheduling would take longer"):
         analytic.measured(Profile("a", "gpu", [wrong]))
-    with pytest.raises(PlanError, match="model 'a' was no victim in any sample"):
-        msgspec.structs.replace(TRUTH, cache={}).slowdown(Load("a", "gpu", 1, 100), [Load("b", "gpu", 1, 100)])
+    with pytest.raises(PlanError, match="no samples to fit a closed form to"):
+        analytic.fit([], PROFILES)
+
+
+def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
+    stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
+    with pytest.raises(PlanError, match="model 'c': how much L2 it uses is unknown"):
+        TRUTH.slowdown(stranger, beside)
+    wider = TRUTH.knowing(
+        {("c", "gpu"): profile("c", MODEL), ("b", "cpu"): Profile("b", "cpu", profile("b", MODEL).points)}
+    )
+    expected = msgspec.structs.replace(TRUTH, cache={"a": 0.45}).slowdown(Load("a", "gpu", 4, 300), beside)
+    assert wider.slowdown(stranger, beside) == pytest.approx(expected)
+    assert wider.alone["b"] == TRUTH.alone["b"]  # of another kind
 
 
 def test_a_request_waits_for_batches_before_it_or_for_its_own_to_fill() -> None:

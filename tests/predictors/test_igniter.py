@@ -24,7 +24,7 @@ MODEL = Coefficients(
     cache=0.5,
 )
 OTHER = msgspec.structs.replace(MODEL, active=Active(0.0, 1e-3, 1e-3, 0.0, 1e-3), cache=0.2)
-TRUTH = Igniter({"a": MODEL, "b": OTHER}, Delay(5e-6, -8e-6))
+TRUTH = Igniter("gpu", {"a": MODEL, "b": OTHER}, Delay(5e-6, -8e-6))
 
 
 def test_the_formula() -> None:
@@ -38,7 +38,7 @@ def test_the_formula() -> None:
 
 def test_power_above_the_most_slows_all() -> None:
     hungry = msgspec.structs.replace(OTHER, power=Straight(0.0, 200.0))
-    hot = Igniter({"b": hungry}, Delay(0.0, 0.0), Throttle(idle=50, most=300, slope=-0.001))
+    hot = Igniter("gpu", {"b": hungry}, Delay(0.0, 0.0), Throttle(idle=50, most=300, slope=-0.001))
     load = Load("b", "gpu", 4, 500)
     cool = msgspec.structs.replace(hot, throttle=None)
     assert hot.latency(load, []) == cool.latency(load, [])
@@ -80,6 +80,12 @@ def test_what_cannot_be_fitted() -> None:
         igniter.active(Measured(np.ones(4), np.ones(4), np.ones(4)))
     with pytest.raises(PlanError, match="model 'c' has no coefficients of iGniter's; its profile needs l2_util_pct"):
         TRUTH.slowdown(Load("c", "gpu", 1, 500), [Load("a", "gpu", 1, 500)])
-    unseen = Igniter({"a": msgspec.structs.replace(MODEL, cache=None)}, Delay(0.0, 0.0))
-    with pytest.raises(PlanError, match="model 'a' was no victim"):
-        unseen.slowdown(Load("a", "gpu", 1, 500), [Load("a", "gpu", 1, 500)])
+    with pytest.raises(PlanError, match="no samples to fit a closed form to"):
+        igniter.fit([], PROFILES)
+
+
+def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
+    stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
+    wider = TRUTH.knowing({("c", "gpu"): profile("c", OTHER)})
+    expected = Igniter("gpu", TRUTH.models | {"b": OTHER, "c": msgspec.structs.replace(OTHER, cache=0.35)}, TRUTH.delay)
+    assert wider.slowdown(stranger, beside) == pytest.approx(expected.slowdown(stranger, beside), rel=1e-3)
