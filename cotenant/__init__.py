@@ -57,6 +57,7 @@ _HOMES = {
     "Poisson": "core.application",
     "Problem": "planners",
     "Profile": "core.profile",
+    "Stage": "core.application",
     "Workload": "workload",
     "check": "planners.check",
     "fit": "predictors.fitting",

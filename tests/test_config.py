@@ -379,6 +379,14 @@ def test_a_mistake_in_an_application_is_named_with_its_place(tmp_path: Path, old
         read_problem(path)
 
 
+def test_the_example_of_applications_can_be_served() -> None:
+    problem = read_problem(Path(__file__).parent.parent / "docs" / "examples" / "applications.toml")
+    assert [application.name for application in problem.applications] == ["game", "traffic"]
+    plan = solve("elastic", problem)
+    assert not plan.unserved
+    assert not check(plan, problem)
+
+
 def test_a_problem_asks_for_something(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("nothing is asked for; list [[models]], or [[applications]]")):
         read_problem(written(tmp_path, ONLY))
