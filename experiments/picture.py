@@ -31,11 +31,19 @@ class Bar(msgspec.Struct, frozen=True):
         return f"{self.way} ({self.who})"
 
 
-def grouped(path: Path, bars: Sequence[Bar], *, lines: Sequence[tuple[str, float]], ylabel: str, title: str) -> None:
-    """lines: what a paper says, and its height. Raises ConfigError as `save_plan` does."""
+def grouped(
+    path: Path,
+    bars: Sequence[Bar],
+    *,
+    lines: Sequence[tuple[str, float]],
+    ylabel: str,
+    title: str,
+    columns: int = COLUMNS,
+) -> None:
+    """lines: what a paper says, and its height. columns: of panels, at most. Raises ConfigError as `save_plan` does."""
     panels = list(dict.fromkeys(bar.panel for bar in bars))
     widest = max((len({bar.group for bar in bars if bar.panel == panel}) for panel in panels), default=1)
-    columns = min(COLUMNS, max(len(panels), 1))
+    columns = min(columns, max(len(panels), 1))
     rows = -(-len(panels) // columns) or 1
     figure = figure_for(path, 2.5 + columns * (1 + 1.6 * widest), 0.7 + 3.1 * rows)
     spots = figure.subplots(rows, columns, squeeze=False, sharey=True).flat

@@ -115,4 +115,11 @@ def means(rows: Sequence[Row]) -> list[Row]:
 def plot(rows: Sequence[Row], path: Path) -> None:
     bars = [Bar(row.profiles, row.group, row.way, row.who, row.of_sbp) for row in rows if row.of_sbp is not None]
     lines = [("gpulet+int, paper's mean", paper.FIG13_OF_SBP["gpulet+int"])]
-    grouped(path, bars, lines=lines, ylabel="largest rate over SBP's of the same origin", title="gpulet, Figure 13")
+    grouped(
+        path,
+        bars,
+        lines=lines,
+        ylabel="largest rate over SBP's of the same origin",
+        title="gpulet, Figure 13",
+        columns=1,
+    )

@@ -142,4 +142,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         Bar(row.profiles, row.group, row.way, row.who, row.own_missed) for row in rows if row.own_missed is not None
     ]
     lines = [("promised", 100 * (1 - paper.KEPT))]
-    grouped(path, bars, lines=lines, ylabel="late or dropped at its own largest rate, %", title="gpulet, Figure 14")
+    grouped(
+        path,
+        bars,
+        lines=lines,
+        ylabel="late or dropped at its own largest rate, %",
+        title="gpulet, Figure 14",
+        columns=1,
+    )
