@@ -59,7 +59,7 @@ class Dispatcher:
         """What to do about an event at the time `now`, in seconds of any monotonic clock."""
         match event:  # those that come often first
             case Arrived():
-                return self.arrived(event.request, now)
+                return self.admit(event.request, now)
             case Finished():
                 return self._finished(event.lane, event.batch, event.failed, now)
             case Woke():
@@ -77,7 +77,7 @@ class Dispatcher:
 
     # Requests
 
-    def arrived(self, request: Request, now: float) -> list[Command]:
+    def admit(self, request: Request, now: float) -> list[Command]:
         """What `handle` does about an `Arrived`; for the simulator, to which making one for each request is much."""
         routes = self._routes.get(request.model)
         if routes is None:

@@ -39,7 +39,7 @@ def play(
         while heap and heap[0][0] <= arrived:
             agenda.step()
         now = arrived
-        commands = tell(Arrived(request), now) if dispatcher is None else dispatcher.arrived(request, now)
+        commands = tell(Arrived(request), now) if dispatcher is None else dispatcher.admit(request, now)
         if commands:  # mostly the lane is busy, and there is nothing to do
             agenda.perform(commands, now)
     while heap:
