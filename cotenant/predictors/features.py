@@ -104,6 +104,17 @@ def _columns(profile: Profile) -> set[str]:
     return {name for point in profile.points for name in point.features}
 
 
+class Column(msgspec.Struct, frozen=True):
+    """A feature over the samples. place: among those that `Scale.apply` is given."""
+
+    name: str
+    place: int
+    low: float
+    high: float
+    mean: float
+    deviation: float
+
+
 class Scale(msgspec.Struct, frozen=True, dict=True):
     """To mean 0 and deviation 1 over the samples. Features that did not vary among them are left out.
 
@@ -111,22 +122,29 @@ class Scale(msgspec.Struct, frozen=True, dict=True):
     line's answer grows without bound with a kernel that has ten times the threads.
     """
 
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    columns: tuple[Column, ...]
 
     @classmethod
-    def of(cls, rows: Vector) -> Scale:
-        columns = (rows.min(axis=0), rows.max(axis=0), rows.mean(axis=0), rows.std(axis=0))
-        return cls(*(tuple(column.tolist()) for column in columns))
+    def of(cls, rows: Vector, names: Sequence[str]) -> Scale:
+        """names: of the columns of `rows`."""
+        every = zip(
+            names,
+            range(len(names)),
+            *(each.tolist() for each in (rows.min(axis=0), rows.max(axis=0), rows.mean(axis=0), rows.std(axis=0))),
+            strict=True,
+        )
+        columns = [Column(*each) for each in every]
+        return cls(tuple(each for each in columns if each.deviation > 1e-9 * max(abs(each.mean), 1e-300)))
 
     def apply(self, rows: Vector) -> Vector:
-        low, high, mean, deviation, varied = self._arrays
-        scaled: Vector = ((np.clip(rows, low, high) - mean)[..., varied]) / deviation[varied]
+        places, low, high, mean, deviation = self._arrays
+        scaled: Vector = (np.clip(rows[..., places], low, high) - mean) / deviation
         return scaled
 
     @functools.cached_property
-    def _arrays(self) -> tuple[Vector, Vector, Vector, Vector, NDArray[np.bool_]]:
-        low, high, mean, deviation = (np.array(each) for each in (self.low, self.high, self.mean, self.deviation))
-        return low, high, mean, deviation, deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)
+    def _arrays(self) -> tuple[NDArray[np.int64], Vector, Vector, Vector, Vector]:
+        places = np.array([each.place for each in self.columns], dtype=np.int64)
+        low, high, mean, deviation = (
+            np.array([(each.low, each.high, each.mean, each.deviation) for each in self.columns]).reshape(-1, 4).T
+        )
+        return places, low, high, mean, deviation

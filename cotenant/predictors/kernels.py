@@ -36,9 +36,11 @@ class Learnt(msgspec.Struct, frozen=True):
         return self.centre + self.spread * self.regressor.predict(self.scale.apply(rows))
 
 
-def learn(rows: Vector, targets: Vector, technique: str = "lr", *, seed: int = 0, effort: int = 10) -> Learnt:
-    """rows: samples by features. Raises PlanError as `regression.train` does."""
-    scale, centre, spread = Scale.of(rows), float(targets.mean()), float(targets.std()) or 1.0
+def learn(
+    rows: Vector, names: Sequence[str], targets: Vector, technique: str = "lr", *, seed: int = 0, effort: int = 10
+) -> Learnt:
+    """rows: samples by features, which have these names. Raises PlanError as `regression.train` does."""
+    scale, centre, spread = Scale.of(rows, names), float(targets.mean()), float(targets.std()) or 1.0
     scaled = (targets - centre) / spread
     return Learnt(scale, centre, spread, train(technique, scale.apply(rows), scaled, seed=seed, effort=effort))
 
@@ -92,7 +94,8 @@ def fit_automl(samples: Sequence[Sample], profiles: Profiles) -> Kernels:
 def _fit(samples: Sequence[Sample], profiles: Profiles, technique: str) -> Kernels:
     known = sheet(profiles, _named(sample.victim for sample in samples) | _named(_neighbours(samples)))
     rows = np.array([_row(known, sample.victim, sample.neighbours) for sample in samples])
-    return Kernels(known, learn(rows, np.log([sample.slowdown for sample in samples]), technique))
+    names = [*(f"{name} of the victim" for name in known.names), *known.names]
+    return Kernels(known, learn(rows, names, np.log([sample.slowdown for sample in samples]), technique))
 
 
 def _row(known: Sheet, victim: Load, neighbours: Sequence[Load]) -> Vector:
@@ -124,7 +127,7 @@ def fit_sum(runs: Sequence[Run], profiles: Profiles, technique: str = "lr", *, s
     known = sheet(profiles, _named(load for run in runs for load in run.loads))
     rows = np.array([known.together(run.loads) for run in runs])
     targets = np.array([sum(run.rows_per_s) for run in runs])
-    return Sum(known, learn(rows, targets, technique, seed=seed, effort=effort))
+    return Sum(known, learn(rows, known.names, targets, technique, seed=seed, effort=effort))
 
 
 def runs_of(samples: Iterable[Sample]) -> list[Run]:

@@ -75,7 +75,10 @@ def test_beyond_what_was_seen_it_stays_at_the_edge() -> None:
 
 def test_a_feature_that_never_varied_is_left_out() -> None:
     rows = np.array([[1.0, 5.0], [3.0, 5.0]])
-    assert Scale.of(rows).apply(rows).tolist() == [[-1.0], [1.0]]
+    scale = Scale.of(rows, ["threads", "busy"])
+    assert scale.apply(rows).tolist() == [[-1.0], [1.0]]
+    assert [column.name for column in scale.columns] == ["threads"]
+    assert Scale.of(rows[:1], ["threads", "busy"]).apply(rows).shape == (2, 0)
 
 
 def test_models_that_no_sample_has_need_only_a_profile() -> None:
