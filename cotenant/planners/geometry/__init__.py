@@ -4,8 +4,8 @@ DESIGN.md, Planners. How many devices get each cutting, and how many partitions 
 more partitions are used than cut and the rates are met: with the fewest devices, at the least price, or for the largest
 common multiple of the rates. The program's size depends on models, shares and kinds, not on how many devices there are.
 
-1. Modes of one model give the linear relaxation, and with it the bound (see modes.py). Where models are few, modes of
-   pairs say what time-sharing costs, and whole numbers of partitions tighten it.
+1. Modes of one model give the linear relaxation, and with it a bound (see modes.py). Where models are few it is
+   tightened by what partitions can really hold of what is asked, and by their being whole (see bounding.py).
 2. Up to sixteen devices or so, modes are put on partitions by ruin and recreate (exchange.py), at the prices of the
    relaxation: the program would be hundreds of columns for a few partitions. Beyond, most is as the relaxation has it,
    and the integer program settles the rest, with the modes of several models that its prices pick.
@@ -15,7 +15,7 @@ common multiple of the rates. The program's size depends on models, shares and k
 
 Neighbours slow each other, which neither search sees: latencies are multiplied by what neighbours do at worst, usually
 or at least, and what results is checked with the neighbours that are really there; what comes short is asked for more.
-The bound counts no slowdown.
+The bound counts no slowdown; whether the rates can be served at all is asked with the least slowdown there can be.
 """
 
 from __future__ import annotations
