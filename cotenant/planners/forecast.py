@@ -13,8 +13,8 @@ one batch of the others, or, where they are idle too, with the next arrival.
   p-th arrival of all, and counts vary p times less; and it sees them in the last p-th of T.
 - A request that arrives at u waits T - u, then for the full batches before its own, then for its own. One that cannot
   make its target is refused on arrival, and does not wait.
-- Where batches vary, admission adds the mean deviation that a lane has seen, which is 0.8 standard deviations, and some
-  of what is admitted at the last moment is late all the same. Both together are taken as one standard deviation more.
+- Where batches vary, admission adds the mean deviation that a lane has seen. That some of what is admitted at the last
+  moment is late all the same is not counted.
 
 Latencies within one T are uniform between the first and the last arrival of a batch: their distribution is a mixture of
 uniforms, weighted with the chain's stationary distribution.
@@ -56,6 +56,7 @@ POOL = 8  # lanes of a model beyond these change little
 LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
 KNOWN = 4096  # lanes that are remembered
 TOGETHER = 32  # lanes in one computation
+DEVIATION = 0.8  # mean over standard deviation, of a normal distribution
 
 NODES = 12  # of a distribution of counts
 TAIL = 1e-4  # what the first and the last of them stand for
@@ -387,7 +388,7 @@ def _turns(lanes: Sequence[tuple[_Queue, ...]]) -> list[_Turns]:
         lanes=np.array([float(queue.pool) for queue in queues]),
         pool=np.array([min(queue.pool * g, POOL) for queue, g in zip(queues, grain, strict=True)]),
         seconds=seconds,
-        caution=1 + np.array([queue.varies for queue in queues]),
+        caution=1 + DEVIATION * np.array([queue.varies for queue in queues]),
     )
     attainment, cost, below = _solved(chains)
     return [

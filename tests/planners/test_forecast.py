@@ -244,5 +244,5 @@ def test_batches_that_vary_are_seen_to_cost_attainment() -> None:
     expected = forecast(plan, problem).models["m0"].attainment
     (seen,) = simulate(problem, plan, seconds=20_000 / rate, seed=1).models
     assert seen.attainment is not None
-    assert steady > seen.attainment + 0.02
-    assert expected == pytest.approx(seen.attainment, abs=0.03)
+    # What is admitted at the last moment and late all the same is not counted.
+    assert seen.attainment < expected < steady - 0.01
