@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
 import numpy as np
@@ -16,6 +16,14 @@ from cotenant.cli.options import Json, Seed
 from cotenant.cli.show import console, show_json, tell
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cotenant.core.profile import Profiles
+    from cotenant.planners.colocate import Measure, Neighbours, Worth
+    from cotenant.predictors import Load
+    from cotenant.predictors.kernels import Run
 
 SHOWN = 20  # choices
 
@@ -31,7 +39,9 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def colocate(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="MODEL[:BATCH][@SHARE%], such as resnet50:8@50%.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="As resnet50:8@50%, or without the batch or the share.")
+    ],
     candidates: Annotated[
         str, typer.Option("--candidates", "-c", metavar="A,B,...", help="Of whom to choose, written as TARGET is.")
     ],
@@ -73,7 +83,7 @@ def colocate(
     one, *others = (load_of(text, mine, beside) for text in (target, *filter(str.strip, candidates.split(","))))
     if len(others) < beside:
         raise ConfigError(f"--candidates: {len(others)} are fewer than the {beside} that --beside asks for")
-    runs: list[Any] = []
+    runs: list[Run] = []
     if samples is not None:
         every = runs_of(read_samples(text_of(samples).splitlines(keepends=True), str(samples)))
         runs = [run for run in every if all((load.model, load.kind) in mine for load in run.loads)]
@@ -84,7 +94,7 @@ def colocate(
         runs=runs,
         fit=fit,
         technique=technique,
-        by=by,
+        by=cast("Measure", by),
         seed=seed,
     )
     options = asked.compared() if compare else asked.options(policy or asked.default)
@@ -97,13 +107,13 @@ def colocate(
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that policies choose by. sets: of neighbours; runs: that were measured."""
 
-    target: Any
-    sets: list[Any]
-    profiles: Any
-    runs: list[Any]
+    target: Load
+    sets: list[Neighbours]
+    profiles: Profiles
+    runs: list[Run]
     fit: Path | None
     technique: str
-    by: Any
+    by: Measure
     seed: int
 
     @property
@@ -150,7 +160,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             found.append(msgspec.structs.replace(best, policy="best rule"))
         return found
 
-    def view(self, options: Sequence[Option], *, compare: bool) -> Any:
+    def view(self, options: Sequence[Option], *, compare: bool) -> Table:
         from cotenant.measure.table import table
         from cotenant.planners.colocate import RULES
 
@@ -175,7 +185,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             )
         return rows
 
-    def _worth(self, policy: str) -> Any:
+    def _worth(self, policy: str) -> Worth:
         from cotenant.config.toml import text_of
         from cotenant.planners import colocate as planner
         from cotenant.predictors.fitting import from_json, knowing
@@ -208,7 +218,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--policy {policy} needs {flag}")
 
 
-def load_of(text: str, profiles: Any, beside: int) -> Any:
+def load_of(text: str, profiles: Profiles, beside: int) -> Load:
     """Of MODEL[:BATCH][@SHARE%]; without them the largest batch, and an equal part or the least share measured."""
     from cotenant.predictors import Load
 
@@ -227,5 +237,5 @@ def load_of(text: str, profiles: Any, beside: int) -> Any:
     return Load(profile.model, profile.kind, batch, share)
 
 
-def _written(load: Any) -> str:
+def _written(load: Load) -> str:
     return f"{load.model}:{load.batch}@{load.share / 10:g}%"
