@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.predictors.traits import PLACE, REACTION, SHARE, TRAITS, USED
+from cotenant.predictors.traits import PLACE, REACTION, SHARE, TO_ROWS, TRAITS, USED
 
 Matrix = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -55,7 +55,7 @@ FUNCTIONS = {
     "traits": _Function(
         victim=False,
         neighbour=False,
-        groups=((_of_victim(REACTION), 3.0), (_of_victim(USED) + _of_neighbour(USED, SHARE), 4.0)),
+        groups=((_of_victim(TO_ROWS), 3.0), (_of_neighbour(USED, SHARE), 8.0)),
         fixed=True,
     ),
     "victim": _Function(

@@ -19,6 +19,7 @@ USE = ("l2_util_pct", "dram_util_pct", "sm_util_pct", "sm_throughput_pct", "dram
 TRAITS = ("floor", "by_batch", "by_share", "batch", "share", *USE)
 # Places in TRAITS.
 REACTION = range(3)
+TO_ROWS = range(2)
 PLACE = range(3, 5)
 SHARE = range(4, 5)
 USED = range(5, len(TRAITS))
