@@ -14,6 +14,7 @@ is a heuristic of the paper's; where it leaves a model unserved, others follow i
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -158,10 +159,10 @@ class _Fleet:
             (size - cut.share, bin_, cut, size)
             for bin_ in self.bins
             if bin_.kind is kind
+            for growth in (min(bin_.free, want.share - 1),)
             for cut in bin_.cuts
             if model not in cut.rates
-            for size in kind.cuts
-            if 0 <= size - cut.share < want.share and size - cut.share <= bin_.free
+            for size in kind.cuts[bisect_left(kind.cuts, cut.share) : bisect_right(kind.cuts, cut.share + growth)]
             if want.rate <= self._room(bin_, cut, size, model)
         ]
         for _, bin_, cut, size in sorted(choices, key=lambda choice: choice[0]):

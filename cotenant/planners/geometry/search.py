@@ -36,7 +36,6 @@ MANY = 40  # devices beyond which partitions shared in time are too few to tight
 QUANTILES = (1.0, 0.5, 0.0)  # of what neighbours may do, those that are reckoned with: the worst, the usual, the least
 MIXED = 100  # modes of several models that the program may choose from
 STEPS = 6000  # of filling devices anew, for each second of the time limit
-QUICK = 1000  # of them, where any plan that serves the rates will do
 ROUNDS = 3  # of so many steps, at most
 CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of those, how many are tried
 FLEETS = 6
@@ -341,7 +340,7 @@ class Search:
             boxes = self._boxes([k for k in fleet if pieces[k]], offer)
             wanted = np.ones(len(self.names))
             for _ in range(REPAIRS):
-                steps = min(self.steps, round((QUICK if first else STEPS) * self.problem.time_limit))
+                steps = min(self.steps, round(STEPS * self.problem.time_limit))
                 served, boxes, taken = exchange(
                     boxes, offer.for_more(wanted), pieces, self.rooms, worth, enough=enough, steps=steps
                 )
