@@ -60,8 +60,8 @@ def test_the_rates_of_a_workload_grow(program: Program, folder: Path) -> None:
     (folder / "asked.toml").write_text(entry)
     (folder / "failing.toml").write_text(entry + '[[failures]]\nparts = ["cpu0"]\ntime = "1s"\n')
     for command in (("capacity",), ("sweep", "--over", "rate=1,2"), ("simulate", "--what-if", "rate=2")):
-        said = program.refuses(*command, "problem.toml", "--planner", "elastic", "--workload", "failing.toml")
-        assert said == "failing.toml: failures are for one run of `cotenant simulate`; leave them out here"
+        message = program.refuses(*command, "problem.toml", "--planner", "elastic", "--workload", "failing.toml")
+        assert message == "failing.toml: failures are for one run of `cotenant simulate`; leave them out here"
     said = program("capacity", "problem.toml", *SHORT, "--workload", "asked.toml", "--growth", "1", "--json")
     found = json.loads(said.out)
     (offer,) = found["offers"]
