@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.config import read_profiles_file
+from cotenant.planners import load
 from cotenant.predictors.samples import read_samples
 from cotenant.profiling.grid import Grid
 from cotenant.profiling.pairs import measure
@@ -48,6 +49,7 @@ def test_what_was_measured_is_written_down_and_kept(program: Program, folder: Pa
 def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into a file that is gone on with, and that a predictor can be fitted to."""
     monkeypatch.setattr("cotenant.cli.pairs.measure", partial(measure, seconds=0.02))
+    monkeypatch.setattr("cotenant.cli.prepare.timed", lambda planner, problem: load("squishy")(problem))  # no search
     said = program("profile", "--repository", "mine", "--output", "mine.csv", "--pairs", "pairs.csv", "--count", "3")
     assert said.code == 0, said.err
     assert "6 samples in pairs.csv" in said.err
