@@ -93,7 +93,12 @@ def from_json(text: bytes, place: str) -> tuple[str, Interference]:
         fitted: Interference = msgspec.convert(
             fields, form, strict=False, str_keys=True, dec_hook=lambda kind, value: kind.from_json(value)
         )
-    except (msgspec.DecodeError, PlanError) as error:
+    except (
+        msgspec.DecodeError,
+        PlanError,
+        LookupError,
+        ValueError,
+    ) as error:  # numbers that do not fit each other, too
         raise ConfigError(f"{place}: is no fitted predictor: {error}; make one with `cotenant fit`") from None
     return name, fitted
 

@@ -91,10 +91,10 @@ def _written(load: Load) -> list[str]:
 
 def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Sample:
     victim = _load(row, VICTIM[1:], row["kind"], place)
-    named = [suffix for suffix in suffixes if row["neighbour" + suffix]]
-    neighbours = tuple(_load(row, [column + suffix for column in NEIGHBOUR], row["kind"], place) for suffix in named)
-    if not neighbours:
+    if not any(row["neighbour" + suffix] for suffix in suffixes):
         raise ConfigError(f"{place}: neighbour is empty; a run without neighbours belongs into a profile")
+    filled = [suffix for suffix in suffixes if any(row[column + suffix] for column in NEIGHBOUR)]
+    neighbours = tuple(_load(row, [column + suffix for column in NEIGHBOUR], row["kind"], place) for suffix in filled)
     alone, together = (number(row[column], f"{place}: {column}") for column in TIMES)
     for column, value in zip(TIMES, (alone, together), strict=True):
         if value <= 0:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -92,7 +90,19 @@ def test_samples_that_nothing_can_be_learnt_from() -> None:
         fit("magic", samples, PROFILES)
 
 
+REFUSED = r"^fitted\.json: is no fitted predictor: .*; make one with `cotenant fit`$"
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "magic"}', '{"model": "linear", "coefficients": 3}'])
-def test_files_that_are_no_predictors(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^fitted\.json: is no fitted predictor: .*; make one with `cotenant fit`$"):
+def test_files_that_are_no_predictors(text: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED):
         from_json(text.encode(), "fitted.json")
+
+
+def test_files_that_somebody_cut_from() -> None:
+    linear = msgspec.json.decode(to_json("linear", fit("linear", pairs(), PROFILES)))
+    del linear["utilisation"]["a"]["model"]
+    ours = msgspec.json.decode(to_json("ours", fit("ours", pairs(), PROFILES)))
+    for file in (linear, {**ours, "loads": ours["loads"][:1]}, {**ours, "samples": []}):
+        with pytest.raises(ConfigError, match=REFUSED):
+            from_json(msgspec.json.encode(file), "fitted.json")

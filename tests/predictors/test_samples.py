@@ -43,6 +43,8 @@ def test_further_neighbours_have_a_suffix_and_may_be_absent() -> None:
     one, two = read(f"{header}\na,m,1,40,n,1,20,,,,1,2\na,m,1,40,n,1,20,o,2,12.5,1,2\n")
     assert len(one.neighbours) == 1
     assert two.neighbours[1] == Load("o", "a", 2, 125)
+    with pytest.raises(ConfigError, match="neighbour_2 is empty"):
+        read(f"{header}\na,m,1,40,n,1,20,,2,12.5,1,2\n")
 
 
 @pytest.mark.parametrize(
