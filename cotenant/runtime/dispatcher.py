@@ -297,10 +297,15 @@ class Dispatcher:
             routes = self._routes.get(request.model)
             size, priority, deadline = request.size, request.priority, request.deadline
             queue, finish = (None, math.inf) if routes is None else routes.first(size, priority, deadline, now)
+            why = reason
             if queue is None and self.lanes.get(home.id) is home and not home.draining:
-                queue, finish = home.queues.get(request.model), now
+                own = home.queues.get(request.model)
+                if own is not None and size > own.batch:
+                    why = TOO_LARGE  # since its plan came
+                else:
+                    queue, finish = own, now
             if queue is None or routes is None or finish > deadline:
-                self._end((request,), Outcome.FAILED, reason, commands)
+                self._end((request,), Outcome.FAILED, why, commands)
                 continue
             self._held[request.id] = queue
             routes.push(queue, request, size, priority, deadline)

@@ -295,6 +295,24 @@ def test_a_batch_that_is_larger_than_the_new_plan_allows_is_answered_all_the_sam
     assert ends(dispatcher.handle(Finished("a", 2), 0.023)) == {1: Outcome.SERVED, 2: Outcome.SERVED}
 
 
+def test_what_waits_with_more_rows_than_the_new_plan_allows_ends_and_holds_nobody_up() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(1, within=1.0), request(2, size=3, within=1.0), request(3, within=1.0))
+    commands = dispatcher.handle(Applied((lane("a", LaneModel(model="m", latencies=linear(2))),)), 0.001)
+    (reply,) = [command for command in commands if isinstance(command, Reply)]
+    assert ([it.id for it in reply.requests], reply.outcome, reply.reason) == ([2], Outcome.FAILED, words.TOO_LARGE)
+    dispatcher.invariants()
+    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[3]]
+
+
+def test_what_was_lost_with_its_worker_is_not_tried_again_in_batches_that_the_new_plan_forbids() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(1, size=3, within=1.0))
+    dispatcher.handle(Applied((lane("a", LaneModel(model="m", latencies=linear(2))),)), 0.001)
+    assert ends(dispatcher.handle(Died("a", "killed"), 0.002)) == {1: Outcome.FAILED}
+    dispatcher.invariants()
+
+
 def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
     dispatcher = started(A)
     for batch in range(1, 40):
