@@ -168,6 +168,7 @@ def _fleet(
     """The cheapest fleet of no less than a cost that no proof refuses; None where there is none."""
     program = highspy.Highs()  # type: ignore[no-untyped-call]
     program.setOptionValue("output_flag", False)
+    program.setOptionValue("mip_rel_gap", 0.0)  # what is near the cheapest may cost more than a plan
     columns = list(range(len(counts)))
     for k in columns:
         program.addCol(prices[k], 0.0, min(counts[k], highspy.kHighsInf), 0, [], [])

@@ -60,7 +60,7 @@ class _Rounds(msgspec.Struct):
     """Lengths of rounds on one slot, n of them. longest[n]: the end of the interval, in seconds.
 
     took[v, b - 1]: seconds of a batch; gain[n, v, b - 1]: what it is worth at most, where useful[n, v, b - 1]: it fits,
-    and a smaller one is worth less. order: models, as they are added; most[n, i], pay[n, i]: what each can add, and
+    and one row less may be worth less. order: models, as they are added; most[n, i], pay[n, i]: what each can add, and
     per second.
     """
 
@@ -122,11 +122,13 @@ def _rounds(menu: Menu, s: int, worth: Worth) -> _Rounds | None:
     ends = np.multiply(shortest, 1 + STEP)
     fits = took <= np.minimum(latest - shortest[:, None], ends[:, None])[:, :, None]
     rows = np.arange(1, took.shape[1] + 1)
-    gain = np.zeros(fits.shape)
+    gain, smaller = np.zeros(fits.shape), np.zeros(fits.shape)
     for v, i in enumerate(menu.owner.tolist()):
         gain[:, v] = worth.of(i, menu.procs[v] * rows / shortest[:, None])
+        # At least: what one row less is worth in the shortest round need not be so in the one that it is in.
+        smaller[:, v] = worth.of(i, menu.procs[v] * (rows - 1) / ends[:, None])
     gain[~fits] = 0.0
-    useful = np.diff(gain, axis=2, prepend=0.0) > 0
+    useful = gain > smaller
     pay = np.where(useful, gain / took, 0.0).max(axis=2)
     own = [menu.owner == i for i in range(len(menu.names))]
     best = np.stack([pay[:, mine].max(axis=1) for mine in own], axis=1)

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.core.model import Kind, Model
+from cotenant.planners import Problem
 from cotenant.planners.geometry import priced
 from cotenant.planners.geometry.modes import Mode
 from cotenant.planners.geometry.priced import Steps, Worth, most_worth
 from tests.planners.geometry.test_modes import made, menu, runs
+from tests.planners.problems import linear
 
 EVERY = [chosen for size in (1, 2, 3) for chosen in combinations(range(3), size)]
 
@@ -65,3 +68,14 @@ def test_modes_that_do_not_fit_the_memory_count_but_are_not_offered() -> None:
         bound, found = most_worth(menu(tight), s, worth, 0.0)
         assert all(mode.memory <= 2 << 20 for _, mode in found)
         assert bound <= most_worth(menu(free), s, worth, 0.0)[0]
+
+
+def test_the_largest_batch_that_its_target_allows_counts_although_one_row_less_is_nearly_as_good() -> None:
+    """In a tight round: intervals of rounds must not hide what only the batch that just fits carries."""
+    for largest in range(80, 110):
+        took = 0.3 + 0.003 * largest
+        models = (Model(name="a", slo=2 * took * (1 + 1e-6)),)
+        profiles = {("a", "k"): linear("a", "k", 0.3, 0.003, cuts=(1000,), batches=(1, 128))}
+        problem = Problem(models=models, rates={"a": 1.0}, fleet=(Kind(name="k", cuts=(1000,)),), profiles=profiles)
+        worth = Worth(np.array([largest / took]), np.array([1.0]))
+        assert most_worth(menu(problem), 0, worth, 0.0)[0] == pytest.approx(1.0, abs=1e-9)
