@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from cotenant.errors import PlanError
+
 
 class Load(msgspec.Struct, frozen=True):
     """A model at work on a part of a device: who slows, or is slowed. kind: of the device. share: ‰ of it."""
@@ -15,6 +17,15 @@ class Load(msgspec.Struct, frozen=True):
     kind: str
     batch: int
     share: int
+
+
+def require(kind: str, load: Load) -> None:
+    """Raises PlanError for a load on another kind of device than the samples of a predictor were measured on."""
+    if load.kind != kind:
+        raise PlanError(
+            f"model {load.model!r} on {load.kind!r}: this predictor was fitted to samples on {kind!r} and knows no"
+            " other kind of device; plan for one kind, or take 'ours', which is less sure of others but answers"
+        )
 
 
 class Interference(Protocol):

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
-from cotenant.predictors import Load
+from cotenant.predictors import Load, require
 from cotenant.predictors.linear import L2
 from cotenant.predictors.samples import Sample
 
@@ -98,7 +98,7 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
     alone: dict[str, Alone]
 
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        """Raises PlanError for a model whose profile does not say how much L2 it uses."""
+        """Raises PlanError for a model that no profile says the use of L2 of, and on another kind of device."""
         if not neighbours:
             return 1.0
         asked = (victim, *neighbours)
@@ -130,6 +130,7 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def _alone(self, load: Load) -> Alone:
+        require(self.kind, load)
         known = self.alone.get(load.model)
         if known is None:
             raise PlanError(f"model {load.model!r}: how much L2 it uses is unknown; its profile needs {L2}")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
-from cotenant.predictors import Load
+from cotenant.predictors import Load, require
 from cotenant.predictors.analytic import BANDWIDTH, INPUT, KERNELS, OUTPUT, SCHEDULING, Delay, Term, least_squares
 from cotenant.predictors.linear import L2
 from cotenant.predictors.samples import Sample
@@ -85,7 +85,7 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
     throttle: Throttle | None = None
 
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        """Raises PlanError for a model whose coefficients are unknown."""
+        """Raises PlanError for a model whose coefficients are unknown, and on another kind of device."""
         if not neighbours:
             return 1.0
         asked = (victim, *neighbours)
@@ -127,6 +127,7 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
         return load.batch / self._active(load)
 
     def _of(self, load: Load) -> Coefficients:
+        require(self.kind, load)
         known = self.models.get(load.model)
         if known is None:
             raise PlanError(f"model {load.model!r} has no coefficients of iGniter's; its profile needs {L2}")

@@ -63,8 +63,11 @@ class Kernels(msgspec.Struct, frozen=True, dict=True):
         return known
 
     def knowing(self, profiles: Profiles) -> Kernels:
-        """The same, for these models: they need no samples, but the features."""
-        return Kernels(sheet(profiles, (), self.sheet.columns), self.learnt)
+        """The same, which also knows these models: they need no samples, but the features."""
+        more = sheet(profiles, (), self.sheet.columns).known
+        told = {(each.name, each.kind) for each in more}
+        kept = [each for each in self.sheet.known if (each.name, each.kind) not in told]
+        return Kernels(Sheet(self.sheet.columns, (*kept, *more)), self.learnt)
 
     @functools.cached_property
     def _known(self) -> dict[tuple[Load, ...], float]:

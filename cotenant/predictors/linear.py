@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cotenant.core.profile import Profile, Profiles
 from cotenant.errors import PlanError
-from cotenant.predictors import Load
+from cotenant.predictors import Load, require
 from cotenant.predictors.samples import Sample
 
 L2, DRAM = "l2_util_pct", "dram_util_pct"  # columns of a profile
@@ -89,15 +89,18 @@ class Utilisation:
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """utilisation: model → what it uses."""
+    """utilisation: model → what it uses. kind: of the devices that this is of; None: the same on any."""
 
     coefficients: Coefficients
     utilisation: Mapping[str, Utilisation]
+    kind: str | None = None
 
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        """Raises PlanError for a model whose utilisation is unknown."""
+        """Raises PlanError for a model whose utilisation is unknown, and on another kind of device."""
         if not neighbours:
             return 1.0
+        if self.kind is not None:
+            require(self.kind, victim)
         c = self.coefficients
         own_l2, own_dram = _used(self.utilisation, victim)
         factor = c.constant + c.l2_victim * own_l2 + c.dram_victim * own_dram
@@ -108,21 +111,23 @@ class Linear(msgspec.Struct, frozen=True):
 
     def knowing(self, profiles: Profiles) -> Linear:
         """With the utilisation that these profiles have."""
-        return Linear(self.coefficients, {**self.utilisation, **_utilisation(profiles)})
+        return Linear(self.coefficients, {**self.utilisation, **_utilisation(profiles, self.kind)}, self.kind)
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Linear:
     """With the utilisation of every model whose profile has it. Raises PlanError where a sample's has not."""
-    used = _utilisation(profiles)
-    return Linear(least_squares(samples, used), used)
+    kind = samples[0].victim.kind if samples else None
+    used = _utilisation(profiles, kind)
+    return Linear(least_squares(samples, used), used, kind)
 
 
-def _utilisation(profiles: Profiles) -> dict[str, Utilisation]:
-    """Of one kind of device, that of the profiles."""
+def _utilisation(profiles: Profiles, kind: str | None) -> dict[str, Utilisation]:
+    """On this kind of device."""
     return {
         model: Utilisation.of(profile)
-        for (model, _), profile in profiles.items()
-        if any(L2 in point.features and DRAM in point.features for point in profile.points)
+        for (model, on), profile in profiles.items()
+        if kind in (None, on)
+        and any(L2 in point.features and DRAM in point.features for point in profile.points if point.procs == 1)
     }
 
 

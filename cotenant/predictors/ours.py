@@ -78,6 +78,7 @@ class Ours:
         self._known = dict(known)
         self._profiles = profiles
         self._observed = observed
+        self._kind = samples[0].victim.kind
         self._names = _names(samples)
         self._noises = _noises(process, [sample.victim.model for sample in samples])
         self._answers: dict[tuple[Load, tuple[Load, ...]], float] = {}
@@ -98,7 +99,7 @@ class Ours:
         if not neighbours:
             return [1.0] * len(wanted)
         mean, variance = self._process.at(self._terms([(victim, neighbours)]))
-        seen = victim.model in self._noises
+        seen = victim.model in self._noises and victim.kind == self._kind
         table = self._calibration.seen if seen else self._calibration.unseen
         noise = self._noises[victim.model] if seen else sum(self._noises.values()) / len(self._noises)
         middle = mean + self._correction(victim, neighbours)
@@ -135,7 +136,9 @@ class Ours:
         return seen.excess * seen.count / (seen.count + prior.noise**2 / unknown)
 
     def _terms(self, runs: Sequence[tuple[Load, Sequence[Load]]]) -> Terms:
-        return _terms(runs, self._names, self._traits)
+        (victim, _), *_ = runs
+        # A model on another kind of device is another one: of that, only traits carry over.
+        return _terms(runs, self._names if victim.kind == self._kind else {}, self._traits)
 
     def _traits(self, load: Load) -> Matrix:
         known = self._known.get(load)

@@ -73,6 +73,20 @@ def test_models_may_be_told_later(name: str) -> None:
     assert more.slowdown(load, beside) == pytest.approx(fitted.slowdown(load, beside))
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_profiles_of_another_kind_change_nothing(name: str) -> None:
+    """The same models use other things on other devices; nothing is told of those, or with less certainty."""
+    busier = {(model, "z"): Profile(model, "z", profile(model, 9.0).points) for model in "abc"}
+    one, other = fit(name, pairs(), PROFILES), fit(name, pairs(), {**PROFILES, **busier})
+    load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
+    expected = one.slowdown(load, beside)
+    assert other.slowdown(load, beside) == pytest.approx(expected)
+    assert knowing(one, busier).slowdown(load, beside) == pytest.approx(expected)
+    if name in ("linear", "analytic", "igniter", "svd"):
+        with pytest.raises(PlanError, match="'a' on 'z'"):
+            other.slowdown(Load("a", "z", 4, 200), (Load("b", "z", 4, 800),))
+
+
 def test_samples_that_nothing_can_be_learnt_from() -> None:
     samples = pairs()
     only = [sample for sample in samples if sample.neighbours[0].model == "b"]

@@ -139,6 +139,19 @@ def test_a_model_that_is_new_makes_the_answer_wide() -> None:
     assert width("d") > 5 * width("c")
 
 
+def test_on_another_kind_of_device_a_model_is_new() -> None:
+    """What its name says of it was seen on the one that was measured."""
+    samples = pairs("abc")
+    on = {(name, "z"): Profile(name, "z", PROFILES[name, "k"].points) for name in "abcd"}
+    ours = fit([Sample(it.victim, it.neighbours, 0.01, it.together) for it in samples], PROFILES).knowing(on)
+
+    def width(kind: str) -> float:
+        low, high = ours.quantiles(Load("c", kind, 4, 500), (Load("b", kind, 4, 500),), (0.1, 0.9))
+        return math.log(high / low)
+
+    assert width("z") > 2 * width("k")
+
+
 def test_features_may_be_missing() -> None:
     """With latencies alone, a model is known by its name."""
     bare = {(name, "k"): profile(name, used=False) for name in BUSY}
