@@ -27,6 +27,7 @@ CLOSE = 1.005  # how near the largest multiple of the rates is found
 MORE = 1.15  # times its rate, what a model is planned for whose promise chance would break
 WIDER = 12  # times that more is planned for, at most
 TIGHT = (0.8, 0.65)  # of the targets, what is planned for as well
+QUICK = ("elastic", "bestfit", "squishy")  # planners that are asked where another answers the objective itself
 PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in turn
 
 
@@ -96,27 +97,41 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
     if not any(problem.rates.values()):
         return msgspec.structs.replace(planner(_at(problem, problem.rates)), objective="rate")
 
+    most = planner(problem)
+    if most.objective != "rate":
+        return msgspec.structs.replace(
+            _by_multiples(planner, problem, accept, _nothing(most, problem)), bound=most.bound
+        )
+    if most.scale == 0:
+        return most  # some model cannot be served at all; the others are, as far as they ask
+    best = lowered(most, problem, accept=accept)
+    # Where chance takes nothing, nothing is to be won.
+    if best.scale * CLOSE < most.scale:
+        for part in TIGHT:
+            other = planner(_tight(problem, part))
+            if other.scale > best.scale:
+                best = lowered(other, problem, accept=accept, above=best)
+        # The most that is served on paper may leave so little room that a simpler plan keeps more.
+        for name in QUICK:
+            best = _by_multiples(load(name), problem, accept, best)
+    return msgspec.structs.replace(best, planner=most.planner, objective="rate", bound=most.bound)
+
+
+def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Plan) -> Plan:
+    """The largest multiple that is kept, of a planner that is asked for one after the other; no less than `above`."""
+
     def served(plan: Plan, scaled: Problem) -> bool:
         return not plan.unserved and not check(plan, scaled)
 
     def kept(plan: Plan, scaled: Problem) -> bool:
         return served(plan, scaled) and accept(plan, scaled)
 
-    most = planner(problem)
-    if most.objective == "rate" and most.scale == 0:
-        return most  # some model cannot be served at all; the others are, as far as they ask
-    if most.objective == "rate":
-        best = lowered(most, problem, accept=accept)
-        # Where chance takes nothing, nothing is to be won.
-        for part in TIGHT if best.scale * CLOSE < most.scale else ():
-            other = planner(_tight(problem, part))
-            if other.scale > best.scale:
-                best = lowered(other, problem, accept=accept, above=best)
-    else:
-        most = _largest(planner, problem, served, above=_nothing(most, problem), below=math.inf)
-        best = lowered(most, problem, accept=accept)
-        best = _largest(lambda scaled: promised(planner, scaled), problem, kept, above=best, below=most.scale)
-    return msgspec.structs.replace(best, objective="rate", bound=most.bound)
+    most = _largest(planner, problem, served, above=_nothing(above, problem), below=math.inf)
+    if most.scale <= above.scale * CLOSE:
+        return msgspec.structs.replace(above, objective="rate")
+    best = lowered(most, problem, accept=accept, above=above)
+    best = _largest(lambda scaled: promised(planner, scaled), problem, kept, above=best, below=most.scale)
+    return msgspec.structs.replace(best, objective="rate")
 
 
 def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Plan | None = None) -> Plan:

@@ -275,7 +275,7 @@ class Search:
             yield self._as_it_stands()
         if first:
             yield from (self._account(rival(self.problem).devices) for rival in rivals)
-            if self._refuted():
+            if thorough and self._refuted():
                 return
         for n, menu in enumerate(self.menus):
             done = small and (yield from self._exchanged(menu, first=first))
