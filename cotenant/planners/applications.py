@@ -90,9 +90,13 @@ def overlong(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
 def carried(plan: Plan, problem: Problem) -> dict[str, float]:
     """Requests/s that the plan serves of each model and application, of those that come from outside.
 
-    What a model lacks is missing in all its uses alike, and an application has what the model has that lacks most.
+    What a model lacks is missing in all its uses alike, and an application has what the model has that lacks most;
+    nothing without a split.
     """
     placed = plan.rates()
     part = {name: placed.get(name, 0.0) / rate if rate else 1.0 for name, rate in rates_of_models(problem).items()}
-    part |= {application.name: min(part[it] for it in application.models()) for application in problem.applications}
+    part |= {
+        application.name: min(part[it] for it in application.models()) if application.name in plan.split else 0.0
+        for application in problem.applications
+    }
     return {name: rate * part[name] for name, rate in problem.rates.items()}

@@ -100,6 +100,12 @@ def test_what_a_model_lacks_is_missing_in_all_its_uses() -> None:
     assert served["name"] == pytest.approx(10.0 * 55 / 110)
 
 
+def test_an_application_that_was_unloaded_is_not_served() -> None:
+    plan = solve("elastic", BOTH)
+    less = msgspec.structs.replace(plan, split={"game": plan.split["game"]})
+    assert carried(less, BOTH) == pytest.approx(BOTH.rates | {"traffic": 0.0})
+
+
 def test_a_plan_without_a_split_or_with_one_that_is_too_long_is_no_plan_for_applications() -> None:
     plan = solve("elastic", BOTH)
     (none,) = check(msgspec.structs.replace(plan, split={"game": plan.split["game"]}), BOTH)
