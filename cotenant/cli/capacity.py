@@ -104,6 +104,7 @@ def _bears(
     _asks(workload, rates)
     with processes(min(jobs, len(seeds))) as workers:
         found = _borne(problem, plan, workload, seconds, seeds, workers)
+    _came(found.levels, seconds)
     if plot is not None:
         save_capacity(
             _curves(found),
@@ -152,7 +153,7 @@ def _draw_growth(offers: Sequence[Offer], best: Offer | None, total: float, path
         heights = [(offer.plan.cost_per_hour or 0.0) if cost else float(offer.plan.devices_used) for offer in serving]
         if serving:
             lines.append(Line(label=_choice(serving[0]), x=[offer.growth for offer in serving], y=heights))
-    last = best or max(offers, key=lambda offer: offer.growth)
+    last = best or offers[-1]
     bars = [
         Line(
             label=name,
@@ -172,6 +173,12 @@ def _asks(workload: Workload, rates: Mapping[str, float]) -> None:
     """Raises ConfigError where nothing is asked for. rates: of those sources that have one."""
     if not any(rates.get(name, 1.0) for name in workload.sources):
         raise ConfigError("nothing is asked for: all rates are 0; give some model a rate")
+
+
+def _came(levels: Sequence[Level], seconds: float) -> None:
+    """Raises ConfigError where so little is asked for that nothing was simulated."""
+    if not any(it.models for it in levels):
+        raise ConfigError(f"not a single request came within {seconds:g} s; simulate longer, with --seconds")
 
 
 def _borne(
@@ -200,10 +207,12 @@ def capacity_view(found: Capacity, plan: Plan, rates: dict[str, float], seconds:
     rows = table(f"simulated, {seeds} x {seconds:.4g} s at each multiple", ">times the rates", ">requests /s", "worst")
     total = sum(rates.values())
     for it in found.levels:
-        worst = it.models[it.worst]
-        style = "green" if it.surely_kept else "yellow" if it.kept else "red"
-        text = Text(f"{worst.mean * 100:.2f} %", style=style)
-        text.append(f" ± {worst.half * 100:.2f}  {it.worst}", style="default")
+        text = Text("-")  # nobody asked while it ran
+        if it.models:
+            worst = it.models[it.worst]
+            style = "green" if it.surely_kept else "yellow" if it.kept else "red"
+            text = Text(f"{worst.mean * 100:.2f} %", style=style)
+            text.append(f" ± {worst.half * 100:.2f}  {it.worst}", style="default")
         rows.add_row(f"{it.multiple:.2f}", show_rate(total * it.multiple), text)
     return Group(rows, Text(capacity_story(found, plan, total)))
 
@@ -273,6 +282,7 @@ def _grows(
                 offers[number] = offer
                 progress.advance(task)
         found = [offers[number] for number in range(len(wanted))]
+        _came([offer.level for offer in found], seconds)
         best = cheapest([offer for offer in found if offer.growth == steps[-1]])
         borne = None
         if best is not None:
@@ -307,7 +317,8 @@ def _plain(offer: Offer) -> dict[str, object]:
 
 
 def growth_view(offers: Sequence[Offer], best: Offer | None, borne: Capacity | None, total: float) -> RenderableType:
-    """A line for each traffic and choice of kinds; and the answer in words."""
+    """A line for each traffic and choice of kinds; and the answer in words. offers: of each choice from today's traffic
+    to that which is asked about."""
     several = len({offer.kinds for offer in offers}) > 1
     priced = any(offer.plan.cost_per_hour is not None for offer in offers)
     headings = [">times the rates", ">requests /s", *(["kinds"] if several else []), "devices"]
@@ -322,7 +333,7 @@ def growth_view(offers: Sequence[Offer], best: Offer | None, borne: Capacity | N
 
 
 def growth_story(offers: Sequence[Offer], best: Offer | None, borne: Capacity | None, total: float) -> str:
-    last = max(offer.growth for offer in offers)
+    today, last = offers[0].growth, offers[-1].growth
     if best is None or borne is None:
         failed = [offer for offer in offers if offer.growth == last]
         lacking = sorted({name for offer in failed for name in offer.plan.unserved}) or [failed[0].level.worst]
@@ -332,12 +343,16 @@ def growth_story(offers: Sequence[Offer], best: Offer | None, borne: Capacity | 
         )
     cost = "" if best.plan.cost_per_hour is None else f", {best.plan.cost_per_hour:.2f} per hour"
     told = f"{last:.3g} x the rates, {show_rate(total * last)} requests/s, need {_named(_counts(best.plan))}{cost}"
-    first = [offer for offer in offers if offer.growth == min(it.growth for it in offers) and offer.kinds == best.kinds]
-    if last != 1 and first[0].serves:
+    first = [offer for offer in offers if offer.growth == today and offer.kinds == best.kinds]
+    if last != today and first[0].serves:
         told += f"; today's need {_named(_counts(first[0].plan))}"
     for offer in offers:
         if offer.growth == last and offer.serves and _counts(offer.plan) != _counts(best.plan):
             told += f"; {_choice(offer)} would need {_named(_counts(offer.plan))}{_more(offer, best)}"
+    if borne.multiple == float("inf"):
+        return (
+            f"{told}. In the simulator they bear more than was looked at, {borne.levels[-1].multiple:.3g} times that."
+        )
     interval = f"95 %: {borne.low:.2f} to {borne.high:.2f}"
     return f"{told}. In the simulator they bear {borne.multiple:.2f} times that ({interval})."
 
@@ -350,6 +365,8 @@ def _more(offer: Offer, best: Offer) -> str:
 def _simulated(offer: Offer) -> Text:
     if offer.plan.unserved:
         return Text(f"no place for {', '.join(offer.plan.unserved)}", style="red")
+    if not offer.level.models:
+        return Text("-")  # nobody asked while it ran
     worst = offer.level.models[offer.level.worst]
     text = Text(f"{worst.mean * 100:.2f} %", style="green" if offer.level.kept else "red")
     return text.append(f" {offer.level.worst}", style="default")

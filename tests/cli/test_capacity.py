@@ -96,3 +96,24 @@ def test_what_nobody_asks_for_and_what_nothing_can_serve(program: Program, folde
         assert program.refuses("capacity", "problem.toml", *more) == (
             "nothing is asked for: all rates are 0; give some model a rate"
         )
+
+
+def test_less_traffic_is_told_as_such(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cotenant.cli.capacity, "STEPS", 2)
+    said = program("capacity", "problem.toml", *SHORT, "--growth", "0.5")
+    assert "0.5 x the rates, 75 requests/s, need 1 cpu; today's need 1 cpu" in said.out.replace("\n", " ")
+
+
+def test_where_hardly_anybody_asks(program: Program, folder: Path) -> None:
+    """At first none of the requests comes within the run, and at larger multiples some do; or none ever does."""
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0").replace("rate = 50", "rate = 0.5"))
+    said = program("capacity", "problem.toml", *SHORT, "--seeds", "1")
+    assert said.code == 0
+    assert said.out.splitlines()[5].split() == ["1.00", "0.5", "-"]
+    assert "lookup" in said.out
+    (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0").replace("rate = 50", "rate = 1e-6"))
+    for more in ((), ("--growth", "2")):
+        assert program.refuses("capacity", "problem.toml", *SHORT, *more) == (
+            "not a single request came within 0.5 s; simulate longer, with --seconds"
+        )
