@@ -40,6 +40,7 @@ from cotenant.measure.table import table
 
 if TYPE_CHECKING:
     from cotenant.sim.sweep import Point, Row
+    from cotenant.workload import Workload
 
 LIMIT = 1000
 COLUMNS = (
@@ -137,19 +138,28 @@ def _part(output: Path) -> Path:
 
 
 def _fingerprint(points: Sequence[Point]) -> str:
-    """Of everything on which results depend."""
+    """Of everything on which results depend; the same in every process."""
     problem = points[0].question.problem
     measured = [(key, profile.points) for key, profile in sorted(problem.profiles.items())]
     what = [
-        (point.label, point.question.planner, point.seconds, point.seeds, point.question.workload) for point in points
+        (point.label, point.question.planner, point.seconds, point.seeds, _asked(point.question.workload))
+        for point in points
     ]
-    world = (problem.models, problem.fleet, problem.objective, problem.interference, problem.applications, measured)
-    return hashlib.sha256(msgspec.json.encode([what, world], enc_hook=_described)).hexdigest()
+    world = (problem.models, problem.fleet, problem.objective, problem.applications, measured)
+    predictor = (type(problem.interference).__name__, problem.interference)
+    text = msgspec.json.encode([what, world, predictor], enc_hook=_described, order="deterministic")
+    return hashlib.sha256(text).hexdigest()
 
 
-def _described(value: object) -> str:
-    """A predictor that is no struct, by its name and what it holds."""
-    return f"{type(value).__name__} {getattr(value, '__dict__', '')}"
+def _asked(workload: Workload) -> tuple[object, ...]:
+    """Sources may have the same fields: which they are is said, too."""
+    return [type(source).__name__ for source in workload.sources.values()], workload
+
+
+def _described(value: object) -> object:
+    """A predictor that is no struct, as it is written to a file; or just its name."""
+    written = getattr(value, "to_json", None)
+    return type(value).__name__ if written is None else written()
 
 
 def _begun(part: Path, fingerprint: str) -> dict[tuple[str, ...], list[Row]]:

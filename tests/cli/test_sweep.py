@@ -11,8 +11,11 @@ import pytest
 
 import cotenant.sim.judge
 import cotenant.sim.sweep
+from cotenant.core.profile import write_profiles
+from cotenant.predictors.samples import write_samples
 from cotenant.sim.sweep import Point, Row
 from tests.cli.program import Program
+from tests.predictors.test_fitting import PROFILES, pairs
 
 COMMAND = (
     *("sweep", "problem.toml", "--over", "rate=0.5,1", "--over", "devices=0..1", "--seeds", "2"),
@@ -81,6 +84,31 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert len(tried) == 4
     assert json.loads(said.out) == json.loads(whole)
     assert not (folder / "out" / "sweep.csv.part").exists()
+
+
+def test_a_sweep_of_other_arrivals_or_predictors_is_another_one(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(point: Point) -> list[Row]:
+        raise KeyboardInterrupt
+
+    def asks(arrivals: str, more: str = "") -> None:
+        (folder / "asked.toml").write_text(f'[[workload]]\nmodel = "a"\narrivals = "{arrivals}"\nrate = 9\n')
+        fit = f'interference = {{ model = "ours", fit = "pairs.csv"{more} }}'
+        models = 'profiles = ["profiles.csv"]\nmodels = [{ name = "a", slo = "100ms", rate = 100 }]'
+        devices = 'devices = [{ kind = "k", count = 4, cuts = [20, 50, 80, 100] }]'
+        (folder / "problem.toml").write_text("\n".join([fit, models, devices]))
+
+    monkeypatch.setattr(cotenant.sim.sweep, "swept", interrupted)
+    (folder / "pairs.csv").write_text(write_samples(pairs()))
+    (folder / "profiles.csv").write_text(write_profiles(PROFILES.values()))
+    command = (*COMMAND, "--workload", "asked.toml")
+    for _ in range(2):
+        asks("poisson")
+        assert program(*command).code == 130  # and is gone on with
+    for arrivals, more in (("uniform", ""), ("poisson", ", quantile = 0.8")):
+        asks(arrivals, more)
+        assert program.refuses(*command).startswith("out/sweep.csv.part: holds part of another sweep")
 
 
 @pytest.mark.parametrize(
