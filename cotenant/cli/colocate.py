@@ -79,6 +79,8 @@ def colocate(
     kinds = sorted({each for _, each in known})
     if kind is None and len(kinds) > 1:
         raise ConfigError(f"{profiles}: has several kinds of devices; choose one with --kind: {', '.join(kinds)}")
+    if kind is not None and kind not in kinds:
+        raise ConfigError(f"--kind: {profiles} has no profile on {kind!r}; it has {', '.join(kinds)}")
     mine = {key: profile for key, profile in known.items() if key[1] == (kind or kinds[0])}
     one, *others = (load_of(text, mine, beside) for text in (target, *filter(str.strip, candidates.split(","))))
     if len(others) < beside:

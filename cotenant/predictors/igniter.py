@@ -207,13 +207,11 @@ def _coefficients(profile: Profile) -> Coefficients:
             f"model {profile.model!r}: transfer and scheduling would take longer than a batch; look at {INPUT},"
             f" {OUTPUT}, {KERNELS} and {SCHEDULING} of its profile"
         )
-    found = active(
-        Measured(
-            np.array([float(point.batch) for point in points]),
-            np.array([point.share / WHOLE for point in points]),
-            seconds,
-        )
-    )
+    batches, shares = np.array([(float(point.batch), point.share / WHOLE) for point in points]).T
+    try:
+        found = active(Measured(batches, shares, seconds))
+    except PlanError as error:
+        raise PlanError(f"model {profile.model!r}: {error}; measure it at more batches or shares") from None
     using = [
         (point.batch / found.at(point.batch, point.share / WHOLE), point.features[L2] / 100)
         for point in points
