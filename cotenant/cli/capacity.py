@@ -100,6 +100,8 @@ def _bears(
     from cotenant.sim.parallel import processes
 
     workload = requests_of(problem, plan, None, 1.0, file)
+    # A plan for the largest rate serves a multiple of the problem's rates already.
+    of = "the plan's rates" if file is None and problem.objective == "rate" else "the rates"
     rates = busiest(workload, seconds, seeds[0])
     _asks(workload, rates)
     with processes(min(jobs, len(seeds))) as workers:
@@ -113,13 +115,13 @@ def _bears(
             at=found.multiple,
             low=found.low,
             high=found.high,
-            title=capacity_story(found, plan, sum(rates.values())).split(";")[0],
+            title=capacity_story(found, plan, sum(rates.values()), of).split(";")[0],
         )
         aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(plan.to_json()), "capacity": found})))
     else:
-        console.print(capacity_view(found, plan, rates, seconds, len(seeds)))
+        console.print(capacity_view(found, plan, rates, seconds, len(seeds), of))
 
 
 def _curves(found: Capacity) -> list[Line]:
@@ -202,9 +204,12 @@ def _borne(
         return capacity(at)
 
 
-def capacity_view(found: Capacity, plan: Plan, rates: dict[str, float], seconds: float, seeds: int) -> RenderableType:
-    """What was looked at, a line for each multiple, and the answer in words."""
-    rows = table(f"simulated, {seeds} x {seconds:.4g} s at each multiple", ">times the rates", ">requests /s", "worst")
+def capacity_view(
+    found: Capacity, plan: Plan, rates: dict[str, float], seconds: float, seeds: int, of: str
+) -> RenderableType:
+    """What was looked at, a line for each multiple, and the answer in words. of: what multiples are of."""
+    title = f"simulated, {seeds} x {seconds:.4g} s at each multiple"
+    rows = table(title, f">times {of}", ">requests /s", "worst")
     total = sum(rates.values())
     for it in found.levels:
         text = Text("-")  # nobody asked while it ran
@@ -214,20 +219,18 @@ def capacity_view(found: Capacity, plan: Plan, rates: dict[str, float], seconds:
             text = Text(f"{worst.mean * 100:.2f} %", style=style)
             text.append(f" ± {worst.half * 100:.2f}  {it.worst}", style="default")
         rows.add_row(f"{it.multiple:.2f}", show_rate(total * it.multiple), text)
-    return Group(rows, Text(capacity_story(found, plan, total)))
+    return Group(rows, Text(capacity_story(found, plan, total, of)))
 
 
-def capacity_story(found: Capacity, plan: Plan, total: float) -> str:
+def capacity_story(found: Capacity, plan: Plan, total: float, of: str) -> str:
     devices = _named(_counts(plan))
     if found.multiple == 0:
         return f"{devices} keep no promise of {found.limit}, however little is asked."
     if found.multiple == float("inf"):
-        return f"{devices} bear more than was looked at, {found.levels[-1].multiple:.3g} x the rates."
+        return f"{devices} bear more than was looked at, {found.levels[-1].multiple:.3g} x {of}."
     interval = f"95 %: {found.low:.2f} to {found.high:.2f}"
-    told = (
-        f"{devices} bear {found.multiple:.2f} x the rates ({interval}), {show_rate(total * found.multiple)} requests/s"
-    )
-    return f"{told}; beyond, the promise of {found.limit} breaks first."
+    told = f"{devices} bear {found.multiple:.2f} x {of} ({interval})"
+    return f"{told}, {show_rate(total * found.multiple)} requests/s; beyond, the promise of {found.limit} breaks first."
 
 
 def _grows(

@@ -117,3 +117,10 @@ def test_where_hardly_anybody_asks(program: Program, folder: Path) -> None:
         assert program.refuses("capacity", "problem.toml", *SHORT, *more) == (
             "not a single request came within 0.5 s; simulate longer, with --seconds"
         )
+
+
+def test_multiples_of_a_plan_for_the_largest_rate_are_called_so(program: Program, folder: Path) -> None:
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text('objective = "rate"\n' + text)
+    said = program("capacity", "problem.toml", *SHORT)
+    assert "times the plan's" in " ".join(said.out.split()) and " x the plan's rates (95 %" in said.out
