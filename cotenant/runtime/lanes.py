@@ -23,7 +23,7 @@ def lanes_of(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> tup
             id=lane_id(device, slot),
             models=tuple(
                 LaneModel(
-                    model=placement.model,
+                    model=_model(placement.model, models).name,
                     latencies=_latencies(device, partition, placement, profiles),
                     linger=_model(placement.model, models).linger,
                     rate=placement.rate,
@@ -56,5 +56,7 @@ def _latencies(device: Device, partition: Partition, placement: Placement, profi
         raise PlanError(
             f"the plan has batches of {placement.batch} of {where}; that was not profiled, profile it first"
         )
+    if not 0 < placement.latency < math.inf:
+        raise PlanError(f"the plan has a batch of {where} take {placement.latency * 1e3:g} ms; plan again")
     slowdown = placement.latency / alone
     return tuple(latency * slowdown for latency in profile.curve(partition.share)[: placement.batch])

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from cotenant.core.model import Model
@@ -34,7 +36,10 @@ def test_the_slowdown_of_the_plan_holds_for_smaller_batches_too() -> None:
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PlanError, match=r"^the plan places 'm', which is not among the models other; plan again$"):
-        lanes_of(plan(), {"other": Model(name="other", slo=1.0)}, PROFILES)
+        lanes_of(plan(), {"other": Model(name="other", slo=1.0)}, {})
+    for latency in (0.0, -0.001, math.inf):
+        with pytest.raises(PlanError, match=r"^the plan has a batch of 'm' on 40 % of 'cpu' take .* ms; plan again$"):
+            lanes_of(plan(latency=latency), MODELS, PROFILES)
     unprofiled = r"^the plan has batches of 8 of 'm' on 40 % of 'cpu'; that was not profiled, profile it first$"
     with pytest.raises(PlanError, match=unprofiled):
         lanes_of(plan(batch=8), MODELS, PROFILES)
