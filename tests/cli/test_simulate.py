@@ -72,7 +72,11 @@ def test_a_plan_for_other_devices_or_models_is_refused(program: Program, folder:
     text = (folder / "plan.json").read_text()
     for old, new, message in (
         ("cpu", "v100", "the plan is for other devices: v100: the problem has no devices of this kind"),
-        ("lookup", "stranger", "the plan has batches of "),
+        (
+            "lookup",
+            "stranger",
+            "the plan places 'stranger', which is not among the models identity, lookup; plan again",
+        ),
     ):
         (folder / "other.json").write_text(text.replace(f'"{old}"', f'"{new}"'))
         assert program.refuses("simulate", "problem.toml", "--plan", "other.json").startswith(message)
