@@ -102,7 +102,7 @@ class Ours:
         seen = victim.model in self._noises and victim.kind == self._kind
         table = self._calibration.seen if seen else self._calibration.unseen
         noise = self._noises[victim.model] if seen else sum(self._noises.values()) / len(self._noises)
-        middle = mean + self._correction(victim, neighbours)
+        middle = mean + self._correction(victim, neighbours, noise / (noise + variance))
         deviation = math.sqrt(variance + noise)
         return [max(1.0, math.exp(middle + deviation * z)) for z in np.interp(wanted, KNOTS, table).tolist()]
 
@@ -126,14 +126,16 @@ class Ours:
         now = {"quantile": self.quantile, "profiles": self._profiles, "observed": self._observed}
         return Ours(self._process, self._calibration, self._samples, self._known, **{**now, **changes})
 
-    def _correction(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        """Log of a factor: the mean of what exceeded the forecast, shrunk by how much that is noise."""
+    def _correction(self, victim: Load, neighbours: Sequence[Load], known: float) -> float:
+        """Log of a factor: the mean of what exceeded the forecast, shrunk by how much that is noise.
+
+        known: how much of what a sample may differ by is noise, at most 1. One observation counts half where all of it is,
+        since what was sure may have changed, and wholly where the samples say nothing.
+        """
         seen = self._observed.get(_key(victim, neighbours))
         if seen is None:
             return 0.0
-        prior = self._process.prior
-        unknown = sum(it.amount**2 for it in prior.functions.values())
-        return seen.excess * seen.count / (seen.count + prior.noise**2 / unknown)
+        return seen.excess * seen.count / (seen.count + known)
 
     def _terms(self, runs: Sequence[tuple[Load, Sequence[Load]]]) -> Terms:
         (victim, _), *_ = runs

@@ -180,6 +180,16 @@ def test_what_is_observed_corrects_and_leaves_the_old_value_alone(split: tuple[O
     assert median(back, it.victim, it.neighbours) == pytest.approx(before, rel=0.03)
 
 
+def test_one_observation_does_not_outweigh_what_was_measured(split: tuple[Ours, list[Sample]]) -> None:
+    """It may be noise; of a model that was never seen it is the best there is."""
+    it, new = split[1][0], Load("d", "k", 4, 500)
+    for ours, victim, least, most in ((split[0], it.victim, 0.4, 0.7), (fit(pairs("abc"), PROFILES), new, 0.7, 1.0)):
+        before = median(ours, victim, it.neighbours)
+        once = ours.observe(Sample(victim, it.neighbours, 0.01, 0.01 * 1.5 * before))
+        moved = math.log(median(once, victim, it.neighbours) / before) / math.log(1.5)
+        assert least < moved <= most
+
+
 def test_an_outlier_moves_little() -> None:
     samples = pairs("ab", noise=0.005)
     i = len(samples) // 2
