@@ -129,8 +129,8 @@ class Ours:
     def _correction(self, victim: Load, neighbours: Sequence[Load], known: float) -> float:
         """Log of a factor: the mean of what exceeded the forecast, shrunk by how much that is noise.
 
-        known: how much of what a sample may differ by is noise, at most 1. One observation counts half where all of it is,
-        since what was sure may have changed, and wholly where the samples say nothing.
+        known: how much of what a sample may differ by is noise, at most 1. One observation counts half where all of it
+        is, since what was sure may have changed, and wholly where the samples say nothing.
         """
         seen = self._observed.get(_key(victim, neighbours))
         if seen is None:
