@@ -19,7 +19,7 @@ from cotenant.planners.capacity import accounted
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.polish import lacking, polish
-from cotenant.planners.split import best
+from cotenant.planners.split import best, bound_of
 
 Accept = Callable[[Plan, Problem], bool]
 
@@ -37,7 +37,14 @@ def solve(name: str, problem: Problem) -> Plan:
     split = split_of(planner, problem)
     asked = plain(problem, split)
     plan = (promised if problem.objective == "devices" else largest_scale)(planner, asked)
-    return msgspec.structs.replace(plan, split=split)
+    return divided(planner, problem, plan, split)
+
+
+def divided(planner: Planner, problem: Problem, plan: Plan, split: Split) -> Plan:
+    """A plan for a problem whose targets were split so. What it proves of this split it says of every one."""
+    if not split:
+        return plan
+    return msgspec.structs.replace(plan, split=split, bound=plan.bound and bound_of(planner, problem))
 
 
 def split_of(planner: Planner, problem: Problem) -> Split:

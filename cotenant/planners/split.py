@@ -20,7 +20,7 @@ import numpy as np
 from cotenant.core.application import Application
 from cotenant.core.units import WHOLE, show_seconds
 from cotenant.errors import PlanError
-from cotenant.planners import Problem
+from cotenant.planners import Planner, Problem
 from cotenant.planners.applications import Split, plain
 from cotenant.planners.capacity import curve
 
@@ -86,6 +86,23 @@ def best(problem: Problem, cost: Callable[[Problem], Cost]) -> Split:
 
 def _quick(problem: Problem, split: Split, tries: int) -> Problem:
     return msgspec.structs.replace(plain(problem, split), time_limit=problem.time_limit / tries)
+
+
+def bound_of(planner: Planner, problem: Problem) -> float | None:
+    """What the planner proves of every split: of the one that gives each stage all that the others can leave."""
+    return planner(_quick(problem, loosest(problem), TRIES)).bound
+
+
+def loosest(problem: Problem) -> Split:
+    """The most that each stage gets in any split under which all models are served. It is no split itself."""
+    found = {}
+    for application in problem.applications:
+        least = {stage.name: levels(problem, stage.model)[0].needs for stage in application.stages}
+        ends, rest = application.ends(least), application.remainder(least)
+        found[application.name] = {
+            name: application.slo - (ends[name] - least[name]) - rest[name] for name in application.visits
+        }
+    return found
 
 
 def _near(problem: Problem, split: Split) -> Iterator[Split]:

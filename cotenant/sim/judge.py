@@ -15,7 +15,7 @@ from cotenant.core.plan import Plan
 from cotenant.planners import Problem, load
 from cotenant.planners.applications import carried, plain
 from cotenant.planners.forecast import attains
-from cotenant.planners.solve import largest_scale, promised, solve, split_of
+from cotenant.planners.solve import divided, largest_scale, promised, solve, split_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
@@ -38,7 +38,7 @@ def judged(planner: str, problem: Problem) -> Plan:
             return attains(plan, scaled) and not any(_late(whole, problem, look) for look in looks)
 
         plan = largest_scale(load(planner), plain(problem, split), accept=kept)
-        return msgspec.structs.replace(plan, split=split)
+        return divided(load(planner), problem, plan, split)
     plan = solve(planner, problem)
     late = _late(plan, problem, LOOK_REQUESTS)
     return _in_time(planner, problem, plan, late) if late else plan

@@ -14,13 +14,13 @@ from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisso
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.errors import PlanError
-from cotenant.planners import PLANNERS, Problem
+from cotenant.planners import PLANNERS, Problem, geometry
 from cotenant.planners.applications import carried, plain
 from cotenant.planners.check import check
 from cotenant.planners.compare import compare
 from cotenant.planners.forecast import attains, forecast
-from cotenant.planners.solve import solve
-from cotenant.planners.split import levels, splits, spread
+from cotenant.planners.solve import divided, solve
+from cotenant.planners.split import levels, loosest, splits, spread
 from tests.planners.problems import linear
 
 CUTS = (200, 400, 600, 1000)
@@ -216,6 +216,24 @@ def test_a_split_uses_all_of_the_target_along_every_way_and_no_more(one: Applica
             ends, rest = application.ends(seconds), application.remainder(seconds)
             # On its longest way each stage has all the time that there is.
             assert all(math.isclose(ends[name] + rest[name], application.slo) for name in seconds)
+
+
+def test_a_bound_holds_for_every_split() -> None:
+    stages = (Stage(name="find", model="find"), Stage(name="name", model="name", after=("find",), fanout=Fixed(3)))
+    asked = problem(Application(name="chain", slo=0.1, stages=stages), chain=250.0)
+    chosen = solve("geometry", asked)
+    good = geometry.plan(plain(asked, chosen.split))
+    assert not good.unserved
+    poor = {"chain": {"find": 0.028, "name": 0.072}}
+    worse = geometry.plan(plain(asked, poor))
+    assert worse.bound is not None
+    assert worse.bound > good.devices_used, "proven, of this split"
+    told = divided(geometry.plan, asked, worse, poor)
+    assert told.bound is not None
+    assert told.bound <= good.devices_used
+    assert chosen.bound == told.bound
+    for split in splits(asked):
+        assert all(seconds <= loosest(asked)["chain"][name] for name, seconds in split["chain"].items())
 
 
 def test_what_is_left_over_goes_to_whom_it_helps() -> None:
