@@ -31,7 +31,7 @@ Cause = Literal["unknown", "time", "memory", "capacity"]
 
 MORE_TIME = 0.01  # seconds
 PROBES = 4  # models whose targets are tried one by one
-LITTLE = 0.005  # of a scale; `solve` finds it no closer
+LITTLE = 0.005  # of a scale, which `solve` finds no closer, or of what is paid or missing
 ENDLESS = 1 << 62  # bytes; where memory is no question
 NEVER = 1e9  # seconds; a target that is none
 
@@ -142,13 +142,13 @@ def _buys(before: Plan, after: Plan) -> str:
             else f"{show_rate(left)} requests/s unserved instead of {show_rate(missing)}"
         )
     if after.cost_per_hour is not None and before.cost_per_hour is not None:
-        was, will = before.cost_per_hour, after.cost_per_hour
+        was, will, little = before.cost_per_hour, after.cost_per_hour, LITTLE
         text = f"{will:.2f} per hour instead of {was:.2f}"
     else:
-        was, will = before.devices_used, after.devices_used
+        was, will, little = before.devices_used, after.devices_used, 0.0
         text = f"{_devices(after.devices_used)} instead of {before.devices_used}"
-    if abs(will - was) <= LITTLE * was:
-        proven = after.bound is not None and not left and after.bound >= was * (1 - LITTLE)
+    if abs(will - was) <= little * was:
+        proven = after.bound is not None and not left and after.bound >= was * (1 - little)
         return f"nothing: even then no plan does with less than {_now(before)}" if proven else _unproven(after)
     return text if will < was else f"nothing: {text}"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from cotenant.core.model import Kind, Model
-from cotenant.core.plan import Plan
+from cotenant.core.plan import Device, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem, load
 from cotenant.planners.capacity import Bin, Cut, assemble
@@ -181,6 +181,15 @@ def test_what_more_buys_is_said_in_the_words_of_the_objective() -> None:
     )
     dear = msgspec.structs.replace(plan, cost_per_hour=4.5)
     assert gain("x", dear, msgspec.structs.replace(plan, cost_per_hour=4.0)).buys == "4.00 per hour instead of 4.50"
+
+
+def test_one_device_of_many_is_something() -> None:
+    cuts = tuple(Device(kind="k", id=n, partitions=()) for n in range(400))
+    many = Plan(planner="hand", objective="devices", devices=cuts)
+    less = msgspec.structs.replace(many, devices=many.devices[1:], bound=398)
+    assert gain("x", many, less).buys == "399 devices instead of 400"
+    as_many = msgspec.structs.replace(many, bound=399)
+    assert gain("x", many, as_many).buys == "nothing that was found; not proven"
 
 
 def test_where_more_buys_nothing_it_is_said_whether_that_is_proven() -> None:
