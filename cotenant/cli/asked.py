@@ -72,6 +72,16 @@ def planned(
     return (asked, timed(name, asked)) if current is None else following(name, asked, current)
 
 
+def planned_or_read(
+    file: Path | None, problem: Path | None, settings: Path | None, repository: Path | None, planner: str | None
+) -> tuple[Any, Plan]:
+    """A problem and its plan, which is that of the file where there is one, and is not made then."""
+    if file is None:
+        return planned(problem, settings, repository, planner)
+    plan = Plan.from_json(read_bytes(file), str(file))
+    return problem_of(problem, settings, repository), plan
+
+
 def within(time_limit: float | None, problem: Any) -> Any:
     return problem if time_limit is None else msgspec.structs.replace(problem, time_limit=time_limit)
 

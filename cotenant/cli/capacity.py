@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.asked import planned, problem_of, read_bytes
+from cotenant.cli.asked import planned_or_read, problem_of
 from cotenant.cli.options import (
     Jobs,
     Json,
@@ -72,9 +72,7 @@ def capacity(
     without_failures(workload)
     runs = tuple(range(seed, seed + seeds))
     if growth is None:
-        asked, answer = planned(problem, settings, repository, planner)
-        if plan_file is not None:
-            answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
+        asked, answer = planned_or_read(plan_file, problem, settings, repository, planner)
         _bears(asked, answer, workload, seconds, runs, jobs, plot, json=json)
         return
     if plan_file is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.asked import planned, read_bytes
+from cotenant.cli.asked import planned_or_read
 from cotenant.cli.options import (
     Jobs,
     Json,
@@ -55,6 +55,7 @@ def simulate(
     """Play random arrivals, or those of a workload, through the server's own dispatcher in virtual time."""
     from cotenant.cli.whatif import what_ifs
     from cotenant.measure.charts import save_timeline
+    from cotenant.measure.draw import drawable
     from cotenant.sim.changes import Question, read_change
 
     changes = [read_change(text) for text in what_if or ()]
@@ -62,13 +63,13 @@ def simulate(
         raise ConfigError("--plot draws one run; leave it out, or leave out --what-if")
     if workload_file is not None and rate:
         raise ConfigError("--workload says how much is asked for; leave it out, or leave out --rate")
-    asked, answer = planned(problem, settings, repository, planner)
-    if plan_file is not None:
-        answer = Plan.from_json(read_bytes(plan_file), str(plan_file))
+    if plot is not None:
+        drawable(plot)  # an error now, not after minutes
+    asked, answer = planned_or_read(plan_file, problem, settings, repository, planner)
     workload = requests_of(asked, answer, rate, load, workload_file)
     if changes:
         without_failures(workload_file)
-        question = Question(planner=answer.planner, problem=asked, workload=workload)
+        question = Question(planner=planner or answer.planner, problem=asked, workload=workload)
         what_ifs(question, answer, changes, seconds=seconds, seed=seed, jobs=jobs, json=json)
         return
     failures = () if workload_file is None else read_failures(workload_file)

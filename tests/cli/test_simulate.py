@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import cotenant.cli.asked
 from tests.cli.program import Program
 
 
@@ -80,6 +81,18 @@ def test_a_plan_for_other_devices_or_models_is_refused(program: Program, folder:
     ):
         (folder / "other.json").write_text(text.replace(f'"{old}"', f'"{new}"'))
         assert program.refuses("simulate", "problem.toml", "--plan", "other.json").startswith(message)
+
+
+def test_a_plan_that_is_given_is_not_made(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program("plan", "problem.toml", "--output", "plan.json", "--planner", "elastic")
+    text = (folder / "plan.json").read_text()
+    (folder / "plan.json").write_text(text.replace('"elastic"', '"by hand"'))
+    command = ("simulate", "problem.toml", "--plan", "plan.json", "--seconds", "1")
+    assert program.refuses(*command, "--what-if", "rate=2", "--jobs", "1").startswith("no planner 'by hand'; there are")
+    assert program(*command, "--what-if", "rate=2", "--jobs", "1", "--planner", "elastic").code == 0
+    monkeypatch.delattr(cotenant.cli.asked, "planned")
+    for again in (command, ("capacity", *command[1:], "--seeds", "1", "--jobs", "1")):
+        assert program(*again).code == 0
 
 
 WORKLOAD = """
