@@ -146,7 +146,10 @@ def read_workload(path: Path, names: Collection[str]) -> Workload:
     entries = []
     for index, table in enumerate(file.workload):
         with _at(f"{path}: workload[{index}]"):
-            entries.append(_entry(table))
+            entry = _entry(table)
+            if isinstance(entry, _Minutes | _Times) and entry.names == []:
+                raise ConfigError("names: none; leave it out to take all, or the entry to take nothing")
+            entries.append(entry)
     traces = _Traces(path.parent, entries)
     sources: dict[str, Source] = {}
     timeouts: dict[str, float] = {}

@@ -126,7 +126,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 (seconds or _reader)(row[column])
             except ValueError:
-                return ConfigError(f"{self.file}:{number}: {row[column]!r} is no time as those before it")
+                what = "no time, nor a date and time" if seconds is None else "no time as those before it"
+                return ConfigError(f"{self.file}:{number}: {row[column]!r} is {what}")
         raise AssertionError(f"{self.file}: lines {line} on were not readable, and now they are")
 
     def _broken(self, line: int, step: float) -> ConfigError:

@@ -116,7 +116,7 @@ def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, facto
         ('f,time\na,1\n"b', r"t\.csv:3: 1 cells; column 2 is missing$"),
         ("f,time\na,1\nb\n", r"t\.csv:3: 1 cells; column 2 is missing$"),
         ("time\n1\nsoon\n", r"t\.csv:3: 'soon' is no time as those before it$"),
-        ("time\nsoon\n", r"t\.csv:2: 'soon' is no time as those before it$"),
+        ("time\nsoon\n", r"t\.csv:2: 'soon' is no time, nor a date and time$"),
         ("time\n1\nnan\n", r"t\.csv:3: a time is not a finite number$"),
         ("time\n5\n3\n", r"t\.csv:3: time goes back by 2 s; sort the file by time$"),
         ("time\n5\n9000\n", r"t\.csv:3: nothing for 8,995 s before this line; put in what is missing, or allow"),
