@@ -186,7 +186,7 @@ def busiest(workload: Workload, seconds: float, seed: int) -> dict[str, float]:
     for name, source in workload.sources.items():
         if isinstance(source, Curve):
             reached = [rate for time, rate in source.points if time < seconds]
-            rates[name] = max([*reached, source.at(seconds)])
+            rates[name] = max([*reached, source.at(math.nextafter(seconds, 0.0))])
         elif isinstance(source, Modulated):
             rates[name] = max(source.rates)
         elif isinstance(source, Poisson | Gamma | Uniform):

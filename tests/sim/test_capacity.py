@@ -132,6 +132,9 @@ def test_the_highest_rates_are_planned_for() -> None:
     )
     assert busiest(workload, 200.0, 0) == {"steady": 20.0, "wave": 90.0, "bursts": 30.0}
     assert busiest(workload, 25.0, 0)["wave"] == pytest.approx(50.0)
+    steps = Workload({"steps": Curve.steps([10.0, 900.0], 60.0)})
+    assert busiest(steps, 60.0, 0)["steps"] == pytest.approx(10.0)  # the next step is not reached
+    assert busiest(steps, 61.0, 0)["steps"] == 900.0
 
 
 def test_without_prices_devices_are_counted() -> None:
