@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
@@ -240,8 +241,10 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Ours:
         samples = [samples[i] for i in np.linspace(0, len(samples) - 1, MOST).round().astype(int)]
     loads = {load for sample in samples for load in (sample.victim, *sample.neighbours)}
     known = {load: traits(profiles[load.model, load.kind], load) for load in loads}
-    process = learnt(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
-    return Ours(process, _calibration(process, samples), samples, known, profiles=profiles, observed={})
+    with threadpool_limits(1):  # more threads gain an eighth on an idle machine, and wait for each other on a busy one
+        process = learnt(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
+        calibration = _calibration(process, samples)
+    return Ours(process, calibration, samples, known, profiles=profiles, observed={})
 
 
 def telling(runs: Sequence[Sequence[Load]], profiles: Profiles, measured: Iterable[int] = ()) -> Iterator[int]:
