@@ -163,6 +163,7 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
             "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 'end_timestamp'\nnames = ['f']",
             "names without a key; say with `key` which column they stand in",
         ),
+        ("model = 'minilm'\narrivals = 'steps'\nrates = [5]\nevery = '0s'", "steps of 0 s; take more than 0"),
         (
             "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 1\nkey = 2\nnames = []",
             "names: none; leave it out to take all, or the entry to take nothing",

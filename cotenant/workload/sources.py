@@ -140,6 +140,8 @@ class Curve(msgspec.Struct, frozen=True):
     @classmethod
     def steps(cls, rates: Iterable[float], width: float, *, repeat: bool = False) -> Curve:
         """Each rate for `width` seconds, and then no more, or all anew."""
+        if not width > 0:
+            raise ConfigError(f"steps of {width:g} s; take more than 0")
         corners = [(n * width, (n + 1) * width, rate) for n, rate in enumerate(rates)]
         points = [point for start, end, rate in corners for point in ((start, rate), (end, rate))]
         return cls(tuple(points if repeat or not points else [*points, (points[-1][0], 0.0)]) or ((0.0, 0.0),), repeat)
