@@ -15,13 +15,13 @@ from cotenant.errors import PlanError
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
-from cotenant.planners.applications import promise
+from cotenant.planners.applications import budgets_of, promise
 from cotenant.planners.capacity import slowdown
 from cotenant.planners.check import check
 from cotenant.predictors import Load
 from cotenant.runtime.applications import Applications, specs_of
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Event, LaneSpec, Ready, Reply
+from cotenant.runtime.events import ApplicationSpec, Applied, Event, LaneSpec, Ready, Reply
 from cotenant.runtime.lanes import lanes_of
 from cotenant.runtime.layout import Laid
 from cotenant.sim.applications import drawn, promises
@@ -82,14 +82,16 @@ def simulate(
     def starts(lane: Laid) -> float:
         return _profiled(lane, problem) if startup is None else startup
 
-    workers = Workers(plan, lanes, opened, starts)
+    def wholes(plan: Plan) -> tuple[ApplicationSpec, ...]:
+        return specs_of(problem.applications, {it.name: budgets_of(it, plan.split) for it in problem.applications})
+
+    workers = Workers(plan, lanes, opened, starts, wholes)
     workers.fail(failures)
     workers.change(changes)
     if control is not None:
         workers.control(control, lambda: {name: tally.arrived for name, tally in tallies.items()}, seconds)
     if problem.applications:
-        specs = specs_of(problem.applications, plan.split)
-        handle = Applications(handle or Dispatcher().handle, drawn(problem.applications, seed), specs).handle
+        handle = Applications(handle or Dispatcher().handle, drawn(problem.applications, seed)).handle
     _run(workers.events(), watched, tallies, workload, service, seconds, seed, handle)
     return Report.of("simulated", watched, tallies, seconds)
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
-from cotenant.runtime.events import Applied, Died, Event, LaneSpec, Ready, Woke
+from cotenant.runtime.events import ApplicationSpec, Applied, Died, Event, LaneSpec, Ready, Woke
 from cotenant.runtime.layout import Laid, Layout
 from cotenant.workload.failures import Failure
 
@@ -39,8 +39,9 @@ class Control(Protocol):
 class Workers:
     """What happens to workers, as the events of `sim.loop.play`; give it all that is to happen, then ask for `events`.
 
-    lanes: what `lanes_of` makes of a plan. opened: told of lanes before they run anything. startup: seconds from the
-    start of a lane's worker until it is warm. Those of the first plan are warm from the beginning.
+    lanes: what `lanes_of` makes of a plan; wholes: what `specs_of` does. opened: told of lanes before they run
+    anything. startup: seconds from the start of a lane's worker until it is warm. Those of the first plan are warm from
+    the beginning.
     """
 
     def __init__(
@@ -49,14 +50,18 @@ class Workers:
         lanes: Callable[[Plan], Iterable[LaneSpec]],
         opened: Callable[[Mapping[str, Laid]], None],
         startup: Callable[[Laid], float],
+        wholes: Callable[[Plan], tuple[ApplicationSpec, ...]] = lambda plan: (),
     ) -> None:
         self.layout = Layout()
         self._lanes = lanes
+        self._wholes = wholes
+        self._applications = wholes(plan)  # of the plan in force
         self._opened = opened
         self._startup = startup
         self._failures: list[Failure] = []
         self._deaths: Counter[str] = Counter()  # by lane: news of a worker that died meanwhile is stale
         self._next: dict[str, Laid] | None = None  # the lanes that are to take over
+        self._coming = self._applications  # the applications then
         self._due: dict[str, float] = {}  # when those of them that start are up
         self._asked: Plan | None = None  # what comes after that
         self._agenda: list[tuple[float, int, Step]] = []
@@ -107,9 +112,12 @@ class Workers:
 
     def _begin(self, now: float) -> Iterator[Event]:
         self._opened(self.layout.lanes)
-        yield _applied(self.layout.lanes)
+        yield self._applied(self.layout.lanes)
         for name in self.layout.lanes:
             yield Ready(name)
+
+    def _applied(self, lanes: Mapping[str, Laid]) -> Applied:
+        return Applied(tuple(lane.spec for lane in lanes.values()), self._applications)
 
     def _up(self, lane: str, now: float) -> float:
         """When a worker that begins to start now is up: not before what has failed is there again."""
@@ -139,7 +147,7 @@ class Workers:
         if self._next is not None:
             self._asked = plan
             return
-        self._next = self.layout.match(plan, self._lanes(plan))
+        self._next, self._coming = self.layout.match(plan, self._lanes(plan)), self._wholes(plan)
         self._due = {name: self._up(name, now) for name in self._next if name not in self.layout.lanes}
         yield from self._take_over(now)
 
@@ -153,16 +161,13 @@ class Workers:
         self._next, self._due = None, {}
         if wanted is not None and up < math.inf:
             self._opened({name: wanted[name] for name in fresh})
-            yield _applied(self.layout.lanes | {name: wanted[name] for name in fresh})
+            self._applications = self._coming
+            yield self._applied(self.layout.lanes | {name: wanted[name] for name in fresh})
             for name in fresh:
                 yield Ready(name)
             self.layout.lanes = wanted
             self._opened(wanted)  # not before: a lane that stays may have had larger batches until now
-            yield _applied(wanted)
+            yield self._applied(wanted)
         plan, self._asked = self._asked, None
         if plan is not None:
             yield from self._change(plan, now)
-
-
-def _applied(lanes: Mapping[str, Laid]) -> Applied:
-    return Applied(tuple(lane.spec for lane in lanes.values()))

@@ -15,6 +15,8 @@ from cotenant.planners import Problem
 from cotenant.planners.forecast import forecast
 from cotenant.planners.solve import solve
 from cotenant.runtime.applications import specs_of
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import Applied, Command, Event
 from cotenant.sim.applications import drawn
 from cotenant.sim.judge import judged
 from cotenant.sim.run import simulate
@@ -69,6 +71,21 @@ ALONE = Workload({"chain": Uniform(1.0)})
 
 def rows(report: Report) -> dict[str, ModelReport]:
     return {row.model: row for row in report.models}
+
+
+def test_a_change_of_plan_changes_how_targets_are_split() -> None:
+    dispatcher, rests = Dispatcher(), []
+
+    def handle(event: Event, now: float) -> list[Command]:
+        if isinstance(event, Applied) and event.applications is not None:
+            rests.append((now, event.applications[0].stages[0].rest))
+        return dispatcher.handle(event, now)
+
+    later = msgspec.structs.replace(PLAN, split={"chain": {"find": 0.15, "name": 0.05, "read": 0.05}})
+    simulate(PROBLEM, PLAN, ALONE, seconds=20, changes=[(10.0, later)], handle=handle)
+    assert dict(rests) == {0.0: 0.12, 10.0: 0.05}
+    with pytest.raises(PlanError, match=r"^the plan does not say how the target of application 'chain' is split"):
+        simulate(PROBLEM, PLAN, ALONE, seconds=20, changes=[(10.0, msgspec.structs.replace(PLAN, split={}))])
 
 
 def test_one_request_at_a_time_takes_its_longest_way() -> None:
