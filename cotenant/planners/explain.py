@@ -116,6 +116,7 @@ def probes(explanation: Explanation, problem: Problem) -> list[tuple[str, Proble
 
 
 def gain(more: str, before: Plan, after: Plan) -> Gain:
+    """after: for targets of applications that are split as before, so what it proves is proven of that split alone."""
     return Gain(
         more=more,
         devices=after.devices_used,
@@ -129,7 +130,7 @@ def gain(more: str, before: Plan, after: Plan) -> Gain:
 def _buys(before: Plan, after: Plan) -> str:
     if before.objective == "rate":
         if abs(after.scale - before.scale) <= LITTLE * before.scale:
-            proven = after.bound is not None and after.bound <= before.scale * (1 + LITTLE)
+            proven = after.bound is not None and not before.split and after.bound <= before.scale * (1 + LITTLE)
             return "nothing: even then no plan serves more" if proven else _unproven(after)
         change = f", {after.scale / before.scale - 1:+.1%}".replace("%", " %") if before.scale else ""
         return f"{after.scale:.3g} x the rates instead of {before.scale:.3g} x{change}"
@@ -148,7 +149,7 @@ def _buys(before: Plan, after: Plan) -> str:
         was, will, little = before.devices_used, after.devices_used, 0.0
         text = f"{_devices(after.devices_used)} instead of {before.devices_used}"
     if abs(will - was) <= little * was:
-        proven = after.bound is not None and not left and after.bound >= was * (1 - little)
+        proven = after.bound is not None and not before.split and not left and after.bound >= was * (1 - little)
         return f"nothing: even then no plan does with less than {_now(before)}" if proven else _unproven(after)
     return text if will < was else f"nothing: {text}"
 

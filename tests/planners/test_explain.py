@@ -201,6 +201,8 @@ def test_where_more_buys_nothing_it_is_said_whether_that_is_proven() -> None:
     assert gain("x", plan, known).buys == (
         f"nothing: even then no plan does with less than {plan.devices_used} devices"
     )
+    split = msgspec.structs.replace(plan, split={"app": {"a": 0.2}})
+    assert gain("x", split, known).buys == "nothing that was found; not proven", "another split may do with less"
     loose = msgspec.structs.replace(plan, bound=plan.devices_used - 1.0)
     assert gain("x", plan, loose).buys == "nothing that was found; not proven"
     dear = msgspec.structs.replace(plan, cost_per_hour=4.5, bound=4.5)
