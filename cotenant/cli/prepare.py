@@ -239,7 +239,13 @@ def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Prof
 
 
 def _ensemble(settings: ModelSettings, ensemble: Ensemble, served: Mapping[str, Offered]) -> Model:
-    """An ensemble's promise; without a target of its own, its steps together get what each of their models has."""
+    """An ensemble's promise; without a target of its own, its steps together get what each of their models has.
+    Raises ConfigError for settings that only models have."""
+    for key in ("max_batch", "linger"):
+        if getattr(settings, key) is not None:
+            raise ConfigError(
+                f"model {settings.name!r} is an ensemble and has no {key}; give it to the models of its steps"
+            )
     seconds = {step.name: served[step.model].model.slo for step in ensemble.steps}
     slo = ensemble.application(1.0).length(seconds) if settings.slo is None else settings.slo
     return Model(name=ensemble.info.name, slo=slo, attainment=settings.attainment)

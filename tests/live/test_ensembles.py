@@ -21,7 +21,7 @@ from cotenant.cli.prepare import Preparation
 from cotenant.config import read_settings
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.core.tensor import Tensor
-from cotenant.errors import PlanError
+from cotenant.errors import ConfigError, PlanError
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest
 from cotenant.live.rpc import RpcServer
@@ -242,6 +242,12 @@ def test_a_server_plans_for_the_whole_and_gives_steps_their_part(tmp_path: Path)
     assert {model.name: model.slo for model in site.problem.models} == {"identity": 2.0, "add": 2.0, "mean": 0.1}
     (application,) = site.problem.applications
     assert application.length(site.plan.split["diamond"]) == pytest.approx(2.0)
+
+
+def test_settings_that_only_models_have_are_refused(tmp_path: Path) -> None:
+    prepared = preparation(repository(tmp_path / "models"), "max_batch = 4\n")
+    with pytest.raises(ConfigError, match=r"^model 'diamond' is an ensemble and has no max_batch; give it to the"):
+        asyncio.run(prepared.site())
 
 
 def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
