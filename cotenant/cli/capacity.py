@@ -102,6 +102,7 @@ def _bears(
     of = "the plan's rates" if file is None and problem.objective == "rate" else "the rates"
     rates = busiest(workload, seconds, seeds[0])
     _asks(workload, rates)
+    total = sum(rates.values()) if rates.keys() >= workload.sources.keys() else None
     with processes(min(jobs, len(seeds))) as workers:
         found = _borne(problem, plan, workload, seconds, seeds, workers)
     _came(found.levels, seconds)
@@ -113,13 +114,13 @@ def _bears(
             at=found.multiple,
             low=found.low,
             high=found.high,
-            title=capacity_story(found, plan, sum(rates.values()), of).split(";")[0],
+            title=capacity_story(found, plan, total, of).split(";")[0],
         )
         aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(plan.to_json()), "capacity": found})))
     else:
-        console.print(capacity_view(found, plan, rates, seconds, len(seeds), of))
+        console.print(capacity_view(found, plan, total, seconds, len(seeds), of))
 
 
 def _curves(found: Capacity) -> list[Line]:
@@ -203,12 +204,12 @@ def _borne(
 
 
 def capacity_view(
-    found: Capacity, plan: Plan, rates: dict[str, float], seconds: float, seeds: int, of: str
+    found: Capacity, plan: Plan, total: float | None, seconds: float, seeds: int, of: str
 ) -> RenderableType:
-    """What was looked at, a line for each multiple, and the answer in words. of: what multiples are of."""
+    """What was looked at, a line for each multiple, and the answer in words. total: requests/s, None where that depends
+    on how fast they are answered; of: what multiples are of."""
     title = f"simulated, {seeds} x {seconds:.4g} s at each multiple"
     rows = table(title, f">times {of}", ">requests /s", "worst")
-    total = sum(rates.values())
     for it in found.levels:
         text = Text("-")  # nobody asked while it ran
         if it.models:
@@ -216,11 +217,11 @@ def capacity_view(
             style = "green" if it.surely_kept else "yellow" if it.kept else "red"
             text = Text(f"{worst.mean * 100:.2f} %", style=style)
             text.append(f" ± {worst.half * 100:.2f}  {it.worst}", style="default")
-        rows.add_row(f"{it.multiple:.2f}", show_rate(total * it.multiple), text)
+        rows.add_row(f"{it.multiple:.2f}", "-" if total is None else show_rate(total * it.multiple), text)
     return Group(rows, Text(capacity_story(found, plan, total, of)))
 
 
-def capacity_story(found: Capacity, plan: Plan, total: float, of: str) -> str:
+def capacity_story(found: Capacity, plan: Plan, total: float | None, of: str) -> str:
     devices = _named(_counts(plan))
     if found.multiple == 0:
         return f"{devices} keep no promise of {found.limit}, however little is asked."
@@ -228,7 +229,9 @@ def capacity_story(found: Capacity, plan: Plan, total: float, of: str) -> str:
         return f"{devices} bear more than was looked at, {found.levels[-1].multiple:.3g} x {of}."
     interval = f"95 %: {found.low:.2f} to {found.high:.2f}"
     told = f"{devices} bear {found.multiple:.2f} x {of} ({interval})"
-    return f"{told}, {show_rate(total * found.multiple)} requests/s; beyond, the promise of {found.limit} breaks first."
+    if total is not None:
+        told += f", {show_rate(total * found.multiple)} requests/s"
+    return f"{told}; beyond, the promise of {found.limit} breaks first."
 
 
 def _grows(
@@ -255,6 +258,12 @@ def _grows(
     workload = Workload.poisson(problem.rates) if file is None else workload_of(file, problem)
     known = busiest(workload, seconds, seeds[0])
     _asks(workload, known)
+    for it in workload.sources:
+        if it not in known and not problem.rates.get(it):
+            raise ConfigError(
+                f"how often {it!r} is asked for depends on how fast it answers; give it a rate in the problem, so that "
+                "devices can be planned for that"
+            )
     planned_for = {it: known.get(it, rate) if it in workload.sources else 0.0 for it, rate in problem.rates.items()}
     problem = msgspec.structs.replace(problem, rates=planned_for)
     kinds = tuple(kind.name for kind in problem.fleet)

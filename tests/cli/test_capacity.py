@@ -124,3 +124,15 @@ def test_multiples_of_a_plan_for_the_largest_rate_are_called_so(program: Program
     (folder / "problem.toml").write_text('objective = "rate"\n' + text)
     said = program("capacity", "problem.toml", *SHORT)
     assert "times the plan's" in " ".join(said.out.split()) and " x the plan's rates (95 %" in said.out
+
+
+def test_callers_who_wait_have_no_rate_that_is_known_before(program: Program, folder: Path) -> None:
+    (folder / "asked.toml").write_text('[[workload]]\nmodel = "identity"\narrivals = "closed"\ncallers = 2\n')
+    command = ("capacity", "problem.toml", *SHORT, "--workload", "asked.toml")
+    said = program(*command).out.replace("\n", " ")
+    assert "1 cpu bear " in said and " requests/s" not in said
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0"))
+    assert program.refuses(*command, "--growth", "2").startswith(
+        "how often 'identity' is asked for depends on how fast"
+    )
