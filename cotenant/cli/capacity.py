@@ -114,7 +114,7 @@ def _bears(
             at=found.multiple,
             low=found.low,
             high=found.high,
-            title=capacity_story(found, plan, total, of).split(";")[0],
+            title=capacity_story(found, plan, total, len(seeds), of).split(";")[0],
         )
         aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
     if json:
@@ -216,19 +216,19 @@ def capacity_view(
             worst = it.models[it.worst]
             style = "green" if it.surely_kept else "yellow" if it.kept else "red"
             text = Text(f"{worst.mean * 100:.2f} %", style=style)
-            text.append(f" ± {worst.half * 100:.2f}  {it.worst}", style="default")
+            spread = f" ± {worst.half * 100:.2f} " if seeds > 1 else ""
+            text.append(f"{spread} {it.worst}", style="default")
         rows.add_row(f"{it.multiple:.2f}", "-" if total is None else show_rate(total * it.multiple), text)
-    return Group(rows, Text(capacity_story(found, plan, total, of)))
+    return Group(rows, Text(capacity_story(found, plan, total, seeds, of)))
 
 
-def capacity_story(found: Capacity, plan: Plan, total: float | None, of: str) -> str:
+def capacity_story(found: Capacity, plan: Plan, total: float | None, seeds: int, of: str) -> str:
     devices = _named(_counts(plan))
     if found.multiple == 0:
         return f"{devices} keep no promise of {found.limit}, however little is asked."
     if found.multiple == float("inf"):
         return f"{devices} bear more than was looked at, {found.levels[-1].multiple:.3g} x {of}."
-    interval = f"95 %: {found.low:.2f} to {found.high:.2f}"
-    told = f"{devices} bear {found.multiple:.2f} x {of} ({interval})"
+    told = f"{devices} bear {found.multiple:.2f} x {of}{_interval(found, seeds)}"
     if total is not None:
         told += f", {show_rate(total * found.multiple)} requests/s"
     return f"{told}; beyond, the promise of {found.limit} breaks first."
@@ -309,7 +309,7 @@ def _grows(
         }
         show_json(msgspec.json.format(msgspec.json.encode(result), indent=2))
     else:
-        console.print(growth_view(found, best, borne, sum(problem.rates.values())))
+        console.print(growth_view(found, best, borne, sum(problem.rates.values()), len(seeds)))
 
 
 def _plain(offer: Offer) -> dict[str, object]:
@@ -326,7 +326,9 @@ def _plain(offer: Offer) -> dict[str, object]:
     }
 
 
-def growth_view(offers: Sequence[Offer], best: Offer | None, borne: Capacity | None, total: float) -> RenderableType:
+def growth_view(
+    offers: Sequence[Offer], best: Offer | None, borne: Capacity | None, total: float, seeds: int
+) -> RenderableType:
     """A line for each traffic and choice of kinds; and the answer in words. offers: of each choice from today's traffic
     to that which is asked about."""
     several = len({offer.kinds for offer in offers}) > 1
@@ -339,10 +341,10 @@ def growth_view(offers: Sequence[Offer], best: Offer | None, borne: Capacity | N
         cells += [_named(_counts(offer.plan))]
         cells += ["-" if offer.plan.cost_per_hour is None else f"{offer.plan.cost_per_hour:.2f}"] if priced else []
         rows.add_row(*map(escape, cells), _simulated(offer), style="bold" if offer is best else "")
-    return Group(rows, Text(growth_story(offers, best, borne, total)))
+    return Group(rows, Text(growth_story(offers, best, borne, total, seeds)))
 
 
-def growth_story(offers: Sequence[Offer], best: Offer | None, borne: Capacity | None, total: float) -> str:
+def growth_story(offers: Sequence[Offer], best: Offer | None, borne: Capacity | None, total: float, seeds: int) -> str:
     today, last = offers[0].growth, offers[-1].growth
     if best is None or borne is None:
         failed = [offer for offer in offers if offer.growth == last]
@@ -363,8 +365,12 @@ def growth_story(offers: Sequence[Offer], best: Offer | None, borne: Capacity | 
         return (
             f"{told}. In the simulator they bear more than was looked at, {borne.levels[-1].multiple:.3g} times that."
         )
-    interval = f"95 %: {borne.low:.2f} to {borne.high:.2f}"
-    return f"{told}. In the simulator they bear {borne.multiple:.2f} times that ({interval})."
+    return f"{told}. In the simulator they bear {borne.multiple:.2f} times that{_interval(borne, seeds)}."
+
+
+def _interval(found: Capacity, seeds: int) -> str:
+    """Of a single seed nothing can be said."""
+    return f" (95 %: {found.low:.2f} to {found.high:.2f})" if seeds > 1 else ""
 
 
 def _more(offer: Offer, best: Offer) -> str:

@@ -136,3 +136,10 @@ def test_callers_who_wait_have_no_rate_that_is_known_before(program: Program, fo
     assert program.refuses(*command, "--growth", "2").startswith(
         "how often 'identity' is asked for depends on how fast"
     )
+
+
+def test_of_a_single_seed_no_interval_is_told(program: Program) -> None:
+    for more in ((), ("--growth", "1")):
+        said = program("capacity", "problem.toml", *SHORT, "--seeds", "1", *more).out
+        assert "bear " in said and "95 %" not in said and "±" not in said
+    assert "(95 %: " in program("capacity", "problem.toml", *SHORT).out
