@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.planners.capacity import SLACK
 from cotenant.planners.geometry.modes import Menu, Mode
 
 Array = NDArray[np.float64]
@@ -110,8 +111,14 @@ def most_worth(menu: Menu, s: int, worth: Worth, known: float) -> tuple[float, l
     return max([bound, *(value for value, _ in found)]), [each for each in found if _housed(menu, each[1])]
 
 
+def _latest(menu: Menu) -> Array:
+    """The target of each variant; planners may add up the same round in another order."""
+    latest: Array = menu.slo[menu.owner] * (1 + SLACK)
+    return latest
+
+
 def _rounds(menu: Menu, s: int, worth: Worth) -> _Rounds | None:
-    latest = menu.slo[menu.owner]
+    latest = _latest(menu)
     # A round is no shorter than any of its batches.
     depth = int((2 * menu.latency[s] <= latest[:, None]).sum(axis=1).max())
     took = menu.latency[s, :, :depth]
@@ -177,7 +184,7 @@ def _found(menu: Menu, s: int, batches: Numbers, worth: Worth, known: float) -> 
     value = np.zeros(len(batches))
     for v, i in enumerate(menu.owner.tolist()):
         value += worth.of(i, rates[:, v])
-    holds = (~there | (length[:, None] + took <= menu.slo[menu.owner])).all(axis=1) & (value > known)
+    holds = (~there | (length[:, None] + took <= _latest(menu))).all(axis=1) & (value > known)
     found = []
     for n in _varied(there, np.where(holds, value, -math.inf)):
         own = np.flatnonzero(there[n])

@@ -79,3 +79,14 @@ def test_the_largest_batch_that_its_target_allows_counts_although_one_row_less_i
         problem = Problem(models=models, rates={"a": 1.0}, fleet=(Kind(name="k", cuts=(1000,)),), profiles=profiles)
         worth = Worth(np.array([largest / took]), np.array([1.0]))
         assert most_worth(menu(problem), 0, worth, 0.0)[0] == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_round_counts_in_whatever_order_its_batches_are_added_up() -> None:
+    took = {"a": 0.001, "b": 0.008, "c": 0.002}
+    assert sum(took.values()) + 0.008 > 0.019 >= sum(sorted(took.values())) + 0.008
+    models = tuple(Model(name=name, slo=0.019) for name in took)
+    profiles = {(name, "k"): linear(name, "k", 0.0, took[name], cuts=(1000,), batches=(1,)) for name in took}
+    fleet = (Kind(name="k", cuts=(1000,)),)
+    problem = Problem(models=models, rates=dict.fromkeys(took, 1.0), fleet=fleet, profiles=profiles)
+    worth = Worth(np.ones(3), np.ones(3))
+    assert most_worth(menu(problem), 0, worth, 0.0)[0] == pytest.approx(3.0)
