@@ -252,9 +252,9 @@ def _farther(report: Report, outside: Mapping[str, float], names: Sequence[str])
 
     def seen(row: ModelReport) -> ModelReport:
         more = outside.get(row.model, 0.0)
-        times = {name: getattr(row, name) for name in ("mean", "p50", "p99", "p999")}
+        times = {name: getattr(row, name) for name in ("target", "mean", "p50", "p99", "p999")}
         later = {name: None if time is None else time + more for name, time in times.items()}
-        return msgspec.structs.replace(row, target=row.target + more, **later)
+        return msgspec.structs.replace(row, **later)
 
     return msgspec.structs.replace(report, models=tuple(seen(row) for row in report.models if row.model in names))
 

@@ -24,7 +24,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One model. Rates are per second, durations in seconds; None where there was nothing to measure.
 
     offered: rate of arrivals; served: of answers; goodput: of answers in time. attainment: the fraction in time of all
-    that arrived and stayed; required: what it should be. ends: requests by outcome.
+    that arrived and stayed; required: what it should be. target: None where callers wait for ever.
+    ends: requests by outcome.
     batch: rows in a batch on average; predicted, observed: what a batch was to take and took on average.
     """
 
@@ -34,7 +35,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     goodput: float
     attainment: float | None
     required: float
-    target: float = msgspec.field(name="target_s")
+    target: float | None = msgspec.field(name="target_s")
     mean: float | None = msgspec.field(name="mean_s")
     p50: float | None = msgspec.field(name="p50_s")
     p99: float | None = msgspec.field(name="p99_s")
@@ -46,7 +47,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     observed: float | None = msgspec.field(name="observed_s", default=None)
 
     @classmethod
-    def of(cls, model: Model, tally: Tally, seconds: float) -> ModelReport:
+    def of(cls, model: Model, tally: Tally, seconds: float, within: float) -> ModelReport:
         latency = tally.latency
         return cls(
             model=model.name,
@@ -55,7 +56,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             goodput=tally.on_time / seconds,
             attainment=_known(tally.attainment),
             required=model.attainment,
-            target=model.slo,
+            target=within if math.isfinite(within) else None,
             mean=_known(latency.mean),
             p50=_known(latency.quantile(0.5)),
             p99=_known(latency.quantile(0.99)),
@@ -117,8 +118,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tallies: Mapping[str, Tally],
         seconds: float,
         lag: float | None = None,
+        timeouts: Mapping[str, float] = {},
     ) -> Report:
-        rows = tuple(ModelReport.of(model, tallies[model.name], seconds) for model in models)
+        """timeouts: targets of callers who were given others than the models', by model."""
+        rows = tuple(
+            ModelReport.of(model, tallies[model.name], seconds, timeouts.get(model.name, model.slo)) for model in models
+        )
         return cls(source=source, seconds=seconds, models=rows, lag=None if lag is None else _known(lag))
 
     def to_json(self) -> bytes:
@@ -137,7 +142,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         numbers = (">offered /s", ">goodput /s", ">p50", ">p99", ">p99.9", ">target", ">attained")
         rows = table(f"{self.source}, {self.seconds:.3g} s", "model", *numbers, "other ends")
         for row in self.models:
-            times = *(_duration(time) for time in (row.p50, row.p99, row.p999)), show_seconds(row.target)
+            times = *(_duration(time) for time in (row.p50, row.p99, row.p999)), _target(row.target)
             others = (f"{count} {name}" for name, count in row.ends.items() if count and name != "served")
             rates = f"{row.offered:.1f}", f"{row.goodput:.1f}"
             rows.add_row(escape(row.model), *rates, *times, _attained(row), ", ".join(others) or "-")
@@ -196,6 +201,10 @@ def _known(value: float) -> float | None:
 
 def _duration(value: float | None) -> str:
     return "-" if value is None else show_seconds(value)
+
+
+def _target(value: float | None) -> str:
+    return "never" if value is None else show_seconds(value)
 
 
 def _percent(value: float | None) -> str:

@@ -93,7 +93,7 @@ def simulate(
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn(problem.applications, seed)).handle
     _run(workers.events(), watched, tallies, workload, service, seconds, seed, handle)
-    return Report.of("simulated", watched, tallies, seconds)
+    return Report.of("simulated", watched, tallies, seconds, timeouts=workload.timeouts)
 
 
 def run(
@@ -110,7 +110,7 @@ def run(
     tallies = {model.name: Tally() for model in models}
     events: list[tuple[float, Event]] = [(0.0, Applied(tuple(lanes))), *((0.0, Ready(lane.id)) for lane in lanes)]
     _run(events, models, tallies, workload, service, seconds, seed, handle)
-    return Report.of("simulated", models, tallies, seconds)
+    return Report.of("simulated", models, tallies, seconds, timeouts=workload.timeouts)
 
 
 def _run(

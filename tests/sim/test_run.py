@@ -69,6 +69,15 @@ def test_a_plan_within_its_means_keeps_its_promises() -> None:
         assert all(model.attainment is not None and model.attainment > 0.99 for model in report.models)
 
 
+def test_a_report_has_the_targets_that_callers_were_given() -> None:
+    asked = Workload({"a": Poisson(300.0), "b": Poisson(900.0)}, {"a": 0.06, "b": math.inf})
+    report = simulate(PROBLEM, PLAN, asked, seconds=5)
+    assert (row(report, "a").target, row(report, "b").target) == (0.06, None)
+    assert row(report, "b").attainment == 1.0  # late for the model's own
+    assert (row(report, "b").p50 or 0.0) > PROBLEM.model("b").slo
+    assert Report.from_json(report.to_json()) == report
+
+
 def test_batches_are_observed_with_their_noise_and_what_the_server_adds() -> None:
     quiet = row(simulate(PROBLEM, PLAN, seconds=20), "b")
     assert quiet.observed == quiet.predicted
