@@ -1,6 +1,7 @@
 """`config.read_workload`: TOML to the sources of `cotenant.workload`."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +199,37 @@ def test_the_example_that_is_shipped_can_be_played() -> None:
     assert len({type(source) for source in workload.sources.values()}) >= 5
     assert [failure.time for failure in cotenant.read_failures(examples / "workload.toml")] == [300.0]
     assert all(next(source.times(np.random.default_rng(0))).size for source in workload.sources.values())
+
+
+def test_a_trace_that_names_models_needs_no_other_file(tmp_path: Path) -> None:
+    minutes, times = tmp_path / "minutes.csv", tmp_path / "times.csv"
+    minutes.write_text("model,1,2\nresnet50,60,0\nminilm,60,120\nresnet50,60,60\n")
+    times.write_text("time,model\n10,resnet50\n11,game\n14,resnet50\n")
+    assert read_workload(minutes, NAMES).sources == {
+        "resnet50": Curve.steps([2, 1], 60),
+        "minilm": Curve.steps([1, 2], 60),
+    }
+    replayed = read_workload(times, NAMES).sources
+    rng = np.random.default_rng(0)
+    assert {name: np.concatenate(list(it.times(rng))).tolist() for name, it in replayed.items()} == {
+        "resnet50": [0, 4],
+        "game": [1],
+    }
+    assert read_failures(times) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time,who\n1,resnet50\n", "t.csv:1: no column 'model' says what was asked for; there are time, who"),
+        ("", "t.csv:1: no column 'model' says what was asked for; there are none"),
+        ("model\nresnet50\n", "t.csv:1: no column of times, or of minutes headed 1, 2, …, stands beside 'model'"),
+        ("time,model\n1,resnet\n", "t.csv: model 'resnet' is not known; did you mean 'resnet50'?"),
+        ("model,1,3\nresnet50,1,1\n", "t.csv:1: minute 2 is missing"),
+        ("time,model\n2,minilm\n1,minilm\n", "t.csv:3: time goes back by 1 s"),
+    ],
+)
+def test_traces_that_name_no_models_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_workload(tmp_path / "t.csv", NAMES)

@@ -29,10 +29,15 @@ PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result i
 Seconds = Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="How long requests arrive.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
 Rates = Annotated[
-    list[str] | None, typer.Option("--rate", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
+    list[str] | None, typer.Option("--rate", "--rates", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
 ]
 WorkloadFile = Annotated[
-    Path | None, typer.Option("--workload", help="TOML file: who asks, and when; curves, bursts, traces, failures.")
+    Path | None,
+    typer.Option(
+        "--workload",
+        "--trace",
+        help="Who asks, and when. TOML: curves, bursts, traces, failures. CSV: a trace with a column `model`.",
+    ),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes to work with.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many runs, with seeds from --seed on.")]

@@ -20,7 +20,7 @@ from cotenant.workload.failures import Failure
 from cotenant.workload.mlperf import SAMPLES_PER_QUERY
 from cotenant.workload.shapes import hills, wave
 from cotenant.workload.sources import Closed, Curve, Gamma, Modulated, Offline, Poisson, Uniform
-from cotenant.workload.traces import MINUTE, Replayed, Survey, Trace, read_minutes
+from cotenant.workload.traces import MINUTE, Replayed, Survey, Trace, headings, read_minutes
 
 Duration = str | int | float
 
@@ -132,6 +132,7 @@ _ENTRIES: dict[str, type[_Entry]] = {
     "server": _Rate,
     "offline": _Samples,
 }
+MODEL = "model"  # the column of a trace that needs no other file
 _ALL = ""  # the name of all rows together
 # MLPerf's scenarios that know no target.
 _PATIENT = ("single_stream", "multi_stream", "offline")
@@ -140,8 +141,11 @@ _PATIENT = ("single_stream", "multi_stream", "offline")
 def read_workload(path: Path, names: Collection[str]) -> Workload:
     """A workload from a TOML file; traces are relative to it. names: of what can be asked for.
 
-    Raises ConfigError with the file, the entry and the way out; a trace is read through once to see that it is sound.
+    Or from a trace alone, a CSV file in which a column `model` names what was asked for. Raises ConfigError with the
+    file, the entry and the way out; a trace is read through once to see that it is sound.
     """
+    if path.suffix == ".csv":
+        return _traced(path, names)
     file = decode(text_of(path), _File, path)
     entries = []
     for index, table in enumerate(file.workload):
@@ -166,6 +170,8 @@ def read_workload(path: Path, names: Collection[str]) -> Workload:
 
 def read_failures(path: Path) -> tuple[Failure, ...]:
     """What fails, from the same file."""
+    if path.suffix == ".csv":
+        return ()
     file = decode(text_of(path), _File, path)
     failures = []
     for index, entry in enumerate(file.failures):
@@ -173,6 +179,33 @@ def read_failures(path: Path) -> tuple[Failure, ...]:
             back = math.inf if entry.back is None else _seconds(entry.back, "back")
             failures.append(Failure(parts=tuple(entry.parts), time=_seconds(entry.time, "time"), back=back))
     return tuple(failures)
+
+
+def _traced(path: Path, names: Collection[str]) -> Workload:
+    """Requests a minute, under 1, 2, … beside `model`; or a row for each, with its time in the first other column."""
+    others = [heading for heading in headings(path) if heading != MODEL]
+    if len(others) == len(headings(path)):
+        known = ", ".join(others) or "none"
+        raise ConfigError(
+            f"{path}:1: no column {MODEL!r} says what was asked for; there are {known}. Whose requests those of a trace"
+            f" are can be said in a workload's file, with arrivals = 'times' or 'minutes'"
+        )
+    if not others:
+        raise ConfigError(f"{path}:1: no column of times, or of minutes headed 1, 2, …, stands beside {MODEL!r}")
+    sources: dict[str, Source] = {}
+    if all(heading.strip().isdigit() for heading in others):
+        rates: dict[str, Floats] = {}
+        for name, row in read_minutes(path, MODEL):
+            rates[name] = rates[name] + row if name in rates else row
+        sources |= {name: Curve.steps(row.tolist(), MINUTE) for name, row in rates.items()}
+    else:
+        trace = Trace(file=path, column=others[0], key=MODEL)
+        survey = Survey.of(trace)
+        sources |= {name: Replayed(trace=trace, survey=survey, names=frozenset([name])) for name in survey.counts}
+    for name in sources:
+        if name not in names:
+            raise ConfigError(f"{path}: model {name!r} is not known; {nearest(name, names)}")
+    return Workload(sources)
 
 
 @contextmanager

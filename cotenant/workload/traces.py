@@ -29,6 +29,11 @@ MINUTE = 60.0
 TWEETED = "%a %b %d %H:%M:%S %z %Y"  # as in "Wed Oct 10 20:19:24 +0000 2018"
 
 
+def headings(file: Path) -> list[str]:
+    """Those of the columns. Raises ConfigError where the file cannot be read."""
+    return next(_rows(file), [])
+
+
 def read_minutes(file: Path, column: str = "HashFunction") -> Iterator[tuple[str, Floats]]:
     """Requests per second in each minute, row by row, with the name in `column`; several rows may have the same.
 
