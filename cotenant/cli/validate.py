@@ -192,8 +192,12 @@ def _batches(address: str) -> dict[tuple[str, str], Batches]:
 
 
 def slowdowns(plan: Plan, problem: Problem, batches: Mapping[tuple[str, str], Batches]) -> dict[tuple[str, int], float]:
-    """What batches took over what was profiled, by model and share; over its lanes where it has several of a share."""
+    """What batches took over what was profiled, by model and share; over its lanes where it has several of a share.
+
+    Profiles hold medians, and the simulator lets batches vary around them: the mean of that is no slowdown.
+    """
     from cotenant.runtime.lanes import lane_id
+    from cotenant.sim.service import Noise
 
     took: defaultdict[tuple[str, int], float] = defaultdict(float)
     alone: defaultdict[tuple[str, int], float] = defaultdict(float)
@@ -206,7 +210,8 @@ def slowdowns(plan: Plan, problem: Problem, batches: Mapping[tuple[str, str], Ba
                     continue
                 planned = placement.latency / profile.latency(placement.batch, partition.share, placement.procs)
                 took[placement.model, partition.share] += own.observed
-                alone[placement.model, partition.share] += own.predicted / planned
+                usual = Noise.at(profile, placement.batch, partition.share).mean
+                alone[placement.model, partition.share] += own.predicted / planned * usual
     return {key: took[key] / alone[key] for key in took if alone[key] > 0}
 
 

@@ -188,8 +188,7 @@ def _really(lanes: Mapping[str, Laid], problem: Problem) -> tuple[dict[Key, Nois
         for placement, load in zip(lane.partition.placements, _loads(lane.partition, kind), strict=True):
             profile = problem.profiles[placement.model, kind]
             takes = profile.latency(placement.batch, share) * slowdown(problem, load, beside)
-            nearest = profile.nearest(placement.batch, share)
-            noise[name, placement.model] = Noise.of(nearest.features, nearest.latency)
+            noise[name, placement.model] = Noise.at(profile, placement.batch, share)
             slower[name, placement.model] = takes / placement.latency
     return noise, slower
 
