@@ -28,6 +28,9 @@ Serves = Callable[[Mapping[str, float]], bool]
 Plans = Callable[[Mapping[str, float]], Plan | None]
 
 
+PATIENCE = 1.4  # seconds that geometry may look for one scenario's plan; with half of that it misses some that exist
+
+
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """name: as tables show it. who: "cotenant" or "published". planner: of cotenant, or a key of MODES.
 
@@ -73,7 +76,8 @@ def planned(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Plans:
         return lambda rates: as_plan(decide(rates), problem)
     if way.planner == "geometry":
         # Whether any plan serves them, rather than which needs fewest devices.
-        return lambda rates: geometry.feasible(msgspec.structs.replace(problem, rates=dict(rates)))
+        patient = msgspec.structs.replace(problem, time_limit=PATIENCE)
+        return lambda rates: geometry.feasible(msgspec.structs.replace(patient, rates=dict(rates)))
     plan = load(way.planner)
 
     def complete(rates: Mapping[str, float]) -> Plan | None:
