@@ -148,7 +148,7 @@ def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
 @given(problem=problems())
 def test_no_planner_serves_a_larger_multiple_than_geometry_or_its_bound(problem: Problem) -> None:
     fleet = tuple(msgspec.structs.replace(kind, count=kind.count or 1) for kind in problem.fleet)
-    problem = msgspec.structs.replace(problem, fleet=fleet, time_limit=0.1)
+    problem = msgspec.structs.replace(problem, fleet=fleet, time_limit=0.3)
     rate = msgspec.structs.replace(problem, objective="rate")
     ours = geometry.plan(rate)
     assert check(ours, rate) == []
