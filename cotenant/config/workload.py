@@ -183,13 +183,13 @@ def read_failures(path: Path) -> tuple[Failure, ...]:
 
 def _traced(path: Path, names: Collection[str]) -> Workload:
     """Requests a minute, under 1, 2, … beside `model`; or a row for each, with its time in the first other column."""
-    others = [heading for heading in headings(path) if heading != MODEL]
-    if len(others) == len(headings(path)):
-        known = ", ".join(others) or "none"
+    known = headings(path)
+    if MODEL not in known:
         raise ConfigError(
-            f"{path}:1: no column {MODEL!r} says what was asked for; there are {known}. Whose requests those of a trace"
-            f" are can be said in a workload's file, with arrivals = 'times' or 'minutes'"
+            f"{path}:1: no column {MODEL!r} says what was asked for; there are {', '.join(known) or 'none'}. Whose"
+            f" requests those of a trace are can be said in a workload's file, with arrivals = 'times' or 'minutes'"
         )
+    others = [heading for heading in known if heading != MODEL]
     if not others:
         raise ConfigError(f"{path}:1: no column of times, or of minutes headed 1, 2, …, stands beside {MODEL!r}")
     sources: dict[str, Source] = {}
