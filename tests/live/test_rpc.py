@@ -174,6 +174,7 @@ def test_a_stream_that_breaks_off_cancels_what_it_asked(front: Running) -> None:
                 messages.ModelInferRequest.SerializeToString,
                 messages.ModelStreamInferResponse.FromString,
             )
+            before = len(front.core.cancelled)
             stream = stub()
             for model in ("held", "held", "nope"):
                 await stream.write(messages.ModelInferRequest(**infer(model)))
@@ -182,6 +183,7 @@ def test_a_stream_that_breaks_off_cancels_what_it_asked(front: Running) -> None:
             stream.cancel()
             while front.call(lambda: front.core.held):
                 await asyncio.sleep(0.001)
+            assert len(front.core.cancelled) == before + 2
 
     asyncio.run(run())
 
