@@ -113,6 +113,8 @@ PLANNERS: dict[str, str] = {
     "ideal": "cotenant.planners.ideal",
     "geometry": "cotenant.planners.geometry",
 }
+# Those quick enough to be asked beside another, so that it is never behind them.
+QUICK = ("elastic", "bestfit", "squishy")
 
 
 def load(name: str) -> Planner:

@@ -13,7 +13,7 @@ import msgspec
 
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import PlanError
-from cotenant.planners import Planner, Problem, load
+from cotenant.planners import QUICK, Planner, Problem, load
 from cotenant.planners.applications import Split, plain
 from cotenant.planners.capacity import accounted
 from cotenant.planners.check import check
@@ -27,7 +27,6 @@ CLOSE = 1.005  # how near the largest multiple of the rates is found
 MORE = 1.15  # times its rate, what a model is planned for whose promise chance would break
 WIDER = 12  # times that more is planned for, at most
 TIGHT = (0.8, 0.65)  # of the targets, what is planned for as well
-QUICK = ("elastic", "bestfit", "squishy")  # planners that are asked where another answers the objective itself
 PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in turn
 
 
@@ -94,7 +93,8 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
 
     That for evenly spaced requests comes first, and is lowered until chance has room. A planner that answers the
     objective itself goes to the very limit of the targets, and is asked for tighter ones, too: shorter rounds may leave
-    more room. Another is asked for multiples in between, with room for chance in each.
+    more room, and so may a plan of the quick planners. Another is asked for multiples in between, with room for chance
+    in each.
 
     accept: given a plan and the problem at those rates; by default, whether the forecast keeps every promise.
     """
@@ -105,23 +105,28 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attain
         return msgspec.structs.replace(planner(_at(problem, problem.rates)), objective="rate")
 
     most = planner(problem)
-    if most.objective != "rate":
-        return msgspec.structs.replace(
-            _by_multiples(planner, problem, accept, _nothing(most, problem)), bound=most.bound
-        )
-    if most.scale == 0:
+    if most.objective == "rate" and most.scale == 0:
         return most  # some model cannot be served at all; the others are, as far as they ask
-    best = lowered(most, problem, accept=accept)
-    # Where chance takes nothing, nothing is to be won.
-    if best.scale * CLOSE < most.scale:
-        for part in TIGHT:
-            other = planner(_tight(problem, part))
-            if other.scale > best.scale:
-                best = lowered(other, problem, accept=accept, above=best)
-        # The most that is served on paper may leave so little room that a simpler plan keeps more.
-        for name in QUICK:
-            best = _by_multiples(load(name), problem, accept, best)
+    if most.objective == "rate":
+        best = _with_room(most, planner, problem, accept)
+    else:
+        best = _by_multiples(planner, problem, accept, _nothing(most, problem))
     return msgspec.structs.replace(best, planner=most.planner, objective="rate", bound=most.bound)
+
+
+def _with_room(most: Plan, planner: Planner, problem: Problem, accept: Accept) -> Plan:
+    """The largest multiple that is kept, of a planner whose own answer to that is `most`."""
+    best = lowered(most, problem, accept=accept)
+    if best.scale * CLOSE >= most.scale:
+        return best  # where chance takes nothing, nothing is to be won
+    for part in TIGHT:
+        other = planner(_tight(problem, part))
+        if other.scale > best.scale:
+            best = lowered(other, problem, accept=accept, above=best)
+    # The most that is served on paper may leave so little room that a simpler plan keeps more.
+    for name in QUICK:
+        best = _by_multiples(load(name), problem, accept, best)
+    return best
 
 
 def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Plan) -> Plan:
@@ -133,12 +138,11 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
     def kept(plan: Plan, scaled: Problem) -> bool:
         return served(plan, scaled) and accept(plan, scaled)
 
-    most = _largest(planner, problem, served, above=_nothing(above, problem), below=math.inf)
+    most = _largest(planner, problem, served, above=above, below=math.inf)
     if most.scale <= above.scale * CLOSE:
-        return msgspec.structs.replace(above, objective="rate")
+        return above
     best = lowered(most, problem, accept=accept, above=above)
-    best = _largest(lambda scaled: promised(planner, scaled), problem, kept, above=best, below=most.scale)
-    return msgspec.structs.replace(best, objective="rate")
+    return _largest(lambda scaled: promised(planner, scaled), problem, kept, above=best, below=most.scale)
 
 
 def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Plan | None = None) -> Plan:

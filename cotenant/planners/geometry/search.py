@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.units import WHOLE
-from cotenant.planners import Planner, Problem, bestfit, elastic, ideal, squishy
+from cotenant.planners import QUICK, Problem, ideal, load
 from cotenant.planners.capacity import accounted, as_batched, partitions
 from cotenant.planners.geometry import cuttings as ways
 from cotenant.planners.geometry.bounding import Bounding
@@ -45,7 +45,7 @@ TINY = 1e-12
 GRID = 100  # ‰: of very many shares, those that are multiples of it
 LEAST = 0.05  # seconds that the program gets when no time is left: it must have some plan
 REPAIRS = 4  # times that models which come short are asked for more
-RIVALS: tuple[Planner, ...] = (elastic.plan, bestfit.plan, squishy.plan)
+RIVALS = tuple(load(name) for name in QUICK)
 
 
 class Search:
