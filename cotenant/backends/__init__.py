@@ -16,7 +16,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     pace: processor seconds per second that the worker holds itself to, by ending each batch no earlier than its
     processor time allows; None where something else holds it. budget: processor seconds per second that its share
     allows, whoever holds it, for the audit; None where a share is not of processor time. fake: it sleeps for the
-    profiled time, and runs nothing.
+    profiled time, and runs nothing. cuda: batches run on the first CUDA device that its environment shows. process:
+    lanes of the same process share one worker, and in it one copy of each model's weights; "": a worker of its own.
+    groups: the device's groups of multiprocessors that batches run on; empty: all.
     """
 
     env: dict[str, str] = {}
@@ -25,6 +27,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     pace: float | None = None
     budget: float | None = None
     fake: bool = False
+    cuda: bool = False
+    process: str = ""
+    groups: tuple[int, ...] = ()
 
 
 class Backend(Protocol):
@@ -52,4 +57,8 @@ class Backend(Protocol):
 
     def close(self, lane: str) -> None:
         """Take down what `open` set up. Harmless where there is nothing."""
+        ...
+
+    def lost(self) -> dict[str, str]:
+        """By name of the device, why nothing can run on it now. Asked twice a second, so it has to be quick."""
         ...

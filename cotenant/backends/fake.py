@@ -30,3 +30,6 @@ class Fake:
 
     def close(self, lane: str) -> None:
         pass
+
+    def lost(self) -> dict[str, str]:
+        return {}
