@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -47,8 +48,9 @@ class Backend(Protocol):
         """In words that change when it does: what one device amounts to."""
         ...
 
-    def open(self, lane: str, share: int) -> Launch:
-        """Set a partition of that share (‰) up, for a worker that is about to start."""
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        """Set a partition of that share (‰) up, for a worker that is about to start. It may stand where lanes are that
+        are `leaving`: they close once this one has taken over."""
         ...
 
     def attach(self, lane: str, pid: int) -> None:

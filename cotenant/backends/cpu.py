@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections.abc import Collection
 from typing import Literal
 
 from cotenant.backends import Launch, cgroup
@@ -59,7 +60,7 @@ class Cpu:
             return "the kernel, by a quota of processor time in each 10 ms"
         return "each worker itself, by ending a batch no earlier than its processor time allows; audited from outside"
 
-    def open(self, lane: str, share: int) -> Launch:
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         """Open the largest partitions first: each is pinned to the first cores that have room for it, and a partition
         that finds none floats over all of them."""
         budget = self.capacity * share / WHOLE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cotenant.backends import Launch
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
@@ -22,7 +24,7 @@ class Fake:
     def holds(self) -> str:
         return "nothing: workers sleep for the profiled time"
 
-    def open(self, lane: str, share: int) -> Launch:
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         return Launch(fake=True)
 
     def attach(self, lane: str, pid: int) -> None:

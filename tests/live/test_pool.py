@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def stuck(folder: Path) -> WorkerModel:
 class Unable(Cpu):
     """Its workers cannot even start Python."""
 
-    def open(self, lane: str, share: int) -> Launch:
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         return Launch(env={"PYTHONHOME": "/nowhere"})
 
 
@@ -326,7 +327,7 @@ def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) ->
 class Lax(Cpu):
     """Nothing holds its workers."""
 
-    def open(self, lane: str, share: int) -> Launch:
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         return Launch(budget=0.001)
 
 
