@@ -54,6 +54,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     started: when the worker took it up, by `time.monotonic`, which all processes of a machine share. gather, infer,
     scatter: how long it then took to put the inputs together, to run, to take the outputs apart. pause: how long the
     answer was then held back, to stay within the share. cpu: processor time, with what was used since the batch before.
+    device: what its own clock counted, by CUDA events around copies and kernels. memory: bytes of the device that
+    the model's weights and its batches took at most. Both 0 where the device is the processor.
     """
 
     started: float
@@ -62,6 +64,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scatter: float
     pause: float
     cpu: float
+    device: float = 0.0
+    memory: int = 0
 
     @property
     def latency(self) -> float:
