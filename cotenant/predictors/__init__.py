@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from cotenant.errors import PlanError
+
+REMEMBERED = 100_000  # answers of a predictor
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -48,3 +51,27 @@ class Margin(msgspec.Struct, frozen=True):
 
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         return self.factor if neighbours else 1.0
+
+
+def remembered(slowdown: Callable[[Any, Load, Sequence[Load]], float]) -> Callable[[Any, Load, Sequence[Load]], float]:
+    """Works out each question once, and none without neighbours: planners ask the same again and again.
+
+    For the method of a value, which keeps its answers in its `__dict__`.
+    """
+
+    @functools.wraps(slowdown)
+    def answer(self: Any, victim: Load, neighbours: Sequence[Load]) -> float:
+        if not neighbours:
+            return 1.0
+        answers: dict[tuple[Load, ...], float] | None = self.__dict__.get("_answers")
+        if answers is None:
+            answers = self.__dict__["_answers"] = {}
+        asked = (victim, *neighbours)
+        known = answers.get(asked)
+        if known is None:
+            if len(answers) >= REMEMBERED:
+                answers.clear()
+            known = answers[asked] = slowdown(self, victim, neighbours)
+        return known
+
+    return answer

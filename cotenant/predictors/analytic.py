@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
-from cotenant.predictors import Load, require
+from cotenant.predictors import Load, remembered, require
 from cotenant.predictors.linear import L2
 from cotenant.predictors.samples import Sample
 
@@ -97,16 +97,10 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
     cache: dict[str, float]
     alone: dict[str, Alone]
 
+    @remembered
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Raises PlanError for a model that no profile says the use of L2 of, and on another kind of device."""
-        if not neighbours:
-            return 1.0
-        asked = (victim, *neighbours)
-        known = self._known.get(asked)
-        if known is None:
-            known = max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
-            self._known[asked] = known
-        return known
+        return max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
 
     def latency(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Seconds of a batch."""
@@ -124,10 +118,6 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def _usual(self) -> float:
         return float(np.mean(list(self.cache.values())))
-
-    @functools.cached_property
-    def _known(self) -> dict[tuple[Load, ...], float]:
-        return {}
 
     def _alone(self, load: Load) -> Alone:
         require(self.kind, load)

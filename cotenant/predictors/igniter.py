@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
-from cotenant.predictors import Load, require
+from cotenant.predictors import Load, remembered, require
 from cotenant.predictors.analytic import BANDWIDTH, INPUT, KERNELS, OUTPUT, SCHEDULING, Delay, Term, least_squares
 from cotenant.predictors.linear import L2
 from cotenant.predictors.samples import Sample
@@ -84,16 +84,10 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
     delay: Delay
     throttle: Throttle | None = None
 
+    @remembered
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Raises PlanError for a model whose coefficients are unknown, and on another kind of device."""
-        if not neighbours:
-            return 1.0
-        asked = (victim, *neighbours)
-        known = self._known.get(asked)
-        if known is None:
-            known = max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
-            self._known[asked] = known
-        return known
+        return max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
 
     def latency(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Seconds of a batch, transfers included."""
@@ -115,10 +109,6 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def _usual(self) -> float:
         return float(np.mean([known.cache for known in self.models.values() if known.cache is not None]))
-
-    @functools.cached_property
-    def _known(self) -> dict[tuple[Load, ...], float]:
-        return {}
 
     def _active(self, load: Load) -> float:
         return self._of(load).active.at(load.batch, load.share / WHOLE)

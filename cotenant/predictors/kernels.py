@@ -9,7 +9,6 @@ memory, share.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
-from cotenant.predictors import Load
+from cotenant.predictors import Load, remembered
 from cotenant.predictors.features import Scale, Sheet, Vector, sheet
 from cotenant.predictors.regression import Regressor, train
 from cotenant.predictors.samples import Sample
@@ -51,16 +50,11 @@ class Kernels(msgspec.Struct, frozen=True, dict=True):
     sheet: Sheet
     learnt: Learnt
 
+    @remembered
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Raises PlanError for a model without features."""
-        if not neighbours:
-            return 1.0
-        asked = (victim, *neighbours)
-        known = self._known.get(asked)
-        if known is None:
-            row = _row(self.sheet, victim, neighbours)
-            known = self._known[asked] = max(1.0, float(np.exp(self.learnt.predict(row[None, :])[0])))
-        return known
+        row = _row(self.sheet, victim, neighbours)
+        return max(1.0, float(np.exp(self.learnt.predict(row[None, :])[0])))
 
     def knowing(self, profiles: Profiles) -> Kernels:
         """The same, which also knows these models: they need no samples, but the features."""
@@ -68,10 +62,6 @@ class Kernels(msgspec.Struct, frozen=True, dict=True):
         told = {(each.name, each.kind) for each in more}
         kept = [each for each in self.sheet.known if (each.name, each.kind) not in told]
         return Kernels(Sheet(self.sheet.columns, (*kept, *more)), self.learnt)
-
-    @functools.cached_property
-    def _known(self) -> dict[tuple[Load, ...], float]:
-        return {}
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Kernels:

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
-from cotenant.predictors import Load
+from cotenant.predictors import Load, remembered
 from cotenant.predictors.process import Matrix, Prior, Process, Terms, learnt
 from cotenant.predictors.process import telling as in_order
 from cotenant.predictors.samples import Sample
@@ -32,7 +32,6 @@ FEWEST = 8  # samples
 MOST = 1500  # samples that are learnt from, spread over all: time goes with the cube
 QUANTILE = 0.9  # that planners reckon with, unless told
 KNOTS = np.linspace(0, 1, 41)  # quantiles of a calibration
-CACHED = 100_000  # answers
 FADING = 0.98  # what an observation counts, of before, when the next comes
 
 
@@ -82,17 +81,11 @@ class Ours:
         self._kind = samples[0].victim.kind
         self._names = _names(samples)
         self._noises = _noises(process, [sample.victim.model for sample in samples])
-        self._answers: dict[tuple[Load, tuple[Load, ...]], float] = {}
 
+    @remembered
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Raises PlanError for a model that has neither samples nor a profile."""
-        key = (victim, tuple(neighbours))
-        answer = self._answers.get(key)
-        if answer is None:
-            if len(self._answers) >= CACHED:
-                self._answers.clear()
-            (answer,) = self.quantiles(victim, neighbours, (self.quantile,))
-            self._answers[key] = answer
+        (answer,) = self.quantiles(victim, neighbours, (self.quantile,))
         return answer
 
     def quantiles(self, victim: Load, neighbours: Sequence[Load], wanted: Sequence[float]) -> list[float]:

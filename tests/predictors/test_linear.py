@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import msgspec
 import numpy as np
 import pytest
@@ -113,17 +111,3 @@ def test_what_models_use_is_in_their_profiles() -> None:
         fitted.slowdown(Load("c", "k", 1, 500), [Load("a", "k", 1, 500)])
     more = fitted.knowing({("c", "k"): profile("c", 2.0)})
     assert more.slowdown(Load("c", "k", 1, 500), [Load("a", "k", 1, 500)]) >= 1
-
-
-def test_planners_may_ask_often() -> None:
-    linear, victim, neighbours = Linear(PUBLISHED, USED), Load("a", "k", 9, 1000), [Load("b", "k", 4, 500)]
-    linear.slowdown(victim, neighbours)
-    best = min(_seconds(linear, victim, neighbours) for _ in range(5))
-    assert best / 1000 < 5e-6
-
-
-def _seconds(linear: Linear, victim: Load, neighbours: list[Load]) -> float:
-    started = time.perf_counter()
-    for _ in range(1000):
-        linear.slowdown(victim, neighbours)
-    return time.perf_counter() - started
