@@ -27,6 +27,10 @@ class Runner(Protocol):
         """Seconds that a batch takes even where the run itself is shorter."""
         ...
 
+    def close(self) -> None:
+        """Let go of the model: of its weights once no other runner of this process has them."""
+        ...
+
 
 class Onnx:
     """An ONNX model on the processor. It keeps to `threads` threads, and none of them spins while it waits: spinning
@@ -60,6 +64,9 @@ class Onnx:
     def least(self, rows: int) -> float:
         return 0.0
 
+    def close(self) -> None:
+        del self._session
+
 
 class Fake:
     """Runs nothing. An output repeats the input in its position where the two are alike, and is zero elsewhere."""
@@ -86,10 +93,17 @@ class Fake:
     def least(self, rows: int) -> float:
         return self.model.latencies[min(rows, len(self.model.latencies)) - 1]
 
+    def close(self) -> None:
+        pass
 
-def load(model: WorkerModel, *, threads: int, fake: bool) -> tuple[Runner, int]:
+
+def load(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
     """A runner that has run its largest and its smallest batch, and the bytes that its outputs take for one row, each
-    aligned. Raises ModelError."""
+    aligned. Raises ModelError.
+
+    stream: the handle of the CUDA stream, on the first device that this process sees, that batches run on; 0 for one of
+    the runner's own; None for the processor.
+    """
     runner: Runner = Fake(model) if fake else Onnx(model, threads)
     for rows in (model.max_batch, 1) if model.batched else (1,):
         try:
