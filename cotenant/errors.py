@@ -5,6 +5,7 @@
     ├── PlanError          a problem that makes no sense (not: too little room, which a plan reports)
     ├── ModelError         a model that cannot be loaded: no model, an unsupported opset, no shape
     ├── WorkerError        a worker that did not start, died, or failed a batch
+    ├── DeviceError        a GPU, or its driver, that is absent, lost, or cannot do what is asked of it
     └── RequestError       one inference request, or one call of the protocol, that is not answered
         ├── MalformedError     not the protocol: no JSON, a tensor too short
         ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
@@ -38,6 +39,10 @@ class ModelError(CotenantError):
 
 
 class WorkerError(CotenantError):
+    pass
+
+
+class DeviceError(CotenantError):
     pass
 
 

@@ -1,0 +1,55 @@
+"""A fake NVIDIA driver: two C libraries under the names of the real ones, so that the real bindings run over them.
+
+`fitted` gives the environment of a process that is to find them. What the machine has is said by variables that the
+libraries read when they are initialised:
+
+    COTENANT_FAKE_GPUS      its GPUs, as in "h200,h200" or "a100-80gb-mig=3g.40gb+2g.20gb"; see nvml.c for the products
+    COTENANT_FAKE_DRIVER    versions of driver and CUDA, "580.95.05/13.0" unless said
+    COTENANT_FAKE_STATE     a file that is read again at every call, with a line for each thing that has happened
+                            (`lost 0`: the GPU with that index is gone; `reset 0`: it needs one; `xid 0 79`; `process 0
+                            PID BYTES [INSTANCE]`: computes there; `error NAME CODE`: that function answers that)
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+LIBRARIES = {"nvml.c": "libnvidia-ml.so.1", "cuda.c": "libcuda.so.1"}
+
+
+@functools.cache
+def built() -> Path:
+    """The folder with both libraries, made once for each run of the tests. Skips where there is no C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler named cc, to build the fake NVIDIA driver")
+    folder = Path(tempfile.mkdtemp(prefix="cotenant-driver-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for source, name in LIBRARIES.items():
+        path = Path(__file__).with_name(source)
+        if path.exists():
+            options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+            subprocess.run([compiler, *options, str(path)], check=True)
+    return folder
+
+
+def fitted(gpus: str, *, driver: str = "", state: Path | None = None) -> dict[str, str]:
+    """What is to be added to the environment of a process that is to see these GPUs."""
+    known = os.environ.get("LD_LIBRARY_PATH")
+    variables = {
+        "LD_LIBRARY_PATH": os.pathsep.join([str(built()), *([known] if known else [])]),
+        "COTENANT_FAKE_GPUS": gpus,
+    }
+    if driver:
+        variables["COTENANT_FAKE_DRIVER"] = driver
+    if state is not None:
+        variables["COTENANT_FAKE_STATE"] = str(state)
+    return variables
