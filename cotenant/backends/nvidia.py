@@ -113,10 +113,18 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Those of this machine, or of this container, in the order of their place on the bus."""
+    """Those of this machine, or of this container, in the order of their place on the bus. One that does not answer is
+    left out, and the log says so."""
     nvml = session()
     with _asked("the GPUs of this machine"):
-        return tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        count = nvml.nvmlDeviceGetCount()
+    found = []
+    for index in range(count):
+        try:
+            found.append(_gpu(nvml, index))
+        except nvml.NVMLError as error:
+            logger.warning("GPU %d is left out: %s", index, _words(nvml, error))
+    return tuple(found)
 
 
 def driver() -> tuple[str, str]:
@@ -139,7 +147,7 @@ def readings(uuid: str) -> Reading:
             bandwidth=None if rates is None else rates.memory / 100,
             power=_known(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
             clock=_known(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            temperature=_known(nvml, lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)),
+            temperature=_known(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         )
 
 
