@@ -27,6 +27,7 @@ exact; what lies between two states goes to both.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
@@ -48,17 +49,18 @@ Indices = NDArray[np.int64]
 
 LONGEST = 128  # queue, in requests or groups of them
 LARGEST = 64  # batch; larger ones are reckoned in groups of requests
-STATES = 20  # lengths of a queue that are told apart, all of those up to
+STATES = 16  # lengths of a queue that are told apart, all of those up to
 EXACT = 8
-LENGTHS = 16  # of rounds, at which the mean field is reckoned
-BINS = 128  # of a distribution of latencies
+LENGTHS = 12  # of rounds, at which the mean field is reckoned
+BINS = 96  # of a distribution of latencies
 POOL = 8  # lanes of a model beyond these change little
 LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
 KNOWN = 4096  # lanes that are remembered
 TOGETHER = 32  # lanes in one computation
 DEVIATION = 0.8  # mean over standard deviation, of a normal distribution
 
-NODES = 12  # of a distribution of counts
+NODES = 10  # of a distribution of counts
+RARE = 1e-7  # what is less likely is left out
 TAIL = 1e-4  # what the first and the last of them stand for
 STEPS = 16  # rows of the table of nodes for each unit of √mean
 ROWS = 14 * STEPS  # where that ends, queues do
@@ -237,11 +239,14 @@ class _Queue(msgspec.Struct, frozen=True):
 class _Turns(msgspec.Struct, frozen=True):
     """What the chain of one queue says. cost: seconds of the lane per request.
 
-    below: the part of the requests that are answered within each of BELOW, as parts of the target.
+    at_once: the part of the requests that find all idle, and are answered after `single` seconds. below: the part of
+    the others that is answered within each of BELOW, as parts of the target.
     """
 
     attainment: float
     cost: float
+    at_once: float
+    single: float
     below: Array
 
 
@@ -390,10 +395,9 @@ def _turns(lanes: Sequence[tuple[_Queue, ...]]) -> list[_Turns]:
         seconds=seconds,
         caution=1 + DEVIATION * np.array([queue.varies for queue in queues]),
     )
-    attainment, cost, below = _solved(chains)
-    return [
-        _Turns(a, c / g, row) for a, c, g, row in zip(attainment.tolist(), cost.tolist(), grain, below, strict=True)
-    ]
+    attainment, cost, at_once, below = _solved(chains)
+    figures = (it.tolist() for it in (attainment, cost, at_once, seconds[:, 1]))
+    return [_Turns(a, c / g, p, s, row) for a, c, p, s, g, row in zip(*figures, grain, below, strict=True)]
 
 
 def _between(table: Array, index: Indices, part: Array) -> Array:
@@ -501,8 +505,8 @@ def _longest(chains: _Chains, full: Array) -> Array:
     return result
 
 
-def _solved(chains: _Chains) -> tuple[Array, Array, Array]:
-    """Attainment, seconds of the lane per request, and `below` of every chain."""
+def _solved(chains: _Chains) -> tuple[Array, Array, Array, Array]:
+    """Attainment, seconds of the lane per request, `at_once` and `below` of every chain."""
     batch, rate, slo, seconds = chains.batch, chains.rate, chains.slo, chains.seconds
     count = len(batch)
     every = np.arange(count)
@@ -521,15 +525,20 @@ def _solved(chains: _Chains) -> tuple[Array, Array, Array]:
     chance[:, :, 0] *= (1 - instant) / np.maximum(chance[:, :, 0].sum(axis=0), 1e-300)
     chance *= waiting <= longest[:, None]
 
-    # Axes: arrivals within the time to the next turn; a turn, of some chain with so much waiting and an atom of time.
-    turn = np.flatnonzero(chance > 1e-9)
+    # A turn, of some chain with so much waiting and an atom of time, and arrivals before the next one: a cell each.
+    turn = np.flatnonzero(chance > RARE)
+    length = time.take(turn)
     state = turn % (count * STATES)
-    chain = state // STATES
-    length, rest = time.take(turn), (waiting - run).take(state)
-    arrivals, weight = _nodes(rate.take(chain) * length, chains.pool.take(chain))
+    arrivals, weight = _nodes(rate.take(state // STATES) * length, chains.pool.take(state // STATES))
     weight *= chance.take(turn)
-    cell, mass, low, width = _served(chains, chain, rest, length, arrivals, full)
-    taken = np.bincount(cell, mass, arrivals.size).reshape(arrivals.shape)
+    cells = np.flatnonzero(weight > RARE)
+    weight, arrivals = weight.take(cells), arrivals.take(cells)
+    cells %= len(turn)
+    length, state = length.take(cells), state.take(cells)
+    chain = state // STATES
+    rest = (waiting - run).take(state)
+    served = _served(chains, chain, rest, length, arrivals, full)
+    taken = np.bincount(served.cell, served.count, len(cells))
 
     after = np.minimum(rest + taken, longest.take(chain))
     above = np.maximum(after - EXACT, 0.0)
@@ -538,9 +547,9 @@ def _solved(chains: _Chains) -> tuple[Array, Array, Array]:
     at = to + chain * STATES
     start = waiting.take(at)
     up = weight * ((after - start) / (waiting.take(at + 1) - start))
-    at = (to + state * STATES).ravel()
-    moves = np.bincount(at, (weight - up).ravel(), count * STATES**2)
-    moves[1:] += np.bincount(at, up.ravel(), len(moves))[:-1]
+    at = to + state * STATES
+    moves = np.bincount(at, weight - up, count * STATES**2)
+    moves[1:] += np.bincount(at, up, len(moves))[:-1]
     balance = moves.reshape(count, STATES, STATES).astype(np.float64)
     balance[:, 0, 1] += instant
     balance[:, STATE, STATE] -= 1.0
@@ -550,63 +559,75 @@ def _solved(chains: _Chains) -> tuple[Array, Array, Array]:
 
     at_once = stationary[:, 0] * instant
     asked = rate * (stationary * (chance * time).sum(axis=0)).sum(axis=1) + at_once
-    weight *= (stationary / asked[:, None]).take(state)
-    mass *= weight.take(cell)
-    owner = chain.take(cell % len(chain))
+    mass = served.count * (weight * (stationary / asked[:, None]).take(state)).take(served.cell)
+    owner = chain.take(served.cell)
+    answered = np.bincount(owner, mass, count)
     # What is admitted to a queue longer than is told apart is lost to the chain. No more are answered than can run.
-    most = batch / (rate * full)
-    mass *= np.minimum(most / np.maximum(np.bincount(owner, mass, count), 1e-300), 1.0).take(owner)
+    possible = 1 / np.maximum(answered * rate * full / batch, 1.0)
     single = seconds[:, 1]
     at_once = np.where(single <= slo, at_once / asked, 0.0)
-    attainment = np.bincount(owner, mass, count) + at_once
     kept = np.flatnonzero(mass > 1e-5)
+    owner = owner.take(kept)
     below = _below(
-        np.concatenate((owner.take(kept), every)),
-        np.concatenate((mass.take(kept), at_once)),
-        np.concatenate((low.take(kept), single)),
-        np.concatenate((width.take(kept), 0 * single)),
+        owner,
+        mass.take(kept) * possible.take(owner),
+        _soonest(chains, owner, served, kept, full),
+        served.width.take(kept),
         slo,
     )
-    cost = (stationary * own)[:, 1:].sum(axis=1) / (stationary * run)[:, 1:].sum(axis=1)
-    return attainment, cost, below
+    # Where hardly anything comes, each request is a batch.
+    spent, done = ((stationary * it)[:, 1:].sum(axis=1) for it in (own, run))
+    cost = (spent + 1e-300 * single) / (done + 1e-300)
+    return answered * possible + at_once, cost, at_once, below
 
 
-def _served(
-    chains: _Chains, chain: Indices, rest: Array, length: Array, arrivals: Array, full: Array
-) -> tuple[Indices, Array, Array, Array]:
-    """How many of the arrivals (node, turn) before the next turn are admitted, and when they are answered.
+class _Served(msgspec.Struct):
+    """Parts of the arrivals before a next turn, an entry for each batch that takes some of them.
 
-    chain, rest, length: of each turn; rest: what still waits, once its batch runs. The answers are parts of the
-    arrivals: in which cell of (node, turn) they lie, how many they are, the least latency, and by how much it differs.
+    cell: whose arrivals. number: batches that run before. count: how many are admitted. wait: seconds from the last of
+    them to where that batch begins; width: from the first to the last. gathered: in that batch, of what has come.
+    """
 
-    Before them run other batches, as far as the target lets any wait. Admission reckons with full ones.
+    cell: Indices
+    number: Array
+    count: Array
+    wait: Array
+    width: Array
+    gathered: Array
+
+
+def _served(chains: _Chains, chain: Indices, rest: Array, length: Array, arrivals: Array, full: Array) -> _Served:
+    """Which of the arrivals before the next turn are admitted, for each cell, and when the batches that take them run.
+
+    rest: what still waits, once the turn's batch runs; length: seconds to the next turn. Before them run other batches,
+    as far as the target lets any wait. Admission reckons with full ones.
     """
     size = chains.batch.take(chain)
     room = (chains.slo / chains.caution - chains.seconds[np.arange(len(full)), chains.batch]).take(chain)
     full = full.take(chain)
-    ahead = rest // size
+    ahead = np.floor(rest / size)
     last = np.minimum(np.ceil((arrivals + rest) / size), np.ceil(room / full))
-    parts = np.maximum(last - ahead, 1.0).astype(np.int64).ravel()
-    # One entry for each batch that takes from a cell, from here on.
-    cell = np.repeat(np.arange(arrivals.size), parts)
-    turn = cell % len(chain)
-    number = ahead.take(turn) + (np.arange(len(cell)) - np.repeat(parts.cumsum() - parts, parts))
-    size = size.take(turn)
-    full = full.take(turn)
-    arrivals = arrivals.take(cell)
+    parts = np.maximum(last - ahead, 1.0).astype(np.int64)
+    cell = np.repeat(np.arange(len(parts)), parts)
+    number = np.arange(len(cell)) + (ahead - (parts.cumsum() - parts)).take(cell)
     # Of p lanes the one whose turn comes next gets what arrives: its requests come in the last p-th of the time.
-    gap = length.take(turn) / (np.maximum(arrivals, 1e-12) * chains.lanes.take(chain).take(turn))
-    start = number * size - rest.take(turn)
+    gap = length / (np.maximum(arrivals, 1e-12) * chains.lanes.take(chain))
+    gap, arrivals, full, size = gap.take(cell), arrivals.take(cell), full.take(cell), size.take(cell)
+    start = number * size - rest.take(cell)
     end = np.minimum(start + size, arrivals)
     count = end - np.maximum(start, 0.0)
     wait = number * full + gap * (arrivals - end)
     width = gap * count
-    within = np.minimum(np.maximum(room.take(turn) - wait, 0.0) / np.maximum(width, 1e-12), 1.0)
+    within = np.minimum(np.maximum(room.take(cell) - wait, 0.0) / np.maximum(width, 1e-12), 1.0)
+    return _Served(cell, number, within * count, wait, width * within, arrivals - start)
+
+
+def _soonest(chains: _Chains, chain: Indices, served: _Served, kept: Indices, full: Array) -> Array:
+    """The least latency in each of the entries kept, whose chains are given."""
     # A batch that is not next still gathers.
-    chain = chain.take(turn)
-    gathered = arrivals - start + np.rint(chains.rate.take(chain) * full * number)
-    low = wait + _seconds(chains.seconds, chain, np.minimum(np.maximum(gathered, 1.0), size))
-    return cell, within * count, low, width * within
+    more = np.rint((chains.rate * full).take(chain) * served.number.take(kept))
+    rows = np.minimum(np.maximum(served.gathered.take(kept) + more, 1.0), chains.batch.take(chain))
+    return served.wait.take(kept) + _seconds(chains.seconds, chain, rows)
 
 
 def _below(owner: Indices, weight: Array, low: Array, width: Array, slo: Array) -> Array:
@@ -630,5 +651,26 @@ def _join(seen: Sequence[tuple[float, _Turns]], offered: float, slo: float) -> M
     if rate == 0:
         return ModelForecast(rate=0.0, attainment=0.0, p50=math.inf, p99=math.inf)
     below = sum((rate * turns.below for rate, turns in seen), np.zeros(BINS + 1))
-    p50, p99 = np.interp((0.5 * below[-1], 0.99 * below[-1]), below, BELOW).tolist()
+    at_once: defaultdict[float, float] = defaultdict(float)
+    for of, turns in seen:
+        at_once[turns.single / slo] += of * turns.at_once
+    p50, p99 = _quantiles(below, sorted(at_once.items()), (0.5, 0.99))
     return ModelForecast(rate=rate, attainment=min(rate / offered, 1.0), p50=slo * p50, p99=slo * p99)
+
+
+def _quantiles(below: Array, atoms: Sequence[tuple[float, float]], parts: Sequence[float]) -> list[float]:
+    """Of what lies below BELOW, and in some atoms, by where they are."""
+    total = float(below[-1]) + sum([weight for _, weight in atoms])
+    wanted = [part * total for part in parts]
+    exact: dict[int, float] = {}
+    passed = 0.0
+    for place, weight in atoms:
+        reached = float(np.interp(place, BELOW, below)) + passed
+        for i, part in enumerate(parts):
+            if reached < part * total <= reached + weight:
+                exact[i] = place
+            elif reached < part * total:
+                wanted[i] -= weight
+        passed += weight
+    between: list[float] = np.interp(wanted, below, BELOW).tolist()
+    return [exact.get(i, place) for i, place in enumerate(between)]
