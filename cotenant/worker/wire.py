@@ -22,18 +22,22 @@ ALIGN = 64  # of each tensor inside a block: a cache line, and the widest vector
 class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model for a worker to load.
 
-    path: its file. max_batch: the largest number of rows that it will be asked for, warmed up before it is ready.
+    path: its file. platform: Triton's name of its kind, by which a runner is chosen. max_batch: the largest number of rows that it will be asked for, warmed up before it is ready.
     inputs, outputs: as the model describes them. Warm-up needs sizes for all dimensions but the first: -1 becomes 1.
     batched: the first dimension of every input and output counts rows; otherwise each request runs by itself.
+    gradients: it needs them, as a training step does. graphs: batch sizes to record as CUDA graphs.
     latencies: what a worker that runs nothing (`Setup.fake`) takes for 1, 2, … rows, in seconds.
     """
 
     name: str
     path: str = ""
+    platform: str = "onnxruntime_onnx"
     max_batch: int = 1
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...] = ()
     batched: bool = True
+    gradients: bool = False
+    graphs: tuple[int, ...] = ()
     latencies: tuple[float, ...] = ()
 
 
