@@ -160,7 +160,8 @@ def slowdown(problem: Problem, victim: Load, neighbours: Sequence[Sequence[Load]
 
     if not neighbours:
         return 1.0
-    return problem.interference.slowdown(victim, [max(loads, key=alone_with) for loads in neighbours if loads])
+    worst = [max(loads, key=alone_with) if len(loads) > 1 else loads[0] for loads in neighbours if loads]
+    return problem.interference.slowdown(victim, worst)
 
 
 def usual(problem: Problem, model: str, kind: Kind, share: int) -> float:

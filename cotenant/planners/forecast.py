@@ -27,6 +27,7 @@ exact; what lies between two states goes to both.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -69,6 +70,7 @@ STATE = np.arange(STATES)
 RAMP = (np.arange(LENGTHS + 1) / LENGTHS) ** 1.5
 UNIT = np.eye(STATES)[:, :1]
 BELOW = (np.arange(BINS + 1) / BINS) ** 2
+EDGES: list[float] = BELOW.tolist()
 
 
 class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -650,27 +652,37 @@ def _join(seen: Sequence[tuple[float, _Turns]], offered: float, slo: float) -> M
     rate = sum(rate * turns.attainment for rate, turns in seen)
     if rate == 0:
         return ModelForecast(rate=0.0, attainment=0.0, p50=math.inf, p99=math.inf)
-    below = sum((rate * turns.below for rate, turns in seen), np.zeros(BINS + 1))
+    below = seen[0][0] * seen[0][1].below
+    for of, turns in seen[1:]:
+        below += of * turns.below
     at_once: defaultdict[float, float] = defaultdict(float)
     for of, turns in seen:
         at_once[turns.single / slo] += of * turns.at_once
-    p50, p99 = _quantiles(below, sorted(at_once.items()), (0.5, 0.99))
+    p50, p99 = _quantiles(below.tolist(), sorted(at_once.items()), (0.5, 0.99))
     return ModelForecast(rate=rate, attainment=min(rate / offered, 1.0), p50=slo * p50, p99=slo * p99)
 
 
-def _quantiles(below: Array, atoms: Sequence[tuple[float, float]], parts: Sequence[float]) -> list[float]:
-    """Of what lies below BELOW, and in some atoms, by where they are."""
-    total = float(below[-1]) + sum([weight for _, weight in atoms])
-    wanted = [part * total for part in parts]
-    exact: dict[int, float] = {}
-    passed = 0.0
-    for place, weight in atoms:
-        reached = float(np.interp(place, BELOW, below)) + passed
-        for i, part in enumerate(parts):
-            if reached < part * total <= reached + weight:
-                exact[i] = place
-            elif reached < part * total:
-                wanted[i] -= weight
-        passed += weight
-    between: list[float] = np.interp(wanted, below, BELOW).tolist()
-    return [exact.get(i, place) for i, place in enumerate(between)]
+def _quantiles(below: list[float], atoms: Sequence[tuple[float, float]], parts: Sequence[float]) -> list[float]:
+    """Of what lies below EDGES, and in some atoms, by where they are."""
+    total = below[-1] + sum([weight for _, weight in atoms])
+    found = []
+    for part in parts:
+        wanted = part * total
+        exact = None
+        for place, weight in atoms:
+            reached = _line(EDGES, below, place)
+            if reached < wanted <= reached + weight:
+                exact = place
+                break
+            if reached < wanted:
+                wanted -= weight
+        found.append(_line(below, EDGES, wanted) if exact is None else exact)
+    return found
+
+
+def _line(x: list[float], y: list[float], at: float) -> float:
+    """Between points that ascend, and beyond them as at the last; as `np.interp`, without an array for a number."""
+    i = bisect_left(x, at)
+    if i == 0 or i == len(x):
+        return y[min(i, len(x) - 1)]
+    return y[i] - (y[i] - y[i - 1]) * (x[i] - at) / (x[i] - x[i - 1])
