@@ -4,6 +4,9 @@ An instance takes a run of memory slices, and may begin only at some of them (NV
 profiles; `nvidia-smi mig -lgipp`). Its share is its sevenths (an A30's quarters) of the multiprocessors, rounded down.
 Its memory is what `nvidia-smi mig -lgip` lists, the least where drivers differ; for the larger instances of an H200 no
 listing was at hand, and they count as so many of its smallest.
+
+A geometry is a name of that table or, for a GPU that is at hand, what its driver says of it: `described` writes that as
+a name of its own, so that it goes wherever a name does.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import msgspec
 from cotenant.core.units import WHOLE
 
 GIB = 1 << 30
+_DESCRIBED = "mig of "
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -54,20 +58,54 @@ GEOMETRIES: dict[str, tuple[Instance, ...]] = {
 }
 
 
+def known(geometry: str) -> bool:
+    """Whether that is the name of a geometry."""
+    return geometry in GEOMETRIES or geometry.startswith(_DESCRIBED)
+
+
+def instances(geometry: str) -> tuple[Instance, ...]:
+    """What a geometry can be cut into."""
+    return _read(geometry) if geometry.startswith(_DESCRIBED) else GEOMETRIES[geometry]
+
+
+def described(some: Iterable[Instance]) -> str:
+    """A geometry of just these, as a name."""
+    return _DESCRIBED + " ".join(
+        f"{it.name}:{it.share}:{it.memory}:{it.slices}:{','.join(map(str, it.starts))}" for it in some
+    )
+
+
+@cache
+def _read(geometry: str) -> tuple[Instance, ...]:
+    found = []
+    for text in geometry.removeprefix(_DESCRIBED).split():
+        name, share, memory, slices, starts = text.split(":")
+        found.append(Instance(name, int(share), int(memory), int(slices), tuple(map(int, starts.split(",")))))
+    return tuple(found)
+
+
+def fixed(some: Iterable[tuple[str, int, int]]) -> str:
+    """The geometry of a GPU that is cut already, and stays so: instances as (name, share in ‰, bytes)."""
+    alike: dict[tuple[str, int, int], list[int]] = {}
+    for place, one in enumerate(some):
+        alike.setdefault(one, []).append(place)
+    return described(Instance(*one, 1, tuple(places)) for one, places in alike.items())
+
+
 def cuts(geometry: str) -> tuple[int, ...]:
     """The shares that its instances have, in ‰, ascending."""
-    return tuple(sorted({instance.share for instance in GEOMETRIES[geometry]}))
+    return tuple(sorted({instance.share for instance in instances(geometry)}))
 
 
 @cache
 def layouts(geometry: str) -> tuple[tuple[Instance, ...], ...]:
     """Every set of instances to which none can be added, in the order of the table."""
-    instances = GEOMETRIES[geometry]
+    table = instances(geometry)
     found: dict[tuple[Instance, ...], None] = {}
-    for places in _placements(instances, 0, 0):
+    for places in _placements(table, 0, 0):
         taken = sum(((1 << instance.slices) - 1) << start for instance, start in places)
-        if not any(_free(instance, taken) for instance in instances):
-            chosen = tuple(sorted((instance for instance, _ in places), key=instances.index))
+        if not any(_free(instance, taken) for instance in table):
+            chosen = tuple(sorted((instance for instance, _ in places), key=table.index))
             found[chosen] = None
     return tuple(found)
 
@@ -82,8 +120,8 @@ def fit(geometry: str, needs: Sequence[tuple[int, int]]) -> tuple[Instance, ...]
 
 @cache
 def _fit(geometry: str, needs: tuple[tuple[int, int], ...]) -> tuple[Instance, ...] | None:
-    instances = GEOMETRIES[geometry]
-    options = [[i for i in instances if i.share == share and i.memory >= memory] for share, memory in needs]
+    table = instances(geometry)
+    options = [[i for i in table if i.share == share and i.memory >= memory] for share, memory in needs]
     if not all(options):
         return None
 
@@ -103,12 +141,12 @@ def _fit(geometry: str, needs: tuple[tuple[int, int], ...]) -> tuple[Instance, .
 @cache
 def _subsets(geometry: str) -> frozenset[tuple[tuple[str, int], ...]]:
     """Every legal multiset of instances, as sorted pairs of name and number."""
-    every = _placements(GEOMETRIES[geometry], 0, 0)
+    every = _placements(instances(geometry), 0, 0)
     return frozenset(_multiset(instance for instance, _ in places) for places in every)
 
 
-def _multiset(instances: Iterable[Instance]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(Counter(instance.name for instance in instances).items()))
+def _multiset(some: Iterable[Instance]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(Counter(instance.name for instance in some).items()))
 
 
 def _free(instance: Instance, taken: int) -> bool:
@@ -116,14 +154,14 @@ def _free(instance: Instance, taken: int) -> bool:
     return any(not taken & mask << start for start in instance.starts)
 
 
-def _placements(instances: Sequence[Instance], start: int, taken: int) -> list[list[tuple[Instance, int]]]:
+def _placements(table: Sequence[Instance], start: int, taken: int) -> list[list[tuple[Instance, int]]]:
     """Every way to put instances on the slices from `start` on that are not `taken`."""
-    last = max(at for instance in instances for at in instance.starts)
+    last = max(at for instance in table for at in instance.starts)
     found: list[list[tuple[Instance, int]]] = [[]]
     for at in range(start, last + 1):
-        for instance in instances:
+        for instance in table:
             mask = ((1 << instance.slices) - 1) << at
             if at in instance.starts and not taken & mask:
-                rest = _placements(instances, at + 1, taken | mask)
+                rest = _placements(table, at + 1, taken | mask)
                 found += [[(instance, at), *more] for more in rest]
     return found

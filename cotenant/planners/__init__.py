@@ -74,7 +74,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             if not kind.cuts or list(kind.cuts) != sorted(set(kind.cuts)) or kind.cuts[0] < 1 or kind.cuts[-1] > WHOLE:
                 raise PlanError(f"{where}: the cuts {kind.cuts} must ascend, from at least 1 to at most {WHOLE} ‰")
             if kind.geometry is not None:
-                if kind.geometry not in mig.GEOMETRIES:
+                if not mig.known(kind.geometry):
                     known = ", ".join(mig.GEOMETRIES)
                     raise PlanError(f"{where}: no MIG geometry {kind.geometry!r}; there are {known}")
                 if not set(kind.cuts) <= set(legal := mig.cuts(kind.geometry)):

@@ -92,3 +92,25 @@ def test_every_table_makes_sense(name: str) -> None:
     for layout in mig.layouts(name):
         assert sum(instance.share for instance in layout) <= 1000
         assert sum(instance.memory for instance in layout) <= whole.memory
+
+
+def test_a_gpu_that_is_cut_already_has_just_those_instances() -> None:
+    three, one = ("3g.71gb", 428, 64 * GIB), ("1g.18gb", 142, 16 * GIB)
+    geometry = mig.fixed([three, one, one])
+    assert mig.known(geometry) and not mig.known("mig-v100")
+    assert mig.cuts(geometry) == (142, 428)
+    assert mig.layouts(geometry) == ((mig.instances(geometry)[0], *[mig.instances(geometry)[1]] * 2),)
+    assert [it.name for it in mig.fit(geometry, [(142, GIB), (428, GIB), (142, GIB)]) or ()] == [
+        "1g.18gb",
+        "3g.71gb",
+        "1g.18gb",
+    ]
+    assert mig.fit(geometry, [(142, GIB)] * 3) is None
+    assert mig.fit(geometry, [(428, 65 * GIB)]) is None
+
+
+def test_a_geometry_goes_wherever_its_name_does() -> None:
+    for name, table in GEOMETRIES.items():
+        own = mig.described(table)
+        assert mig.instances(own) == table
+        assert set(mig.layouts(own)) == set(mig.layouts(name))

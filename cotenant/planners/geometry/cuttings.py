@@ -42,7 +42,7 @@ def every(kind: int, of: Kind, slots: Sequence[Slot], useful: Sequence[int]) -> 
 
 def _instances(kind: int, of: Kind, mine: Sequence[int], useful: set[int]) -> list[Cutting]:
     assert of.geometry is not None
-    legal = [instance for instance in mig.GEOMETRIES[of.geometry] if instance.share in of.cuts]
+    legal = [instance for instance in mig.instances(of.geometry) if instance.share in of.cuts]
     number = dict(zip(legal, mine, strict=True))
     found: dict[tuple[tuple[int, int], ...], None] = {}
     for layout in mig.layouts(of.geometry):

@@ -322,7 +322,7 @@ def slots_of(problem: Problem) -> list[Slot]:
 def _sizes(kind: Kind) -> list[tuple[int, int]]:
     if kind.geometry is None:
         return [(share, kind.memory) for share in kind.cuts]
-    return [(one.share, one.memory) for one in mig.GEOMETRIES[kind.geometry] if one.share in kind.cuts]
+    return [(one.share, one.memory) for one in mig.instances(kind.geometry) if one.share in kind.cuts]
 
 
 def _procs(problem: Problem, name: str) -> list[int]:
