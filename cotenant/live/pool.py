@@ -1,4 +1,5 @@
-"""The workers, one for each lane: start them, give them batches, watch them, start them again when they die.
+"""The workers, one for each lane or one for many: start them, give them batches, watch them, start them again when they
+die.
 
 Nothing here decides what runs: the pool is told, and tells its listener what came of it.
 """
@@ -9,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -18,7 +19,7 @@ from cotenant.backends import Backend, Launch
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
 from cotenant.errors import FailedError, RequestError, WorkerError
-from cotenant.live.process import Process, own_memory, processor_time
+from cotenant.live.process import Line, Process, own_memory, processor_time
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, Answer, Part, Run, Setup, Timing, WorkerModel, aligned
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY = 0.1  # seconds before a dead worker is started again; doubles with each quick death
 LONGEST_DELAY = 10.0
 STEADY = 10.0  # a worker that lived for so many seconds did not die quickly
-TICK = 1.0  # seconds between two looks at all workers
+TICK = 0.5  # seconds between two looks at all workers and devices
 WINDOW = 2.0  # seconds over which an obeyed share is taken, at least
 EXCESS = 30  # ‰ above its share from which on a lane is in breach
 
@@ -55,10 +56,11 @@ class Listener(Protocol):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """state: starting, ready, restarting, or failed (given up).
+    """state: starting, ready, restarting, lost (its device is), or failed (given up).
 
     share: ‰ that it should keep to; obeyed: ‰ that it used of late, None where that is not known. breach: it used
-    more than its share. memory: bytes that are its own. reason: of its last death.
+    more than its share. memory: bytes that are its process's own, which may be that of other lanes, too. reason: of
+    its last death.
     """
 
     lane: str
@@ -91,9 +93,9 @@ class _Lane:
         self.launch = launch
         self.models = {model.name: model for model in models}
         self.state = "starting"
-        self.process: Process | None = None
+        self.line: Line | None = None
         self.revival: asyncio.Task[None] | None = None
-        self.since = 0.0  # when `process` became ready
+        self.since = 0.0  # when `line` became ready
         self.quick_deaths = 0
         self.restarts = 0
         self.reason = ""
@@ -125,45 +127,50 @@ class Pool:
         self._hang = hang
         self._lives = lives
         self._lanes: dict[str, _Lane] = {}
-        self._processes: dict[Process, _Lane] = {}
-        self._flights: dict[Process, _Flight] = {}
+        self._lines: dict[Line, _Lane] = {}
+        self._flights: dict[Line, _Flight] = {}
+        self._shared: dict[str, Process] = {}  # by their names
+        self._lost: dict[str, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
 
-    async def start(self, lane: str, share: int, models: Sequence[WorkerModel]) -> None:
-        """Raises WorkerError, with the reason, where the worker does not become ready."""
+    async def start(
+        self, lane: str, share: int, models: Sequence[WorkerModel], *, leaving: Collection[str] = ()
+    ) -> None:
+        """leaving: lanes that stop once this one has taken over. Raises WorkerError, with the reason, where the worker
+        does not become ready."""
         if lane in self._lanes:
             raise WorkerError(f"lane {lane!r} has a worker already; stop it first")
-        it = self._lanes[lane] = _Lane(lane, share, self._backend.open(lane, share), models)
+        it = self._lanes[lane] = _Lane(lane, share, self._backend.open(lane, share, leaving), models)
         self._timer = self._timer or asyncio.get_running_loop().call_later(TICK, self._tick)
-        process = None
+        line = None
         try:
-            process = await self._spawn(it, models)
+            line = await self._spawn(it)
         finally:
-            if process is None and self._lanes.get(lane) is it:  # else `stop` has seen to it
+            if line is None and self._lanes.get(lane) is it:  # else `stop` has seen to it
                 del self._lanes[lane]
                 self._backend.close(lane)
-        self._adopt(it, process)
+        self._adopt(it, line)
 
     def run(self, lane: str, batch: int, model: str, payloads: Sequence[Payload]) -> None:
         """Give a lane its next batch: the input tensors of each request. It holds none, and its worker is ready."""
         it = self._lanes.get(lane)
-        if it is None or it.process is None or it.process in self._flights or model not in it.models:
+        if it is None or it.line is None or it.line in self._flights or model not in it.models:
             raise WorkerError(f"lane {lane!r} cannot take batch {batch}: {_why_not(it, model)}")
-        process = it.process
+        line = it.line
         kept: list[object] = []
         requests = [[self._part(tensor, kept) for tensor in payload] for payload in payloads]
         rows = sum([payload[0].shape[0] for payload in payloads]) if it.models[model].batched else len(payloads)
         room = None
-        if (size := rows * process.footprints[model]) >= LARGE:
+        if (size := rows * line.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
-        self._flights[process] = _Flight(batch, model, rows, time.monotonic(), kept, room)
-        process.send(Run(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
+        self._flights[line] = _Flight(batch, model, rows, time.monotonic(), kept, room)
+        line.send(Run(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
 
     def poll(self) -> None:
         """Take what workers have answered by now. The event loop comes to that as well, but not before all callers
         that had something to say: where those are more than it can bear, lanes would wait for it and run nothing."""
-        for process in list(self._flights):
-            process.receive()
+        for line in list(self._flights):
+            line.receive()
 
     async def stop(self, lane: str, grace: float) -> None:
         """Let a lane finish its batch, within `grace` seconds. Harmless where there is no such lane."""
@@ -173,7 +180,10 @@ class Pool:
         if it.revival:
             it.revival.cancel()
         it.state = "stopping"
-        await asyncio.gather(*(process.stop(grace) for process, of in list(self._processes.items()) if of is it))
+        await asyncio.gather(*(line.stop(grace) for line, of in list(self._lines.items()) if of is it))
+        it.state = "stopped"
+        if it.line in self._flights:  # its process goes on for others, and what it answers is not waited for
+            self._listener.died(lane, f"it did not stop within {grace:g} s")
         self._backend.close(lane)
 
     async def close(self, grace: float) -> None:
@@ -181,6 +191,9 @@ class Pool:
         if self._timer:
             self._timer.cancel()
         await asyncio.gather(*(self.stop(lane, grace) for lane in list(self._lanes)))
+        for line in list(self._lines):
+            line.process.kill("the server has stopped")
+        await asyncio.gather(*(line.stop(grace=0.0) for line in list(self._lines)))
 
     def status(self) -> list[WorkerStatus]:
         return [
@@ -188,11 +201,11 @@ class Pool:
                 lane=lane.name,
                 state=lane.state,
                 share=lane.share,
-                pid=lane.process.pid if lane.process else None,
+                pid=lane.line.process.pid if lane.line else None,
                 obeyed=lane.obeyed,
                 breach=lane.breach,
                 restarts=lane.restarts,
-                memory=own_memory(lane.process.pid) if lane.process else 0,
+                memory=own_memory(lane.line.process.pid) if lane.line else 0,
                 models=tuple(lane.models),
                 reason=lane.reason,
             )
@@ -212,53 +225,70 @@ class Pool:
             return Part(tensor.name, tensor.datatype, tensor.shape, None, block.offset, size)
         return Part(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
 
-    async def _spawn(self, lane: _Lane, models: Sequence[WorkerModel]) -> Process:
+    async def _spawn(self, lane: _Lane) -> Line:
         """A worker that is ready. Raises WorkerError, and leaves nothing behind, where it does not get there."""
         launch = lane.launch
-        process = Process(lane.name, self._arena.fd, launch.env, answered=self._answered, left=self._left)
-        self._processes[process] = lane
-        process.send(
+        if reason := self._lost.get(_device(lane.name), ""):
+            raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
+        line = Line(self._process(lane), answered=self._answered, left=self._left)
+        self._lines[line] = lane
+        line.send(
             Setup(
                 arena=self._arena.size,
-                models=tuple(models),
+                models=tuple(lane.models.values()),
                 cores=launch.cores,
                 threads=launch.threads,
                 pace=launch.pace,
                 fake=launch.fake,
+                cuda=launch.cuda,
+                groups=launch.groups,
             )
         )
         reason = "it was stopped while it loaded its models"
         try:
             async with asyncio.timeout(self._patience):
-                await process.started
+                await line.started
             # It may have died since, before this task had its turn.
-            reason = process.gone.result() if process.gone.done() else process.started.result()
+            reason = line.gone.result() if line.gone.done() else line.started.result()
         except TimeoutError:
             reason = f"it was not ready after {self._patience:g} s; is a model too large, or its disk too slow?"
         finally:
             if reason:
-                process.kill(reason)
-                await process.stop(grace=0.0)
+                if line.process.lines <= {line}:
+                    line.process.kill(reason)
+                await line.stop(grace=0.0)
         if reason:
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
-        self._backend.attach(lane.name, process.pid)
-        return process
+        self._backend.attach(lane.name, line.process.pid)
+        return line
 
-    def _adopt(self, lane: _Lane, process: Process) -> None:
-        lane.process = process
+    def _process(self, lane: _Lane) -> Process:
+        """The process that is to serve a lane."""
+        name = lane.launch.process
+        if not name:
+            return Process(lane.name, self._arena.fd, lane.launch.env)
+        shared = self._shared.get(name)
+        if shared is None or shared.ending:
+            shared = self._shared[name] = Process(name, self._arena.fd, lane.launch.env, shared=True)
+        return shared
+
+    def _adopt(self, lane: _Lane, line: Line) -> None:
+        lane.line = line
         lane.state = "ready"
         lane.since = time.monotonic()
         lane.samples.clear()
         lane.revival = None
         self._listener.ready(lane.name)
 
-    def _answered(self, process: Process, answer: Answer, size: int) -> None:
-        flight = self._flights.pop(process)
-        lane = self._processes[process]
+    def _answered(self, line: Line, answer: Answer, size: int) -> None:
+        flight = self._flights.pop(line)
+        lane = self._lines[line]
+        if lane.state == "stopped":
+            return
         if lane.sample_due:
             self._sample(lane)
         if size >= LARGE:
-            self._learn(process, flight, answer)
+            self._learn(line, flight, answer)
         reasons = [parts for parts in answer.requests if isinstance(parts, str)]
         if reasons and len(reasons) == len(answer.requests):
             self._listener.failed(lane.name, flight.batch, reasons[0])
@@ -269,7 +299,7 @@ class Pool:
         ]
         self._listener.finished(lane.name, flight.batch, answers, answer.timing)
 
-    def _learn(self, process: Process, flight: _Flight, answer: Answer) -> None:
+    def _learn(self, line: Line, flight: _Flight, answer: Answer) -> None:
         """These outputs were larger than their room: leave more to the next."""
         parts = [
             part
@@ -279,60 +309,88 @@ class Pool:
             if part.datatype != "BYTES"
         ]
         size = sum(aligned(part.size if part.data is None else len(part.data)) for part in parts)
-        known = process.footprints[flight.model]
-        process.footprints[flight.model] = max(known, -(-size // max(flight.rows, 1)))
+        known = line.footprints[flight.model]
+        line.footprints[flight.model] = max(known, -(-size // max(flight.rows, 1)))
 
-    def _left(self, process: Process, reason: str) -> None:
-        """A process is gone: expected or not, ready or not."""
-        lost = self._flights.pop(process, None)
-        lane = self._processes.pop(process)
-        if lane.process is process:
-            lane.process = None
-            if lane.state != "stopping":
+    def _left(self, line: Line, reason: str) -> None:
+        """A lane's worker is gone: expected or not, ready or not."""
+        flight = self._flights.pop(line, None)
+        lane = self._lines.pop(line)
+        if lane.line is line:
+            lane.line = None
+            if not lane.state.startswith("stop"):
                 self._restart(lane, reason)
-            elif lost:
+            elif flight and lane.state == "stopping":
                 self._listener.died(lane.name, reason)
 
     def _restart(self, lane: _Lane, reason: str) -> None:
         lane.reason = reason
         lane.quick_deaths = lane.quick_deaths + 1 if time.monotonic() - lane.since < STEADY else 1
-        lane.state = "restarting"
         logger.warning("the worker of %s died: %s", lane.name, reason)
-        lane.revival = asyncio.get_running_loop().create_task(self._revive(lane))
+        if _device(lane.name) in self._lost:
+            lane.state = "lost"
+        else:
+            self._begin_revival(lane)
         self._listener.died(lane.name, reason)
+
+    def _begin_revival(self, lane: _Lane) -> None:
+        lane.state = "restarting"
+        lane.revival = asyncio.get_running_loop().create_task(self._revive(lane))
 
     async def _revive(self, lane: _Lane) -> None:
         while lane.quick_deaths < self._lives:
             await asyncio.sleep(min(FIRST_DELAY * 2 ** (lane.quick_deaths - 1), LONGEST_DELAY))
             lane.restarts += 1
             try:
-                process = await self._spawn(lane, list(lane.models.values()))
+                line = await self._spawn(lane)
             except WorkerError as error:
                 lane.quick_deaths += 1
                 lane.reason = str(error)
                 logger.warning("%s", error)
             else:
-                self._adopt(lane, process)
+                self._adopt(lane, line)
                 return
         lane.state = "failed"
         logger.error("%s is given up: its worker died %d times in a row: %s", lane.name, lane.quick_deaths, lane.reason)
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+        self._look_for_lost()
         now = time.monotonic()
-        for process, flight in self._flights.items():
+        for line, flight in self._flights.items():
             if now - flight.since > self._hang:
-                process.kill(f"a batch of {flight.rows} of {flight.model!r} took longer than {self._hang:g} s")
+                line.process.kill(f"a batch of {flight.rows} of {flight.model!r} took longer than {self._hang:g} s")
         for lane in self._lanes.values():
             # In the middle of a batch more is used than is earned: its end is the time to look.
-            lane.sample_due = lane.process in self._flights
+            lane.sample_due = lane.line in self._flights
             if not lane.sample_due:
                 self._sample(lane)
+
+    def _look_for_lost(self) -> None:
+        """End the workers of devices that are lost, and start those of devices that are back."""
+        lost = {device: f"{device} is lost: {reason}" for device, reason in self._backend.lost().items()}
+        for device, reason in lost.items():
+            if device not in self._lost:
+                logger.error("%s", reason)
+        for device in self._lost.keys() - lost.keys():
+            logger.warning("%s is back", device)
+        self._lost = lost
+        for line, lane in list(self._lines.items()):
+            if (device := _device(lane.name)) in lost:
+                line.process.kill(lost[device])
+        for lane in self._lanes.values():
+            if lane.revival and _device(lane.name) in lost:
+                lane.revival.cancel()
+                lane.revival = None
+                lane.state, lane.reason = "lost", lost[_device(lane.name)]
+            elif lane.state == "lost" and _device(lane.name) not in lost:
+                lane.quick_deaths = 1
+                self._begin_revival(lane)
 
     def _sample(self, lane: _Lane) -> None:
         """Look from outside at what a lane uses."""
         lane.sample_due = False
-        used = processor_time(lane.process.pid) if lane.process else None
+        used = processor_time(lane.line.process.pid) if lane.line else None
         if used is None or lane.launch.budget is None:
             return
         now = time.monotonic()
@@ -355,10 +413,15 @@ class Pool:
         lane.breach = breach
 
 
+def _device(lane: str) -> str:
+    """The device of a lane is in its name."""
+    return lane.partition("/")[0]
+
+
 def _why_not(lane: _Lane | None, model: str) -> str:
     if lane is None:
         return "there is no such lane"
-    if lane.process is None:
+    if lane.line is None:
         return f"its worker is {lane.state}"
     return "it runs another" if model in lane.models else f"it has no model {model!r}, only {', '.join(lane.models)}"
 

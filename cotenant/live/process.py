@@ -1,4 +1,4 @@
-"""One worker process and our end of its socket."""
+"""Worker processes, and our end of the socket of each lane that they serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import WorkerError
-from cotenant.worker.wire import Answer, Broken, FromWorker, Inbox, Ready, ToWorker, pack
+from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Ready, ToWorker, pack
 
 logger = logging.getLogger(__name__)
 
@@ -29,38 +29,27 @@ _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 class Process:
-    """Starts at once. `started` becomes "" when it is ready, or the reason why it will never be; `gone` becomes the
-    reason why it ended, once nothing is left of it.
+    """Starts at once. It serves one lane, over its standard input, and ends with it; or, where it is `shared`, any
+    number, each over a socket of its own that it is handed, and ends after the last.
 
-    name: whose it is, for the log. arena: the descriptor that it inherits. answered: called with each answer and the
-    size of its message; left: called when it is gone.
+    `gone` becomes the reason why it ended, once nothing is left of it. name: whose it is, for the log. arena: the
+    descriptor that it inherits.
     """
 
-    def __init__(
-        self,
-        name: str,
-        arena: int,
-        env: Mapping[str, str],
-        *,
-        answered: Callable[[Process, Answer, int], None],
-        left: Callable[[Process, str], None],
-    ) -> None:
+    def __init__(self, name: str, arena: int, env: Mapping[str, str], *, shared: bool = False) -> None:
         loop = self._loop = asyncio.get_running_loop()
-        self.started: asyncio.Future[str] = loop.create_future()
         self.gone: asyncio.Future[str] = loop.create_future()
-        self.footprints: dict[str, int] = {}
+        self.lines: set[Line] = set()
+        self.ending = False  # it takes no further lane
         self._name = name
-        self._answered = answered
-        self._left = left
+        self._shared = shared
         self._verdict = ""
         self._last_words = ""
-        self._unsent = bytearray()
-        self._ended = False  # its stream
         self._connection, theirs = socket.socketpair()
         self._output, printed = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cotenant.worker.main", str(arena), str(os.getpid())],
+                [sys.executable, "-m", "cotenant.worker.main", str(arena), str(os.getpid()), *["shared"] * shared],
                 stdin=theirs.fileno(),
                 stdout=printed,
                 stderr=printed,
@@ -78,11 +67,110 @@ class Process:
             theirs.close()
             os.close(printed)
         self.pid = self._process.pid
-        self._inbox = Inbox(self._connection)
-        self._connection.setblocking(False)
         os.set_blocking(self._output, False)
-        loop.add_reader(self._connection.fileno(), self.receive)
         loop.add_reader(self._output, self._listen)
+
+    def connect(self) -> socket.socket:
+        """Our end of the socket of one more lane."""
+        if not self._shared:
+            return self._connection
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(OSError):  # it died: then `ours` is at its end
+            socket.send_fds(self._connection, [b"\0"], [theirs.fileno()])
+        return ours
+
+    def kill(self, reason: str) -> None:
+        if not self.gone.done():
+            self.ending = True
+            self._verdict = self._verdict or reason
+            self._process.kill()
+
+    def forget(self, line: Line) -> None:
+        """A lane of it has ended."""
+        self.lines.discard(line)
+        if not self.lines and not self.gone.done():
+            self.end()
+
+    def end(self) -> None:
+        """It is about to exit, if only with our help: it has closed a socket, or has no lane any more."""
+        if not self.ending:
+            self.ending = True
+            if self._shared:
+                with contextlib.suppress(OSError):  # it is gone already
+                    self._connection.shutdown(socket.SHUT_WR)
+        self._reap(self._loop.time() + _LINGER)
+
+    def _listen(self) -> None:
+        """What it prints is for the log; its last words say why it died."""
+        try:
+            data = os.read(self._output, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._output)
+        for line in data.decode(errors="replace").splitlines():
+            logger.info("%s: %s", self._name, line)
+            self._last_words = line.strip() or self._last_words
+
+    def _reap(self, deadline: float) -> None:
+        if self.gone.done():
+            return
+        if self._process.poll() is not None:
+            self._clear()
+            return
+        if self._loop.time() > deadline:
+            self.kill("it closed its socket")
+        self._loop.call_later(_POLL, self._reap, deadline)
+
+    def _clear(self) -> None:
+        self._listen()
+        self._loop.remove_reader(self._output)
+        os.close(self._output)
+        reason = self._reason()
+        self.ending = True
+        self.gone.set_result(reason)
+        for line in list(self.lines):
+            line.clear(reason)
+        self._connection.close()
+
+    def _reason(self) -> str:
+        code = self._process.returncode
+        if self._verdict:
+            return self._verdict
+        text = f"it was killed by {_signal(-code)}" if code < 0 else f"it exited with status {code}"
+        return f"{text}: {self._last_words}" if self._last_words else text
+
+
+class Line:
+    """Our end of one lane's socket to the process that serves it.
+
+    `started` becomes "" when the lane is ready, or the reason why it will never be; `gone` becomes the reason why it
+    ended, once nothing of it runs any more. answered: called with each answer and the size of its message; left: called
+    when it is gone.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        answered: Callable[[Line, Answer, int], None],
+        left: Callable[[Line, str], None],
+    ) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self.process = process
+        self.started: asyncio.Future[str] = loop.create_future()
+        self.gone: asyncio.Future[str] = loop.create_future()
+        self.footprints: dict[str, int] = {}
+        self._answered = answered
+        self._left = left
+        self._unsent = bytearray()
+        self._ended = False  # its stream
+        self._closed = False  # in good order
+        self._connection = process.connect()
+        self._connection.setblocking(False)
+        self._inbox = Inbox(self._connection)
+        process.lines.add(self)
+        loop.add_reader(self._connection.fileno(), self.receive)
 
     def send(self, message: ToWorker) -> None:
         """Never blocks; what the socket does not take now follows later."""
@@ -94,22 +182,22 @@ class Process:
         self._unsent += data
 
     def retire(self) -> None:
-        """It finishes what it runs, answers, and exits."""
+        """The lane finishes what it runs, answers, and ends."""
         with contextlib.suppress(OSError):  # it is gone already
             self._connection.shutdown(socket.SHUT_WR)
 
-    def kill(self, reason: str) -> None:
-        if not self.gone.done():
-            self._verdict = self._verdict or reason
-            self._process.kill()
-
     async def stop(self, grace: float) -> None:
-        """Retire it, kill it after `grace` seconds or where it is not even ready, and wait until it is gone."""
-        if self.started.done():
+        """Retire it, and wait until it is gone. After `grace` seconds, or where it is not even ready, its process is
+        killed; where that serves other lanes it is left to end by itself, and has no answer to give any more."""
+        alone = self.process.lines <= {self}
+        if self.started.done() or not alone:
             self.retire()
             await asyncio.wait([self.gone], timeout=grace)
-        self.kill(f"it did not stop within {grace:g} s")
-        await asyncio.wait([self.gone], timeout=_LINGER)
+        if self.process.lines <= {self}:
+            if not self.gone.done():
+                self.process.kill(f"it did not stop within {grace:g} s")
+                await asyncio.wait([self.gone], timeout=_LINGER)
+            await asyncio.wait([self.process.gone], timeout=2 * _LINGER)
 
     def _push(self, data: bytearray) -> bytearray:
         """What the socket does not take of it."""
@@ -137,7 +225,6 @@ class Process:
             self._ended = True
         if self._ended:
             self._loop.remove_reader(self._connection.fileno())
-            self._reap(self._loop.time() + _LINGER)
         while (data := self._inbox.take()) is not None:
             match _decoder.decode(data):
                 case Ready(footprints):
@@ -145,56 +232,31 @@ class Process:
                     self._settle("")
                 case Broken(reason):
                     self._settle(reason)
+                case Closed():
+                    self._closed = True
                 case answer:
                     self._answered(self, answer, len(data))
+        if self._ended:
+            if self._closed:
+                self.clear("it was stopped")
+            else:
+                self.process.end()
 
     def _settle(self, reason: str) -> None:
         if not self.started.done():
             self.started.set_result(reason)
 
-    def _listen(self) -> None:
-        """What it prints is for the log; its last words say why it died."""
-        try:
-            data = os.read(self._output, 1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.remove_reader(self._output)
-        for line in data.decode(errors="replace").splitlines():
-            logger.info("%s: %s", self._name, line)
-            self._last_words = line.strip() or self._last_words
-
-    def _reap(self, deadline: float) -> None:
-        """It has closed its socket, so it is about to exit, if only with our help."""
+    def clear(self, reason: str) -> None:
+        """Nothing of it is left."""
         if self.gone.done():
             return
-        if self._process.poll() is not None:
-            self._clear()
-            return
-        if self._loop.time() > deadline:
-            self.kill("it closed its socket")
-        self._loop.call_later(_POLL, self._reap, deadline)
-
-    def _clear(self) -> None:
-        if self.gone.done():
-            return
-        self._listen()
-        self._loop.remove_reader(self._output)
         self._loop.remove_reader(self._connection.fileno())
         self._loop.remove_writer(self._connection.fileno())
         self._connection.close()
-        os.close(self._output)
-        reason = self._reason()
         self._settle(reason)
         self.gone.set_result(reason)
+        self.process.forget(self)
         self._left(self, reason)
-
-    def _reason(self) -> str:
-        code = self._process.returncode
-        if self._verdict:
-            return self._verdict
-        text = f"it was killed by {_signal(-code)}" if code < 0 else f"it exited with status {code}"
-        return f"{text}: {self._last_words}" if self._last_words else text
 
 
 def _signal(number: int) -> str:

@@ -1,11 +1,14 @@
-"""A worker: one process for one partition. It loads models, then receives a batch, runs it, sends it back.
+"""A worker: a process that serves a partition, or many. It loads models, then receives a batch, runs it, sends it back.
 
 Its standard input is the socket to the server; its arguments are the file descriptor of the arena and the server's
-process. It stops when the server closes its end of the socket or is gone.
+process. It stops when the server closes its end of the socket or is gone. With a third argument, `shared`, sockets of
+lanes come over that socket, and each is served by a thread of its own: so they share the models' weights, and an end of
+the process is the end of them all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -13,17 +16,23 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable
 
 import msgspec
 
-from cotenant.errors import ModelError
+from cotenant.errors import DeviceError, ModelError
 from cotenant.worker import runners
 from cotenant.worker.arena import map_memory
 from cotenant.worker.batch import Batch
+from cotenant.worker.green import Multiprocessors
 from cotenant.worker.pace import Pace
-from cotenant.worker.wire import Answer, Broken, FromWorker, Inbox, Ready, Run, Setup, Timing, ToWorker, pack
+from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Ready, Run, Setup, Timing, ToWorker, pack
 
+# Seconds after which a thread lets another have the interpreter: one that waits for a device is ready to go on at once.
+SWITCH = 0.0002
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,14 +46,40 @@ def main() -> None:
     if os.getppid() != int(sys.argv[2]):
         sys.exit(1)  # it was gone before
     connection = socket.socket(fileno=sys.stdin.fileno())
+    arena, processors = int(sys.argv[1]), Multiprocessors()
+    if "shared" in sys.argv[3:]:
+        host(connection, arena, processors)
+        return
     try:
-        serve(connection, int(sys.argv[1]))
+        serve(connection, arena, processors, time.process_time)
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(1)  # the server is gone
 
 
-def serve(connection: socket.socket, arena: int) -> None:
-    """Until the stream ends."""
+def host(control: socket.socket, arena: int, processors: Multiprocessors) -> None:
+    """Serve lanes until the stream of their sockets ends, and then those that are left."""
+    threading.excepthook = _end
+    sys.setswitchinterval(SWITCH)
+    while descriptors := socket.recv_fds(control, 1, 1)[1]:
+        threading.Thread(target=_serve_one, args=(descriptors[0], arena, processors)).start()
+
+
+def _serve_one(descriptor: int, arena: int, processors: Multiprocessors) -> None:
+    """One lane of many."""
+    with socket.socket(fileno=descriptor) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(connection, arena, processors, time.thread_time)
+        connection.sendall(pack(Closed()))
+
+
+def _end(failure: threading.ExceptHookArgs) -> None:
+    """What no lane expects may have broken what all share: they begin anew, in another process."""
+    traceback.print_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def serve(connection: socket.socket, arena: int, processors: Multiprocessors, used: Callable[[], float]) -> None:
+    """One lane, until its stream ends. used: reads the processor time that it pays for, in seconds."""
     inbox = Inbox(connection)
     decoder = msgspec.msgpack.Decoder(ToWorker)
 
@@ -63,29 +98,42 @@ def serve(connection: socket.socket, arena: int) -> None:
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)  # before any pool of threads is made: they inherit it
     memory = map_memory(arena, setup.arena)
-    loaded = {}
-    footprints = {}
-    for model in setup.models:
+    with contextlib.ExitStack() as held:
         try:
-            loaded[model.name], footprints[model.name] = runners.load(model, threads=setup.threads, fake=setup.fake)
-        except ModelError as error:
+            loaded = _load(setup, processors, held)
+        except (DeviceError, ModelError) as error:
             send(Broken(str(error)))
             return
-    send(Ready(footprints))
-    pace = Pace(math.inf if setup.pace is None else setup.pace)
+        send(Ready({name: footprint for name, (_, footprint) in loaded.items()}))
+        pace = Pace(math.inf if setup.pace is None else setup.pace, used)
 
-    while isinstance(run := receive(), Run):
-        started = time.monotonic()
-        runner = loaded[run.model]
-        batch = Batch(runner, memory, run.room)
-        answers = batch.run(run.requests)
-        done = time.monotonic()
-        due, cpu = pace.charge(started)
-        due = max(due, started + runner.least(batch.rows))
-        wait(connection, due)
-        pace.ended(due, time.monotonic())
-        timing = Timing(started, batch.gather, batch.infer, batch.scatter, max(due - done, 0.0), cpu)
-        send(Answer(run.batch, answers, timing))
+        while isinstance(run := receive(), Run):
+            started = time.monotonic()
+            runner = loaded[run.model][0]
+            batch = Batch(runner, memory, run.room)
+            answers = batch.run(run.requests)
+            done = time.monotonic()
+            due, cpu = pace.charge(started)
+            due = max(due, started + runner.least(batch.rows))
+            wait(connection, due)
+            pace.ended(due, time.monotonic())
+            timing = Timing(started, batch.gather, batch.infer, batch.scatter, max(due - done, 0.0), cpu)
+            send(Answer(run.batch, answers, timing))
+
+
+def _load(
+    setup: Setup, processors: Multiprocessors, held: contextlib.ExitStack
+) -> dict[str, tuple[runners.Runner, int]]:
+    """By model, what runs it, and the bytes that the outputs of one row take. `held` lets go of it all."""
+    stream = 0 if setup.cuda else None
+    if setup.groups:
+        stream = held.enter_context(processors.stream(setup.groups))
+    loaded = {}
+    for model in setup.models:
+        runner, footprint = runners.load(model, threads=setup.threads, fake=setup.fake, stream=stream)
+        held.callback(runner.close)
+        loaded[model.name] = runner, footprint
+    return loaded
 
 
 def wait(connection: socket.socket, until: float) -> None:

@@ -1,8 +1,9 @@
-"""What the server and a worker say to each other, over one socket.
+"""What the server and a worker say to each other, over one socket for each lane.
 
 The server sends `Setup`, the worker answers `Ready` or `Broken`. Then the server sends one `Run` at a time, and the
-worker sends an `Answer` to each. The end of the stream is the order to stop. A message is its length in eight bytes and
-its msgpack. Small tensors travel inside it; of a large one only the place in the arena does.
+worker sends an `Answer` to each. The end of the stream is the order to stop; a worker that goes on for other lanes says
+`Closed` then. A message is its length in eight bytes and its msgpack. Small tensors travel inside it; of a large one
+only the place in the arena does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ ALIGN = 64  # of each tensor inside a block: a cache line, and the widest vector
 class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model for a worker to load.
 
-    path: its file. platform: Triton's name of its kind, by which a runner is chosen. max_batch: the largest number of rows that it will be asked for, warmed up before it is ready.
+    path: its file. platform: Triton's name of its kind, by which a runner is chosen. max_batch: the largest number of
+    rows that it will be asked for, warmed up before it is ready.
     inputs, outputs: as the model describes them. Warm-up needs sizes for all dimensions but the first: -1 becomes 1.
     batched: the first dimension of every input and output counts rows; otherwise each request runs by itself.
     gradients: it needs them, as a training step does. graphs: batch sizes to record as CUDA graphs.
@@ -85,6 +87,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
     threads: int = 1
     pace: float | None = None
     fake: bool = False
+    cuda: bool = False
+    groups: tuple[int, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -94,9 +98,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A model could not be loaded; the worker exits."""
+    """A model could not be loaded, or a partition not made; the lane ends."""
 
     reason: str
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The lane has ended, and its process goes on. It is the last that is said of it."""
 
 
 class Run(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -121,7 +129,7 @@ def aligned(size: int) -> int:
 
 
 ToWorker = Setup | Run
-FromWorker = Ready | Broken | Answer
+FromWorker = Ready | Broken | Answer | Closed
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
