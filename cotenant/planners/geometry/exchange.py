@@ -36,7 +36,7 @@ class Box(msgspec.Struct):
 
 
 class Offer:
-    """What may lie on each slot. carried[s][n]: what mode n of slot s carries, as parts of the rates."""
+    """What may lie on each slot. carried[s][:, n]: what mode n of slot s carries, as parts of the rates."""
 
     def __init__(self, modes: Sequence[Mode], rates: Array) -> None:
         self.modes: dict[int, list[Mode]] = {}
@@ -45,17 +45,18 @@ class Offer:
         self.carried = {}
         self.memory = {}
         for s, own in self.modes.items():
-            carried = np.zeros((len(own), len(rates)))
+            # A row for each model: long rows are what numpy is quick at.
+            carried = np.zeros((len(rates), len(own)))
             for n, mode in enumerate(own):
-                carried[n, list(mode.models)] = mode.rates
-            self.carried[s] = carried / rates
+                carried[list(mode.models), n] = mode.rates
+            self.carried[s] = carried / rates[:, None]
             self.memory[s] = np.array([float(mode.memory) for mode in own])
         self.number = {mode: n for own in self.modes.values() for n, mode in enumerate(own)}
 
     def for_more(self, times: Array) -> Offer:
         """The same where so many times each rate is wanted."""
         other = copy(self)
-        other.carried = {s: carried / times for s, carried in self.carried.items()}
+        other.carried = {s: carried / times[:, None] for s, carried in self.carried.items()}
         return other
 
 
@@ -163,9 +164,12 @@ class _State:
     ) -> None:
         self.offer, self.cuttings, self.rooms, self.worth = offer, cuttings, rooms, worth
         self.target = 1.0
+        self._valued = {s: worth[:, None] * carried for s, carried in offer.carried.items()}
         # Modes are told apart by identity here: to hash one takes longer than all the rest of a step.
         own = offer.modes
-        self._carries = {id(mode): carried for s in own for mode, carried in zip(own[s], offer.carried[s], strict=True)}
+        self._carries = {
+            id(mode): carried for s in own for mode, carried in zip(own[s], offer.carried[s].T.copy(), strict=True)
+        }
         self.boxes: list[Box] = []
         self.carried = np.zeros(len(worth))
         for box in boxes:
@@ -200,13 +204,15 @@ class _State:
             s = box.pieces[p]
             if s not in self.offer.modes:
                 continue
-            left = np.maximum(self.target - self.carried - self.offer.carried[s], 0.0) @ self.worth
+            wanted = (self.target - self.carried) * self.worth
+            # Of what is wanted, what each mode gives; more than is wanted is worth nothing.
+            given = np.minimum(self._valued[s], wanted[:, None]).sum(axis=0)
             room = self.rooms[box.kind]
             if room is not None:
                 taken = sum(mode.memory for mode in box.modes if mode is not None)
-                left[self.offer.memory[s] > room - taken] = np.inf
-            n = int(left.argmin())
-            if left[n] < self.missing() - 1e-12:
+                given[self.offer.memory[s] > room - taken] = -np.inf
+            n = int(given.argmax())
+            if wanted.sum() - given[n] < self.missing() - 1e-12:
                 self.put(d, p, self.offer.modes[s][n])
 
     def begin(self, d: int) -> None:
