@@ -12,7 +12,8 @@ import numpy as np
 
 from cotenant.core.tensor import DTYPES
 from cotenant.errors import ModelError
-from cotenant.worker.runners import Array, Runner, datatype, decode_strings, encode_strings, one_line
+from cotenant.worker.runners import Runner
+from cotenant.worker.runners.arrays import Array, datatype, decode_strings, encode_strings, one_line
 from cotenant.worker.wire import LARGE, Part, aligned
 
 Request = Sequence[Part]
@@ -21,15 +22,19 @@ Request = Sequence[Part]
 class Batch:
     """Requests that a runner takes as one batch.
 
-    memory: the arena; room: start and size of the place in it for large outputs. gather, infer, scatter: see `Timing`.
+    memory: the arena; room: start and size of the place in it for large outputs. gather, infer, scatter, device: see
+    `Timing`.
     """
 
     def __init__(self, runner: Runner, memory: mmap.mmap, room: tuple[int, int]) -> None:
         self.gather = 0.0
         self.infer = 0.0
         self.scatter = 0.0
+        self.device = 0.0
         self.rows = 0
         self._runner = runner
+        # What numpy has no type for travels as another, which would be taken for what it is.
+        self._kinds = {spec.name: spec.datatype for spec in runner.model.outputs if spec.datatype == "BF16"}
         self._memory = memory
         self._start = room[0]
         self._end = room[0] + room[1]
@@ -38,7 +43,7 @@ class Batch:
         """The outputs of each request, or why the model failed on it.
 
         Requests that differ in more than their rows run one after another. Where a batch fails its halves run on their
-        own, so that one bad request is found and costs no other its answer.
+        own, so that one bad request is found and costs no other its answer. Raises DeviceError where none can have one.
         """
         answers: list[list[Part] | str] = [[] for _ in requests]
         pending = self._groups(requests)
@@ -70,6 +75,7 @@ class Batch:
         finally:
             inferred = time.monotonic()
             self.infer += inferred - gathered
+        self.device += self._runner.device
         divided = [self._split(name, array, sizes) for name, array in outputs]
         self.scatter += time.monotonic() - inferred
         return [list(parts) for parts in zip(*divided, strict=True)]
@@ -86,13 +92,20 @@ class Batch:
 
     def _join(self, parts: Sequence[Part], rows: int) -> Array:
         first = parts[0]
-        if len(parts) == 1:
-            array = self._array(first)
-            return array if array.flags.aligned else array.copy()
         inside = [part.data for part in parts if part.data is not None]
-        if len(inside) == len(parts) and first.datatype != "BYTES":  # many small ones: much faster than numpy
-            return np.frombuffer(b"".join(inside), DTYPES[first.datatype]).reshape(rows, *first.shape[1:])
-        return np.concatenate([self._array(part) for part in parts])
+        arrays: list[Array]
+        if len(inside) == len(parts) > 1 and first.datatype != "BYTES":  # many small ones: much faster than numpy
+            arrays = [np.frombuffer(b"".join(inside), DTYPES[first.datatype]).reshape(rows, *first.shape[1:])]
+        else:
+            arrays = [self._array(part) for part in parts]
+        shape = arrays[0].shape if len(arrays) == 1 else (rows, *first.shape[1:])
+        place = self._runner.stage(first.name, shape)
+        if len(arrays) > 1:
+            return np.concatenate(arrays, out=place)
+        if place is None:
+            return arrays[0] if arrays[0].flags.aligned else arrays[0].copy()
+        place[...] = arrays[0]
+        return place
 
     def _array(self, part: Part) -> Array:
         data = memoryview(self._memory)[part.start : part.start + part.size] if part.data is None else part.data
@@ -115,7 +128,7 @@ class Batch:
             ends = itertools.accumulate(sizes)
             rows = [array[end - size : end] if len(sizes) > 1 else array for end, size in zip(ends, sizes, strict=True)]
             return [Part(name, "BYTES", row.shape, memoryview(encode_strings(row))) for row in rows]
-        kind = datatype(array)
+        kind = self._kinds.get(name, datatype(array))
         place, data = self._start, None
         if array.nbytes >= LARGE and place + array.nbytes <= self._end:
             self._start += aligned(array.nbytes)

@@ -15,7 +15,8 @@ from cotenant.core.tensor import DTYPES, TensorSpec
 from cotenant.errors import ModelError
 from cotenant.worker import runners
 from cotenant.worker.batch import Batch
-from cotenant.worker.runners import Array, Runner, datatype, decode_strings, encode_strings
+from cotenant.worker.runners import Runner
+from cotenant.worker.runners.arrays import Array, datatype, decode_strings, encode_strings
 from cotenant.worker.wire import LARGE, Part, WorkerModel
 from tests.worker import graphs
 

@@ -1,0 +1,57 @@
+"""What runners take and give: numpy arrays, with strings as arrays of objects."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.tensor import DTYPES, TensorSpec
+
+Array = NDArray[Any]
+
+
+def filled(spec: TensorSpec, rows: int, value: int, *, batched: bool) -> Array:
+    """Ones suit all that models take: token ids, masks, pictures. A size that is not known is 1."""
+    shape = tuple(max(size, 1) if size < 0 else size for size in spec.shape)
+    shape = (rows, *shape[1:]) if batched else shape
+    if spec.datatype == "BYTES":
+        return np.full(shape, str(value), object)
+    return np.full(shape, value, DTYPES[spec.datatype])
+
+
+_NAMES = {dtype: name for name, dtype in reversed(DTYPES.items())}
+
+
+def datatype(array: Array) -> str:
+    """The protocol's name of what is in an array."""
+    return "BYTES" if array.dtype == object else _NAMES[array.dtype]
+
+
+def decode_strings(data: memoryview, shape: tuple[int, ...]) -> Array:
+    """BYTES as the protocol writes them → an array of str. Raises ValueError for what is not UTF-8, or not so many."""
+    count = math.prod(shape)
+    strings = np.empty(count, object)
+    at = 0
+    for index in range(count):
+        size = int.from_bytes(data[at : at + 4], "little")
+        end = at + 4 + size
+        if end > len(data):
+            raise ValueError(f"BYTES of shape {list(shape)} end after {index} of {count} elements")
+        strings[index] = str(data[at + 4 : end], "utf-8")
+        at = end
+    return strings.reshape(shape)
+
+
+def encode_strings(array: Array) -> bytes:
+    """The inverse."""
+    encoded = [str(value).encode() for value in array.flat]
+    return b"".join(piece for text in encoded for piece in (len(text).to_bytes(4, "little"), text))
+
+
+def one_line(error: Exception) -> str:
+    """Its message without line breaks, and without the codes that ONNX Runtime puts in front."""
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))

@@ -1,0 +1,166 @@
+"""Where a PyTorch model runs: the processor, or one stream of a GPU.
+
+Everything that a batch of a GPU touches is allocated on its own stream and used on no other, so the caching allocator
+never hands a block to one stream that another still reads. Weights are the exception: they are there, and the device
+has come to rest, before the first batch, and stay until no runner has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from cotenant.errors import DeviceError
+
+T = TypeVar("T")
+
+
+class Place(Protocol):
+    device: torch.device
+
+    def scope(self) -> AbstractContextManager[object]:
+        """What is computed within is computed here. It may still be under way when the block ends."""
+        ...
+
+    def stage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that a copy leaves from, or goes to, while the host and other streams go on."""
+        ...
+
+    def arrive(self, host: torch.Tensor) -> torch.Tensor:
+        """The same on the device."""
+        ...
+
+    def leave(self, value: torch.Tensor) -> torch.Tensor:
+        """The same on the host, once `wait` has returned."""
+        ...
+
+    def wait(self) -> float:
+        """Until all of the last scope is done: how many seconds the device took for it, by its own clock."""
+        ...
+
+    def broken(self) -> str:
+        """Why nothing can run here in this process any more; "" where that is not so."""
+        ...
+
+    def taken(self) -> int:
+        """Bytes of the device that batches here have taken, weights apart."""
+        ...
+
+    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]] | None:
+        """What it computes, and how to compute it again, from the same memory into the same memory. None where that
+        would save nothing."""
+        ...
+
+
+class Processor:
+    device = torch.device("cpu")
+
+    def scope(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def stage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def arrive(self, host: torch.Tensor) -> torch.Tensor:
+        return host
+
+    def leave(self, value: torch.Tensor) -> torch.Tensor:
+        return value.contiguous()
+
+    def wait(self) -> float:
+        return 0.0
+
+    def broken(self) -> str:
+        return ""
+
+    def taken(self) -> int:
+        return 0
+
+    def record(self, compute: Callable[[], T]) -> None:
+        return None
+
+
+class Card:
+    """stream: a CUDA stream's handle on the first device that the process sees; 0 for a new one."""
+
+    def __init__(self, stream: int) -> None:
+        if not torch.cuda.is_available():
+            build = torch.version.cuda
+            raise DeviceError(
+                f"PyTorch {torch.__version__} sees no GPU: "
+                + (
+                    f"its CUDA {build} finds no driver, or CUDA_VISIBLE_DEVICES hides all"
+                    if build
+                    else "it is built without CUDA"
+                )
+                + "; see `cotenant devices`"
+            )
+        self.device = torch.device("cuda", 0)
+        self._stream = torch.cuda.ExternalStream(stream, self.device) if stream else torch.cuda.Stream(self.device)
+        # Blocking: a thread that waits leaves its core to others; one that spins for each lane would take them all.
+        self._begun = torch.cuda.Event(enable_timing=True, blocking=True)
+        self._ended = torch.cuda.Event(enable_timing=True, blocking=True)
+        self._pool: Any = None
+
+    def scope(self) -> AbstractContextManager[object]:
+        return _Scope(self._stream, self._begun, self._ended)
+
+    def stage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # PyTorch keeps pinned blocks and gives one out again once copies from it are through.
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def arrive(self, host: torch.Tensor) -> torch.Tensor:
+        return host.to(self.device, non_blocking=True)
+
+    def leave(self, value: torch.Tensor) -> torch.Tensor:
+        return self.stage(tuple(value.shape), value.dtype).copy_(value, non_blocking=True)
+
+    def wait(self) -> float:
+        self._ended.synchronize()
+        return float(self._begun.elapsed_time(self._ended)) / 1e3
+
+    def broken(self) -> str:
+        # Errors that end a context come back from every later call; those of one call do not.
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def taken(self) -> int:
+        segments = torch.cuda.memory.memory_snapshot()
+        return sum(it["total_size"] for it in segments if it["stream"] == self._stream.cuda_stream)
+
+    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        with self.scope():  # libraries choose kernels and get their workspaces before they are recorded
+            for _ in range(3):
+                compute()
+        self.wait()
+        graph = torch.cuda.CUDAGraph()
+        # One pool for all graphs of the stream, which never run at the same time. Other lanes go on meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = compute()
+        self._pool = graph.pool()
+        return result, graph.replay
+
+
+class _Scope:
+    def __init__(self, stream: torch.cuda.Stream, begun: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        self._stream = stream
+        self._current = torch.cuda.stream(stream)
+        self._begun = begun
+        self._ended = ended
+
+    def __enter__(self) -> None:
+        self._current.__enter__()
+        self._begun.record(self._stream)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        try:
+            if kind is None:
+                self._ended.record(self._stream)
+        finally:
+            self._current.__exit__(kind, value, traceback)
