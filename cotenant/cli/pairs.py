@@ -15,7 +15,8 @@ from cotenant.config import read_samples_file
 from cotenant.errors import ConfigError
 from cotenant.live.server import Offered
 from cotenant.predictors.samples import Sample, write_samples
-from cotenant.profiling.pairs import Candidate, measure, pairs
+from cotenant.profiling.grid import Candidate, grid_of
+from cotenant.profiling.pairs import measure, pairs
 from cotenant.worker.repository import sample
 from cotenant.worker.wire import WorkerModel
 
@@ -25,9 +26,9 @@ PART = 0.2  # of all pairs that are measured, unless told: what more would tell 
 def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) -> None:
     """Pairs of the site's models, into a CSV file as they come. What stands there already is not measured again."""
     if backend.name == "fake":
-        raise ConfigError("backend fake runs nothing that could be measured; take the backend cpu")
-    (kind,) = site.problem.fleet
-    runs = pairs(site.problem.profiles, kind.name)
+        raise ConfigError("backend fake runs nothing that could be measured; take the backend cpu, or one of a GPU")
+    kinds = site.problem.fleet
+    runs = [run for kind in kinds for run in pairs(site.problem.profiles, kind)]
     if not runs:
         raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
     samples = _written(path)
@@ -41,7 +42,8 @@ def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) ->
 
     async def run_all(told: ProfileProgress) -> None:
         finished, left = len(done), max(0, wanted - len(done))
-        found = measure(backend, candidates, runs, site.problem.profiles, done=done, count=left)
+        grid = grid_of(kinds[0])
+        found = measure(backend, candidates, runs, site.problem.profiles, done=done, count=left, grid=grid)
         async for both in found:
             samples.extend(both)
             write(path, write_samples(samples), quiet=True)

@@ -1,4 +1,4 @@
-"""Measuring a model over batch size and share, on the path that serves it: the same workers, the same pacing.
+"""Measuring models over batch size and share, on the path that serves them: the same workers, the same pacing.
 
 A share is measured alone, from the largest down. What a point will take is foreseen from its neighbours, and a point
 that no plan could use, because it takes longer than `longest`, is left out: `Profile` promises nothing there.
@@ -7,19 +7,22 @@ that no plan could use, because it takes longer than `longest`, is left out: `Pr
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 
 import msgspec
 
 from cotenant.backends import Backend
+from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.pool import Pool
 from cotenant.worker.arena import Arena
-from cotenant.worker.wire import Timing, WorkerModel
+from cotenant.worker.wire import LARGE, Timing, WorkerModel
 
 Tensors = tuple[Tensor, ...]
 
@@ -28,19 +31,74 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 LEAST = 3  # batches for one point, at least
 MOST = 40
 SLOW = 0.1  # seconds; batches that take longer vary little, and cold caches are nothing to them: two will do
+INPUTS = 4  # sets of them on a GPU
+ARENA = 1 << 30  # bytes
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. shares: ‰, descending. seconds: for one point, and two or three batches. longest: see above."""
+    """What to measure. shares: ‰, descending. seconds: for one point, and two or three batches. longest: see above.
+
+    inputs: so many different batches take turns. apart: each row comes as a request of its own, as callers send them,
+    and not all as one: where batches take little time, what putting them together takes is much of it.
+    """
 
     shares: tuple[int, ...] = SHARES
     batches: tuple[int, ...] = BATCHES
     seconds: float = 0.4
     longest: float = 1.0
+    inputs: int = 1
+    apart: bool = False
 
     @property
     def points(self) -> int:
         return len(self.shares) * len(self.batches)
+
+
+def grid_of(kind: Kind, shares: Sequence[int] = SHARES) -> Grid:
+    """For a kind of device: of its legal shares those next to `shares`."""
+    if kind.name == "cpu":
+        return Grid()
+    legal = {nearest(share, kind.cuts) for share in shares}
+    return Grid(shares=tuple(sorted(legal, reverse=True)), inputs=INPUTS, apart=True)
+
+
+def nearest(share: int, cuts: Sequence[int]) -> int:
+    """Of legal shares, by ratio."""
+    return min(cuts, key=lambda cut: max(cut / share, share / cut))
+
+
+def shares_process(backend: Backend, device: str, share: int, leaving: Collection[str]) -> bool:
+    """Whether lanes on a device share one worker process: what `Launch` says of one holds for all."""
+    lane = f"{device}/profile-none"
+    launch = backend.open(lane, share, leaving)
+    backend.close(lane)
+    return bool(launch.process)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A model to measure. sample: inputs of so many rows."""
+
+    model: WorkerModel
+    sample: Callable[[int], Tensors]
+
+    def requests(self, rows: int, grid: Grid, arena: Arena) -> list[list[Tensors]]:
+        """Batches of that many rows, each as its requests, in the memory that workers share: from there a server, too,
+        hands on what callers sent."""
+        apart = grid.apart and self.model.batched
+        counts = [1] * rows if apart else [rows]
+        return [[_placed(self.sample(count), arena) for count in counts] for _ in range(grid.inputs)]
+
+
+def _placed(tensors: Tensors, arena: Arena) -> Tensors:
+    """Small tensors, and what finds no room, travel with each batch anew."""
+    found = []
+    for tensor in tensors:
+        block = arena.allocate(len(tensor.data)) if len(tensor.data) >= LARGE else None
+        if block is not None:
+            block.view[:] = tensor.data
+            tensor = msgspec.structs.replace(tensor, data=block.view, block=block)
+        found.append(tensor)
+    return tuple(found)
 
 
 class Listener:
@@ -80,41 +138,75 @@ async def profile(
     grid: Grid,
     measured: Callable[[int], None] = lambda points: None,
 ) -> Profile:
-    """Measure a model alone on a device of `kind`, which must have nothing else to do meanwhile.
+    """Measure a model alone on the first device of `kind`, which must have nothing else to do meanwhile.
 
     sample: inputs of so many rows. measured: called with how many points of the grid are done with since the last call.
-    A point's latency is the median, in seconds, from handing a batch to the worker to having its answer; its features
-    are `cv_pct` (the spread of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (processor time) and `start_s` (how
-    long the worker took until it was warm). Raises ModelError where the model fails, or its worker does.
+    Points are as `measure` says. Raises ModelError where the model fails, or its worker does.
     """
-    batches = [batch for batch in grid.batches if batch <= model.max_batch] or [1]
     points: list[Point] = []
-    listener = Listener()
-    arena = Arena(1 << 30)
-    pool = Pool(backend, arena, listener)
+    told = 0
+    found = measure(backend, {model.name: Candidate(model, sample)}, device=f"{kind}0", grid=grid)
+    async with aclosing(found):
+        async for _, point in found:
+            if isinstance(point, str):
+                raise ModelError(f"model {model.name!r} cannot be measured: {point}")
+            if points and point.share != points[-1].share:  # the rest of the larger share is left out
+                rest = -told % len(grid.batches)
+                told += rest
+                measured(rest)
+            points.append(point)
+            told += 1
+            measured(1)
+    measured(grid.points - told)
+    return Profile(model.name, kind, points)
+
+
+async def measure(
+    backend: Backend,
+    candidates: Mapping[str, Candidate],
+    *,
+    device: str,
+    grid: Grid,
+    known: Mapping[str, Sequence[Point]] = {},
+) -> AsyncGenerator[tuple[str, Point | str], None]:
+    """The points of a grid for some models, each alone on one device, which must have nothing else to do meanwhile.
+
+    known: points that need not be measured again. Gives them as they come, a share at a time, by the model's name; or
+    the reason why there will be no more of a model. Where a share is measured of several models, one worker has them
+    all: it starts once.
+
+    A point's latency is the median, in seconds, from handing a batch to the worker to having its answer; its features
+    are `cv_pct` (the spread of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (processor time), on a GPU
+    `cuda_ms` (by its own clock), and of a model that has its worker alone `start_s` (how long it took until it was
+    warm). Its memory is the device's: what the model says that it takes there or, on a processor, what the worker has.
+    """
+    found = {name: list(known.get(name, ())) for name in candidates}
+    broken: set[str] = set()
+    bench = _Bench(backend, candidates, device, grid)
     try:
         for share in sorted(grid.shares, reverse=True):
-            usable = [batch for batch in batches if _foreseen(points, share, batch) <= grid.longest]
-            if usable:
-                lane = f"profile/{share}"
-                sized = msgspec.structs.replace(model, max_batch=usable[-1])
-                begun = time.monotonic()
-                await pool.start(lane, share, [sized])
-                startup = time.monotonic() - begun
-                for batch in usable:
-                    point = await _point(pool, listener, lane, model.name, batch, sample, share, grid)
-                    point.features["start_s"] = startup
-                    points.append(point)
-                    measured(1)
-                    if point.latency > grid.longest:
-                        break
-                await pool.stop(lane, grace=1.0)
-            measured(len(grid.batches) - sum(point.share == share for point in points))
-    except (ModelError, WorkerError) as error:
-        raise ModelError(f"model {model.name!r} cannot be measured: {error}") from None
+            wanted = {
+                name: batches
+                for name, candidate in candidates.items()
+                if name not in broken and (batches := _wanted(candidate.model, found[name], share, grid))
+            }
+            async for name, point in bench.share(share, wanted):
+                if isinstance(point, str):
+                    broken.add(name)
+                else:
+                    found[name].append(point)
+                yield name, point
     finally:
-        await pool.close(grace=1.0)
-    return Profile(model.name, kind, points)
+        await bench.close()
+
+
+def _wanted(model: WorkerModel, points: Sequence[Point], share: int, grid: Grid) -> list[int]:
+    """Batches that are still to be measured on a share, and that some plan could use."""
+    batches = [batch for batch in grid.batches if batch <= model.max_batch] or [1]
+    known = {point.batch: point.latency for point in points if point.share == share}
+    if any(latency > grid.longest for latency in known.values()):
+        return []
+    return [batch for batch in batches if batch not in known and _foreseen(points, share, batch) <= grid.longest]
 
 
 def _foreseen(points: Sequence[Point], share: int, batch: int) -> float:
@@ -122,56 +214,126 @@ def _foreseen(points: Sequence[Point], share: int, batch: int) -> float:
     larger = [point for point in points if point.share > share]
     if not larger:
         return 0.0
-    nearest = min(point.share for point in larger)
-    known = {point.batch: point.latency for point in larger if point.share == nearest}
+    above = min(point.share for point in larger)
+    known = {point.batch: point.latency for point in larger if point.share == above}
     if batch in known:
-        return known[batch] * nearest / share
+        return known[batch] * above / share
     below = max(known)
-    return known[below] * nearest / share * batch / below
+    return known[below] * above / share * batch / below
 
 
-async def _point(
-    pool: Pool,
-    listener: Listener,
-    lane: str,
-    model: str,
-    batch: int,
-    sample: Callable[[int], Tensors],
-    share: int,
-    grid: Grid,
-) -> Point:
-    inputs = sample(batch)
-    latencies: list[float] = []
-    cpu: list[float] = []
-    begun = time.monotonic()
-    number = 0
-    least = LEAST
-    while len(latencies) < least or (time.monotonic() - begun < grid.seconds and len(latencies) < MOST):
-        number += 1
-        listener.waiting = asyncio.get_running_loop().create_future()
-        sent = time.monotonic()
-        pool.run(lane, number, model, [inputs])
-        timing = await listener.waiting
-        taken = time.monotonic() - sent
-        if number == 1 and taken < SLOW:
-            continue  # it had cold caches, and memory that was not yet touched
-        latencies.append(taken)
-        cpu.append(timing.cpu)
-        if taken > grid.longest:
-            break  # too long for any plan: one look is enough
-        least = LEAST if taken < SLOW else LEAST - 1
-    latency = statistics.median(latencies)
-    spread = statistics.pstdev(latencies) / latency if len(latencies) > 1 else 0.0
-    ordered = sorted(latencies)
-    memory = next(status.memory for status in pool.status() if status.lane == lane)
-    return Point(
-        share=share,
-        batch=batch,
-        latency=latency,
-        memory=memory,
-        features={
-            "cv_pct": 100 * spread,
-            **{f"p{percent}_ms": 1e3 * ordered[percent * len(ordered) // 100] for percent in (10, 90, 99)},
-            "cpu_ms": 1e3 * statistics.median(cpu),
-        },
-    )
+class _Bench:
+    """One lane at a time."""
+
+    def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], device: str, grid: Grid) -> None:
+        self._backend = backend
+        self._candidates = candidates
+        self._device = device
+        self._grid = grid
+        self._arena = Arena(ARENA)
+        self._listener = Listener()
+        self._pool = Pool(backend, self._arena, self._listener)
+        self._numbers = itertools.count(1)
+        self._lane = ""  # the one that is open
+
+    async def share(self, share: int, wanted: Mapping[str, Sequence[int]]) -> AsyncIterator[tuple[str, Point | str]]:
+        """wanted: batches by model."""
+        groups = [list(wanted)] if wanted else []
+        while groups:
+            names = groups.pop()
+            begun = time.monotonic()
+            try:
+                await self._open(share, {name: wanted[name][-1] for name in names})
+            except WorkerError as error:
+                if len(names) == 1:
+                    yield names[0], str(error)
+                groups += [[name] for name in names[::-1] if len(names) > 1]  # one keeps the others from starting
+                continue
+            startup = {"start_s": time.monotonic() - begun} if len(names) == 1 else {}
+            for place, name in enumerate(names):
+                async for point in self._points(name, share, wanted[name]):
+                    if isinstance(point, Point):
+                        point.features.update(startup)
+                    yield name, point
+                if not self._ready:
+                    groups += [names[place + 1 :]] if names[place + 1 :] else []
+                    break
+
+    async def close(self) -> None:
+        await self._pool.close(grace=1.0)
+        self._arena.close()
+
+    async def _open(self, share: int, batches: Mapping[str, int]) -> None:
+        """A lane with these models, in place of the one before. Where lanes share a process it must not end, with what
+        it has loaded, before the next is open."""
+        before = self._lane
+        stays = bool(before) and shares_process(self._backend, self._device, share, [before])
+        if before and not stays:
+            await self._pool.stop(before, grace=1.0)
+        lane = f"{self._device}/profile-{share}"
+        self._lane = f"{lane}-{next(self._numbers)}" if lane == before else lane
+        models = [
+            msgspec.structs.replace(self._candidates[name].model, max_batch=largest)
+            for name, largest in batches.items()
+        ]
+        try:
+            await self._pool.start(self._lane, share, models)
+        finally:
+            if stays:
+                await self._pool.stop(before, grace=1.0)
+
+    @property
+    def _ready(self) -> bool:
+        return any(status.state == "ready" for status in self._pool.status() if status.lane == self._lane)
+
+    async def _points(self, name: str, share: int, batches: Sequence[int]) -> AsyncIterator[Point | str]:
+        for batch in batches:
+            try:
+                point = await self._point(name, share, batch)
+            except (ModelError, WorkerError) as error:
+                yield str(error)
+                return
+            yield point
+            if point.latency > self._grid.longest:
+                return
+
+    async def _point(self, name: str, share: int, batch: int) -> Point:
+        """Raises ModelError where the model fails."""
+        grid, candidate = self._grid, self._candidates[name]
+        batches = itertools.cycle(candidate.requests(batch, grid, self._arena))
+        latencies: list[float] = []
+        timings: list[Timing] = []
+        begun = time.monotonic()
+        first = True
+        least = LEAST
+        while len(latencies) < least or (time.monotonic() - begun < grid.seconds and len(latencies) < MOST):
+            self._listener.waiting = asyncio.get_running_loop().create_future()
+            sent = time.monotonic()
+            self._pool.run(self._lane, next(self._numbers), name, next(batches))
+            timing = await self._listener.waiting
+            taken = time.monotonic() - sent
+            if first and taken < SLOW:
+                first = False
+                continue  # it had cold caches, and memory that was not yet touched
+            latencies.append(taken)
+            timings.append(timing)
+            if taken > grid.longest:
+                break  # too long for any plan: one look is enough
+            least = LEAST if taken < SLOW else LEAST - 1
+        latency = statistics.median(latencies)
+        spread = statistics.pstdev(latencies) / latency if len(latencies) > 1 else 0.0
+        ordered = sorted(latencies)
+        device = statistics.median(timing.device for timing in timings)
+        held = max(timing.memory for timing in timings)
+        return Point(
+            share=share,
+            batch=batch,
+            latency=latency,
+            memory=held or next(status.memory for status in self._pool.status() if status.lane == self._lane),
+            features={
+                "cv_pct": 100 * spread,
+                **{f"p{percent}_ms": 1e3 * ordered[percent * len(ordered) // 100] for percent in (10, 90, 99)},
+                "cpu_ms": 1e3 * statistics.median(timing.cpu for timing in timings),
+                **({"cuda_ms": 1e3 * device} if device else {}),
+            },
+        )

@@ -10,13 +10,13 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from cotenant.backends import Backend
+from cotenant.core.model import Kind
 from cotenant.core.profile import Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
@@ -24,11 +24,10 @@ from cotenant.live.pool import Pool
 from cotenant.predictors import Load
 from cotenant.predictors.ours import telling
 from cotenant.predictors.samples import FASTEST, Sample
-from cotenant.profiling.grid import LEAST, Listener, Tensors
+from cotenant.profiling.grid import ARENA, LEAST, Candidate, Grid, Listener, Tensors, nearest, shares_process
 from cotenant.worker.arena import Arena
-from cotenant.worker.wire import Timing, WorkerModel
+from cotenant.worker.wire import Timing
 
-LANES = ("pairs/0", "pairs/1")
 SPLITS = (250, 500)  # ‰ of the first of a pair, at most half; the other has the rest
 BATCHES = 3  # of each model and share, from one row to the largest that is worth it
 LONGEST = 0.25  # seconds alone
@@ -40,19 +39,12 @@ MOST = 700  # pairs to choose among: of more, an even part
 Run = tuple[Load, Load]
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """sample: inputs of so many rows."""
-
-    model: WorkerModel
-    sample: Callable[[int], Tensors]
-
-
-def pairs(profiles: Profiles, kind: str) -> list[Run]:
+def pairs(profiles: Profiles, kind: Kind, batches: int = BATCHES) -> list[Run]:
     """All pairs worth measuring, the smaller share first, or an even part of very many. A model may be its own."""
     found: list[Run] = []
-    for share in SPLITS:
-        small, large = _loads(profiles, kind, share), _loads(profiles, kind, WHOLE - share)
-        alike = share == WHOLE - share  # then either order is the same pair
+    for share, rest in splits(kind.cuts):
+        small, large = _loads(profiles, kind.name, share, batches), _loads(profiles, kind.name, rest, batches)
+        alike = share == rest  # then either order is the same pair
         found += [(one, other) for i, one in enumerate(small) for j, other in enumerate(large) if not alike or i <= j]
     if len(found) <= MOST:
         return found
@@ -60,13 +52,24 @@ def pairs(profiles: Profiles, kind: str) -> list[Run]:
     return [found[i] for i in sorted(some.tolist())]
 
 
-def _loads(profiles: Profiles, kind: str, share: int) -> list[Load]:
+def splits(cuts: Sequence[int]) -> list[tuple[int, int]]:
+    """A device cut in two, by legal shares: next to each of SPLITS, and the largest that fits beside it."""
+    found: dict[tuple[int, int], None] = {}
+    for share in SPLITS:
+        beside = [cut for cut in cuts if cut <= WHOLE - nearest(share, cuts)]
+        if beside:
+            small, large = sorted((nearest(share, cuts), beside[-1]))
+            found[small, large] = None
+    return list(found)
+
+
+def _loads(profiles: Profiles, kind: str, share: int, batches: int) -> list[Load]:
     found = []
     for (model, on), profile in profiles.items():
         if on == kind:
             measured = sorted({point.batch for point in profile.points})
             worth = [batch for batch in measured if profile.latency(batch, share) <= LONGEST]
-            some = {worth[i] for i in np.linspace(0, len(worth) - 1, BATCHES).round().astype(int)} if worth else set()
+            some = {worth[i] for i in np.linspace(0, len(worth) - 1, batches).round().astype(int)} if worth else set()
             found += [Load(model, kind, batch, share) for batch in sorted(some)]
     return found
 
@@ -79,51 +82,43 @@ async def measure(
     *,
     done: Sequence[int] = (),
     count: int,
+    grid: Grid,
     seconds: float = SECONDS,
-) -> AsyncIterator[tuple[Sample, Sample]]:
-    """Run `count` of the pairs, those first that tell most, on a device that must have nothing else to do meanwhile.
+    at_once: int = AT_ONCE,
+) -> AsyncGenerator[tuple[Sample, Sample], None]:
+    """Run `count` of the pairs, those first that tell most, on the first device of their kind, which must have nothing
+    else to do meanwhile.
 
-    done: places of runs that were measured before. Gives of each run a sample with either as the victim: medians, in
-    seconds, from handing a batch to a worker to having its answer. Raises ModelError where a model fails.
+    done: places of runs that were measured before. grid: how inputs come, as when profiles are measured. at_once: of so
+    many pairs those that cut the device alike come together; with more, workers start less often. Gives of each run a
+    sample with either as the victim: medians, in seconds, from handing a batch to a worker to having its answer. Raises
+    ModelError where a model fails.
     """
     order = itertools.islice(telling(runs, profiles, done), count)
-    while chunk := list(itertools.islice(order, AT_ONCE)):
-        by_cut = sorted((runs[place] for place in chunk), key=_cut)
-        for _, some in itertools.groupby(by_cut, key=_cut):
-            alike = list(some)
-            async with _workers(backend, candidates, alike) as two:
+    two = _Two(backend, candidates, grid)
+    try:
+        while chunk := list(itertools.islice(order, at_once)):
+            by_cut = sorted((runs[place] for place in chunk), key=_cut)
+            for _, some in itertools.groupby(by_cut, key=_cut):
+                alike = list(some)
+                await two.cut(alike)
                 for run in alike:
                     yield await two.measured(run, seconds)
-
-
-def _cut(run: Run) -> tuple[int, ...]:
-    return tuple(load.share for load in run)
-
-
-@asynccontextmanager
-async def _workers(backend: Backend, candidates: Mapping[str, Candidate], runs: Sequence[Run]) -> AsyncIterator[_Two]:
-    """Two that are cut alike in all the runs, each with every model that it is to run."""
-    listeners = _Listeners()
-    pool = Pool(backend, Arena(1 << 30), listeners)
-    try:
-        for place in (1, 0):  # the larger share first, as the backend wants it
-            largest: dict[str, int] = {}
-            for load in (run[place] for run in runs):
-                largest[load.model] = max(load.batch, largest.get(load.model, 0))
-            models = [msgspec.structs.replace(candidates[it].model, max_batch=rows) for it, rows in largest.items()]
-            await pool.start(LANES[place], runs[0][place].share, models)
-        yield _Two(pool, listeners, candidates)
     except WorkerError as error:
         raise ModelError(f"pairs cannot be measured: {error}") from None
     finally:
-        await pool.close(grace=1.0)
+        await two.close()
+
+
+def _cut(run: Run) -> tuple[str, ...]:
+    return tuple(f"{load.kind} {load.share:04}" for load in run)
 
 
 class _Listeners:
     """One for each lane."""
 
     def __init__(self) -> None:
-        self.of = {lane: Listener() for lane in LANES}
+        self.of: dict[str, Listener] = {}
 
     def finished(self, lane: str, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
         self.of[lane].finished(lane, batch, answers, timing)
@@ -135,27 +130,60 @@ class _Listeners:
         self.of[lane].died(lane, reason)
 
     def ready(self, lane: str) -> None:
-        pass
+        self.of[lane] = Listener()
 
 
 class _Two:
     """Workers side by side."""
 
-    def __init__(self, pool: Pool, listeners: _Listeners, candidates: Mapping[str, Candidate]) -> None:
-        self._pool = pool
-        self._listeners = listeners
+    def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], grid: Grid) -> None:
+        self._backend = backend
         self._candidates = candidates
+        self._grid = grid
+        self._listeners = _Listeners()
+        self._arena = Arena(ARENA)
+        self._pool = Pool(backend, self._arena, self._listeners)
+        self._lanes: tuple[str, ...] = ()
+        self._cuts = itertools.count()
         self._numbers = itertools.count(1)
         self._alone: dict[Load, float] = {}
+
+    async def cut(self, runs: Sequence[Run]) -> None:
+        """From now on there are two workers that are cut as in all these runs, each with every model that it is to
+        run. Raises WorkerError where one does not start."""
+        number = next(self._cuts)
+        device = f"{runs[0][0].kind}0"
+        before, self._lanes = self._lanes, tuple(f"{device}/pairs-{number}-{place}" for place in (0, 1))
+        # Where lanes share a process it must not end, with what it has loaded, before the next are open.
+        stays = bool(before) and shares_process(self._backend, device, runs[0][0].share, before)
+        if not stays:
+            await self._stop(before)
+        for place in (1, 0):  # the larger share first, as the backend wants it
+            largest: dict[str, int] = {}
+            for load in (run[place] for run in runs):
+                largest[load.model] = max(load.batch, largest.get(load.model, 0))
+            models = [
+                msgspec.structs.replace(self._candidates[it].model, max_batch=rows) for it, rows in largest.items()
+            ]
+            await self._pool.start(self._lanes[place], runs[0][place].share, models)
+        if stays:
+            await self._stop(before)
+
+    async def close(self) -> None:
+        await self._pool.close(grace=1.0)
+        self._arena.close()
+
+    async def _stop(self, lanes: Iterable[str]) -> None:
+        await asyncio.gather(*(self._pool.stop(lane, grace=1.0) for lane in lanes))
 
     async def measured(self, run: Run, seconds: float) -> tuple[Sample, Sample]:
         one, other = run
         for _ in range(TRIES):
             try:
-                for lane, load in zip(LANES, run, strict=True):
+                for lane, load in zip(self._lanes, run, strict=True):
                     if load not in self._alone:
                         (self._alone[load],) = await self._busy({lane: load}, seconds / 2)
-                a, b = await self._busy(dict(zip(LANES, run, strict=True)), seconds)
+                a, b = await self._busy(dict(zip(self._lanes, run, strict=True)), seconds)
             except (ModelError, WorkerError) as error:
                 raise ModelError(f"{one.model!r} beside {other.model!r} cannot be measured: {error}") from None
             both = Sample(one, (other,), self._alone[one], a), Sample(other, (one,), self._alone[other], b)
@@ -177,19 +205,19 @@ class _Two:
             return time.monotonic() - begun >= seconds and all(len(each) > LEAST for each in latencies.values())
 
         async def keep(lane: str, load: Load) -> None:
-            inputs = self._candidates[load.model].sample(load.batch)
+            batches = itertools.cycle(self._candidates[load.model].requests(load.batch, self._grid, self._arena))
             while not enough():
-                took = await self._batch(lane, load.model, inputs)
+                took = await self._batch(lane, load.model, next(batches))
                 if not enough():  # else the other stopped before this one ended
                     latencies[lane].append(took)
 
         await asyncio.gather(*(keep(lane, load) for lane, load in loads.items()))
         return [statistics.median(each[1:]) for each in latencies.values()]
 
-    async def _batch(self, lane: str, model: str, inputs: Tensors) -> float:
+    async def _batch(self, lane: str, model: str, requests: Sequence[Tensors]) -> float:
         listener = self._listeners.of[lane]
         listener.waiting = asyncio.get_running_loop().create_future()
         sent = time.monotonic()
-        self._pool.run(lane, next(self._numbers), model, [inputs])
+        self._pool.run(lane, next(self._numbers), model, requests)
         await listener.waiting
         return time.monotonic() - sent

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import uvloop
 
+from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
-from cotenant.core.profile import Profile
+from cotenant.core.model import Kind
+from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ModelError
-from cotenant.profiling.grid import Grid, profile
+from cotenant.profiling.grid import SHARES, Candidate, Grid, grid_of, profile
+from cotenant.profiling.grid import measure as measure_set
 from cotenant.worker.wire import WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.worker import graphs
@@ -80,6 +84,94 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "model.onnx")
     (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(
-        ModelError, match=r"model 'identity' cannot be measured: the worker of profile/1000 did not start"
+        ModelError, match=r"model 'identity' cannot be measured: the worker of cpu0/profile-1000 did not start"
     ):
         measure(model, floats)
+
+
+def test_shares_are_legal_ones() -> None:
+    """A green context has whole groups of multiprocessors."""
+    green = Kind(name="h200", cuts=(*(1000 * 8 * groups // 132 for groups in range(1, 17)), 1000))
+    shares = grid_of(green).shares
+    assert set(shares) <= set(green.cuts) and shares[0] == 1000 and shares[-1] == 60
+    assert len(shares) == len(SHARES) and list(shares) == sorted(shares, reverse=True)
+    assert len(grid_of(green, range(100, 1001, 100)).shares) == 10
+    assert grid_of(Kind(name="a30-mig", cuts=(250, 500, 1000))).shares == (1000, 500, 250)
+    assert grid_of(Kind(name="cpu")) == Grid()
+
+
+def collect(
+    candidates: dict[str, Candidate], grid: Grid, known: dict[str, list[Point]] | None = None
+) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
+    """Which points were measured, and what could not be."""
+    points: list[tuple[str, int, int]] = []
+    broken: dict[str, str] = {}
+
+    async def main() -> None:
+        async for name, point in measure_set(Cpu(), candidates, device="cpu0", grid=grid, known=known or {}):
+            if isinstance(point, str):
+                broken[name] = point
+            else:
+                assert point.latency > 0
+                points.append((name, point.share, point.batch))
+
+    uvloop.run(asyncio.wait_for(main(), 30))
+    assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
+    return points, broken
+
+
+def test_models_of_a_set_share_workers_and_go_on_without_those_that_fail(tmp_path: Path) -> None:
+    grid = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02, inputs=2, apart=True)
+    candidates = {
+        "lookup": Candidate(graphs.lookup(tmp_path / "lookup.onnx"), index(9)),
+        "identity": Candidate(graphs.identity(tmp_path / "identity.onnx"), floats),
+    }
+    points, broken = collect(candidates, grid)
+    assert points == [("identity", share, batch) for share in grid.shares for batch in grid.batches]
+    assert "out of data bounds" in broken["lookup"]
+
+
+def test_one_that_cannot_be_loaded_keeps_no_other_from_starting(tmp_path: Path) -> None:
+    nothing = graphs.identity(tmp_path / "nothing.onnx", name="nothing")
+    (tmp_path / "nothing.onnx").write_bytes(b"no model")
+    candidates = {
+        "nothing": Candidate(nothing, floats),
+        "identity": Candidate(graphs.identity(tmp_path / "identity.onnx"), floats),
+    }
+    points, broken = collect(candidates, Grid(shares=(1000,), batches=(1,), seconds=0.02))
+    assert points == [("identity", 1000, 1)]
+    assert "the worker of cpu0/profile-1000" in broken["nothing"]
+
+
+def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
+    known = [Point(share=1000, batch=1, latency=0.01, memory=1), Point(share=500, batch=1, latency=2.0, memory=1)]
+    candidates = {"identity": Candidate(graphs.identity(tmp_path / "identity.onnx"), floats)}
+    grid = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02)
+    points, _ = collect(candidates, grid, {"identity": known})
+    assert points == [("identity", 1000, 4)]  # and none at half a device, where one row takes too long already
+
+
+class OneProcess(Cpu):
+    """Says that lanes share a process, if only to a lane that runs nothing. What it is told is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        self.told.append(f"open {lane}")
+        return msgspec.structs.replace(
+            super().open(lane, share, leaving), process="one" if lane.endswith("none") else ""
+        )
+
+    def close(self, lane: str) -> None:
+        self.told.append(f"close {lane}")
+        super().close(lane)
+
+
+def test_where_lanes_share_a_process_the_next_is_open_before_the_last_ends(tmp_path: Path) -> None:
+    backend, model = OneProcess(), graphs.identity(tmp_path / "model.onnx")
+    uvloop.run(asyncio.wait_for(profile(backend, model, floats, kind="cpu", grid=GRID), 30))
+    told = [line for line in backend.told if "none" not in line]
+    opened, closed = told.index("open cpu0/profile-500"), told.index("close cpu0/profile-1000")
+    assert opened < closed

@@ -1,0 +1,190 @@
+"""What Nsight Compute writes, and what becomes of it; and its command line, before a program that stands in for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cotenant.core.profile import Point
+from cotenant.errors import DeviceError, ModelError
+from cotenant.predictors.linear import DRAM, L2
+from cotenant.predictors.traits import USE
+from cotenant.profiling import counted, counters
+from cotenant.profiling.counters import Kernel, by_batch, count, features, parse, told, weighted
+from cotenant.worker.runners import Array, Runner, load
+from tests.worker import graphs
+
+# Two kernels, as ncu 2025.3 writes them with --page raw; shortened by columns and by the length of names.
+RAW = """\
+==PROF== Connected to process 4242 (/usr/bin/python3.12)
+==PROF== Profiling "spin_kernel" - 0: 0%....50%....100% - 3 passes
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",\
+"dram__throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum","launch__registers_per_thread",\
+"launch__shared_mem_per_block_static","launch__thread_count","lts__t_sectors.avg.pct_of_peak_sustained_elapsed"
+"","","","","","","","","","","","%","ns","register/thread","byte/block","thread","%"
+"0","4242","python3.12","127.0.0.1","at::cuda::<unnamed>::spin_kernel(long)","1","7","(1, 1, 1)","(1, 1, 1)","0","9.0",\
+"0","1,184","16","0","1","0.01"
+"1","4242","python3.12","127.0.0.1","sm90_xmma_fprop(Params, ""x"")","1","13","(384, 1, 1)","(132, 1, 1)","0","9.0",\
+"12.5","30,000","168","1,024","50,688","40"
+"2","4242","python3.12","127.0.0.1","void at::native::relu<4>(int)","1","13","(128, 1, 1)","(98, 1, 1)","0","9.0",\
+"n/a","10,000","32","0","12,544","20"
+==PROF== Disconnected from process 4242
+"""
+
+# The same kernels with --page details and units as ncu chooses them.
+LONG = """\
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",\
+"Section Name","Metric Name","Metric Unit","Metric Value"
+"1","4242","python3.12","127.0.0.1","fprop","1","13","(384, 1, 1)","(132, 1, 1)","0","9.0",\
+"Command line profiler metrics","gpu__time_duration.sum","us","30.00"
+"1","4242","python3.12","127.0.0.1","fprop","1","13","(384, 1, 1)","(132, 1, 1)","0","9.0",\
+"Command line profiler metrics","launch__shared_mem_per_block_static","Kbyte/block","1.02"
+"1","4242","python3.12","127.0.0.1","fprop","1","13","(384, 1, 1)","(132, 1, 1)","0","9.0",\
+"Command line profiler metrics","sm__inst_executed.sum","inst","1,000"
+"""
+
+
+def test_a_column_for_each_metric() -> None:
+    mark, first, second = parse(RAW)
+    assert mark.name.endswith("spin_kernel(long)") and mark.seconds == pytest.approx(1.184e-6)
+    assert first == Kernel(
+        'sm90_xmma_fprop(Params, "x")',
+        pytest.approx(3e-5),  # type: ignore[arg-type]
+        {
+            "dram_throughput_pct": 12.5,
+            "registers": 168,
+            "static_shared_memory": 1024,
+            "threads": 50688,
+            "l2_throughput_pct": 40,
+        },
+    )
+    assert "dram_throughput_pct" not in second.values
+
+
+def test_a_row_for_each_metric() -> None:
+    (kernel,) = parse(LONG)
+    assert kernel.name == "fprop" and kernel.seconds == pytest.approx(3e-5)
+    assert kernel.values == {"static_shared_memory": pytest.approx(1020)}
+
+
+def test_what_ncu_refuses_is_told_with_the_way_out() -> None:
+    text = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters\n"
+    with pytest.raises(DeviceError, match=r"counted nothing: this user may not read the counters; run as root"):
+        parse(text)
+    with pytest.raises(DeviceError, match="counted nothing: it wrote nothing"):
+        parse("")
+    with pytest.raises(DeviceError, match=r"gpu__time_duration.sum in 'fortnight', which is not known"):
+        parse(RAW.replace('"ns"', '"fortnight"'))
+
+
+def test_kernels_count_by_how_long_they_ran() -> None:
+    _, *kernels = parse(RAW)
+    found = weighted(kernels)
+    assert found["registers"] == pytest.approx((3 * 168 + 32) / 4)
+    assert found["l2_throughput_pct"] == pytest.approx((3 * 40 + 20) / 4)
+    assert found["dram_throughput_pct"] == 12.5  # the other was not counted
+
+
+def test_the_same_bytes_on_a_smaller_share_take_less_of_the_device() -> None:
+    kernels = [Kernel("k", 0.002, {"dram_throughput_pct": 60.0, "l2_throughput_pct": 30.0})]
+    whole = features(kernels, 0.003, 0.003)
+    assert whole[DRAM] == pytest.approx(40) and whole[L2] == pytest.approx(20)
+    assert whole[counters.BUSY] == pytest.approx(100 * 2 / 3)
+    half = features(kernels, 0.003, 0.006)
+    assert half[DRAM] == pytest.approx(20)
+    assert half[counters.BUSY] == pytest.approx(100 * 5 / 6)
+    assert features(kernels, 0.001, 0.001)[counters.BUSY] == 100  # counting slows kernels down
+    assert {*counters.METRICS.values(), *counters.USE, counters.BUSY} >= set(USE)
+
+
+def test_points_get_the_features_of_the_nearest_batch_that_was_counted() -> None:
+    points = [
+        Point(share=share, batch=batch, latency=0.001 * batch * 1000 / share, memory=1, features={"cpu_ms": 1.0})
+        for share in (500, 1000)
+        for batch in (1, 2, 16)
+    ]
+    kernels = {batch: [Kernel("k", 0.0005 * batch, {"dram_throughput_pct": 10.0 * batch})] * 1 for batch in (1, 16, 64)}
+    found = {(point.share, point.batch): point.features for point in told(points, kernels)}
+    assert found[1000, 1][DRAM] == pytest.approx(5) and found[1000, 16][DRAM] == pytest.approx(80)
+    assert found[1000, 2][DRAM] == pytest.approx(5)  # as a batch of one has it, which runs for as much of its time
+    assert found[500, 16][DRAM] == pytest.approx(40)
+    assert found[500, 16]["kernels"] == 1 and "kernels" not in found[1000, 2]
+    assert all(values["cpu_ms"] == 1 for values in found.values())
+    assert told(points[:3], kernels) == points[:3]
+
+
+def test_batches_are_told_apart_by_the_kernel_before_each() -> None:
+    mark, first, second = parse(RAW)
+    assert by_batch([first, mark, first, second, mark, second], (1, 8)) == {1: [first, second], 8: [second]}
+    with pytest.raises(DeviceError, match="saw 1 of 2 batches"):
+        by_batch([mark, first], (1, 8))
+
+
+def stand_in(folder: Path, body: str) -> str:
+    """A program with ncu's command line: it finds `log`, and the command that it is to run as `rest`."""
+    path = folder / "ncu"
+    path.write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        'log = next(it for it in sys.argv if it.startswith("--log-file=")).partition("=")[2]\n'
+        f'rest = sys.argv[sys.argv.index("cotenant.profiling.counted") - 2:]\n{body}\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_model_is_counted(tmp_path: Path) -> None:
+    lines = RAW.splitlines()
+    twice = "\n".join([*lines[:6], *lines[4:6]])  # each batch: the mark and a kernel
+    asked = "json.load(open(rest[3]))['name'], rest[4:]"
+    body = f"assert ({asked}) == ('identity', ['1', '8'])\nopen(log, 'w').write('''{twice}''')"
+    found = count(graphs.identity(tmp_path / "model.onnx"), (1, 8), seconds=20, ncu=stand_in(tmp_path, body))
+    assert {batch: len(kernels) for batch, kernels in found.items()} == {1: 1, 8: 1}
+
+
+def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
+    ncu = stand_in(tmp_path, "print('==ERROR== The application returned an error code (1).')\nsys.exit(1)")
+    with pytest.raises(ModelError, match=r"'identity' cannot be counted: The application returned an error code"):
+        count(graphs.identity(tmp_path / "model.onnx"), (1,), seconds=20, ncu=ncu)
+
+
+def test_without_nsight_compute_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(counters, "_PLACES", ())
+    with pytest.raises(DeviceError, match="counters need Nsight Compute"):
+        counters.program()
+
+
+class Told:
+    """Keeps what is called, by a runner's batches and by what counts them."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.model = runner.model
+        self.log: list[object] = []
+        self._runner = runner
+
+    def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
+        self.log.append(len(inputs["x"]))
+        return self._runner.run(inputs)
+
+    def least(self, rows: int) -> float:
+        return self._runner.least(rows)
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def mark(self) -> None:
+        self.log.append("mark")
+
+    def stop(self) -> None:
+        self.log.append("stop")
+
+
+def test_only_the_second_run_of_each_batch_is_counted(tmp_path: Path) -> None:
+    told = Told(load(graphs.identity(tmp_path / "model.onnx"), threads=1, fake=False)[0])
+    counted.run(told, (1, 8), told)
+    assert told.log == [1, "start", "mark", 1, "stop", 8, "start", "mark", 8, "stop"]
