@@ -161,7 +161,7 @@ class Server:
         specs = lanes_of(site.plan, models, site.problem.profiles)
         wanted = self._layout.match(site.plan, specs, lambda model: self._unchanged(model, site))
         fresh = {name: lane for name, lane in wanted.items() if name not in self._layout.lanes}
-        await self._start(fresh, site)
+        await self._start(fresh, site, leaving=[it.lane for it in self._pool.status() if it.lane not in wanted])
         for name, offered in site.offered.items():
             self._statistics.setdefault(name, ModelStatistics(name, offered.info.version, EPOCH))
         self._site = site
@@ -175,11 +175,16 @@ class Server:
         """Whether a model's file is the one that is being served."""
         return model in self._site.offered and self._site.offered[model].entry == site.offered[model].entry
 
-    async def _start(self, lanes: Mapping[str, Laid], site: Site) -> None:
+    async def _start(self, lanes: Mapping[str, Laid], site: Site, leaving: Collection[str]) -> None:
         # The largest first, so that the backend can give them cores of their own.
         order = sorted(lanes, key=lambda name: -lanes[name].partition.share)
         starting = [
-            self._pool.start(name, share=lanes[name].partition.share, models=self._worker_models(lanes[name], site))
+            self._pool.start(
+                name,
+                share=lanes[name].partition.share,
+                models=self._worker_models(lanes[name], site),
+                leaving=leaving,
+            )
             for name in order
         ]
         results = await asyncio.gather(*starting, return_exceptions=True)

@@ -76,12 +76,14 @@ class Multiprocessors:
                 self._used[groups] -= 1
 
     def _prepare(self) -> None:
-        """Contexts for what is likely to be asked for: the first groups, and the last. Any cut in two is of these."""
-        count = len(self._resources)
+        """Contexts for what is likely to be asked for: all groups, the first, the last. Any cut in two is of these."""
+        sizes = [resource.sm.smCount for resource in self._resources]
+        equal = sizes.count(sizes[0])
         with contextlib.suppress(DeviceError):  # there is a limit to how many; then they are made when they are needed
-            for size in range(1, count + 1):
+            self._context(tuple(range(len(sizes))))
+            for size in range(1, equal):
                 self._context(tuple(range(size)))
-                self._context(tuple(range(count - size, count)))
+                self._context(tuple(range(size, equal)))
 
     def _context(self, groups: Groups) -> Any:
         if groups not in self._contexts:

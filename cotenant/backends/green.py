@@ -1,0 +1,140 @@
+"""Shares of a GPU's multiprocessors, by CUDA green contexts: one process a device serves all of its lanes.
+
+A device is split once into groups of equal size (`worker.green`), and a partition is a set of them, wherever they lie.
+So a share can change while a model is served: another lane of the same process gets other groups, and the model's
+weights are there already. Kernels of a partition keep to its groups. Memory, its bandwidth, caches and faults are
+common to all lanes of a device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from cotenant.backends import Launch
+from cotenant.backends.nvidia import Gpu, Watch, kinds, mechanisms, named, size
+from cotenant.core.model import Kind
+from cotenant.core.units import WHOLE, show_share
+from cotenant.errors import DeviceError
+
+PATIENCE = 60.0  # seconds to open a device; a second, unless the driver has to wake it up first
+
+# Ways for work into the device, of which each stream has one: those that share one wait for each other.
+_CONNECTIONS = "32"
+
+
+class Green:
+    """gpus: those to use, named as `nvidia.named` has it."""
+
+    name = "green"
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._gpus = tuple(gpus)
+        self._devices = named(gpus)
+        self._watch = Watch(self._devices)
+        self._splits: dict[str, tuple[int, ...]] = {}  # by UUID: multiprocessors of each group
+        self._open: dict[str, tuple[str, tuple[int, ...]]] = {}  # lane → its device and groups
+
+    def fleet(self) -> tuple[Kind, ...]:
+        return kinds(self._gpus, lambda gpu: cuts(self._sizes(gpu)))
+
+    def size(self) -> str:
+        groups = sorted({self._sizes(gpu)[0] for gpu in self._gpus})
+        return f"{size(self._gpus)}; groups of {' or '.join(map(str, groups))}"
+
+    def holds(self) -> str:
+        return (
+            "CUDA green contexts: kernels of a partition run on multiprocessors of its own; memory, and the way to it, "
+            "is common to all"
+        )
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        """On the groups with the fewest lanes, of these first on those that no lane has that stays. Raises DeviceError
+        for a device that is not there, or a share of less than one group."""
+        device = lane.partition("/")[0]
+        if device not in self._devices:
+            raise DeviceError(f"lane {lane!r}: no device {device!r}; there are {', '.join(self._devices)}")
+        gpu = self._devices[device]
+        sizes = self._sizes(gpu)
+        groups = self._choose(device, sizes, groups_in(sizes, share, lane), leaving)
+        self._open[lane] = device, groups
+        return Launch(
+            env={"CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_MAX_CONNECTIONS": _CONNECTIONS},
+            cuda=True,
+            process=device,
+            groups=groups,
+        )
+
+    def attach(self, lane: str, pid: int) -> None:
+        pass
+
+    def close(self, lane: str) -> None:
+        self._open.pop(lane, None)
+
+    def lost(self) -> dict[str, str]:
+        return self._watch.lost()
+
+    def _choose(self, device: str, sizes: Sequence[int], count: int, leaving: Collection[str]) -> tuple[int, ...]:
+        if count == len(sizes):
+            return tuple(range(count))
+        held: Counter[tuple[int, bool]] = Counter()
+        for lane, (on, groups) in self._open.items():
+            if on == device:
+                held.update((group, lane in leaving) for group in groups)
+        order = sorted(range(_equal(sizes)), key=lambda group: (held[group, False], held[group, True], group))
+        return tuple(sorted(order[:count]))
+
+    def _sizes(self, gpu: Gpu) -> tuple[int, ...]:
+        """Multiprocessors of each group of a GPU."""
+        if gpu.uuid not in self._splits:
+            self._splits[gpu.uuid] = _split(gpu)
+        return self._splits[gpu.uuid]
+
+
+def _split(gpu: Gpu) -> tuple[int, ...]:
+    """As its driver splits it. Raises DeviceError."""
+    if reason := mechanisms(gpu)["green"]:
+        raise DeviceError(f"{gpu.name} {gpu.uuid}: {reason}")
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-m", "cotenant.worker.green"],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        raise DeviceError(f"{gpu.name} {gpu.uuid}: its driver did not open it within {PATIENCE:g} s") from None
+    if asked.returncode:
+        raise DeviceError(f"{gpu.name} {gpu.uuid}: {' '.join(asked.stderr.split()) or 'its driver failed'}")
+    return tuple(json.loads(asked.stdout))
+
+
+def cuts(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The legal shares (‰) of a device whose groups have these sizes: of so many groups, rounded down, and the whole.
+
+    The whole has the rest, too, which is smaller than a group and no partition of its own.
+    """
+    return tuple(sorted({sum(sizes[:count]) * WHOLE // sum(sizes) for count in range(1, _equal(sizes) + 1)} | {WHOLE}))
+
+
+def groups_in(sizes: Sequence[int], share: int, lane: str) -> int:
+    """How many groups a share (‰) has: as many as fit into it. Raises DeviceError where that is none."""
+    if share == WHOLE:
+        return len(sizes)
+    count = sum(cut <= share for cut in cuts(sizes) if cut < WHOLE)
+    if not count:
+        least = cuts(sizes)[0]
+        raise DeviceError(
+            f"{lane}: a share of {show_share(share)} is less than one group, which is {show_share(least)}"
+        )
+    return count
+
+
+def _equal(sizes: Sequence[int]) -> int:
+    """How many groups there are beside a rest."""
+    return sum(size == sizes[0] for size in sizes)
