@@ -1,0 +1,295 @@
+"""Batches through real models of PyTorch on the processor, in this process."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import re
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from cotenant.core.tensor import DTYPES, TensorSpec
+from cotenant.errors import DeviceError, ModelError
+from cotenant.worker import runners
+from cotenant.worker.batch import Batch
+from cotenant.worker.runners import Runner
+from cotenant.worker.runners.arrays import Array, datatype
+from cotenant.worker.runners.place import Processor
+from cotenant.worker.runners.pytorch import Torch, loaded
+from cotenant.worker.wire import Part, WorkerModel
+from tests.worker import modules
+
+T = TypeVar("T")
+
+
+def load(model: WorkerModel) -> Runner:
+    return runners.load(model, threads=1, fake=False)[0]
+
+
+def part(array: Array, name: str = "x") -> Part:
+    return Part(name, datatype(array), array.shape, memoryview(array.tobytes()))
+
+
+def run(runner: Runner, arrays: list[Array]) -> list[Any]:
+    """The first output of each request, or the reason why there is none."""
+    with mmap.mmap(-1, 4096) as memory:
+        answers = Batch(runner, memory, (0, 0)).run([[part(array)] for array in arrays])
+    return [
+        answer
+        if isinstance(answer, str)
+        else np.frombuffer(answer[0].data or b"", DTYPES[answer[0].datatype]).reshape(answer[0].shape).tolist()
+        for answer in answers
+    ]
+
+
+@pytest.fixture(scope="module")
+def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkerModel]:
+    return {platform: modules.double(tmp_path_factory.mktemp(platform), platform) for platform in modules.KINDS}
+
+
+@pytest.mark.parametrize("platform", modules.KINDS)
+def test_each_request_gets_its_own_rows(doubles: dict[str, WorkerModel], platform: str) -> None:
+    runner, footprint = runners.load(doubles[platform], threads=1, fake=False)
+    assert footprint == 2 * 64  # two outputs, each aligned
+    assert (runner.device, runner.memory) == (0.0, 0)
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    assert run(runner, [rows[:1], rows[1:4], rows[4:]]) == [
+        (2 * rows[:1]).tolist(),
+        (2 * rows[1:4]).tolist(),
+        (2 * rows[4:]).tolist(),
+    ]
+    assert [name for name, _ in runner.run({"x": rows})] == ["y", "total"]
+
+
+@pytest.mark.parametrize("platform", modules.KINDS)
+def test_lanes_share_the_weights_of_a_file(doubles: dict[str, WorkerModel], platform: str) -> None:
+    model = doubles[platform]
+    first, second = (loaded(model, torch.device("cpu")) for _ in range(2))
+    assert first is second
+    alive = weakref.ref(first)
+    lanes = [Torch(model, Processor(), first) for _ in range(2)]
+    del first, second
+    lanes[0].close()
+    assert alive() is not None and lanes[1].run({"x": np.ones((1, 2), np.float32)})[0][1].tolist() == [[2, 2]]
+    lanes[1].close()
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_is_trained_is_nobody_elses(tmp_path: Path) -> None:
+    source = """
+import torch
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+    def forward(self, x):
+        loss = (self.weight - x.sum(1, keepdim=True)) ** 2
+        self.optimizer.zero_grad()
+        loss.mean().backward()
+        self.optimizer.step()
+        return loss
+"""
+    model = modules.python(tmp_path, source, gradients=True, outputs=(TensorSpec("loss", "FP32", (-1, 1)),))
+    first = load(model)
+    rows = np.full((3, 2), 2, np.float32)
+    before = run(load(model), [rows])  # one that has learnt only from its own warm-up
+    for _ in range(2):
+        first.run({"x": rows})
+    ((_, loss),) = first.run({"x": rows})
+    assert loss.tolist() == [[0], [0], [0]] and before == [[[4], [4], [4]]]
+
+
+def test_a_batch_without_memory_is_halved_until_it_fits(tmp_path: Path) -> None:
+    source = """
+import torch
+class Small(torch.nn.Module):
+    def forward(self, x):
+        if (x == 7).any() or len(x) > 4 and (x == 5).any():
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\\nSee documentation")
+        return x, x.sum(1, keepdim=True)
+"""
+    runner = load(modules.python(tmp_path, source))
+    requests = [np.full((1, 2), value, np.float32) for value in (1, 2, 3, 7, 5, 6, 7, 8)]
+    no_memory = "no device memory for this batch: CUDA out of memory. Tried to allocate 20.00 MiB."
+    assert run(runner, requests) == [no_memory if array[0, 0] == 7 else array.tolist() for array in requests]
+    assert run(runner, requests[:1]) == [[[1, 1]]]
+
+
+class Lost(Processor):
+    """A device on which nothing runs after the first batches."""
+
+    batches = 0
+
+    def scope(self) -> AbstractContextManager[object]:
+        self.batches += 1
+        if self.batches > 6:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors")
+        return super().scope()
+
+    def broken(self) -> str:
+        return "CUDA error: an illegal memory access was encountered" if self.batches > 6 else ""
+
+
+def test_a_broken_context_ends_the_worker(doubles: dict[str, WorkerModel]) -> None:
+    model = doubles["pytorch_module"]
+    runner = Torch(model, Lost(), loaded(model, torch.device("cpu")))
+    error = "model 'm' broke its CUDA context: CUDA error: an illegal memory access was encountered"
+    with pytest.raises(DeviceError, match=f"^{error}$"):
+        run(runner, [np.ones((1, 2), np.float32)] * 3)
+
+
+def test_an_error_of_one_call_is_one_of_its_requests(tmp_path: Path) -> None:
+    source = """
+import torch
+class Picky(torch.nn.Module):
+    def forward(self, x):
+        if (x == 7).any():
+            raise torch.AcceleratorError("CUDA error: invalid argument")
+        return x, x.sum(1, keepdim=True)
+"""
+    answers = run(load(modules.python(tmp_path, source)), [np.full((1, 2), n, np.float32) for n in (1, 7)])
+    assert answers == [[[1, 1]], "CUDA error: invalid argument"]
+
+
+class Recorder(Processor):
+    """Records as a GPU does: the same kernels, on the same memory."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.replayed = 0
+
+    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:  # type: ignore[override]
+        self.recorded += 1
+        result: Any = compute()
+
+        def replay() -> None:
+            self.replayed += 1
+            fresh: Any = compute()
+            for (_, place), (_, value) in zip(result, fresh, strict=True):
+                place.copy_(value)
+
+        return result, replay
+
+
+def test_recorded_sizes_are_replayed_and_others_computed(doubles: dict[str, WorkerModel]) -> None:
+    model = doubles["pytorch_module"]
+    place = Recorder()
+    graphs = WorkerModel(**{it: getattr(model, it) for it in model.__struct_fields__} | {"graphs": (1, 4, 4, 64)})
+    runner = Torch(graphs, place, loaded(model, torch.device("cpu")))
+    assert place.recorded == 2  # 64 is more than its largest batch
+    for rows, replayed in ((4, 1), (3, 1), (1, 2), (4, 3)):
+        sent = np.random.default_rng(rows).random((rows, 2), np.float32)
+        (_, y), _ = runner.run({"x": sent})
+        np.testing.assert_allclose(y, 2 * sent)
+        assert place.replayed == replayed
+    assert runner.memory == 0
+
+
+def test_inputs_by_name_and_outputs_by_name(tmp_path: Path) -> None:
+    source = """
+import torch
+class Named(torch.nn.Module):
+    def forward(self, a, b=None):
+        return {"total": a, "y": b, "more": a}
+"""
+    two = TensorSpec("b", "FP32", (-1, 2)), TensorSpec("a", "FP32", (-1, 1))
+    runner = load(modules.python(tmp_path, source, inputs=two))
+    answers = runner.run({"a": np.zeros((1, 1), np.float32), "b": np.ones((1, 2), np.float32)})
+    assert [(name, array.tolist()) for name, array in answers] == [("y", [[1, 1]]), ("total", [[0]])]
+
+
+def test_bf16_comes_back_as_it_went(tmp_path: Path) -> None:
+    source = "import torch\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+    specs = (TensorSpec("x", "BF16", (-1, 2)),)
+    runner = load(modules.python(tmp_path, source, inputs=specs, outputs=specs))
+    sent = np.array([[0x3F80, 0x4000]], np.uint16)  # 1 and 2
+    with mmap.mmap(-1, 4096) as memory:
+        (answer,) = Batch(runner, memory, (0, 0)).run([[Part("x", "BF16", (1, 2), memoryview(sent.tobytes()))]])
+    assert (
+        isinstance(answer[0], Part) and answer[0].datatype == "BF16" and bytes(answer[0].data or b"") == sent.tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return x", "the module gives 1 outputs, and config.pbtxt names 2"),
+        ("return {'y': x}", "no output 'total'; the module gives y"),
+        ("return x, x.double()", "output 'total' is torch.float64, and FP32 in config.pbtxt"),
+        ("return x, 3", "output 'total' is a int, not a tensor"),
+        ("raise KeyError('no such thing')", "'no such thing'"),
+        ("raise ValueError", "ValueError"),
+    ],
+)
+def test_a_module_that_cannot_run_is_not_ready(tmp_path: Path, body: str, reason: str) -> None:
+    source = f"import torch\nclass Wrong(torch.nn.Module):\n    def forward(self, x):\n        {body}\n"
+    with pytest.raises(ModelError, match=f"^model 'm' cannot run a batch of 8: {re.escape(reason)}$"):
+        load(modules.python(tmp_path, source))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import nothing_like_it", ":1: ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("x = (", ":1: SyntaxError: '(' was never closed (model.py, line 1)"),
+        ("def model():\n    return 3", ": TypeError: it gives a int; give a torch.nn.Module"),
+        ("", ": nothing in it makes the model; define `def model() -> torch.nn.Module`"),
+        (
+            "import torch\nclass A(torch.nn.Module): pass\nclass B(A): pass",
+            ": nothing in it makes the model; define `def",
+        ),
+    ],
+)
+def test_a_file_that_makes_no_module(tmp_path: Path, source: str, reason: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        load(modules.python(tmp_path, source))
+    assert str(raised.value).startswith(f"{tmp_path}/model.py{reason}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        ("pytorch_libtorch", "finds no TorchScript in it: .*; save it with torch.jit.save"),
+        ("pytorch_export", "cannot load what torch.export saved: .*; export it again with this version"),
+    ],
+)
+@pytest.mark.parametrize("content", [b"", b"no model", None])
+def test_what_is_no_model_is_refused(tmp_path: Path, platform: str, reason: str, content: bytes | None) -> None:
+    path = tmp_path / modules.KINDS[platform]
+    if content is None:
+        reason = "PyTorch cannot load it: No such file or directory"
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"^{path}: PyTorch.* {reason}$") as raised:
+        load(modules.written(path, platform))
+    assert "\n" not in str(raised.value)
+
+
+def test_weights_of_a_class_lie_beside_it(tmp_path: Path) -> None:
+    """As Triton's Python models of PyTorch have them."""
+    torch.save({"factor": torch.tensor(5.0)}, tmp_path / "model.pt")
+    assert run(load(modules.python(tmp_path, modules.SOURCE)), [np.ones((1, 2), np.float32)]) == [[[5, 5]]]
+
+
+def test_no_gpu_is_said_plainly(doubles: dict[str, WorkerModel]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(DeviceError, match=r"^PyTorch .* sees no GPU: .*; see `cotenant devices`$"):
+        runners.load(doubles["pytorch_module"], threads=1, fake=False, stream=0)
+
+
+def test_only_models_that_need_pytorch_import_it() -> None:
+    program = "import sys, cotenant, cotenant.worker.main, cotenant.worker.batch; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
