@@ -116,7 +116,7 @@ def gpus() -> tuple[Gpu, ...]:
     """Those of this machine, or of this container, in the order of their place on the bus. One that does not answer is
     left out, and the log says so."""
     nvml = session()
-    with _asked("the GPUs of this machine"):
+    with asking("the GPUs of this machine"):
         count = nvml.nvmlDeviceGetCount()
     found = []
     for index in range(count):
@@ -130,7 +130,7 @@ def gpus() -> tuple[Gpu, ...]:
 def driver() -> tuple[str, str]:
     """The versions of the driver and of the newest CUDA that it knows, such as ``580.95.05`` and ``13.0``."""
     nvml = session()
-    with _asked("the version of the driver"):
+    with asking("the version of the driver"):
         number = nvml.nvmlSystemGetCudaDriverVersion_v2()
         return nvml.nvmlSystemGetDriverVersion(), f"{number // 1000}.{number % 1000 // 10}"
 
@@ -138,7 +138,7 @@ def driver() -> tuple[str, str]:
 def readings(uuid: str) -> Reading:
     """Of a GPU, or of a MIG instance, of which little is known but its memory."""
     nvml = session()
-    with _asked(f"the GPU {uuid}"):
+    with asking(f"the GPU {uuid}"):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         rates = _known(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         return Reading(
@@ -154,7 +154,7 @@ def readings(uuid: str) -> Reading:
 def processes(uuid: str) -> tuple[Process, ...]:
     """Those that compute on a GPU now, and that this process may see: from within a container, those of it."""
     nvml = session()
-    with _asked(f"the GPU {uuid}"):
+    with asking(f"the GPU {uuid}"):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         none = 0xFFFFFFFF
         return tuple(
@@ -317,13 +317,13 @@ def session() -> Any:
         import pynvml
     except ModuleNotFoundError:
         raise DeviceError("NVIDIA GPUs need nvidia-ml-py; install `cotenant[gpu]`") from None
-    with _asked("this machine"):
+    with asking("this machine"):
         pynvml.nvmlInit()
     return pynvml
 
 
 @contextlib.contextmanager
-def _asked(what: str) -> Iterator[None]:
+def asking(what: str) -> Iterator[None]:
     """Turn what the driver answers, asked about that, into DeviceError."""
     import pynvml
 
@@ -379,8 +379,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     mode = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
     mig = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
     if mig:
-        whole = max(profiles(nvml, handle), key=lambda info: info.sliceCount)
-        multiprocessors = whole.multiprocessorCount
+        multiprocessors = max((info.multiprocessorCount for info in profiles(nvml, handle)), default=0)
     else:
         cores = _known(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle)) or 0
         multiprocessors = cores // _CORES.get(tuple(capability), cores + 1)
@@ -393,7 +392,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         multiprocessors=multiprocessors,
         capability=".".join(map(str, capability)),
         mig=mig,
-        instances=tuple(_instances(nvml, handle, whole.sliceCount)) if mig else (),
+        instances=tuple(instances(nvml, handle)) if mig else (),
     )
 
 
@@ -404,8 +403,9 @@ def profiles(nvml: Any, handle: Any) -> list[Any]:
     return [info for info in found if info is not None]
 
 
-def _instances(nvml: Any, handle: Any, slices: int) -> Iterator[Instance]:
-    """slices: that the whole GPU has. An instance whose compute is cut again is left out."""
+def instances(nvml: Any, handle: Any) -> Iterator[Instance]:
+    """Those on a GPU now. One whose compute is cut again is left out."""
+    slices = max((info.sliceCount for info in profiles(nvml, handle)), default=7)
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         it = _known(nvml, lambda i=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))  # type: ignore[misc]
         if it is None:
@@ -451,7 +451,7 @@ def _green(gpu: Gpu, cuda: tuple[int, ...]) -> str:
 
 def _mode(gpu: Gpu) -> str:
     nvml = session()
-    with _asked(f"the GPU {gpu.uuid}"):
+    with asking(f"the GPU {gpu.uuid}"):
         mode = _known(nvml, lambda: nvml.nvmlDeviceGetComputeMode(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
     if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
         return f"its compute mode prohibits all contexts; `sudo nvidia-smi -i {gpu.index} -c DEFAULT` allows them"
@@ -461,7 +461,7 @@ def _mode(gpu: Gpu) -> str:
 def _mig(gpu: Gpu) -> str:
     if not gpu.mig:
         nvml = session()
-        with _asked(f"the GPU {gpu.uuid}"):
+        with asking(f"the GPU {gpu.uuid}"):
             mode = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
         if mode is None:
             return "this GPU, or its driver, has no MIG"

@@ -1,7 +1,7 @@
 """A fake NVIDIA driver: two C libraries under the names of the real ones, so that the real bindings run over them.
 
-`fitted` gives the environment of a process that is to find them. What the machine has is said by variables that the
-libraries read when they are initialised:
+`fitted` gives the environment of a process that is to find them; `loaded` has them in this one. What the machine has
+is said by variables that the libraries read when they are initialised:
 
     COTENANT_FAKE_GPUS      its GPUs, as in "h200,h200" or "a100-80gb-mig=3g.40gb+2g.20gb"; see nvml.c for the products
     COTENANT_FAKE_DRIVER    versions of driver and CUDA, "580.95.05/13.0" unless said
@@ -13,15 +13,21 @@ libraries read when they are initialised:
 
 from __future__ import annotations
 
+import _ctypes
 import atexit
+import ctypes
 import functools
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from cotenant.backends import nvidia
 
 LIBRARIES = {"nvml.c": "libnvidia-ml.so.1", "cuda.c": "libcuda.so.1"}
 
@@ -54,3 +60,27 @@ def fitted(gpus: str, *, driver: str = "", state: Path | None = None) -> dict[st
     if state is not None:
         variables["COTENANT_FAKE_STATE"] = str(state)
     return variables
+
+
+@contextmanager
+def loaded(gpus: str, *, driver: str = "", state: Path | None = None) -> Iterator[None]:
+    """This process sees these GPUs through NVML, as long as the context lasts; no thread may ask any longer. NVML is
+    found because a library of its name is there already."""
+    import pynvml
+
+    library = ctypes.CDLL(str(built() / "libnvidia-ml.so.1"))
+    nvidia.session.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in fitted(gpus, driver=driver, state=state).items():
+            patch.setenv(name, value)
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        try:
+            yield
+        finally:
+            if pynvml.nvmlLib is not None:
+                pynvml.nvmlShutdown()
+                _ctypes.dlclose(pynvml.nvmlLib._handle)
+            pynvml.nvmlLib = None
+            pynvml._nvmlGetFunctionPointer_cache.clear()
+            nvidia.session.cache_clear()
+            _ctypes.dlclose(library._handle)

@@ -1,0 +1,234 @@
+"""Instances of MIG: multiprocessors, cache and memory of their own, cut by the hardware and found by UUID.
+
+How a GPU is cut now is its geometry, and a plan uses just those instances. Cutting is the operator's: only where
+`create` says so, and only on GPUs on which no instance is, are instances made, one for each lane and from the end of
+the GPU on, so that what a plan may ask for finds room if its largest come first. They go when their lane does. An
+instance that was there before is never destroyed, and one on which others compute is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from cotenant.backends import Launch, nvidia
+from cotenant.backends.nvidia import Gpu, asking, session
+from cotenant.core import mig
+from cotenant.core.model import Kind
+from cotenant.core.units import WHOLE, show_share
+from cotenant.errors import DeviceError
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = re.compile(r"(?:MIG )?(\d+g\.\d+gb)")  # others, such as 1g.18gb+me, have other engines, which serve nothing
+
+
+class _Part(msgspec.Struct):
+    """An instance at run time. made: its handles, of compute and all, where it was made here."""
+
+    uuid: str
+    profile: str
+    share: int
+    memory: int
+    lanes: set[str]
+    made: tuple[Any, Any] | None = None
+
+
+class Mig:
+    name = "mig"
+
+    def __init__(self, gpus: Sequence[Gpu], *, create: bool = False) -> None:
+        """create: instances may be made on GPUs that have none. GPUs without MIG, or without an instance then, are left
+        out. Raises DeviceError where none is left."""
+        reasons = {gpu: "" if create and gpu.mig else nvidia.mechanisms(gpu)["mig"] for gpu in gpus}
+        usable = {gpu: _free(gpu) for gpu, reason in reasons.items() if not reason}
+        for gpu, parts in usable.items():
+            if gpu.instances and not parts:
+                reasons[gpu] = "others compute on all of its instances"
+        for gpu, reason in reasons.items():
+            if reason:
+                logger.warning("%s (%s) is left out: %s", gpu.name, gpu.uuid, reason)
+        usable = {gpu: parts for gpu, parts in usable.items() if not reasons[gpu]}
+        if not usable:
+            why = f"{gpus[0].name} ({gpus[0].uuid}): {reasons[gpus[0]]}" if gpus else "this machine has no NVIDIA GPU"
+            raise DeviceError(f'backend = "mig" finds no GPU to use: {why}')
+        self._geometries = {gpu.uuid: _geometry(gpu, parts) for gpu, parts in usable.items()}
+        own = _renamed(usable, self._geometries)
+        self._gpus = nvidia.named(own)
+        self._parts = {name: list(usable[given]) for (name, _), given in zip(self._gpus.items(), usable, strict=True)}
+        self._watch = nvidia.Watch(self._gpus)
+
+    def fleet(self) -> tuple[Kind, ...]:
+        whole = {gpu.kind: self._geometries[gpu.uuid] for gpu in self._gpus.values()}
+        return tuple(
+            msgspec.structs.replace(
+                kind,
+                memory=max(instance.memory for instance in mig.instances(whole[kind.name])),
+                cuts=mig.cuts(whole[kind.name]),
+                geometry=whole[kind.name],
+            )
+            for kind in nvidia.kinds(self._gpus.values())
+        )
+
+    def size(self) -> str:
+        return nvidia.size(self._gpus.values())
+
+    def holds(self) -> str:
+        return "the hardware, by MIG instances, which have multiprocessors, cache and memory of their own"
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        """Raises DeviceError where no instance of that share is free, and none can be made. Of those with the same
+        share the one with the most memory is taken: nobody says here how much a lane needs."""
+        device = lane.partition("/")[0]
+        if device not in self._gpus:
+            raise DeviceError(f"lane {lane!r}: there is no device {device!r}; there is {', '.join(self._gpus)}")
+        fitting = sorted((p for p in self._parts[device] if p.share == share), key=lambda part: -part.memory)
+        part = next((part for part in fitting if not part.lanes), None)
+        if part is None and not self._gpus[device].instances:
+            part = self._make(device, share)
+        if part is None:
+            part = next((part for part in fitting if part.lanes <= set(leaving)), None)
+        if part is None:
+            cut = ", ".join(part.profile for part in self._parts[device]) or "nothing"
+            raise DeviceError(
+                f"{device} has no free MIG instance of {show_share(share)}, and no room for one; it is cut into {cut}"
+            )
+        part.lanes.add(lane)
+        return Launch(env={"CUDA_VISIBLE_DEVICES": part.uuid}, cuda=True)
+
+    def attach(self, lane: str, pid: int) -> None:
+        pass
+
+    def close(self, lane: str) -> None:
+        for parts in self._parts.values():
+            for part in [part for part in parts if lane in part.lanes]:
+                part.lanes.remove(lane)
+                if part.made and not part.lanes and _destroyed(part):
+                    parts.remove(part)
+
+    def lost(self) -> dict[str, str]:
+        return self._watch.lost()
+
+    def _make(self, device: str, share: int) -> _Part | None:
+        """An instance on a GPU that had none, or None where there is no room."""
+        nvml = session()
+        with asking(f"a MIG instance of {show_share(share)} on {device}"):
+            handle = nvml.nvmlDeviceGetHandleByUUID(self._gpus[device].uuid)
+            info = _offered(nvml, handle).get(share)
+            if info is None or (whole := _placed(nvml, handle, info)) is None:
+                return None
+            try:
+                compute = _with_compute(nvml, whole, info.sliceCount)
+            except nvml.NVMLError:
+                nvml.nvmlGpuInstanceDestroy(whole)
+                raise
+            number = nvml.nvmlGpuInstanceGetInfo(whole).id
+            instance = next(one for one in nvidia.instances(nvml, handle) if one.id == number)
+        part = _Part(instance.uuid, instance.profile, share, instance.memory, set(), (compute, whole))
+        self._parts[device].append(part)
+        return part
+
+
+def _free(gpu: Gpu) -> list[_Part]:
+    """The instances on which nobody computes."""
+    taken = {process.instance: process for process in nvidia.processes(gpu.uuid)}
+    found = []
+    for it in gpu.instances:
+        if (other := taken.get(it.id)) is not None:
+            name = other.name or "a process"
+            logger.warning("%s of %s is left out: %s (%d) computes there", it.profile, gpu.uuid, name, other.pid)
+        else:
+            found.append(_Part(it.uuid, it.profile, it.share, it.memory, set()))
+    return found
+
+
+def _geometry(gpu: Gpu, parts: Iterable[_Part]) -> str:
+    """What the GPU is cut into or, where it is not yet, what it can be."""
+    if gpu.instances:
+        return mig.fixed((part.profile, part.share, part.memory) for part in parts)
+    nvml = session()
+    with asking(f"what {gpu.uuid} can be cut into"):
+        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        offered = _offered(nvml, handle)
+        return mig.described(
+            mig.Instance(_name(info), share, info.memorySizeMB << 20, places[0].size, tuple(it.start for it in places))
+            for share, info in offered.items()
+            if (places := _placements(nvml, handle, info))
+        )
+
+
+def _renamed(gpus: Iterable[Gpu], geometries: dict[str, str]) -> Iterator[Gpu]:
+    """With kinds by which GPUs of one product differ that are cut differently."""
+    gpus = list(gpus)
+    for gpu in gpus:
+        alike = {geometries[other.uuid] for other in gpus if other.kind == gpu.kind}
+        cut = "-".join(one.profile for one in gpu.instances) or "uncut"
+        yield gpu if len(alike) == 1 else msgspec.structs.replace(gpu, kind=f"{gpu.kind}-{cut}")
+
+
+def _name(info: Any) -> str:
+    match = _PLAIN.fullmatch(info.name)
+    return match[1] if match else ""
+
+
+def _offered(nvml: Any, handle: Any) -> dict[int, Any]:
+    """By share, the plain instance that can be made of it; with as little memory as there is with it."""
+    infos = [info for info in nvidia.profiles(nvml, handle) if _name(info)]
+    slices = max((info.sliceCount for info in infos), default=1)
+    found: dict[int, Any] = {}
+    for info in sorted(infos, key=lambda info: info.memorySizeMB):
+        found.setdefault(WHOLE * info.sliceCount // slices, info)
+    return found
+
+
+def _placements(nvml: Any, handle: Any, info: Any) -> list[Any]:
+    count = ctypes.c_uint(0)
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id, None, ctypes.byref(count))
+    places = (nvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id, places, ctypes.byref(count))
+    return list(places[: count.value])
+
+
+def _placed(nvml: Any, handle: Any, info: Any) -> Any:
+    """A new instance, as near to the end of the GPU as there is room for it; None where there is none."""
+    for place in sorted(_placements(nvml, handle, info), key=lambda place: -place.start):
+        try:
+            return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, info.id, ctypes.byref(place))
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_INSUFFICIENT_RESOURCES:
+                raise
+    return None
+
+
+def _with_compute(nvml: Any, whole: Any, slices: int) -> Any:
+    """The compute instance of all slices, which a new instance needs before anything runs on it."""
+    shared = nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+    for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        try:
+            info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(whole, number, shared)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+            continue
+        if info.sliceCount == slices:
+            return nvml.nvmlGpuInstanceCreateComputeInstance(whole, info.id)
+    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def _destroyed(part: _Part) -> bool:
+    """Whether it could be: not while a process is still leaving it. Then the next lane may have it."""
+    assert part.made is not None
+    nvml = session()
+    compute, whole = part.made
+    try:
+        nvml.nvmlComputeInstanceDestroy(compute)
+    except nvml.NVMLError as error:
+        logger.warning("the MIG instance %s (%s) stays: %s", part.profile, part.uuid, error)
+        return False
+    with contextlib.suppress(nvml.NVMLError):  # what then is left of it, `nvidia-smi mig -dgi` takes away
+        nvml.nvmlGpuInstanceDestroy(whole)
+    return True

@@ -1,0 +1,272 @@
+"""Over the real pynvml, and a fake driver below it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cotenant.backends import nvidia
+from cotenant.backends.nvidia import Gpu, Instance, Watch
+from cotenant.core.model import Kind
+from cotenant.errors import DeviceError
+from tests.driver.build import fitted, loaded
+
+GIB = 1 << 30
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def machine(state: Path) -> Iterator[Machine]:
+    """Gives this process some GPUs, once."""
+    with ExitStack() as stack:
+        yield lambda gpus, driver="": stack.enter_context(loaded(gpus, driver=driver, state=state))
+
+
+def uuid(index: int) -> str:
+    return f"GPU-{index + 1:08x}-0000-4000-8000-000000000000"
+
+
+def test_what_gpus_there_are(machine: Machine) -> None:
+    machine("h200,rtx4090")
+    assert nvidia.driver() == ("580.95.05", "13.0")
+    first, second = nvidia.gpus()
+    assert first == Gpu(
+        index=0,
+        uuid=uuid(0),
+        name="NVIDIA H200",
+        kind="h200",
+        memory=143771 << 20,
+        multiprocessors=132,
+        capability="9.0",
+    )
+    assert (second.kind, second.multiprocessors, second.capability) == ("geforce-rtx-4090", 128, "8.9")
+
+
+def test_what_a_gpu_is_cut_into(machine: Machine) -> None:
+    machine("a100-80gb-mig=3g.40gb+2g.20gb,a30-mig=2g.12gb")
+    a100, a30 = nvidia.gpus()
+    assert (a100.kind, a100.mig, a100.multiprocessors) == ("a100-sxm4-80gb-mig", True, 98)
+    assert a100.instances[1] == Instance(
+        uuid="MIG-00000001-0000-4000-8000-000000000002",
+        id=2,
+        profile="2g.20gb",
+        share=285,
+        memory=19968 << 20,
+        multiprocessors=28,
+    )
+    assert [one.share for one in (*a100.instances, *a30.instances)] == [428, 285, 500]
+
+
+def test_readings_and_processes(machine: Machine, state: Path) -> None:
+    state.write_text(f"process 0 77 {3 * GIB}\nprocess 1 78 {GIB} 1\n")
+    machine("h200,h200-mig=3g.71gb+1g.18gb")
+    h200, cut = nvidia.gpus()
+    reading = nvidia.readings(h200.uuid)
+    assert (reading.memory, reading.utilisation, reading.bandwidth) == (3 * GIB, 0.42, 0.17)
+    assert (reading.power, reading.clock, reading.temperature) == (123.456, 1980, 36)
+    (process,) = nvidia.processes(h200.uuid)
+    assert (process.pid, process.name, process.memory, process.instance) == (77, "/usr/bin/program-77", 3 * GIB, None)
+    assert [process.instance for process in nvidia.processes(cut.uuid)] == [1]
+    inside = nvidia.readings(cut.instances[0].uuid)
+    assert (inside.memory, inside.utilisation, inside.power) == (GIB, None, None)
+    assert nvidia.readings(cut.instances[1].uuid).memory == 0
+
+
+def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path) -> None:
+    unknown = ("GetPowerUsage 3", "GetMigMode 13", "GetNumGpuCores 13", "GetComputeRunningProcesses_v3 4")
+    state.write_text("".join(f"error nvmlDevice{name}\n" for name in unknown))
+    machine("v100")
+    (gpu,) = nvidia.gpus()
+    assert (gpu.kind, gpu.mig, gpu.multiprocessors) == ("v100-sxm2-16gb", False, 0)
+    assert nvidia.readings(gpu.uuid).power is None
+    assert nvidia.processes(gpu.uuid) == ()
+
+
+def test_equal_gpus_are_one_kind(machine: Machine) -> None:
+    machine("h200,rtx4090,h200")
+    every = nvidia.gpus()
+    assert {name: gpu.index for name, gpu in nvidia.named(every).items()} == {
+        "h2000": 0,
+        "geforce-rtx-40900": 1,
+        "h2001": 2,
+    }
+    assert nvidia.kinds(every, lambda gpu: (500, 1000))[0] == Kind(
+        name="h200", count=2, memory=143771 << 20, cuts=(500, 1000)
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "can"),
+    [
+        ("h200", "", {"mps": "", "green": "", "mig": "MIG is off; `sudo nvidia-smi -i 0 -mig 1` turns it on"}),
+        ("rtx4090", "550.54/12.4", {"mps": "", "green": "", "mig": "this GPU, or its driver, has no MIG"}),
+        ("v100", "535.54/12.2", {"mps": "", "green": "it needs a driver for CUDA 12.4 (this one is for 12.2)"}),
+        ("v100", "470.42/11.4", {"mps": "its limits of memory need a driver for CUDA 11.5 (this one is for 11.4)"}),
+        ("p100", "", {"mps": "it needs Volta or newer (compute capability 7.0; this is 6.0)", "green": ""}),
+        ("h200-mig=7g.141gb", "", {"mps": "MIG is on;", "green": "MIG is on;", "mig": ""}),
+        ("h200-mig", "", {"mps": "MIG is on;", "mig": "MIG is on, without an instance; let the server make them"}),
+    ],
+)
+def test_what_a_gpu_can(
+    gpus: str, driver: str, can: dict[str, str], machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / nvidia.CONTROL).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    machine(gpus, driver)
+    (gpu,) = nvidia.gpus()
+    found = nvidia.mechanisms(gpu)
+    for name, reason in can.items():
+        assert found[name].startswith(reason) and bool(found[name]) == bool(reason), found
+
+
+def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state.write_text("mode 0 2\nmig 1\n")
+    machine("h200,h200")
+    prohibited, pending = nvidia.gpus()
+    assert nvidia.mechanisms(prohibited)["green"].startswith(
+        "its compute mode prohibits all contexts; `sudo nvidia-smi"
+    )
+    assert nvidia.mechanisms(pending)["mig"].startswith("MIG will be on after a reset; `sudo nvidia-smi -i 1 --gpu-r")
+    monkeypatch.setenv("PATH", "")
+    assert nvidia.mechanisms(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
+
+
+def test_gpus_are_chosen_by_index_or_uuid(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("h200,h200,h200-mig=3g.71gb")
+    every = nvidia.gpus()
+
+    def indexes(*wanted: str) -> list[int]:
+        return [gpu.index for gpu in nvidia.chosen(every, wanted)]
+
+    assert indexes() == [0, 1, 2]
+    assert indexes("1", uuid(0), "1") == [1, 0]
+    assert indexes("GPU-00000003") == indexes(every[2].instances[0].uuid) == [2]
+    for wrong, why in [("3", "no GPU '3'"), ("GPU-", "several GPUs begin with 'GPU-'"), ("all", "no GPU 'all'")]:
+        with pytest.raises(DeviceError, match=rf"^gpu.devices: {why}; there is 0 \(GPU-00000001-"):
+            indexes(wrong)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 0")
+    assert (indexes(), indexes("1")) == ([2, 0], [1])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(DeviceError, match=r"^CUDA_VISIBLE_DEVICES: no GPU '7'"):
+        indexes()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(DeviceError, match="hides all GPUs"):
+        indexes()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (4, "this user may not ask NVIDIA's driver that; run as root, or see to the rights of /dev/nvidia"),
+        (9, "NVIDIA's driver is installed, but not loaded; `sudo modprobe nvidia` loads it"),
+        (18, "NVIDIA's driver was updated while an older one is still loaded; restart the machine"),
+        (999, "NVIDIA's driver says: Unknown Error"),
+    ],
+)
+def test_a_driver_that_does_not_work(code: int, words: str, machine: Machine, state: Path) -> None:
+    state.write_text(f"error nvmlInitWithFlags {code}\n")
+    machine("h200")
+    with pytest.raises(DeviceError, match=f"^this machine: {words}"):
+        nvidia.gpus()
+    state.write_text("")
+    assert len(nvidia.gpus()) == 1  # what failed is tried again
+
+
+def test_without_a_driver_it_says_what_is_needed() -> None:
+    code = "from cotenant.backends import nvidia; nvidia.gpus()"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if said.returncode == 0:
+        pytest.skip("this machine has an NVIDIA driver")
+    assert (
+        "DeviceError: this machine: no NVIDIA driver was found (there is no libnvidia-ml.so.1); install it"
+        in said.stderr
+    )
+
+
+def test_a_process_finds_the_fake_driver() -> None:
+    """As workers and servers under test do."""
+    code = "from cotenant.backends import nvidia; print(nvidia.gpus()[1].name)"
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=fitted("h200,a30"), capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "NVIDIA A30\n"
+
+
+def test_a_gpu_that_does_not_answer_is_left_out(
+    machine: Machine, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.write_text("lost 0\n")
+    machine("h200,h200")
+    assert [gpu.index for gpu in nvidia.gpus()] == [1]
+    assert "GPU 0 is left out: it is off the bus, or cannot be reached" in caplog.text
+    with pytest.raises(DeviceError, match=f"^the GPU {uuid(0)}: it is off the bus, or cannot be reached; reset it"):
+        nvidia.readings(uuid(0))
+
+
+@pytest.fixture
+def watch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    monkeypatch.setattr(nvidia, "LOOK", 0.01)
+    machine("h200,h200")
+    watch = Watch(nvidia.named(nvidia.gpus()))
+    yield watch
+    watch.close()
+
+
+def eventually(watch: Watch, lost: dict[str, str]) -> None:
+    end = time.monotonic() + 10
+    while (found := watch.lost()) != lost:
+        assert time.monotonic() < end, found
+
+
+def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: Watch, state: Path) -> None:
+    assert watch.lost() == {}
+    state.write_text("reset 1\n")
+    eventually(watch, {"h2001": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
+    state.write_text("")
+    eventually(watch, {})
+
+
+def test_it_is_told_at_the_first_look(watch: Watch, state: Path) -> None:
+    state.write_text("lost 0\n")
+    assert list(watch.lost()) == ["h2000"]
+
+
+def test_a_fatal_xid_counts_until_the_end_and_another_does_not(
+    watch: Watch, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.write_text("xid 0 31\nxid 1 79\n")
+    eventually(watch, {"h2001": "Xid 79, it has fallen off the bus; reset it, then start the server again"})
+    assert "h2000 reports Xid 31" in caplog.text  # a page fault: the program's own
+    state.write_text("xid 0 31\nxid 1 79\nlost 0\n")
+    eventually(
+        watch,
+        {
+            "h2000": "it is off the bus, or cannot be reached; reset it, or restart the machine",
+            "h2001": "Xid 79, it has fallen off the bus; reset it, then start the server again",
+        },
+    )
+
+
+def test_a_driver_that_hangs_counts_as_lost(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch.lost() == {}
+    watch.close()
+    watch._begun = time.monotonic() - nvidia.HUNG - 1  # as a look that has not ended
+    assert watch.lost() == dict.fromkeys(("h2000", "h2001"), nvidia.SILENT)
+
+
+def test_the_core_does_not_need_any_of_it() -> None:
+    code = (
+        "import sys; import cotenant.cli.prepare; sys.exit(any(m in sys.modules for m in ('pynvml', 'torch', 'cuda')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
