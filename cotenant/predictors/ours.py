@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
 from cotenant.predictors import Load, remembered
-from cotenant.predictors.process import Matrix, Prior, Process, Terms, learnt
+from cotenant.predictors.process import Matrix, Prior, Process, Side, Terms, learnt
 from cotenant.predictors.process import telling as in_order
 from cotenant.predictors.samples import Sample
 from cotenant.predictors.traits import TRAITS, traits
@@ -32,6 +32,7 @@ FEWEST = 8  # samples
 MOST = 1500  # samples that are learnt from, spread over all: time goes with the cube
 QUANTILE = 0.9  # that planners reckon with, unless told
 KNOTS = np.linspace(0, 1, 41)  # quantiles of a calibration
+SIDES = 2000  # loads that are kept as they look to the samples: of 1,500 samples 48 kB each
 FADING = 0.98  # what an observation counts, of before, when the next comes
 
 
@@ -48,6 +49,15 @@ class Seen(msgspec.Struct, frozen=True):
 
     excess: float = 0.0
     count: float = 0.0
+
+
+class _Foreseen(NamedTuple):
+    """Of the log of a slowdown. noise: what of the squared deviation no sample takes away. table: at the KNOTS."""
+
+    mean: float
+    deviation: float
+    noise: float
+    table: Sequence[float]
 
 
 class Ours:
@@ -75,12 +85,14 @@ class Ours:
         self._process = process
         self._calibration = calibration
         self._samples = samples
-        self._known = dict(known)
+        self._known = known
         self._profiles = profiles
         self._observed = observed
         self._kind = samples[0].victim.kind
         self._names = _names(samples)
         self._noises = _noises(process, [sample.victim.model for sample in samples])
+        self._noise = sum(self._noises.values()) / len(self._noises)
+        self._sides: dict[tuple[Load, bool], Side] = {}
 
     @remembered
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
@@ -92,13 +104,9 @@ class Ours:
         """Slowdowns that are not exceeded with these probabilities."""
         if not neighbours:
             return [1.0] * len(wanted)
-        mean, variance = self._process.at(self._terms([(victim, neighbours)]))
-        seen = victim.model in self._noises and victim.kind == self._kind
-        table = self._calibration.seen if seen else self._calibration.unseen
-        noise = self._noises[victim.model] if seen else sum(self._noises.values()) / len(self._noises)
-        middle = mean + self._correction(victim, neighbours, noise / (noise + variance))
-        deviation = math.sqrt(variance + noise)
-        return [max(1.0, math.exp(middle + deviation * z)) for z in np.interp(wanted, KNOTS, table).tolist()]
+        it = self._foreseen(victim, neighbours)
+        middle = it.mean + self._correction(victim, neighbours, it.noise / it.deviation**2)
+        return [max(1.0, math.exp(middle + it.deviation * z)) for z in np.interp(wanted, KNOTS, it.table).tolist()]
 
     def asking(self, quantile: float) -> Ours:
         """The same, with another quantile."""
@@ -111,9 +119,10 @@ class Ours:
         """Corrected by one more run: what was seen often counts more, and less as time goes on."""
         key = _key(sample.victim, sample.neighbours)
         before = self._observed.get(key, Seen())
-        mean, _ = self._process.at(self._terms([(sample.victim, sample.neighbours)]))
+        it = self._foreseen(sample.victim, sample.neighbours)
+        median = it.mean + it.deviation * float(np.interp(0.5, KNOTS, it.table))
         count = FADING * before.count + 1
-        excess = before.excess + (math.log(sample.slowdown) - mean - before.excess) / count
+        excess = before.excess + (math.log(sample.slowdown) - median - before.excess) / count
         return self._with(observed={**self._observed, key: Seen(excess, count)})
 
     def _with(self, **changes: Any) -> Ours:
@@ -131,16 +140,26 @@ class Ours:
             return 0.0
         return seen.excess * seen.count / (seen.count + known)
 
-    def _terms(self, runs: Sequence[tuple[Load, Sequence[Load]]]) -> Terms:
-        (victim, _), *_ = runs
-        # A model on another kind of device is another one: of that, only traits carry over.
-        return _terms(runs, self._names if victim.kind == self._kind else {}, self._traits)
+    def _foreseen(self, victim: Load, neighbours: Sequence[Load]) -> _Foreseen:
+        sides = [self._side(load, victim=False) for load in neighbours]
+        mean, variance = self._process.at(self._side(victim, victim=True), sides)
+        if victim.kind == self._kind and victim.model in self._noises:
+            table, noise = self._calibration.seen, self._noises[victim.model]
+        else:
+            table, noise = self._calibration.unseen, self._noise
+        return _Foreseen(mean, math.sqrt(variance + noise), noise, table)
 
-    def _traits(self, load: Load) -> Matrix:
-        known = self._known.get(load)
-        if known is None:
-            known = self._known[load] = self._new(load)
-        return known
+    def _side(self, load: Load, *, victim: bool) -> Side:
+        side = self._sides.get((load, victim))
+        if side is None:
+            # A model on another kind of device is another one: of that, only traits carry over.
+            number = self._names.get(load.model, -1) if load.kind == self._kind else -1
+            known = self._known.get(load)
+            traits = self._new(load) if known is None else known
+            if len(self._sides) >= SIDES:
+                self._sides.clear()
+            side = self._sides[load, victim] = self._process.side(traits, number, victim=victim)
+        return side
 
     def _new(self, load: Load) -> Matrix:
         profile = self._profiles.get((load.model, load.kind))
@@ -265,6 +284,9 @@ def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:
         return Calibration(seen.tolist(), seen.tolist())
     errors, variances = process.left_out(np.unique(models, return_inverse=True)[1])
     unseen = np.quantile(errors / np.sqrt(variances + own.mean()), KNOTS)
+    # The next victim differs from k others by more than they do from their mean: k + 1 to k - 1 in the squares.
+    middle = np.interp(0.5, KNOTS, unseen)
+    unseen = middle + (unseen - middle) * math.sqrt((len(noises) + 1) / (len(noises) - 1))
     return Calibration(seen.tolist(), unseen.tolist())
 
 

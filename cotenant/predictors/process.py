@@ -11,6 +11,7 @@ Statistical Association 84, 1989).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ STEPS = 40  # of that choice
 FREEDOM = 3.0  # degrees, of Student's t
 ROUNDS = 4  # of reweighting
 LEAST = 0.05  # of the usual variance that a sample may have
+FEW = 300  # samples that are all asked how sure an answer is
+NEAREST = 32  # of more, so many: the others hardly tell more
 JITTER = 1e-7  # variance that keeps a matrix of equal samples regular
 PULL = 0.25  # of a scale towards where it starts, in log-likelihood per squared log
 
@@ -103,6 +106,29 @@ class Terms(msgspec.Struct, frozen=True):
         return Terms(self.columns[chosen], self.victims[chosen], self.neighbours[chosen], owners)
 
 
+class Side(NamedTuple):
+    """A load as a victim, or as a neighbour. columns: traits, scaled. number: stands for its name.
+
+    alike: to the loads that have this role in the terms of the samples, for each function: (functions, terms).
+    """
+
+    columns: Matrix
+    number: int
+    alike: Matrix
+
+
+class _Role(NamedTuple):
+    """The loads that are victims in the samples, or neighbours. numbers: of their names. places: of each term's load.
+
+    first: of this role's columns among those of a term.
+    """
+
+    first: int
+    columns: Matrix
+    numbers: Numbers
+    places: Numbers
+
+
 class Process:
     """A prior and samples: values (samples,), and how many times the variance of the noise each has."""
 
@@ -123,14 +149,65 @@ class Process:
         self._covariance = covariance
         self._precision = np.linalg.inv(covariance + np.diag(self._noises))
         self._pull = self._precision @ (values - prior.mean * counts)
+        self._alone = sum(scales.amount**2 for scales in prior.functions.values())
+        self._victims = _role(self._scaled, terms.victims, 0)
+        self._neighbours = _role(self._scaled, terms.neighbours, len(TRAITS))
 
-    def at(self, terms: Terms) -> tuple[float, float]:
-        """Mean and variance, without noise, of one sample that is not among these."""
-        scaled, one = _scaled(self.prior, terms), np.zeros(1, dtype=np.int64)
-        across = _by_sample(_gram(self.prior, scaled, terms, self._scaled, self.terms), one, self._starts)[0]
-        own = _gram(self.prior, scaled, terms, scaled, terms).sum()
-        mean = self.prior.mean * len(terms.owners) + across @ self._pull
-        return float(mean), max(0.0, float(own - across @ self._precision @ across))
+    def side(self, traits: Matrix, number: int, *, victim: bool) -> Side:
+        """A load in a role. number: of its name; negative, where no sample has it."""
+        role = self._victims if victim else self._neighbours
+        own = slice(role.first, role.first + len(TRAITS))
+        columns = np.nan_to_num((traits - np.array(self.prior.centre[own])) / np.array(self.prior.width[own]), nan=0.0)
+        named = role.numbers == number
+        alike = np.empty((len(FUNCTIONS), len(named)))
+        for i, (name, function) in enumerate(FUNCTIONS.items()):
+            scales, far = self.prior.functions[name], np.zeros(len(named))
+            for (group, _), reach in zip(function.groups, scales.reach, strict=True):
+                if (group[0] < len(TRAITS)) == victim:
+                    mine = [column - role.first for column in group]
+                    far += ((columns[mine] - role.columns[:, mine]) ** 2).sum(axis=1) / reach**2
+            alike[i] = scales.amount * np.exp(-0.5 * far)
+            if function.victim if victim else function.neighbour:
+                alike[i] *= named
+        return Side(columns, number, alike[:, role.places])
+
+    def at(self, victim: Side, neighbours: Sequence[Side]) -> tuple[float, float]:
+        """Mean and variance, without noise, of one sample that is not among these.
+
+        The covariance of two terms is, in each function, a product of how like their victims are and how like their
+        neighbours, so that a load that was asked for before costs no more than a look at what it is like.
+        """
+        beside = neighbours[0].alike if len(neighbours) == 1 else np.sum([side.alike for side in neighbours], axis=0)
+        across = np.einsum("ft,ft->t", victim.alike, beside)
+        if len(across) > len(self.values):
+            across = np.add.reduceat(across, self._starts)
+        mean = self.prior.mean * len(neighbours) + across @ self._pull
+        own = self._alone if len(neighbours) == 1 else self._own(victim, neighbours)
+        return float(mean), max(0.0, own - self._explained(across))
+
+    def _own(self, victim: Side, neighbours: Sequence[Side]) -> float:
+        """Variance before any sample."""
+        columns = np.array([np.concatenate((victim.columns, side.columns)) for side in neighbours])
+        numbers = np.array([side.number for side in neighbours])
+        terms = Terms(columns, np.full(len(numbers), victim.number), numbers, np.zeros(len(numbers), dtype=np.int64))
+        return float(_gram(self.prior, columns, terms, columns, terms).sum())
+
+    def _explained(self, across: Matrix, but: Numbers | None = None) -> float:
+        """What samples take off a variance. across: its covariances with them. but: of them all, not these.
+
+        Of many samples the nearest are asked, which say nearly as much and take time with the cube of how many they
+        are, rather than with the square of all. They are never more sure than all of them.
+        """
+        if but is None and len(across) <= FEW:
+            return float(across @ self._precision @ across)
+        if but is not None:
+            across = across.copy()
+            across[but] = 0.0
+        near = np.argpartition(across, -NEAREST)[-NEAREST:] if len(across) > NEAREST else np.arange(len(across))
+        near = near[across[near] > 0]
+        covariance = self._covariance[np.ix_(near, near)]
+        covariance.flat[:: len(near) + 1] += self._noises[near]
+        return float(across[near] @ np.linalg.solve(covariance, across[near]))
 
     def left_out(self, groups: Numbers | None = None) -> tuple[Matrix, Matrix]:
         """What was measured less what the rest says of it, and the variance of that without noise, for each sample.
@@ -138,15 +215,17 @@ class Process:
         groups: of each sample; then the rest are all other groups (Rasmussen and Williams, section 5.4.2).
         """
         if groups is None:
-            diagonal = np.diag(self._precision)
-            return self._pull / diagonal, np.maximum(0.0, 1 / diagonal - self._noises)
+            groups = np.arange(len(self.values))
         errors, variances = np.empty_like(self.values), np.empty_like(self.values)
         for group in np.unique(groups):
             own = np.flatnonzero(groups == group)
             covariance = np.linalg.inv(self._precision[np.ix_(own, own)])
             errors[own] = covariance @ self._pull[own]
-            variances[own] = np.maximum(0.0, np.diag(covariance) - self._noises[own])
-        return errors, variances
+            if len(self.values) <= FEW:
+                variances[own] = np.diag(covariance) - self._noises[own]
+            else:
+                variances[own] = [self._covariance[i, i] - self._explained(self._covariance[i], own) for i in own]
+        return errors, np.maximum(0.0, variances)
 
     def reweighted(self) -> Process:
         """With the noise that each sample seems to have: the expectation of Student's t, given its error."""
@@ -155,6 +234,13 @@ class Process:
         noise = self.prior.noise**2
         outlying = (FREEDOM + (errors**2 + variances) / noise) / (FREEDOM + 1)
         return Process(self.prior, self.terms, self.values, np.maximum(outlying, LEAST), self._covariance)
+
+
+def _role(scaled: Matrix, numbers: Numbers, first: int) -> _Role:
+    """scaled, numbers: of all terms."""
+    own = np.column_stack([numbers, scaled[:, first : first + len(TRAITS)]])
+    loads, places = np.unique(own, axis=0, return_inverse=True)
+    return _Role(first, loads[:, 1:], loads[:, 0].astype(np.int64), places.ravel())
 
 
 def learnt(terms: Terms, values: Matrix) -> Process:
