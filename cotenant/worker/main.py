@@ -117,7 +117,8 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
             due = max(due, started + runner.least(batch.rows))
             wait(connection, due)
             pace.ended(due, time.monotonic())
-            timing = Timing(started, batch.gather, batch.infer, batch.scatter, max(due - done, 0.0), cpu)
+            parts = batch.gather, batch.infer, batch.scatter
+            timing = Timing(started, *parts, max(due - done, 0.0), cpu, batch.device, runner.memory)
             send(Answer(run.batch, answers, timing))
 
 
