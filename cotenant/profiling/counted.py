@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cotenant.worker.runners import Runner, filled, load
+from cotenant.worker.runners import Runner, load
+from cotenant.worker.runners.arrays import filled
 from cotenant.worker.wire import WorkerModel
 
 

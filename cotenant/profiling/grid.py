@@ -277,7 +277,7 @@ class _Bench:
             for name, largest in batches.items()
         ]
         try:
-            await self._pool.start(self._lane, share, models)
+            await self._pool.start(self._lane, share, models, leaving=[before] if stays else [])
         finally:
             if stays:
                 await self._pool.stop(before, grace=1.0)

@@ -165,7 +165,7 @@ class _Two:
             models = [
                 msgspec.structs.replace(self._candidates[it].model, max_batch=rows) for it, rows in largest.items()
             ]
-            await self._pool.start(self._lanes[place], runs[0][place].share, models)
+            await self._pool.start(self._lanes[place], runs[0][place].share, models, leaving=before if stays else ())
         if stays:
             await self._stop(before)
 

@@ -13,7 +13,8 @@ from cotenant.predictors.linear import DRAM, L2
 from cotenant.predictors.traits import USE
 from cotenant.profiling import counted, counters
 from cotenant.profiling.counters import Kernel, by_batch, count, features, parse, told, weighted
-from cotenant.worker.runners import Array, Runner, load
+from cotenant.worker.runners import Runner, load
+from cotenant.worker.runners.arrays import Array
 from tests.worker import graphs
 
 # Two kernels, as ncu 2025.3 writes them with --page raw; shortened by columns and by the length of names.
@@ -161,8 +162,13 @@ class Told:
 
     def __init__(self, runner: Runner) -> None:
         self.model = runner.model
+        self.device = 0.0
+        self.memory = 0
         self.log: list[object] = []
         self._runner = runner
+
+    def stage(self, name: str, shape: tuple[int, ...]) -> Array | None:
+        return self._runner.stage(name, shape)
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
         self.log.append(len(inputs["x"]))
