@@ -21,7 +21,7 @@ from cotenant.backends.fake import Fake
 from cotenant.core.tensor import Tensor
 from cotenant.errors import FailedError, WorkerError
 from cotenant.live import pool as pool_module
-from cotenant.worker.wire import WorkerModel
+from cotenant.worker.wire import Run, WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.worker import graphs
@@ -368,6 +368,215 @@ def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
             assert time.monotonic() - begun < 50.0
             assert (await told.next())[:3] == ("finished", LANE, 1)
             assert pool.status() == []
+
+    asyncio.run(scenario())
+
+
+class Together(Fake):
+    """One process serves all lanes of a device."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return Launch(fake=True, process=lane.partition("/")[0])
+
+
+def test_lanes_of_one_process_run_at_once_and_end_by_themselves() -> None:
+    async def scenario() -> None:
+        async with pool_of(Together()) as (pool, told, _):
+            for slot in range(3):
+                await pool.start(f"gpu0/{slot}", share=300, models=[sleeper(0.2 if slot else 100.0)])
+                assert await told.next() == ("ready", f"gpu0/{slot}")
+            await pool.start("gpu1/0", share=300, models=[sleeper(0.0)])
+            await told.next()
+            pids = {status.lane: status.pid for status in pool.status()}
+            assert pids["gpu0/0"] == pids["gpu0/1"] == pids["gpu0/2"] != pids["gpu1/0"]
+            for slot in range(3):
+                pool.run(f"gpu0/{slot}", slot, "sleeper", [floats(slot, 2)])
+            # The first takes for ever, and keeps nobody waiting.
+            both = [await told.next(), await told.next()]
+            assert {(it[0], it[1], it[3][0][0].array()[0, 0]) for it in both} == {
+                ("finished", "gpu0/1", 1.0),
+                ("finished", "gpu0/2", 2.0),
+            }
+            await pool.stop("gpu0/1", grace=5.0)
+            await pool.start("gpu0/3", share=300, models=[sleeper(0.0)])
+            assert await told.next() == ("ready", "gpu0/3")
+            assert {status.pid for status in pool.status()} == set(pids.values())
+            for lane in ("gpu0/0", "gpu0/2", "gpu0/3"):
+                await pool.stop(lane, grace=5.0)
+            assert (await told.next())[:2] == ("finished", "gpu0/0")  # a stop ends its pause
+            assert not Path(f"/proc/{pids['gpu0/0']}").exists()
+            assert [status.pid for status in pool.status()] == [pids["gpu1/0"]]
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
+    async def scenario() -> None:
+        async with pool_of(Together()) as (pool, told, _):
+            lanes = {f"gpu0/{slot}" for slot in range(3)}
+            for lane in sorted(lanes):
+                await pool.start(lane, share=300, models=[sleeper(100.0)])
+                await told.next()
+            pool.run("gpu0/0", 1, "sleeper", [floats(1, 2)])
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            died = [await told.next() for _ in lanes]
+            assert {it[1] for it in died} == lanes
+            assert {(it[0], it[2]) for it in died} == {("died", "it was killed by SIGKILL")}
+            assert {await told.next() for _ in lanes} == {("ready", lane) for lane in lanes}
+            pids = {status.pid for status in pool.status()}
+            assert len(pids) == 1 and pid not in pids
+
+    asyncio.run(scenario())
+
+
+def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> None:
+    async def scenario() -> None:
+        async with pool_of(Together()) as (pool, told, _):
+            for lane in ("gpu0/0", "gpu0/1"):
+                await pool.start(lane, share=300, models=[sleeper(0.0)])
+                await told.next()
+            line = next(iter(pool._lines))
+            line.send(Run(1, "unheard of", []))
+            died = {await told.next(), await told.next()}
+            assert died == {
+                ("died", lane, "it exited with status 1: KeyError: 'unheard of'") for lane in ("gpu0/0", "gpu0/1")
+            }
+            assert {await told.next(), await told.next()} == {("ready", "gpu0/0"), ("ready", "gpu0/1")}
+
+    asyncio.run(scenario())
+
+
+class TogetherReal(Cpu):
+    """As `Together`, with workers that run models."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return Launch(process="cpu")
+
+
+def test_a_lane_that_cannot_start_leaves_the_others_alone(folder: Path) -> None:
+    (folder / "bad.onnx").write_text("no model")
+    good = graphs.identity(folder / "good.onnx", 2)
+
+    async def scenario() -> None:
+        async with pool_of(TogetherReal()) as (pool, told, _):
+            await pool.start("cpu0/0", share=300, models=[good])
+            await told.next()
+            bad = WorkerModel(name="bad", path=str(folder / "bad.onnx"), inputs=())
+            with pytest.raises(WorkerError, match=r"^the worker of cpu0/1 did not start: .*bad\.onnx: ONNX Runtime"):
+                await pool.start("cpu0/1", share=300, models=[bad])
+            pool._patience = 0.3
+            with pytest.raises(
+                WorkerError, match=r"^the worker of cpu0/2 did not start: it was not ready after 0\.3 s"
+            ):
+                await pool.start("cpu0/2", share=300, models=[stuck(folder)])
+            (status,) = pool.status()
+            assert (status.lane, status.restarts) == ("cpu0/0", 0)
+            pool.run("cpu0/0", 1, "identity", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "cpu0/0", 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_outlasts_a_stop_costs_its_lane_alone(folder: Path) -> None:
+    """Its process goes on, and so it may still write to where its outputs belong."""
+    heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=64, layers=3)
+    light = graphs.identity(folder / "light.onnx", 2)
+
+    async def scenario() -> None:
+        async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, arena):
+            await pool.start("cpu0/0", share=300, models=[heavy])
+            await pool.start("cpu0/1", share=300, models=[light])
+            await told.next()
+            await told.next()
+            picture = np.zeros((64, 3, 32, 32), np.float32)
+            pool.run("cpu0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
+            await pool.stop("cpu0/0", grace=0.0)
+            assert await told.next() == ("died", "cpu0/0", "it did not stop within 0 s")
+            assert arena.free < arena.size
+            pool.run("cpu0/1", 2, "identity", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "cpu0/1", 2)
+            async with asyncio.timeout(PATIENCE):
+                while arena.free < arena.size:  # then it has ended
+                    await asyncio.sleep(0.01)
+            assert told.told.empty()
+
+    asyncio.run(scenario())
+
+
+class Fragile(Fake):
+    """Its devices can be lost."""
+
+    gone: dict[str, str]
+
+    def lost(self) -> dict[str, str]:
+        return self.gone
+
+
+def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    backend = Fragile()
+    backend.gone = {}
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            for lane in ("gpu0/0", "gpu1/0"):
+                await pool.start(lane, share=1000, models=[sleeper(100.0, name="long"), sleeper(0.0)])
+                await told.next()
+            pool.run("gpu0/0", 1, "long", [floats(1, 2)])
+            backend.gone = {"gpu0": "Xid 79, it has fallen off the bus"}
+            reason = "gpu0 is lost: Xid 79, it has fallen off the bus"
+            assert await told.next() == ("died", "gpu0/0", reason)
+            first, second = pool.status()
+            assert (first.state, first.pid, first.reason) == ("lost", None, reason)
+            assert (second.state, second.restarts) == ("ready", 0)
+            with pytest.raises(WorkerError, match=r"^lane 'gpu0/0' cannot take batch 2: its worker is lost$"):
+                pool.run("gpu0/0", 2, "sleeper", [floats(1, 2)])
+            with pytest.raises(WorkerError, match=rf"^the worker of gpu0/1 did not start: {reason}$"):
+                await pool.start("gpu0/1", share=500, models=[sleeper(0.0)])
+            pool.run("gpu1/0", 3, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "gpu1/0", 3)
+            backend.gone = {}
+            assert await told.next() == ("ready", "gpu0/0")
+            pool.run("gpu0/0", 4, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "gpu0/0", 4)
+
+    asyncio.run(scenario())
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [text for text in said if "lost" in text or "back" in text] == [
+        "gpu0 is lost: Xid 79, it has fallen off the bus",
+        "the worker of gpu0/0 died: gpu0 is lost: Xid 79, it has fallen off the bus",
+        "gpu0 is back",
+    ]
+
+
+def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may notice before the driver tells."""
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(pool_module, "FIRST_DELAY", 30.0)
+    backend = Fragile()
+    backend.gone = {}
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            await pool.start("gpu0/0", share=1000, models=[sleeper(0.0)])
+            await told.next()
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert (await told.next())[0] == "died"
+            assert pool.status()[0].state == "restarting"
+            backend.gone = {"gpu0": "off the bus"}
+            async with asyncio.timeout(PATIENCE):
+                while pool.status()[0].state != "lost":
+                    await asyncio.sleep(0.01)
+            assert pool.status()[0].reason == "gpu0 is lost: off the bus"
+            monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.0)
+            backend.gone = {}
+            assert await told.next() == ("ready", "gpu0/0")
 
     asyncio.run(scenario())
 
