@@ -1,0 +1,208 @@
+"""Shares of NVIDIA GPUs through the Multi-Process Service: a worker is a client that may use a part of the threads.
+
+A share is a cap: no client has more than its part, and neighbours may run on the same multiprocessors. With
+`static=True` (CUDA 13.1 and Ampere, or newer) each has multiprocessors of its own instead. Either way it is given when
+a process starts, and a worker keeps it for life; another share is another worker, warm before the first one leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cotenant.backends import Launch, nvidia
+from cotenant.backends.mps_daemon import STATIC, Carved, Daemon, Home, Protocol, alive, occupied, version
+from cotenant.backends.nvidia import Gpu
+from cotenant.core.model import Kind
+from cotenant.core.units import WHOLE, show_share
+from cotenant.errors import DeviceError
+
+logger = logging.getLogger(__name__)
+
+CUT = 50  # ‰: shares are multiples of it, and so whole percentages, which is what MPS takes
+LOOK = 0.25  # seconds between two looks at a daemon
+AGAIN = 5.0  # seconds until another try, where a daemon did not start again
+
+
+def refusal(gpu: Gpu, *, static: bool = False) -> str:
+    """Why MPS cannot cut this GPU here and now; empty where it can."""
+    if reason := nvidia.mechanisms(gpu)["mps"]:
+        return reason
+    if static and float(gpu.capability) < 8:
+        return f"static partitions need Ampere or newer (compute capability 8.0; this is {gpu.capability})"
+    if static and (found := version()) < STATIC:
+        return f"static partitions need the MPS of CUDA 13.1 ({STATIC}; this is {found or 'older'}); leave them off"
+    return occupied(gpu)
+
+
+class Mps:
+    """On these GPUs; all their daemons run once this is made, and end with it or with this process.
+
+    directory: where their pipes and logs are, in a private folder; by default the system's for temporary files.
+    memory_limits: a worker may allocate no more than its share of the memory. static: multiprocessors of its own for
+    each worker. protocol: in which the control program is spoken to; 3 needs one that knows it, and has static
+    partitions without more ado.
+    """
+
+    name = "mps"
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        *,
+        directory: Path | None = None,
+        memory_limits: bool = False,
+        static: bool = False,
+        protocol: Protocol = 2,
+    ) -> None:
+        self._gpus = tuple(gpus)
+        self._memory_limits = memory_limits
+        self._static = static
+        home = Home(directory)
+        self._devices = {
+            name: _Device(name, gpu, Daemon(home.folder / f"{index:02}", gpu.uuid, protocol=protocol, static=static))
+            for index, (name, gpu) in enumerate(nvidia.named(gpus).items())
+        }
+        self._stop = weakref.finalize(self, _stop, self._devices, home)  # also when this process exits
+        try:
+            for device in self._devices.values():
+                if reason := refusal(device.gpu, static=static):
+                    raise DeviceError(f"{device.name} ({device.gpu.uuid}): {reason}")
+            with ThreadPoolExecutor(max(len(self._devices), 1)) as starters:
+                list(starters.map(_Device.start, self._devices.values()))
+        except DeviceError:
+            self.stop()
+            raise
+        self._watch = nvidia.Watch({name: device.gpu for name, device in self._devices.items()})
+
+    def stop(self) -> None:
+        """End the daemons. Workers that still run lose the GPU."""
+        self._stop()
+
+    def fleet(self) -> tuple[Kind, ...]:
+        return nvidia.kinds(self._gpus, self._cuts)
+
+    def size(self) -> str:
+        return nvidia.size(self._gpus)
+
+    def holds(self) -> str:
+        if self._static:
+            return "MPS, by multiprocessors of its own (static partitions)"
+        return "MPS, by the part of the threads that it may use; a cap, not a reservation"
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        """Where partitions are static, those that are leaving keep theirs until they close: there has to be room for
+        both."""
+        device = self._device(lane)
+        env = dict(device.daemon.client)
+        if self._static:
+            env["CUDA_MPS_SM_PARTITION"] = device.carve(lane, max(round(share * _chunks(device.gpu) / WHOLE), 1))
+        else:
+            if _too_small(device.gpu, share):
+                raise DeviceError(
+                    f"{show_share(share)} of {device.name} is less than one of its {device.gpu.multiprocessors}"
+                    " multiprocessors; give more"
+                )
+            env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * share / WHOLE:g}"
+        if self._memory_limits:
+            env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={device.gpu.memory * share // WHOLE >> 20}M"
+        device.workers[lane] = 0
+        return Launch(env=env, cuda=True)
+
+    def attach(self, lane: str, pid: int) -> None:
+        self._device(lane).workers[lane] = pid
+
+    def close(self, lane: str) -> None:
+        device = self._devices.get(lane.partition("/")[0])
+        if device is not None and device.workers.pop(lane, None) is not None:
+            device.release(lane)
+
+    def lost(self) -> dict[str, str]:
+        """What threads have found; nobody waits here for MPS."""
+        return {name: device.reason for name, device in self._devices.items() if device.reason} | self._watch.lost()
+
+    def _device(self, lane: str) -> _Device:
+        try:
+            return self._devices[lane.partition("/")[0]]
+        except KeyError:
+            raise DeviceError(f"{lane!r} is on no device of {', '.join(self._devices)}") from None
+
+    def _cuts(self, gpu: Gpu) -> tuple[int, ...]:
+        if self._static:
+            chunks = _chunks(gpu)
+            return tuple(round(WHOLE * count / chunks) for count in range(1, chunks + 1))
+        return tuple(share for share in range(CUT, WHOLE + 1, CUT) if not _too_small(gpu, share))
+
+
+def _too_small(gpu: Gpu, share: int) -> bool:
+    """It is less than one multiprocessor; of a GPU whose driver does not count them nothing is."""
+    return 0 < share * gpu.multiprocessors < WHOLE
+
+
+def _chunks(gpu: Gpu) -> int:
+    """Into how many pieces MPS cuts it: of 8 multiprocessors from Hopper on, of 4 before."""
+    return max(gpu.multiprocessors // (8 if float(gpu.capability) >= 9 else 4), 1)
+
+
+class _Device:
+    """A GPU and its daemon, looked after by a thread. workers: process numbers by lane, 0 where there is none yet.
+    reason: why nothing can run on it now."""
+
+    def __init__(self, name: str, gpu: Gpu, daemon: Daemon) -> None:
+        self.name = name
+        self.gpu = gpu
+        self.daemon = daemon
+        self.workers: dict[str, int] = {}
+        self.reason = ""
+        self._carved: dict[str, Carved] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"cotenant-mps-{name}", daemon=True)
+
+    def start(self) -> None:
+        self.daemon.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.daemon.stop()
+
+    def carve(self, lane: str, chunks: int) -> str:
+        carved = self._carved[lane] = self.daemon.carve(chunks)
+        return carved.id
+
+    def release(self, lane: str) -> None:
+        if (carved := self._carved.pop(lane, None)) is not None:
+            self.daemon.uncarve(carved)
+
+    def _watch(self) -> None:
+        """A server that met a fatal error takes no client until all that it had are gone; then it is started anew, so
+        that whatever it held is free."""
+        while not self._closed.wait(LOOK):
+            if not self.reason:
+                self.reason = self.daemon.ails({pid: lane for lane, pid in list(self.workers.items()) if pid})
+            elif not any(alive(pid) for pid in list(self.workers.values()) if pid):
+                self._restart()
+
+    def _restart(self) -> None:
+        logger.warning("MPS is started again on %s: %s", self.name, self.reason)
+        self.daemon.stop()
+        try:
+            self.daemon.start()
+        except DeviceError as error:
+            self.reason = str(error)
+            self._closed.wait(AGAIN)
+        else:
+            self._carved.clear()
+            self.reason = ""
+
+
+def _stop(devices: dict[str, _Device], home: Home) -> None:
+    for device in devices.values():  # one after the other: while a process exits it cannot start threads
+        device.stop()
+    home.remove()

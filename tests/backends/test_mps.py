@@ -1,0 +1,394 @@
+"""MPS over a fake control program: real processes, sockets, folders and signals, but no GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.backends import mps, mps_daemon, nvidia
+from cotenant.backends.mps import Mps
+from cotenant.errors import DeviceError
+from tests.driver import mps as fake
+
+PROTOCOLS = {2: 13000, 3: 13040}
+WAIT = 20.0  # seconds until a test that waits for something fails
+
+
+class NoDriver:
+    """All GPUs are there: nobody asks NVML."""
+
+    def __init__(self, devices: dict[str, nvidia.Gpu]) -> None:
+        pass
+
+    def lost(self) -> dict[str, str]:
+        return {}
+
+
+def mechanisms(gpu: nvidia.Gpu) -> dict[str, str]:
+    return {"mps": "MIG is on" if gpu.mig else ""}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where daemons are to be. Short, for sockets; and nothing runs there afterwards."""
+    fake.installed(tmp_path / "bin", monkeypatch)
+    monkeypatch.setattr(nvidia, "Watch", NoDriver)
+    monkeypatch.setattr(nvidia, "mechanisms", mechanisms)
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        root = Path(folder) / "r"
+        root.mkdir()
+        yield root
+        left = fake.left(root)
+        fake.cleared(root)
+    assert not left
+
+
+@pytest.fixture
+def made(root: Path) -> Iterator[Callable[..., Mps]]:
+    backends: list[Mps] = []
+
+    def make(*gpus: nvidia.Gpu, **options: Any) -> Mps:
+        backends.append(Mps(gpus or (fake.gpu(),), directory=root, **options))
+        return backends[-1]
+
+    yield make
+    for backend in backends:
+        backend.stop()
+    assert not list(root.iterdir())
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
+    """How the control program is from now on."""
+    words = [name if value is True else f"{name}={value}" for name, value in told.items()]
+    monkeypatch.setenv("COTENANT_FAKE_MPS", ",".join(words))
+
+
+def test_each_gpu_has_a_daemon_in_a_private_folder(made: Callable[..., Mps], root: Path) -> None:
+    backend = made(fake.gpu(0), fake.gpu(1))
+    assert [(kind.name, kind.count) for kind in backend.fleet()] == [("h200", 2)]
+    daemons = [it for it in mps_daemon.processes() if it.pipe and it.pipe.is_relative_to(root)]
+    assert sorted((it.name, it.devices) for it in daemons) == [
+        (name, (fake.gpu(index).uuid,)) for name in (nvidia.CONTROL, mps_daemon.SERVER) for index in (0, 1)
+    ]
+    (home,) = root.iterdir()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    first, second = backend.open("h2000/0", 200).env, backend.open("h2001/0", 200).env
+    assert first["CUDA_MPS_PIPE_DIRECTORY"] != second["CUDA_MPS_PIPE_DIRECTORY"]
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == (fake.gpu(0).uuid, fake.gpu(1).uuid)
+
+
+@pytest.mark.parametrize(("protocol", "version"), PROTOCOLS.items())
+def test_a_share_is_the_percentage_of_a_client(
+    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
+) -> None:
+    told(monkeypatch, version=version)
+    backend = made(protocol=protocol)
+    for share, percentage in ((50, "5"), (200, "20"), (1000, "100")):
+        launch = backend.open("h2000/0", share)
+        assert launch.cuda
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in launch.env
+        with fake.client(launch.env) as client:
+            assert client.said == ["CUDA_SUCCESS", percentage, "-"]
+        backend.close("h2000/0")
+
+
+def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
+    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    backend = made()
+    with fake.client(backend.open("h2000/0", 500).env) as client:
+        assert client.said == ["CUDA_SUCCESS", "50", "-"]
+    environ = [Path(f"/proc/{it.pid}/environ").read_bytes() for it in mps_daemon.processes()]
+    assert environ and not any(b"PERCENTAGE" in entries for entries in environ)
+
+
+def test_a_limit_of_memory_is_the_share_of_it(made: Callable[..., Mps]) -> None:
+    backend = made(memory_limits=True)
+    assert backend.open("h2000/0", 200).env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={28 << 10}M"
+
+
+@pytest.mark.parametrize(("protocol", "version"), PROTOCOLS.items())
+def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
+    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
+) -> None:
+    told(monkeypatch, version=version)
+    backend = made(fake.gpu(0), fake.gpu(1), protocol=protocol)
+    bad, neighbour, other = (backend.open(lane, 200).env for lane in ("h2000/0", "h2000/1", "h2001/0"))
+    with fake.client(bad) as one, fake.client(neighbour) as two, fake.client(other) as three:
+        for lane, client in (("h2000/0", one), ("h2000/1", two), ("h2001/0", three)):
+            backend.attach(lane, client.pid)
+        assert backend.lost() == {}
+        fake.control(bad, f"fault {one.pid}")
+        with fake.client(bad) as late:
+            assert late.said[0] == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+        until(backend.lost)
+        assert backend.lost() == {"h2000": "its MPS server met a fatal error of the GPU, caused by h2000/0"}
+        one.end()
+        assert backend.lost()  # the neighbour's process is still there, and so is the faulty server
+        two.end()
+        until(lambda: not backend.lost())
+        with fake.client(bad) as again:
+            assert again.said[0] == "CUDA_SUCCESS"
+
+
+def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Callable[..., Mps]) -> None:
+    backend = made()
+    env = backend.open("h2000/0", 500).env
+    with fake.client(env) as one, fake.client(env) as stranger:
+        backend.attach("h2000/0", one.pid)
+        fake.control(env, "fault 0")
+        until(backend.lost)
+        reason = f"its MPS server met a fatal error of the GPU, caused by one of h2000/0, process {stranger.pid}"
+        assert backend.lost() == {"h2000": reason}
+
+
+def server_of(root: Path, name: str) -> int:
+    return next(it.pid for it in mps_daemon.processes() if it.name == name and it.pipe and it.pipe.is_relative_to(root))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [(mps_daemon.SERVER, r"its MPS server ended: .*"), (nvidia.CONTROL, r"its MPS control daemon ended: .*")],
+)
+def test_a_server_or_daemon_that_was_killed_comes_back(
+    made: Callable[..., Mps], root: Path, name: str, reason: str
+) -> None:
+    backend = made()
+    env = backend.open("h2000/0", 500).env
+    with fake.client(env) as client:
+        backend.attach("h2000/0", client.pid)
+        before = fake.left(root)
+        os.kill(server_of(root, name), signal.SIGKILL)
+        until(backend.lost)
+        assert [*backend.lost()] == ["h2000"]
+        assert re.fullmatch(reason, backend.lost()["h2000"])
+        client.end()
+    until(lambda: not backend.lost())
+    assert not set(before) & set(fake.left(root))  # whatever was left of the old ones went with them
+    with fake.client(env) as client:
+        assert client.said[0] == "CUDA_SUCCESS"
+
+
+def test_a_client_s_death_costs_the_others_nothing(made: Callable[..., Mps]) -> None:
+    backend = made()
+    env = backend.open("h2000/0", 500).env
+    with fake.client(env) as one, fake.client(env) as two:
+        backend.attach("h2000/0", one.pid)
+        one.end()
+        until(lambda: fake.control(env, "get_client_list 0").split() == [str(two.pid)])
+        assert backend.lost() == {}
+
+
+def test_what_does_not_start_again_says_why_and_is_tried_again(
+    made: Callable[..., Mps], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "AGAIN", 0.0)
+    backend = made()
+    told(monkeypatch, refuse="MPS is not supported on this system")
+    os.kill(server_of(root, mps_daemon.SERVER), signal.SIGKILL)
+    until(lambda: "MPS does not start" in backend.lost().get("h2000", ""))
+    assert "its server ended: MPS is not supported on this system; in a container, MPS needs" in backend.lost()["h2000"]
+    told(monkeypatch)
+    until(lambda: not backend.lost())
+
+
+@pytest.mark.parametrize(("protocol", "version"), [(2, 13010), (3, 13040)])
+def test_static_partitions(
+    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
+) -> None:
+    told(monkeypatch, version=version)
+    backend = made(protocol=protocol, static=True)
+    (kind,) = backend.fleet()
+    assert kind.cuts[:2] == (62, 125) and kind.cuts[-1] == 1000 and len(kind.cuts) == 16  # of 8 multiprocessors each
+    env = backend.open("h2000/0", 500).env
+    assert env["CUDA_MPS_SM_PARTITION"].startswith(fake.gpu().uuid + "/")
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in env
+    with fake.client(env) as client:
+        assert client.said == ["CUDA_SUCCESS", "-", env["CUDA_MPS_SM_PARTITION"]]
+    backend.open("h2000/1", 438)
+    with pytest.raises(DeviceError, match=r"^MPS gives no partition of 2 chunks .*CUDA_ERROR_INVALID_RESOURCE_CONFIG"):
+        backend.open("h2000/2", 125)
+    backend.close("h2000/1")
+    backend.open("h2000/2", 125)
+
+
+REFUSED: list[tuple[str, nvidia.Gpu, dict[str, Any], dict[str, object], str]] = [
+    ("mig", fake.gpu(mig=True), {}, {}, r"MIG is on$"),
+    ("turing", fake.gpu(capability="7.5"), {"static": True}, {"version": 13010}, r"static partitions need Ampere"),
+    ("13.0", fake.gpu(), {"static": True}, {}, r"need the MPS of CUDA 13\.1 \(13010; this is 13000\); leave them off$"),
+    ("no 3", fake.gpu(), {"protocol": 3}, {}, r"-control -d -p 3` ended with status 1: invalid option"),
+    (
+        "refuses",
+        fake.gpu(),
+        {},
+        {"refuse": "Operation not permitted"},
+        r"ended: Operation not permitted; in a container",
+    ),
+]
+
+
+@pytest.mark.parametrize(("gpu", "options", "so", "reason"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED])
+def test_what_cannot_be_is_refused(
+    made: Callable[..., Mps],
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: nvidia.Gpu,
+    options: dict[str, Any],
+    so: dict[str, object],
+    reason: str,
+) -> None:
+    told(monkeypatch, **so)
+    with pytest.raises(DeviceError, match=reason) as error:
+        made(gpu, **options)
+    assert gpu.uuid in str(error.value) and "\n" not in str(error.value)
+    assert not fake.left(root) and not list(root.iterdir())
+
+
+def test_one_gpu_that_cannot_leaves_no_daemon_on_the_others(made: Callable[..., Mps], root: Path) -> None:
+    with pytest.raises(DeviceError, match=r"^h2001 \(GPU-00000001"):
+        made(fake.gpu(0), fake.gpu(1, mig=True))
+    assert not fake.left(root)
+
+
+def test_a_server_that_never_comes(made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, silent=True)
+    monkeypatch.setattr(mps_daemon, "PATIENCE", 0.3)
+    with pytest.raises(DeviceError, match=r"it has no server after 0\.3 s: "):
+        made()
+
+
+def test_shares_below_one_multiprocessor_and_lanes_of_no_device(made: Callable[..., Mps]) -> None:
+    backend = made()
+    with pytest.raises(DeviceError, match=r"^0\.7 % of h2000 is less than one of its 132 multiprocessors; give more$"):
+        backend.open("h2000/0", 7)
+    with pytest.raises(DeviceError, match=r"^'a1000/0' is on no device of h2000$"):
+        backend.open("a1000/0", 500)
+
+
+def test_a_directory_that_cannot_be(root: Path) -> None:
+    with pytest.raises(DeviceError, match=r"/nowhere: No such file or directory; name another with `directory`$"):
+        Mps([fake.gpu()], directory=Path("/nowhere"))
+    long = root / ("x" * 100)
+    long.mkdir()
+    with pytest.raises(DeviceError, match=r"is too long a name for the sockets of MPS; name a shorter one"):
+        Mps([fake.gpu()], directory=long)
+    assert not list(long.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("devices", "taken"),
+    [(None, True), (fake.gpu(0).uuid, True), (fake.gpu(0).uuid[:12], True), ("0,3", True), (fake.gpu(1).uuid, False)],
+)
+def test_another_daemon_on_the_same_gpu(made: Callable[..., Mps], root: Path, devices: str | None, taken: bool) -> None:
+    pipe = root.parent / "p"
+    pipe.mkdir()
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)} | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
+    subprocess.run([nvidia.CONTROL, "-d"], env=os.environ | env, check=True)
+    try:
+        if taken:
+            with pytest.raises(
+                DeviceError, match=rf"the MPS control daemon \d+ \(its pipes are in {pipe}\) has this GPU"
+            ):
+                made()
+        else:
+            made()
+    finally:
+        fake.cleared(pipe)
+
+
+def test_a_daemon_outside_of_this_container(
+    made: Callable[..., Mps], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = root.parent / "p"
+    pipe.mkdir()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipe))
+    made().stop()  # nobody listens there
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(pipe / "control"))
+        listener.listen()
+        with pytest.raises(DeviceError, match=rf"not of this container answers at {pipe}; end it, or start this cont"):
+            made()
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from cotenant.backends import mps, nvidia
+from tests.backends.test_mps import NoDriver, mechanisms
+from tests.driver.mps import gpu
+nvidia.Watch, nvidia.mechanisms = NoDriver, mechanisms
+backend = mps.Mps([gpu()], directory=Path(sys.argv[1]))
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def owner(root: Path) -> subprocess.Popen[str]:
+    """A process with an Mps, until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout and process.stdout.readline() == "up\n"
+    return process
+
+
+def test_a_process_that_ends_leaves_nothing(root: Path) -> None:
+    process = owner(root)
+    assert fake.left(root)
+    process.communicate()
+    assert process.returncode == 0
+    assert not fake.left(root) and not list(root.iterdir())
+
+
+def test_what_a_killed_process_left_is_ended_by_the_next(made: Callable[..., Mps], root: Path) -> None:
+    """Its daemon would otherwise have the GPU for good."""
+    process = owner(root)
+    process.kill()
+    process.communicate()
+    old, folders = fake.left(root), list(root.iterdir())
+    assert len(old) == 2 and len(folders) == 1
+    os.kill(server_of(root, mps_daemon.SERVER), signal.SIGKILL)
+    made()
+    assert not set(old) & set(fake.left(root)) and not folders[0].exists()
+
+
+def test_what_another_process_still_uses_is_left_alone(made: Callable[..., Mps], root: Path) -> None:
+    process = owner(root)
+    (folder,) = root.iterdir()
+    with pytest.raises(DeviceError, match=r"^h2000 .* the MPS control daemon \d+ \(its pipes .*\) has this GPU"):
+        made()
+    made(fake.gpu(1)).stop()
+    assert folder.exists() and len(fake.left(root)) == 2
+    process.communicate()
+
+
+def test_a_daemon_that_does_not_listen_is_killed(
+    made: Callable[..., Mps], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, deaf=True)
+    monkeypatch.setattr(mps_daemon, "LINGER", 0.1)
+    backend = made()
+    assert fake.left(root)
+    backend.stop()
+    assert not fake.left(root)
