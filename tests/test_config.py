@@ -216,6 +216,34 @@ def test_a_server_needs_no_file() -> None:
     assert settings.models == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "cuts", "interference"),
+    [
+        ('backend = "mps"', tuple(range(100, 1001, 100)), ("margin", 1.2)),
+        ('backend = "mps"\nmps = { cuts = [25, 50] }', (250, 500), ("margin", 1.2)),
+        ('backend = "green"', None, ("margin", 1.2)),
+        ('backend = "mig"', None, ("alone", 1.0)),
+        ('backend = "mig"\ninterference = { model = "margin", factor = 1.1 }', None, ("margin", 1.1)),
+    ],
+)
+def test_a_gpu_has_shares_and_neighbours_as_its_backend_cuts_it(
+    text: str, cuts: tuple[int, ...] | None, interference: tuple[str, float], tmp_path: Path
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    settings = read_settings(path)
+    assert settings.cuts == cuts
+    assert (settings.interference.model, settings.interference.factor) == interference
+    assert (settings.gpus, settings.create) == ((), False)
+
+
+def test_gpus_are_named_by_index_or_uuid(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('backend = "mig"\nmig = { create = true }\ngpu = { devices = [0, "GPU-00000002"] }')
+    settings = read_settings(path)
+    assert (settings.gpus, settings.create) == (("0", "GPU-00000002"), True)
+
+
 def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text(

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib.metadata import version
 
 import msgspec
 import numpy as np
-import onnxruntime
 
 from cotenant import __version__
-from cotenant.backends import Backend
+from cotenant.backends import Backend, nvidia
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.backends.mig import Mig
 from cotenant.config import ModelSettings, Settings, read_profiles_file
-from cotenant.core.model import Model
+from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
-from cotenant.core.profile import Profile
+from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
 from cotenant.planners import Problem
 from cotenant.profiling import cache
-from cotenant.profiling.grid import Grid, profile
+from cotenant.profiling.grid import Grid, grid_of, profile
 from cotenant.sim.judge import judged
 from cotenant.worker.ensemble import NESTED, Ensemble, describe_ensemble
 from cotenant.worker.repository import ENSEMBLE, Entry, describe, sample, scan
@@ -41,9 +42,21 @@ Progress = Callable[[str, int, int], None]  # model, points done, points in all
 
 
 def backend_of(settings: Settings) -> Backend:
+    """Raises DeviceError where a GPU is asked for that is not there, or cannot be cut in that way."""
     if settings.backend == "cpu":
         return Cpu(hold=settings.hold, reserve=settings.reserve)
-    return Fake()
+    if settings.backend == "fake":
+        return Fake()
+    gpus = nvidia.chosen(nvidia.gpus(), settings.gpus)
+    if settings.backend == "mps":
+        from cotenant.backends.mps import Mps
+
+        return Mps(gpus)
+    if settings.backend == "green":
+        from cotenant.backends.green import Green
+
+        return Green(gpus)
+    return Mig(gpus, create=settings.create)
 
 
 class Preparation:
@@ -62,8 +75,9 @@ class Preparation:
         self._backend = backend
         self._progress = progress
         self._again = again
-        (kind,) = backend.fleet()
-        self.kind = msgspec.structs.replace(kind, cuts=settings.cuts)
+        self._kinds = {kind.name: kind for kind in backend.fleet()}
+        if (cuts := settings.cuts) is not None:
+            self._kinds = {name: msgspec.structs.replace(kind, cuts=cuts) for name, kind in self._kinds.items()}
         self._measured: dict[str, Profile] = {}
         self._given = {}
         if settings.profiles is not None:
@@ -92,20 +106,20 @@ class Preparation:
         wanted |= {name: offered[name] for name in sorted(steps - wanted.keys()) if name in offered}
         settings = {model.name: model for model in self._settings.models}
         served: dict[str, Offered] = {}
-        profiles: dict[str, Profile] = {}
+        profiles: dict[tuple[str, str], Profile] = {}
         ensembles = {name: entry for name, entry in wanted.items() if entry.platform == ENSEMBLE}
         for name, entry in wanted.items():
             if name in ensembles:
                 continue
             try:
                 info = await asyncio.to_thread(describe, entry)
-                profile = await self.profile(entry, info)
-                model = _model(settings.get(name, ModelSettings(name=name)), entry, info, profile)
+                measured = [await self.profile(entry, info, kind) for kind in self._kinds.values()]
+                model = _model(settings.get(name, ModelSettings(name=name)), entry, info, measured)
             except ModelError as error:
                 broken[name] = str(error)
             else:
                 served[name] = Offered(entry=entry, info=info, model=model)
-                profiles[name] = profile
+                profiles |= {(name, profile.kind): profile for profile in measured}
         infos = {name: offer.info for name, offer in served.items()}
         for name, entry in ensembles.items():
             try:
@@ -129,43 +143,45 @@ class Preparation:
         offered = {entry.name: entry for entry in entries if not entry.reason}
         return offered, {entry.name: entry.reason for entry in entries if entry.name not in offered}
 
-    async def profile(self, entry: Entry, info: ModelInfo) -> Profile:
-        """As given in a file, as measured before on this machine, or measured now."""
-        given = self._given.get((entry.name, self.kind.name))
+    async def profile(self, entry: Entry, info: ModelInfo, kind: Kind) -> Profile:
+        """As given in a file, as measured before on this machine, or measured now on its first device of that kind."""
+        given = self._given.get((entry.name, kind.name))
         if given is not None:
             return given
         if self._backend.name == "fake":
             raise ModelError(f"model {entry.name!r} has no profile; give one with `profiles` in the settings")
+        grid = grid_of(kind)
         key = await asyncio.to_thread(
             cache.key,
             entry.path,
             str(msgspec.json.encode(entry.config.fields)),
-            cache.machine(),
+            cache.machine() if kind.name == "cpu" else kind.name,
             self._backend.holds(),
             self._backend.size(),
-            f"cotenant {__version__}, onnxruntime {onnxruntime.__version__}",
-            str(Grid()),
+            f"cotenant {__version__}, {_runtime(entry)}",
+            str(grid),
         )
         known = self._measured.get(key) or (None if self._again else cache.load(key))
         if known is None:
-            known = await self._measure(entry, info)
+            known = await self._measure(entry, info, kind, grid)
             cache.keep(key, known)
         self._measured[key] = known
-        return Profile(entry.name, self.kind.name, known.points)  # the same file may stand under another name
+        return Profile(entry.name, kind.name, known.points)  # the same file may stand under another name
 
-    async def _measure(self, entry: Entry, info: ModelInfo) -> Profile:
-        grid = Grid()
+    async def _measure(self, entry: Entry, info: ModelInfo, kind: Kind, grid: Grid) -> Profile:
+        name = entry.name if len(self._kinds) == 1 else f"{entry.name} on {kind.name}"
         done = 0
 
         def measured(points: int) -> None:
             nonlocal done
             done += points
-            self._progress(entry.name, done, grid.points)
+            self._progress(name, done, grid.points)
 
         rng = np.random.default_rng(0)
         model = WorkerModel(
             name=entry.name,
             path=str(entry.path),
+            platform=entry.platform,
             max_batch=max(1, info.max_batch_size),
             inputs=info.inputs,
             outputs=info.outputs,
@@ -175,12 +191,12 @@ class Preparation:
             self._backend,
             model,
             lambda rows: sample(entry, info, rows, rng),
-            kind=self.kind.name,
+            kind=kind.name,
             grid=grid,
             measured=measured,
         )
 
-    def _problem(self, served: Mapping[str, Offered], profiles: Mapping[str, Profile]) -> Problem:
+    def _problem(self, served: Mapping[str, Offered], profiles: Profiles) -> Problem:
         given = {model.name: model for model in self._settings.models}
         wholes = [
             offer.ensemble.application(offer.model.slo, offer.model.attainment)
@@ -200,15 +216,14 @@ class Preparation:
             if offer.ensemble is None:
                 models.append(model)
         known = {name: rate for name, rate in rates.items() if rate is not None}
-        by_kind = {(name, self.kind.name): profile for name, profile in profiles.items()}
         return Problem(
             models=tuple(models),
             # A model without a rate is to be served as often as any other of them.
             rates={name: known.get(name, 1.0) for name in rates},
-            fleet=(self.kind,),
-            profiles=by_kind,
+            fleet=tuple(self._kinds.values()),
+            profiles=profiles,
             objective=self._settings.objective or ("devices" if len(known) == len(rates) else "rate"),
-            interference=self._settings.interference.predictor(by_kind),
+            interference=self._settings.interference.predictor(profiles),
             applications=tuple(wholes),
         )
 
@@ -220,15 +235,21 @@ def timed(planner: str, problem: Problem) -> Plan:
     return msgspec.structs.replace(plan, solve_s=time.perf_counter() - begun)
 
 
-def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Profile) -> Model:
+def _runtime(entry: Entry) -> str:
+    """The library that runs it, with its version."""
+    library = "torch" if entry.platform.startswith("pytorch") else "onnxruntime"
+    return f"{library} {version(library)}"
+
+
+def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, measured: Sequence[Profile]) -> Model:
     limit = info.max_batch_size or 1
     linger = entry.config.dynamic_batching.max_queue_delay_microseconds / 1e6 if entry.config.dynamic_batching else 0.0
     slo = settings.slo
     if slo is None:
-        usual = [latency for latency in profile.curve(DEFAULT_SHARE)[:DEFAULT_ROWS] if latency < math.inf]
+        usual = [latency for profile in measured if (latency := _usual(profile)) is not None]
         if not usual:
             raise ModelError(f"model {entry.name!r} takes too long for half a device; give it a target with `slo`")
-        slo = max(LEAST_SLO, 2 * usual[-1])
+        slo = max(LEAST_SLO, 2 * max(usual))
     return Model(
         name=entry.name,
         slo=slo,
@@ -236,6 +257,13 @@ def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, profile: Prof
         max_batch=min(limit, settings.max_batch or limit),
         linger=linger if settings.linger is None else settings.linger,
     )
+
+
+def _usual(profile: Profile) -> float | None:
+    """Seconds that the usual batch takes on half a device, or on the largest part that it can be cut into."""
+    share = min(DEFAULT_SHARE, max((point.share for point in profile.points), default=DEFAULT_SHARE))
+    known = [latency for latency in profile.curve(share)[:DEFAULT_ROWS] if latency < math.inf]
+    return known[-1] if known else None
 
 
 def _ensemble(settings: ModelSettings, ensemble: Ensemble, served: Mapping[str, Offered]) -> Model:

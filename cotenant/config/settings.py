@@ -14,7 +14,7 @@ from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS, Objective
 
 Hold = Literal["bucket", "quota"]
-BackendName = Literal["cpu", "fake"]
+BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +43,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     profiles: a CSV file; None: what was measured on this machine. grace: seconds that a stop waits for requests in
     flight. log: where the event log goes, if anywhere. reserve: the fraction of processor time kept for the server.
-    cuts: legal shares of the device `cpu`, in ‰. objective: None: the largest multiple of the rates, where one is not
-    given; else the fewest devices.
+    cuts: legal shares of a device, in ‰; None: those that the hardware has. objective: None: the largest multiple of
+    the rates, where one is not given; else the fewest devices. gpus: indexes or UUIDs; none: all that there are.
+    create: MIG instances may be made where a GPU has none.
     """
 
     repository: Path
@@ -58,11 +59,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Address
     hold: Hold
     reserve: float
-    cuts: tuple[int, ...]
+    cuts: tuple[int, ...] | None
+    gpus: tuple[str, ...]
+    create: bool
     grace: float
     log: Path | None
     models: tuple[ModelSettings, ...]
 
+
+# Processors share caches, memory bandwidth and, where there are fewer cores than threads, cores; partitions of a GPU
+# share its second-level cache and its memory bandwidth. Instances of MIG share neither.
+MARGIN = {"model": "margin", "factor": 1.2}
 
 # The file as it is written.
 
@@ -97,13 +104,24 @@ class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     cuts: tuple[float, ...] = tuple(range(5, 101, 5))
 
 
+class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
+    devices: list[str | int] = []
+
+
+class _MpsEntry(msgspec.Struct, forbid_unknown_fields=True):
+    cuts: tuple[float, ...] = tuple(range(10, 101, 10))
+
+
+class _MigEntry(msgspec.Struct, forbid_unknown_fields=True):
+    create: bool = False
+
+
 class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     repository: str = "models"
     profiles: str | None = None
     planner: str = "geometry"
     objective: str | None = None
-    # Processors share caches, memory bandwidth and, where there are fewer cores than threads, cores.
-    interference: Any = msgspec.field(default_factory=lambda: {"model": "margin", "factor": 1.2})
+    interference: Any = None
     backend: str = "cpu"
     grace: str | int | float = "10s"
     log: str | None = None
@@ -111,6 +129,9 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     grpc: _GrpcEntry = msgspec.field(default_factory=_GrpcEntry)
     metrics: _MetricsEntry = msgspec.field(default_factory=_MetricsEntry)
     cpu: _CpuEntry = msgspec.field(default_factory=_CpuEntry)
+    gpu: _GpuEntry = msgspec.field(default_factory=_GpuEntry)
+    mps: _MpsEntry = msgspec.field(default_factory=_MpsEntry)
+    mig: _MigEntry = msgspec.field(default_factory=_MigEntry)
     models: list[_ServedEntry] = []
 
 
@@ -125,19 +146,24 @@ def read_settings(path: Path | None = None) -> Settings:
     for i, model in enumerate(models):
         if model.name in {other.name for other in models[:i]}:
             raise ConfigError(f"{place}: models[{i}].name: {model.name!r} stands twice; keep one entry")
+    backend = one_of(file.backend, BackendName, f"{place}: backend")
+    usual = "alone" if backend == "mig" else MARGIN
+    interference = usual if file.interference is None else file.interference
     return Settings(
         repository=base / file.repository,
         profiles=None if file.profiles is None else base / file.profiles,
         planner=file.planner,
         objective=None if file.objective is None else one_of(file.objective, Objective, f"{place}: objective"),
-        interference=read_interference(file.interference, f"{place}: interference", base),
-        backend=one_of(file.backend, BackendName, f"{place}: backend"),
+        interference=read_interference(interference, f"{place}: interference", base),
+        backend=backend,
         http=_address(file.http, f"{place}: http"),
         grpc=_address(file.grpc, f"{place}: grpc"),
         metrics=_address(file.metrics, f"{place}: metrics"),
         hold=one_of(file.cpu.hold, Hold, f"{place}: cpu.hold"),
         reserve=_reserve(file.cpu.reserve, f"{place}: cpu.reserve"),
-        cuts=cuts_of(file.cpu.cuts, f"{place}: cpu.cuts"),
+        cuts=_cuts(backend, file, place),
+        gpus=tuple(str(device) for device in file.gpu.devices),
+        create=file.mig.create,
         grace=units.seconds(str(file.grace), f"{place}: grace"),
         log=None if file.log is None else base / file.log,
         models=models,
@@ -157,6 +183,14 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
         max_batch=entry.max_batch,
         linger=None if entry.linger is None else units.seconds(str(entry.linger), f"{place}.linger"),
     )
+
+
+def _cuts(backend: BackendName, file: _SettingsFile, place: str) -> tuple[int, ...] | None:
+    if backend in ("green", "mig"):
+        return None
+    if backend == "mps":
+        return cuts_of(file.mps.cuts, f"{place}: mps.cuts")
+    return cuts_of(file.cpu.cuts, f"{place}: cpu.cuts")
 
 
 def _reserve(value: str | float, place: str) -> float:
