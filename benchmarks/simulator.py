@@ -20,7 +20,7 @@ from cotenant.measure.report import Report
 from cotenant.runtime.dispatcher import COMPILED
 from cotenant.runtime.events import LaneModel, LaneSpec
 from cotenant.sim.run import run
-from cotenant.sim.service import Noise, Service
+from cotenant.sim.service import Batches, Noise, Service
 from cotenant.workload import Workload
 
 SECONDS = 60.0
@@ -48,7 +48,8 @@ def lanes(placed: Sequence[Sequence[str]], slower: float = 1.0) -> tuple[LaneSpe
 def once(specs: tuple[LaneSpec, ...], rates: Mapping[str, float], slo: float, seconds: float) -> tuple[float, Report]:
     """Seconds of processor time (of this thread: BLAS has idle ones that spin), and what came of it."""
     models = [Model(name=name, slo=slo) for name in rates]
-    service = Service(specs, 0, {(lane.id, model.model): Noise(0.05) for lane in specs for model in lane.models})
+    varied = {(it.id, model.model): Batches(model.latencies, Noise(0.05)) for it in specs for model in it.models}
+    service = Service(specs, 0, varied)
     start = time.thread_time()
     report = run(specs, models, Workload.poisson(rates), service, seconds=seconds)
     return time.thread_time() - start, report

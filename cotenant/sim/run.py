@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from cotenant.sim.applications import drawn, promises
 from cotenant.sim.callers import Callers
 from cotenant.sim.counted import Counted
 from cotenant.sim.loop import Handle, play
-from cotenant.sim.service import Key, Noise, Overhead, Service
+from cotenant.sim.service import Batches, Key, Noise, Overhead, Service
 from cotenant.sim.workers import Control, Workers
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import merge, streams
@@ -51,6 +52,7 @@ def simulate(
     control: Control | None = None,
     startup: float | None = None,
     overhead: Overhead | None = None,
+    observed: Mapping[Key, Batches] = MappingProxyType({}),
     handle: Handle | None = None,
 ) -> Report:
     """What a plan does under a workload, or else under Poisson arrivals at the problem's own rates. Applications are
@@ -60,9 +62,10 @@ def simulate(
     vary as its profiles say (`Noise`).
 
     changes: plans to go over to, and when workers begin to start for them; control: decides that during the run.
-    startup: seconds that a worker takes until it is warm; None: as profiled (``start_s``), or no time. handle: takes
-    the place of a fresh dispatcher's, to record what it is told and answers. Raises PlanError for a plan that cannot
-    stand on the problem's devices.
+    startup: seconds that a worker takes until it is warm; None: as profiled (``start_s``), or no time. observed: what
+    batches were seen to take on a lane, in place of what profiles and interference say. handle: takes the place of a
+    fresh dispatcher's, to record what it is told and answers. Raises PlanError for a plan that cannot stand on the
+    problem's devices.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
@@ -77,7 +80,7 @@ def simulate(
         return lanes_of(plan, models, problem.profiles)
 
     def opened(lanes: Mapping[str, Laid]) -> None:
-        service.open([lane.spec for lane in lanes.values()], *_really(lanes, problem))
+        service.open([lane.spec for lane in lanes.values()], _really(lanes, problem) | dict(observed))
 
     def starts(lane: Laid) -> float:
         return _profiled(lane, problem) if startup is None else startup
@@ -175,22 +178,23 @@ def _stands(plan: Plan, problem: Problem) -> None:
         raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
 
 
-def _really(lanes: Mapping[str, Laid], problem: Problem) -> tuple[dict[Key, Noise], dict[Key, float]]:
-    """By lane and model: how much batches vary, and what they take over what the plan predicts; of the largest batch,
-    which is the one that matters under load."""
-    noise: dict[Key, Noise] = {}
-    slower: dict[Key, float] = {}
+def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches]:
+    """What batches take, by lane and model. How much slower than planned, and how much they vary, is that of the
+    largest batch, which is the one that matters under load."""
+    found: dict[Key, Batches] = {}
     for name, lane in lanes.items():
         kind, share = lane.device.kind, lane.partition.share
         others = list(lane.device.partitions)
         others.remove(lane.partition)
         beside = [_loads(other, kind) for other in others]
-        for placement, load in zip(lane.partition.placements, _loads(lane.partition, kind), strict=True):
+        loads = _loads(lane.partition, kind)
+        for placement, load, spec in zip(lane.partition.placements, loads, lane.spec.models, strict=True):
             profile = problem.profiles[placement.model, kind]
             takes = profile.latency(placement.batch, share) * slowdown(problem, load, beside)
-            noise[name, placement.model] = Noise.at(profile, placement.batch, share)
-            slower[name, placement.model] = takes / placement.latency
-    return noise, slower
+            slower = takes / placement.latency
+            latencies = tuple(seconds * slower for seconds in spec.latencies)
+            found[name, placement.model] = Batches(latencies, Noise.at(profile, placement.batch, share))
+    return found
 
 
 def _profiled(lane: Laid, problem: Problem) -> float:

@@ -15,7 +15,7 @@ from cotenant.workload.arrivals import streams
 
 _BLOCK = 1024  # draws at a time: a call of numpy for each batch would cost more than the dispatcher
 
-_LEVELS = (0.1, 0.5, 0.9, 0.99)
+_PARTS = (0.1, 0.5, 0.9, 0.99)  # of a profile
 
 # A placement at run time: its lane and its model.
 Key = tuple[str, str]
@@ -41,12 +41,13 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 class Noise(msgspec.Struct, frozen=True):
     """How much batches vary, around a median of 1, since profiles hold medians.
 
-    cv: standard deviation over median. levels: what 10, 50, 90 and 99 % do not exceed, where that was measured; the
+    cv: standard deviation over median. levels: what these `parts` of all do not exceed, where that was measured; the
     distribution then goes through these. Else it is lognormal.
     """
 
     cv: float = 0.0
     levels: tuple[float, ...] = ()
+    parts: tuple[float, ...] = _PARTS
 
     @classmethod
     def of(cls, features: Mapping[str, float], latency: float) -> Noise:
@@ -66,8 +67,8 @@ class Noise(msgspec.Struct, frozen=True):
     def mean(self) -> float:
         """Of a batch on average; the median is 1."""
         if self.cv and self.levels:
-            ends = self.levels[0] * _LEVELS[0] + self.levels[-1] * (1 - _LEVELS[-1])
-            return float(np.trapezoid(self.levels, _LEVELS)) + ends
+            ends = self.levels[0] * self.parts[0] + self.levels[-1] * (1 - self.parts[-1])
+            return float(np.trapezoid(self.levels, self.parts)) + ends
         return math.exp(self._sigma**2 / 2)
 
     @property
@@ -81,45 +82,51 @@ class Noise(msgspec.Struct, frozen=True):
         sigma = self._sigma
         while True:
             if self.levels:
-                yield from np.interp(rng.random(_BLOCK), _LEVELS, self.levels).tolist()
+                yield from np.interp(rng.random(_BLOCK), self.parts, self.levels).tolist()
             else:
                 yield from rng.lognormal(0.0, sigma, _BLOCK).tolist()
+
+
+class Batches(msgspec.Struct, frozen=True):
+    """What batches really take. latencies: seconds of 1, 2, … rows, the median of each; noise: around that."""
+
+    latencies: tuple[float, ...]
+    noise: Noise = Noise()
 
 
 class Service:
     """Callable: a `Run` → (rows, seconds that its lane predicts, seconds until it is `Finished`).
 
-    noise: by lane and model, none where absent; each draws from a stream of its own.
-    slower: what a batch really takes over what its lane predicts, noise apart, where that is not 1.
+    batches: what they take, by lane and model; what the lane predicts where absent. Each has random numbers of its own.
     """
 
     def __init__(
         self,
         lanes: Iterable[LaneSpec] = (),
         seed: int = 0,
-        noise: Mapping[Key, Noise] | None = None,
+        batches: Mapping[Key, Batches] | None = None,
         overhead: Overhead | None = None,
     ) -> None:
         self._seed = seed
         self._overhead = overhead or Overhead()
-        self._placements: dict[Key, tuple[tuple[float, ...], float, Iterator[float], float]] = {}
-        self.open(lanes, noise or {}, {})
+        self._placements: dict[Key, tuple[tuple[float, ...], tuple[float, ...], Iterator[float], float]] = {}
+        self.open(lanes, batches or {})
 
-    def open(self, lanes: Iterable[LaneSpec], noise: Mapping[Key, Noise], slower: Mapping[Key, float]) -> None:
+    def open(self, lanes: Iterable[LaneSpec], batches: Mapping[Key, Batches]) -> None:
         """There are these lanes, too, or they have other latencies from now on; noise goes on where it was."""
-        latencies = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
-        rngs = streams(self._seed, [f"service {lane} {model}" for lane, model in latencies])
-        for (key, curve), rng in zip(latencies.items(), rngs.values(), strict=True):
-            draws = self._placements[key][2] if key in self._placements else noise.get(key, Noise()).draws(rng)
-            self._placements[key] = (curve, slower.get(key, 1.0), draws, self._overhead.per_row(key[1]))
+        predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
+        rngs = streams(self._seed, [f"service {lane} {model}" for lane, model in predicted])
+        for (key, curve), rng in zip(predicted.items(), rngs.values(), strict=True):
+            own = batches.get(key, Batches(curve))
+            draws = self._placements[key][2] if key in self._placements else own.noise.draws(rng)
+            self._placements[key] = (curve, own.latencies, draws, self._overhead.per_row(key[1]))
 
     def __call__(self, run: Run) -> tuple[int, float, float]:
-        latencies, slower, noise, per_row = self._placements[run.lane, run.model]
+        predicted, latencies, noise, per_row = self._placements[run.lane, run.model]
         requests = run.requests
         rows = 0
         for request in requests:
             rows += request.size
-        predicted = latencies[rows - 1]
         overhead = self._overhead
         extra = overhead.per_batch + overhead.per_request * len(requests) + per_row * rows
-        return rows, predicted, predicted * slower * next(noise) + extra
+        return rows, predicted[rows - 1], latencies[rows - 1] * next(noise) + extra

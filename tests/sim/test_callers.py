@@ -12,7 +12,7 @@ from cotenant.measure.report import ModelReport
 from cotenant.runtime.events import LaneModel, LaneSpec, Reply
 from cotenant.sim.callers import RETRY, Callers
 from cotenant.sim.run import run
-from cotenant.sim.service import Noise, Service
+from cotenant.sim.service import Batches, Noise, Service
 from cotenant.workload import Workload
 from cotenant.workload.mlperf import multi_stream, offline, server, single_stream
 from cotenant.workload.sources import Closed, Poisson
@@ -97,9 +97,9 @@ def test_closed_and_open_sources_share_a_run_and_one_seed_gives_one_report() -> 
     )
     models = (Model(name="m", slo=0.1), Model(name="n", slo=0.1))
     workload = Workload({"n": Closed(4, think=0.05, samples=2), "m": Poisson(80.0)})
+    varied = {("cpu0/0", "m"): Batches((0.004, 0.006, 0.008), Noise(0.2))}
     one, same, other = (
-        run(lanes, models, workload, Service(lanes, seed, {("cpu0/0", "m"): Noise(0.2)}), seconds=20.0, seed=seed)
-        for seed in (1, 1, 2)
+        run(lanes, models, workload, Service(lanes, seed, varied), seconds=20.0, seed=seed) for seed in (1, 1, 2)
     )
     assert one == same != other
     assert all(row.offered > 50 for row in one.models)

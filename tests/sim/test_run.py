@@ -19,7 +19,7 @@ from cotenant.predictors import Margin
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply, Run
 from cotenant.sim.run import run, simulate
-from cotenant.sim.service import Noise, Overhead, Service
+from cotenant.sim.service import Batches, Noise, Overhead, Service
 from cotenant.workload import Workload
 from cotenant.workload.failures import Failure
 from cotenant.workload.sources import Closed, Poisson
@@ -167,7 +167,7 @@ def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None
 
 def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
     lane = LaneSpec(id="cpu0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
-    service = Service([lane], 0, {("cpu0/0", "a"): Noise(0.3)})
+    service = Service([lane], 0, {("cpu0/0", "a"): Batches((0.01,), Noise(0.3))})
     taken = [service(Run("cpu0/0", n, "a", (Request(n, "a", 0, 1),)))[2] / 0.01 for n in range(20_000)]
     assert statistics.median(taken) == pytest.approx(1, rel=0.01)
     assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
