@@ -6,16 +6,16 @@ import heapq
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, Protocol
 
 import msgspec
 
+from cotenant import __version__
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError, InvalidError, RequestError
 
 NAME = "cotenant"
-VERSION = version(NAME)
+VERSION = __version__
 EXTENSIONS = (
     "classification",
     "model_repository",
