@@ -1,5 +1,6 @@
-"""The model repository, in the layout that Triton's users have: `<repository>/<model>/<version>/model.onnx`, with a
-`config.pbtxt` beside the versions where there is more to say. Looking through it opens no model; `describe` does.
+"""The model repository, in the layout that Triton's users have: `<repository>/<model>/<version>/model.onnx` (or another
+file of PLATFORMS), with a `config.pbtxt` beside the versions where there is more to say. Looking through it opens no
+model; `describe` does, and neither runs one nor needs PyTorch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ from numpy.typing import NDArray
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.worker import pbtxt
+from cotenant.worker.exported import exported
+from cotenant.worker.wire import WorkerModel
 
 CONFIG = "config.pbtxt"
 DEFAULT_MAX_BATCH = 32  # where nobody says; the profile finds out which batches are worth it
 
-# File that a version holds → Triton's platform and backend.
-PLATFORMS = {"model.onnx": ("onnxruntime_onnx", "onnxruntime")}
+# File that a version holds → Triton's platform and backend. It has no platform for the last two, only the backend.
+PLATFORMS = {
+    "model.onnx": ("onnxruntime_onnx", "onnxruntime"),
+    "model.pt": ("pytorch_libtorch", "pytorch"),
+    "model.pt2": ("pytorch_export", "pytorch"),
+    "model.py": ("pytorch_module", "pytorch"),
+}
 ENSEMBLE = "ensemble"  # Triton's platform of what has steps and no file (ensemble.py)
 
 # The fields of Triton's ModelConfig that repeat, maps and what is UNSUPPORTED apart.
@@ -99,8 +107,22 @@ class EnsembleScheduling(msgspec.Struct, frozen=True):
     step: tuple[EnsembleStep, ...] = ()
 
 
+class GraphSpec(msgspec.Struct, frozen=True):
+    batch_size: int = 1
+
+
+class Cuda(msgspec.Struct, frozen=True):
+    graphs: bool = False
+    graph_spec: tuple[GraphSpec, ...] = ()
+
+
+class Optimization(msgspec.Struct, frozen=True):
+    cuda: Cuda = Cuda()
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What Cotenant reads of a ModelConfig. max_batch_size: None where the file has none.
+    """What Cotenant reads of a ModelConfig. max_batch_size: None where the file has none. runtime: a file of the
+    version that says how to run the model; `model.py` is the one that is known.
 
     fields: all that the file says, in the shape of Triton's JSON.
     """
@@ -114,6 +136,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     version_policy: VersionPolicy = VersionPolicy()
     dynamic_batching: DynamicBatching | None = None
     default_model_filename: str = ""
+    runtime: str = ""
+    optimization: Optimization = Optimization()
     model_warmup: tuple[Warmup, ...] = ()
     ensemble_scheduling: EnsembleScheduling | None = None
     parameters: dict[str, Parameter] = {}
@@ -233,19 +257,23 @@ def _entry(root: Path, folder: Path, config: Config, version: str) -> Entry:
 
 def _file(version: Path, config: Config) -> tuple[str, str]:
     """The name of the model's file, and its platform."""
-    name = config.default_model_filename
     said = config.platform or config.backend
-    for file, (platform, backend) in PLATFORMS.items():
-        if said:
-            fits = config.platform in ("", platform) and config.backend in ("", backend)
-        else:
-            fits = Path(name).suffix == Path(file).suffix if name else (version / file).exists()
-        if fits:
-            return name or file, platform
-    if said:
+    fits = {
+        file: platform
+        for file, (platform, backend) in PLATFORMS.items()
+        if config.platform in ("", platform) and config.backend in ("", backend)
+    }
+    if not fits:
         known = " or ".join(f'platform: "{platform}"' for platform, _ in PLATFORMS.values())
         raise ModelError(f"{version.parent / CONFIG}: there is nothing to run {said!r} models with; give {known}")
-    raise ModelError(f"{version}: no model in it that can be run; put {' or '.join(PLATFORMS)} there")
+    if config.runtime in fits:
+        return config.runtime, fits[config.runtime]
+    name = config.default_model_filename
+    found = [file for file in fits if (Path(file).suffix == Path(name).suffix if name else (version / file).exists())]
+    if not found and not said:
+        raise ModelError(f"{version}: no model in it that can be run; put {' or '.join(PLATFORMS)} there")
+    file = next(iter(found or fits))
+    return name or file, fits[file]
 
 
 def _stays_inside(root: Path, path: Path) -> None:
@@ -310,7 +338,8 @@ def describe(entry: Entry) -> ModelInfo:
     """
     if entry.reason:
         raise ModelError(entry.reason)
-    inputs, outputs = _open(entry.path)
+    open_ = {"onnxruntime_onnx": _open, "pytorch_export": exported}.get(entry.platform)
+    inputs, outputs = open_(entry.path) if open_ else (_declared(entry, "input"), _declared(entry, "output"))
     max_batch_size = _max_batch(entry, inputs + outputs)
     lead = 1 if max_batch_size else 0
     return ModelInfo(
@@ -321,6 +350,53 @@ def describe(entry: Entry) -> ModelInfo:
         outputs=agree(entry, "output", entry.config.output, outputs, lead),
         max_batch_size=max_batch_size,
         labels={spec.name: names for spec in outputs if (names := labels(entry, spec.name))},
+    )
+
+
+def loadable(entry: Entry, info: ModelInfo) -> WorkerModel:
+    """What a worker loads to serve the model."""
+    cuda = entry.config.optimization.cuda
+    sizes = [spec.batch_size for spec in cuda.graph_spec] or [1 << power for power in range(6)]
+    inference = entry.config.parameters.get("INFERENCE_MODE", Parameter("true"))
+    return WorkerModel(
+        name=entry.name,
+        path=str(entry.path),
+        platform=entry.platform,
+        max_batch=max(1, info.max_batch_size),
+        inputs=info.inputs,
+        outputs=info.outputs,
+        batched=info.max_batch_size > 0,
+        gradients=inference.string_value.lower() == "false",
+        graphs=tuple(max(1, size) for size in sizes) if cuda.graphs else (),
+    )
+
+
+def _declared(entry: Entry, kind: str) -> tuple[TensorSpec, ...]:
+    """Inputs or outputs as config.pbtxt lists them, for files that do not say themselves. Where all names end with
+    their place, as in INPUT__0, that is their order."""
+    place = entry.folder / CONFIG
+    config = entry.config
+    listed = config.input if kind == "input" else config.output
+    if not listed:
+        raise ModelError(
+            f"{place}: {entry.path.name} does not say what it {'takes' if kind == 'input' else 'gives'}; list it: "
+            f'`{kind} {{ name: "{kind.upper()}__0" data_type: TYPE_FP32 dims: [3, 224, 224] }}`'
+        )
+    for tensor in listed:
+        known = tensor.data_type.removeprefix("TYPE_")
+        if known not in DTYPES:
+            why = "PyTorch has no strings" if known == "STRING" else "none of Triton's types"
+            raise ModelError(
+                f"{place}: {kind} {tensor.name!r} has the data_type {tensor.data_type!r}, {why}; give one such as "
+                "TYPE_FP32"
+            )
+        if not tensor.name or not tensor.dims:
+            raise ModelError(f"{place}: {kind} {tensor.name!r} needs a name and dims, without the batch dimension")
+    if all(re.fullmatch(r".*__\d+", tensor.name) for tensor in listed):
+        listed = tuple(sorted(listed, key=lambda tensor: int(tensor.name.rpartition("__")[2])))
+    lead = (-1,) if config.max_batch_size else ()
+    return tuple(
+        TensorSpec(tensor.name, tensor.data_type.removeprefix("TYPE_"), (*lead, *tensor.dims)) for tensor in listed
     )
 
 

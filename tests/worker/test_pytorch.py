@@ -269,7 +269,7 @@ def test_a_file_that_makes_no_module(tmp_path: Path, source: str, reason: str) -
 def test_what_is_no_model_is_refused(tmp_path: Path, platform: str, reason: str, content: bytes | None) -> None:
     path = tmp_path / modules.KINDS[platform]
     if content is None:
-        reason = "PyTorch cannot load it: No such file or directory"
+        reason = "cannot load it: No such file or directory"
     else:
         path.write_bytes(content)
     with pytest.raises(ModelError, match=rf"^{path}: PyTorch.* {reason}$") as raised:

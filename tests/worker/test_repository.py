@@ -15,6 +15,8 @@ from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.worker import repository
 
+FILES = "model.onnx or model.pt or model.pt2 or model.py"
+
 
 def onnx_bytes(
     dims: tuple[int | str, ...] = ("n", 3), kind: int = TensorProto.FLOAT, opset: int = 20, op: str = "Identity"
@@ -97,7 +99,7 @@ def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
         "see Triton's ModelConfig for the field's type",
         "empty": f"{tmp_path}/empty/1/model.onnx: the file is empty; export the model again",
         "good": "",
-        "no_file": f"{tmp_path}/no_file/1: no model in it that can be run; put model.onnx there",
+        "no_file": f"{tmp_path}/no_file/1: no model in it that can be run; put {FILES} there",
         "no_version": f"{tmp_path}/no_version: no version; put the model into {tmp_path}/no_version/1/model.onnx",
     }
     with pytest.raises(ModelError, match="^" + re.escape(reasons["empty"])):
@@ -147,7 +149,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
         "file": f"{root}/file/1/model.onnx: leads out of the repository, to {outside}; move the model into {root}",
         "folder": f"{root}/folder: leads out of the repository, to {outside.parents[1]}; move the model into {root}",
         "inside": "",
-        "loop": f"{root}/loop/1: no model in it that can be run; put model.onnx there",
+        "loop": f"{root}/loop/1: no model in it that can be run; put {FILES} there",
     }
 
 
@@ -169,7 +171,11 @@ def test_no_permission(tmp_path: Path) -> None:
         ('name: "other"', "name 'other' in the folder 'm'; make them the same"),
         ("max_batch_size: -1", "max_batch_size -1 is below 0; 0 means no batch dimension"),
         ("sequence_batching {}", "sequence_batching is not supported; take it out, or serve this model elsewhere"),
-        ('backend: "python"', "there is nothing to run 'python' models with; give platform: \"onnxruntime_onnx\""),
+        (
+            'backend: "python"',
+            "there is nothing to run 'python' models with; give platform: \"onnxruntime_onnx\" or platform: "
+            '"pytorch_libtorch" or platform: "pytorch_export" or platform: "pytorch_module"',
+        ),
         (
             'default_model_filename: "../2/model.onnx"',
             "'../2/model.onnx' is not the name of a file; give one, without folders",
