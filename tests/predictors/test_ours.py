@@ -8,7 +8,7 @@ import pytest
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.predictors import Load
+from cotenant.predictors import Load, process
 from cotenant.predictors.ours import FEWEST, Ours, fit
 from cotenant.predictors.samples import Sample
 
@@ -188,6 +188,32 @@ def test_one_observation_does_not_outweigh_what_was_measured(split: tuple[Ours, 
         once = ours.observe(Sample(victim, it.neighbours, 0.01, 0.01 * 1.5 * before))
         moved = math.log(median(once, victim, it.neighbours) / before) / math.log(1.5)
         assert least < moved <= most
+
+
+def test_asking_the_nearest_is_nearly_as_sure_as_asking_all(
+    monkeypatch: pytest.MonkeyPatch, split: tuple[Ours, list[Sample]]
+) -> None:
+    """And never more."""
+    ours, rest = split
+    runs = [(it.victim, it.neighbours) for it in rest]
+    exact = np.array([ours._foreseen(*run)[:2] for run in runs])
+    monkeypatch.setattr(process, "FEW", 0)
+    near = np.array([ours._foreseen(*run)[:2] for run in runs])
+    assert near[:, 0] == pytest.approx(exact[:, 0])
+    ratios = near[:, 1] / exact[:, 1]
+    assert ratios.min() >= 1 - 1e-9
+    assert np.median(ratios) < 1.1
+    assert ratios.max() < 1.3
+
+
+def test_many_samples_cover_what_they_say(monkeypatch: pytest.MonkeyPatch, split: tuple[Ours, list[Sample]]) -> None:
+    """As the few above, but asked as many are."""
+    monkeypatch.setattr(process, "FEW", 0)
+    samples, (_, rest) = pairs(noise=0.03), split
+    held = {(it.victim, it.neighbours) for it in rest}
+    ours = fit([it for it in samples if (it.victim, it.neighbours) not in held], PROFILES).asking(0.9)
+    covered = np.mean([it.slowdown <= ours.slowdown(it.victim, it.neighbours) for it in rest])
+    assert covered == pytest.approx(0.9, abs=0.07)
 
 
 def test_an_outlier_moves_little() -> None:
