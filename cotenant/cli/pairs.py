@@ -17,8 +17,7 @@ from cotenant.live.server import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Candidate, grid_of
 from cotenant.profiling.pairs import measure, pairs
-from cotenant.worker.repository import sample
-from cotenant.worker.wire import WorkerModel
+from cotenant.worker.repository import loadable, sample
 
 PART = 0.2  # of all pairs that are measured, unless told: what more would tell is little
 
@@ -67,12 +66,4 @@ def _written(path: Path) -> list[Sample]:
 
 def _candidate(name: str, offer: Offered) -> Candidate:
     entry, info, rng = offer.entry, offer.info, np.random.default_rng(0)
-    model = WorkerModel(
-        name=name,
-        path=str(entry.path),
-        max_batch=max(1, info.max_batch_size),
-        inputs=info.inputs,
-        outputs=info.outputs,
-        batched=info.max_batch_size > 0,
-    )
-    return Candidate(model, lambda rows: sample(entry, info, rows, rng))
+    return Candidate(loadable(entry, info), lambda rows: sample(entry, info, rows, rng))

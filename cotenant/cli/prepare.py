@@ -24,12 +24,13 @@ from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
 from cotenant.planners import Problem
+from cotenant.predictors.fitting import observing
+from cotenant.predictors.samples import Sample
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, grid_of, profile
 from cotenant.sim.judge import judged
 from cotenant.worker.ensemble import NESTED, Ensemble, describe_ensemble
-from cotenant.worker.repository import ENSEMBLE, Entry, describe, sample, scan
-from cotenant.worker.wire import WorkerModel
+from cotenant.worker.repository import ENSEMBLE, Entry, describe, loadable, sample, scan
 
 # A model without a target gets twice the latency of 8 rows (or the most that were worth measuring) on half a device.
 # The papers' rule takes 32 rows on a whole one, which is long where the device is a processor. Below the least target,
@@ -83,8 +84,10 @@ class Preparation:
         if settings.profiles is not None:
             self._given = read_profiles_file(settings.profiles)
 
-    async def site(self, names: Collection[str] | None = None) -> Site:
+    async def site(self, names: Collection[str] | None = None, seen: Sequence[Sample] = ()) -> Site:
         """Of the models with these names, by default all of the repository. A model that cannot be served is `broken`.
+
+        seen: what neighbours were seen to cost, which predictors learn from that do.
 
         Raises NotFoundError for a name that is not there, ConfigError for what settings say of models that are not
         there, and where no model is left.
@@ -134,7 +137,7 @@ class Preparation:
             raise ConfigError(
                 f"no model in {str(self._settings.repository)!r} can be served; build some with `cotenant zoo`{reasons}"
             )
-        problem = self._problem(served, profiles)
+        problem = self._problem(served, profiles, seen)
         return Site(offered=served, problem=problem, plan=timed(self._settings.planner, problem), broken=broken)
 
     def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -178,18 +181,9 @@ class Preparation:
             self._progress(name, done, grid.points)
 
         rng = np.random.default_rng(0)
-        model = WorkerModel(
-            name=entry.name,
-            path=str(entry.path),
-            platform=entry.platform,
-            max_batch=max(1, info.max_batch_size),
-            inputs=info.inputs,
-            outputs=info.outputs,
-            batched=info.max_batch_size > 0,
-        )
         return await profile(
             self._backend,
-            model,
+            loadable(entry, info),
             lambda rows: sample(entry, info, rows, rng),
             kind=kind.name,
             grid=grid,

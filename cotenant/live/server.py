@@ -28,6 +28,7 @@ from cotenant.errors import (
     UnsupportedError,
     WorkerError,
 )
+from cotenant.live.beside import Beside
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import Blackboard
 from cotenant.live.metrics import LaneReading, render
@@ -37,6 +38,8 @@ from cotenant.live.statistics import ModelStatistics
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
 from cotenant.planners.applications import carried
+from cotenant.predictors import Load
+from cotenant.predictors.samples import Sample
 from cotenant.runtime.applications import specs_of
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import ApplicationSpec, Reply
@@ -44,7 +47,7 @@ from cotenant.runtime.lanes import lanes_of
 from cotenant.runtime.layout import Laid, Layout
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.ensemble import Ensemble
-from cotenant.worker.repository import ENSEMBLE, Entry
+from cotenant.worker.repository import ENSEMBLE, Entry, loadable
 from cotenant.worker.wire import Timing, WorkerModel
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
@@ -74,8 +77,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     broken: dict[str, str] = {}
 
 
-# From the names of the models to serve to a site: profiles what was not profiled yet, and plans.
-Prepare = Callable[[Collection[str]], Awaitable[Site]]
+# From the names of the models to serve to a site: profiles what was not profiled yet, and plans. It is also told what
+# neighbours were seen to cost.
+Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Site]]
 
 
 def _sized(site: Site) -> Site:
@@ -118,6 +122,7 @@ class Server:
         self._pool = Pool(backend, self._arena, self._driver)
         self._statistics: dict[str, ModelStatistics] = {}
         self._busy: defaultdict[str, float] = defaultdict(float)  # seconds in batches, by lane
+        self._beside = Beside()
         self._glanced = 0.0  # when the workers were last looked at on behalf of a request
 
     @property
@@ -195,13 +200,9 @@ class Server:
 
     def _worker_models(self, lane: Laid, site: Site) -> list[WorkerModel]:
         return [
-            WorkerModel(
-                name=model.model,
-                path=str(site.offered[model.model].entry.path),
+            msgspec.structs.replace(
+                loadable(site.offered[model.model].entry, site.offered[model.model].info),
                 max_batch=len(model.latencies),
-                inputs=site.offered[model.model].info.inputs,
-                outputs=site.offered[model.model].info.outputs,
-                batched=site.offered[model.model].info.max_batch_size > 0,
                 latencies=model.latencies,
             )
             for model in lane.spec.models
@@ -225,9 +226,16 @@ class Server:
         served = self._layout.lanes.get(lane)
         predicted = next((m.latencies for m in served.spec.models if m.model == model), ()) if served else ()
         expected = predicted[rows - 1] if rows <= len(predicted) else seconds
-        self._statistics[model].ran(
-            lane, rows, expected, seconds, timing, alone=self._alone(served, model, rows, expected)
-        )
+        alone = self._alone(served, model, rows, expected)
+        self._statistics[model].ran(lane, rows, expected, seconds, timing, alone=alone)
+        if served is not None:
+            now, load = time.monotonic(), Load(model, served.device.kind, rows, served.partition.share)
+            others = {
+                name: self._driver.busy_since(name)
+                for name, other in self._layout.lanes.items()
+                if other.device.name == served.device.name and name != lane
+            }
+            self._beside.ran(lane, load, since=now - seconds, now=now, alone=alone, others=others)
 
     def _alone(self, lane: Laid | None, model: str, rows: int, expected: float) -> float:
         """Seconds that a batch was profiled to take on that share without neighbours; as expected, where it was not."""
@@ -361,7 +369,7 @@ class Server:
             )
         async with self._change("load", name):
             placed = {*self._site.plan.rates(), *self._site.plan.split}
-            site = await self._prepare(placed | {name})
+            site = await self._prepare(placed | {name}, self._beside.samples())
             for wanted in (name, *sorted(placed)):
                 if wanted in site.broken:
                     raise ModelError(site.broken[wanted])
