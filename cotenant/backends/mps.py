@@ -123,7 +123,9 @@ class Mps:
 
     def lost(self) -> dict[str, str]:
         """What threads have found; nobody waits here for MPS."""
-        return {name: device.reason for name, device in self._devices.items() if device.reason} | self._watch.lost()
+        return {
+            name: reason for name, device in self._devices.items() if (reason := device.lost())
+        } | self._watch.lost()
 
     def _device(self, lane: str) -> _Device:
         try:
@@ -149,15 +151,15 @@ def _chunks(gpu: Gpu) -> int:
 
 
 class _Device:
-    """A GPU and its daemon, looked after by a thread. workers: process numbers by lane, 0 where there is none yet.
-    reason: why nothing can run on it now."""
+    """A GPU and its daemon, looked after by a thread. workers: process numbers by lane, 0 where there is none yet."""
 
     def __init__(self, name: str, gpu: Gpu, daemon: Daemon) -> None:
         self.name = name
         self.gpu = gpu
         self.daemon = daemon
         self.workers: dict[str, int] = {}
-        self.reason = ""
+        self._reason = ""  # why nothing can run on it now
+        self._told = False  # whoever asks knows that
         self._carved: dict[str, Carved] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"cotenant-mps-{name}", daemon=True)
@@ -172,6 +174,11 @@ class _Device:
             self._thread.join()
         self.daemon.stop()
 
+    def lost(self) -> str:
+        """Why nothing can run on it now; empty where all is well."""
+        self._told = bool(self._reason)
+        return self._reason
+
     def carve(self, lane: str, chunks: int) -> str:
         carved = self._carved[lane] = self.daemon.carve(chunks)
         return carved.id
@@ -181,25 +188,26 @@ class _Device:
             self.daemon.uncarve(carved)
 
     def _watch(self) -> None:
-        """A server that met a fatal error takes no client until all that it had are gone; then it is started anew, so
-        that whatever it held is free."""
+        """A server that met a fatal error takes no client until all that it had are gone. Then it is started anew, so
+        that whatever it held is free: not before it is known, or a worker would be started again that finds no server.
+        """
         while not self._closed.wait(LOOK):
-            if not self.reason:
-                self.reason = self.daemon.ails({pid: lane for lane, pid in list(self.workers.items()) if pid})
-            elif not any(alive(pid) for pid in list(self.workers.values()) if pid):
+            if not self._reason:
+                self._reason = self.daemon.ails({pid: lane for lane, pid in list(self.workers.items()) if pid})
+            elif self._told and not any(alive(pid) for pid in list(self.workers.values()) if pid):
                 self._restart()
 
     def _restart(self) -> None:
-        logger.warning("MPS is started again on %s: %s", self.name, self.reason)
+        logger.warning("MPS is started again on %s: %s", self.name, self._reason)
         self.daemon.stop()
         try:
             self.daemon.start()
         except DeviceError as error:
-            self.reason = str(error)
+            self._reason = str(error)
             self._closed.wait(AGAIN)
         else:
             self._carved.clear()
-            self.reason = ""
+            self._reason, self._told = "", False
 
 
 def _stop(devices: dict[str, _Device], home: Home) -> None:

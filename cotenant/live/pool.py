@@ -18,7 +18,7 @@ import msgspec
 from cotenant.backends import Backend, Launch
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
-from cotenant.errors import FailedError, RequestError, WorkerError
+from cotenant.errors import DeviceError, FailedError, RequestError, WorkerError
 from cotenant.live.process import Line, Process, own_memory, processor_time
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, Answer, Part, Run, Setup, Timing, WorkerModel, aligned
@@ -140,7 +140,11 @@ class Pool:
         does not become ready."""
         if lane in self._lanes:
             raise WorkerError(f"lane {lane!r} has a worker already; stop it first")
-        it = self._lanes[lane] = _Lane(lane, share, self._backend.open(lane, share, leaving), models)
+        try:
+            launch = self._backend.open(lane, share, leaving)
+        except DeviceError as error:
+            raise WorkerError(f"the worker of {lane} did not start: {error}") from None
+        it = self._lanes[lane] = _Lane(lane, share, launch, models)
         self._timer = self._timer or asyncio.get_running_loop().call_later(TICK, self._tick)
         line = None
         try:
@@ -378,14 +382,26 @@ class Pool:
         for line, lane in list(self._lines.items()):
             if (device := _device(lane.name)) in lost:
                 line.process.kill(lost[device])
+                line.clear(lost[device])  # a process that waits for a driver may not end for long, killed or not
         for lane in self._lanes.values():
             if lane.revival and _device(lane.name) in lost:
                 lane.revival.cancel()
                 lane.revival = None
                 lane.state, lane.reason = "lost", lost[_device(lane.name)]
             elif lane.state == "lost" and _device(lane.name) not in lost:
-                lane.quick_deaths = 1
-                self._begin_revival(lane)
+                self._return(lane)
+
+    def _return(self, lane: _Lane) -> None:
+        """To a device that is back, but may not have kept what was set up for the lane."""
+        self._backend.close(lane.name)
+        try:
+            lane.launch = self._backend.open(lane.name, lane.share)
+        except DeviceError as error:
+            lane.state, lane.reason = "failed", str(error)
+            logger.error("%s is given up: %s", lane.name, error)
+        else:
+            lane.quick_deaths = 1
+            self._begin_revival(lane)
 
     def _sample(self, lane: _Lane) -> None:
         """Look from outside at what a lane uses."""

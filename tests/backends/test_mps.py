@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -21,31 +22,18 @@ from cotenant.backends import mps, mps_daemon, nvidia
 from cotenant.backends.mps import Mps
 from cotenant.errors import DeviceError
 from tests.driver import mps as fake
+from tests.live.workers import floats, pool_of
+from tests.worker import graphs
 
 PROTOCOLS = {2: 13000, 3: 13040}
 WAIT = 20.0  # seconds until a test that waits for something fails
-
-
-class NoDriver:
-    """All GPUs are there: nobody asks NVML."""
-
-    def __init__(self, devices: dict[str, nvidia.Gpu]) -> None:
-        pass
-
-    def lost(self) -> dict[str, str]:
-        return {}
-
-
-def mechanisms(gpu: nvidia.Gpu) -> dict[str, str]:
-    return {"mps": "MIG is on" if gpu.mig else ""}
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where daemons are to be. Short, for sockets; and nothing runs there afterwards."""
     fake.installed(tmp_path / "bin", monkeypatch)
-    monkeypatch.setattr(nvidia, "Watch", NoDriver)
-    monkeypatch.setattr(nvidia, "mechanisms", mechanisms)
+    fake.without_nvml(monkeypatch)
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         root = Path(folder) / "r"
         root.mkdir()
@@ -60,7 +48,7 @@ def made(root: Path) -> Iterator[Callable[..., Mps]]:
     backends: list[Mps] = []
 
     def make(*gpus: nvidia.Gpu, **options: Any) -> Mps:
-        backends.append(Mps(gpus or (fake.gpu(),), directory=root, **options))
+        backends.append(fake.OnProcessor(gpus or (fake.gpu(),), directory=root, **options))
         return backends[-1]
 
     yield make
@@ -104,7 +92,6 @@ def test_a_share_is_the_percentage_of_a_client(
     backend = made(protocol=protocol)
     for share, percentage in ((50, "5"), (200, "20"), (1000, "100")):
         launch = backend.open("h2000/0", share)
-        assert launch.cuda
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in launch.env
         with fake.client(launch.env) as client:
             assert client.said == ["CUDA_SUCCESS", percentage, "-"]
@@ -161,6 +148,42 @@ def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Calla
         until(backend.lost)
         reason = f"its MPS server met a fatal error of the GPU, caused by one of h2000/0, process {stranger.pid}"
         assert backend.lost() == {"h2000": reason}
+
+
+@pytest.mark.parametrize(("options", "version"), [({}, 13000), ({"static": True}, 13010)], ids=["shared", "static"])
+def test_workers_end_with_their_server_and_return_with_the_next(
+    made: Callable[..., Mps], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], version: int
+) -> None:
+    told(monkeypatch, version=version)
+    backend = made(fake.gpu(0), fake.gpu(1), **options)
+    lanes = ["h2000/0", "h2001/0"]
+    model = graphs.identity(tmp_path / "m.onnx", 2)
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, said, _):
+            for lane in lanes:
+                await pool.start(lane, share=500, models=[model])
+                assert await said.next() == ("ready", lane)
+            bad, other = (status.pid for status in pool.status())
+            env = environment(bad)
+            fake.control(env, f"fault {bad}")
+            reason = "h2000 is lost: its MPS server met a fatal error of the GPU, caused by h2000/0"
+            assert await said.next() == ("died", "h2000/0", reason)
+            pool.run("h2001/0", 1, "identity", [floats(1, 2)])
+            assert (await said.next())[:3] == ("finished", "h2001/0", 1)
+            assert await said.next() == ("ready", "h2000/0")
+            pids = [status.pid for status in pool.status()]
+            assert pids[0] != bad and pids[1] == other
+            with fake.client(environment(pids[0])) as client:  # as its worker would be, on a GPU
+                assert client.said[0] == "CUDA_SUCCESS"
+
+    asyncio.run(scenario())
+
+
+def environment(pid: int | None) -> dict[str, str]:
+    """What a worker has for MPS."""
+    entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if entry.startswith("CUDA_"))
 
 
 def server_of(root: Path, name: str) -> int:
@@ -334,11 +357,11 @@ def test_a_daemon_outside_of_this_container(
 OWNER = """
 import sys
 from pathlib import Path
-from cotenant.backends import mps, nvidia
-from tests.backends.test_mps import NoDriver, mechanisms
-from tests.driver.mps import gpu
-nvidia.Watch, nvidia.mechanisms = NoDriver, mechanisms
-backend = mps.Mps([gpu()], directory=Path(sys.argv[1]))
+import pytest
+from cotenant.backends.mps import Mps
+from tests.driver.mps import gpu, without_nvml
+without_nvml(pytest.MonkeyPatch())
+backend = Mps([gpu()], directory=Path(sys.argv[1]))
 print("up", flush=True)
 sys.stdin.read()
 """

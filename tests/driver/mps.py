@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from cotenant.backends import Launch, nvidia
+from cotenant.backends.mps import Mps
 from cotenant.backends.mps_daemon import processes
 from cotenant.backends.nvidia import CONTROL, Gpu
 
@@ -49,6 +52,27 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **told: object) -> 
     monkeypatch.setenv("COTENANT_FAKE_MPS", ",".join(words))
     for name in [name for name in os.environ if name.startswith("CUDA_")]:
         monkeypatch.delenv(name)
+
+
+class _AllThere:
+    def __init__(self, devices: dict[str, Gpu]) -> None:
+        pass
+
+    def lost(self) -> dict[str, str]:
+        return {}
+
+
+def without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks the driver whether the GPUs are there, and what they can."""
+    monkeypatch.setattr(nvidia, "Watch", _AllThere)
+    monkeypatch.setattr(nvidia, "mechanisms", lambda gpu: {"mps": "MIG is on" if gpu.mig else ""})
+
+
+class OnProcessor(Mps):
+    """Its workers have what clients of MPS have, but run their models on the processor."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False)
 
 
 class Client:

@@ -270,7 +270,7 @@ class Daemon:
         if sum(self.partitions.values()) + chunks > SMS // CHUNK:
             return ""
         self.made += 1
-        made = f"{device}/D{self.made}4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        made = f"{device}/D{self.made}x{os.getpid()}AAAAAAAAAAAAAAAAAAAAAAAAAA"
         self.partitions[made] = chunks
         return made
 
