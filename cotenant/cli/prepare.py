@@ -190,7 +190,7 @@ class Preparation:
             measured=measured,
         )
 
-    def _problem(self, served: Mapping[str, Offered], profiles: Profiles) -> Problem:
+    def _problem(self, served: Mapping[str, Offered], profiles: Profiles, seen: Sequence[Sample]) -> Problem:
         given = {model.name: model for model in self._settings.models}
         wholes = [
             offer.ensemble.application(offer.model.slo, offer.model.attainment)
@@ -217,7 +217,7 @@ class Preparation:
             fleet=tuple(self._kinds.values()),
             profiles=profiles,
             objective=self._settings.objective or ("devices" if len(known) == len(rates) else "rate"),
-            interference=self._settings.interference.predictor(profiles),
+            interference=observing(self._settings.interference.predictor(profiles), seen),
             applications=tuple(wholes),
         )
 

@@ -102,6 +102,11 @@ class Driver:
         """Requests that have not ended."""
         return len(self._callers)
 
+    def busy_since(self, lane: str) -> float | None:
+        """When the batch began that a lane is at work on."""
+        running = self._running.get(lane)
+        return None if running is None else running[1]
+
     def waiting(self, lane: str) -> dict[str, int]:
         """Requests in the queues of a lane, by model."""
         held = self._dispatcher.lanes.get(lane)

@@ -1,8 +1,9 @@
 """Predictors by name: fitted to samples, written down as readable JSON, and read again.
 
 A predictor is a module with `fit(samples, profiles)`. What it returns is a struct of plain numbers, and an
-`Interference`; it may have `knowing(profiles)`, the same predictor for models that no sample has. A class within
-it that is no struct has `to_json` and `from_json`.
+`Interference`; it may have `knowing(profiles)`, the same predictor for models that no sample has, and
+`observe(sample)`, the same corrected by one more run. A class within it that is no struct has `to_json` and
+`from_json`.
 """
 
 from __future__ import annotations
@@ -108,6 +109,16 @@ def knowing(fitted: Interference, profiles: Profiles) -> Interference:
     learn = getattr(fitted, "knowing", None)
     known: Interference = fitted if learn is None else learn(profiles)
     return known
+
+
+def observing(fitted: Interference, samples: Sequence[Sample]) -> Interference:
+    """The same predictor, corrected by what was seen since it was fitted, where it learns from that."""
+    for sample in samples:
+        observe = getattr(fitted, "observe", None)
+        if observe is None:
+            return fitted
+        fitted = observe(sample)
+    return fitted
 
 
 def _fit_of(name: str) -> Callable[[Sequence[Sample], Profiles], Any]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.page import page
 from cotenant.live.rpc import RpcServer
 from cotenant.live.server import Server, Site
+from cotenant.predictors.samples import Sample
 from tests.live.site import repository, site
 
 PATIENCE = 20.0
@@ -38,7 +39,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def started(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -> AsyncIterator[Server]:
-    async def prepare(wanted: Collection[str]) -> Site:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Site:
         if not (root / "identity").exists():
             raise FailedError("the repository is gone")
         return site(root, tuple(sorted(wanted)))
