@@ -1,8 +1,8 @@
 """`cotenant validate`: the same plan and the same arrivals through the live server and through the simulator.
 
 The server is a process of its own, as when it serves. Before anything is compared it is warmed up under some load, and
-what the simulator cannot know is taken from that: how much neighbours really slow batches on this machine, where a plan
-only has a margin for it, and what a request spends outside of the server.
+what the simulator cannot know is taken from that: what batches take beside the neighbours that they really have, and
+how much that varies, by the server's event log; and what a request spends outside of the server.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import json as jsonlib
 import re
+import statistics
 import sys
+import tempfile
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -28,14 +32,16 @@ from cotenant.cli.interrupt import interruptible
 from cotenant.cli.options import Json, PlannerName, Repository, Seconds, Seed, SettingsFile
 from cotenant.cli.show import aside, console, show_json, tell
 from cotenant.core.plan import Plan
-from cotenant.core.units import show_seconds
+from cotenant.core.units import show_seconds, show_share
 from cotenant.errors import ConfigError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.measure.table import table
-from cotenant.predictors import Load
+from cotenant.runtime.log import entries
 
 if TYPE_CHECKING:
     from cotenant.planners import Problem
+
+Took = Mapping[tuple[str, str], Mapping[int, Sequence[float]]]  # seconds of batches, by lane and model, by rows
 
 LOADS = (0.3, 0.6, 0.9, 1.2)
 LIGHT = 0.1  # times the planned rates: what a request spends outside of the server is seen where nothing queues
@@ -45,15 +51,6 @@ CLOSE = 0.05
 ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
 BUSY = 0.01  # seconds by which requests are sent late where something else uses the machine
 PATIENCE = 10.0
-
-
-class Lanes(msgspec.Struct, frozen=True):
-    """Interference as it was observed: by model and share (‰), latency beside these neighbours over that profiled."""
-
-    factors: dict[tuple[str, int], float]
-
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return self.factors.get((victim.model, victim.share), 1.0)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,46 +102,57 @@ async def compared(
 ) -> Result:
     """flags: of `cotenant serve`, whose plan must be for this problem."""
     from cotenant.cli.client import body_for, under_load
+    from cotenant.runtime.lanes import lanes_of
+    from cotenant.sim.observed import durations, observed
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
 
-    async with interruptible(), served(flags) as (plan, http, metrics):
+    async with interruptible(), served(flags) as (plan, http, metrics, log):
         models = [model for model in problem.models if plan.rate(model.name)]
         rng = np.random.default_rng(seed)
         bodies = {model.name: await asyncio.to_thread(body_for, http, model.name, rng) for model in models}
 
-        async def live(load: float, seconds: float, seed: int) -> tuple[Report, dict[tuple[str, str], Batches]]:
-            before = await asyncio.to_thread(_batches, metrics)
+        async def live(load: float, seconds: float, seed: int) -> tuple[Report, Took]:
+            since = time.monotonic()
             rates = {name: rate * load for name, rate in plan.rates().items()}
             report = await under_load(http, models, bodies, rates, seconds=seconds, seed=seed, quiet=True)
-            after = await asyncio.to_thread(_batches, metrics)
-            return report, {key: after[key] - before.get(key, Batches()) for key in after}
+            return report, durations(entries(_written(log), str(log)), since, time.monotonic())
 
         aside.print(f"warming up at {LIGHT:g} and {WARM_UP:g} x the planned rates, {warm_up:g} s", highlight=False)
         before = await asyncio.to_thread(_answered, metrics)
         report, _ = await live(LIGHT, warm_up / 2, seed + ASIDE)
         outside = _outside(report, before, await asyncio.to_thread(_answered, metrics))
-        report, batches = await live(WARM_UP, warm_up / 2, seed + ASIDE)
+        report, took = await live(WARM_UP, warm_up / 2, seed + ASIDE)
         if (report.lag or 0.0) > BUSY:
             tell("the machine is busy:", f"requests leave up to {show_seconds(report.lag or 0.0)} late; compare later")
-        factors = slowdowns(plan, problem, batches)
-        world = msgspec.structs.replace(problem, interference=Lanes(factors))
+        batches = observed(lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles), took)
         found = []
         for load in loads:
             aside.print(f"{load:g} x the planned rates, {seconds:g} s", highlight=False)
-            report, batches = await live(load, seconds, seed)
+            report, took_now = await live(load, seconds, seed)
             workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
-            simulated = simulate(_closer(world, outside), plan, workload, seconds=seconds, seed=seed)
+            simulated = simulate(
+                _closer(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches
+            )
             simulated = _farther(simulated, outside, [model.name for model in models])
-            took = {row.model: _mean(batches, row.model) / row.observed for row in simulated.models if row.observed}
-            found.append(Comparison(load=load, simulated=simulated, live=report, batches=took))
-    shown = {f"{model} {share / 10:g} %": factor for (model, share), factor in factors.items()}
-    return Result(slowdowns=shown, outside=outside, loads=tuple(found))
+            means = {row.model: _mean(took_now, row.model) / row.observed for row in simulated.models if row.observed}
+            found.append(Comparison(load=load, simulated=simulated, live=report, batches=means))
+    return Result(slowdowns=slowdowns(plan, problem, took), outside=outside, loads=tuple(found))
 
 
 @asynccontextmanager
-async def served(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, str]]:
-    """`cotenant serve` in a process of its own: its plan, and the addresses of HTTP and metrics."""
+async def served(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, str, Path]]:
+    """`cotenant serve` in a process of its own: its plan, the addresses of HTTP and metrics, and its event log."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "events.jsonl")
+        async with _process([*flags, "--log", str(log)]) as up:
+            addresses = up["addresses"]
+            yield Plan.from_json(jsonlib.dumps(up["plan"])), addresses["http"], addresses["metrics"], log
+
+
+@asynccontextmanager
+async def _process(flags: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+    """What `cotenant serve` says once it is up."""
     command = [sys.executable, "-m", "cotenant", "serve", *flags, "--port", "0", "--json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=1 << 26)
     try:
@@ -152,8 +160,7 @@ async def served(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, str]]:
         line = await process.stdout.readline()
         if not line:
             raise ConfigError(f"the server did not start; see why with `cotenant serve {' '.join(flags)}`")
-        up = jsonlib.loads(line)
-        yield Plan.from_json(jsonlib.dumps(up["plan"])), up["addresses"]["http"], up["addresses"]["metrics"]
+        yield jsonlib.loads(line)
     finally:
         if process.returncode is None:
             process.terminate()
@@ -163,56 +170,25 @@ async def served(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, str]]:
             process.kill()
 
 
-class Batches(msgspec.Struct, frozen=True):
-    """How many ran, and how long they were to take and took together, in seconds."""
-
-    count: float = 0.0
-    predicted: float = 0.0
-    observed: float = 0.0
-
-    def __sub__(self, other: Batches) -> Batches:
-        return Batches(self.count - other.count, self.predicted - other.predicted, self.observed - other.observed)
+def _written(log: Path) -> list[bytes]:
+    """The lines that are whole: the server is still at it."""
+    return log.read_bytes().split(b"\n")[:-1]
 
 
-_SAMPLE = re.compile(
-    r'^cotenant_batch_(predicted|observed)_seconds_(sum|count)\{lane="([^"]*)",model="([^"]*)"\} (\S+)$'
-)
-
-
-def _batches(address: str) -> dict[tuple[str, str], Batches]:
-    """By lane and model, since the server started."""
-    from cotenant.cli.client import fetch
-
-    sums: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for line in fetch(address, "/metrics").decode().splitlines():
-        if match := _SAMPLE.match(line):
-            name, part, lane, model, value = match.groups()
-            sums[lane, model]["count" if part == "count" else name] = float(value)
-    return {key: msgspec.convert(own, Batches) for key, own in sums.items()}
-
-
-def slowdowns(plan: Plan, problem: Problem, batches: Mapping[tuple[str, str], Batches]) -> dict[tuple[str, int], float]:
-    """What batches took over what was profiled, by model and share; over its lanes where it has several of a share.
-
-    Profiles hold medians, and the simulator lets batches vary around them: the mean of that is no slowdown.
-    """
+def slowdowns(plan: Plan, problem: Problem, took: Took) -> dict[str, float]:
+    """What batches took over what was profiled, by model and share; over its lanes where it has several of a share."""
     from cotenant.runtime.lanes import lane_id
-    from cotenant.sim.service import Noise
 
-    took: defaultdict[tuple[str, int], float] = defaultdict(float)
-    alone: defaultdict[tuple[str, int], float] = defaultdict(float)
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
             for placement in partition.placements:
-                own = batches.get((lane_id(device, slot), placement.model))
-                profile = problem.profile(placement.model, device.kind)
-                if own is None or profile is None or not own.predicted:
-                    continue
-                planned = placement.latency / profile.latency(placement.batch, partition.share, placement.procs)
-                took[placement.model, partition.share] += own.observed
-                usual = Noise.at(profile, placement.batch, partition.share).mean
-                alone[placement.model, partition.share] += own.predicted / planned * usual
-    return {key: took[key] / alone[key] for key in took if alone[key] > 0}
+                curve = problem.profiles[placement.model, device.kind].curve(partition.share, placement.procs)
+                key = f"{placement.model} {show_share(partition.share)}"
+                for rows, seconds in took.get((lane_id(device, slot), placement.model), {}).items():
+                    sums[key][0] += sum(seconds)
+                    sums[key][1] += curve[rows - 1] * len(seconds)
+    return {key: taken / alone for key, (taken, alone) in sums.items() if alone > 0}
 
 
 _ANSWERED = re.compile(r'^nv_inference_request_(duration_us|success)\{model="([^"]*)"[^}]*\} (\S+)$', re.MULTILINE)
@@ -264,10 +240,11 @@ def _farther(report: Report, outside: Mapping[str, float], names: Sequence[str])
     return msgspec.structs.replace(report, models=tuple(seen(row) for row in report.models if row.model in names))
 
 
-def _mean(batches: Mapping[tuple[str, str], Batches], model: str) -> float:
-    own = [it for (_, name), it in batches.items() if name == model]
-    count = sum(it.count for it in own)
-    return sum(it.observed for it in own) / count if count else 0.0
+def _mean(took: Took, model: str) -> float:
+    own = [
+        one for (_, name), by_rows in took.items() if name == model for seconds in by_rows.values() for one in seconds
+    ]
+    return statistics.fmean(own) if own else 0.0
 
 
 def result_view(result: Result) -> RenderableType:

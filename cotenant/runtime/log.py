@@ -5,8 +5,9 @@ Floats are written so that they read back exactly, so a replay gives the same co
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -40,22 +41,30 @@ def log_line(now: float, event: Event, commands: list[Command]) -> bytes:
     return _encode(LogLine(now, event, commands)) + b"\n"
 
 
+def entries(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLine]:
+    """The lines of a log, in order. Raises ConfigError, with `place` and the line, for what is not a log."""
+    now = -math.inf
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = _decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{place}:{number}: not a line of an event log: {error}") from None
+        if entry.now < now:
+            raise ConfigError(f"{place}:{number}: time goes backwards, from {now} to {entry.now}")
+        now = entry.now
+        yield entry
+
+
 def replay(lines: Iterable[str | bytes], place: str = "log") -> Replayed:
     """Feed a log into a fresh dispatcher. Raises ConfigError, with `place` and the line, for what is not a log."""
     handle = Applications(Dispatcher().handle).handle
     ends: Counter[tuple[str, str]] = Counter()
     first = now = 0.0
     number = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = _decode(line)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{place}:{number}: not a line of an event log: {error}") from None
-        if number == 1:
-            first = entry.now
-        elif entry.now < now:
-            raise ConfigError(f"{place}:{number}: time goes backwards, from {now} to {entry.now}")
+    for number, entry in enumerate(entries(lines, place), 1):
         now = entry.now
+        if number == 1:
+            first = now
         commands = handle(entry.event, now)
         if commands != entry.commands:
             difference = f"{place}:{number}: logged {entry.commands}, but now {commands}"

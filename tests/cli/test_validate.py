@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.agree import settings
-from cotenant.cli.validate import Batches, Comparison, Lanes, slowdowns, verdict
+from cotenant.cli.validate import Comparison, slowdowns, verdict
 from cotenant.config import read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
-from cotenant.predictors import Load
 from cotenant.sim.run import simulate
 from tests.cli.program import Program
 
@@ -72,17 +71,13 @@ PROBLEM = Problem(
 
 
 def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
-    """The plan reckons with 1.2 times the profile; on the small shares, batches took 1.5 and 1.1 times that."""
-    batches = {
-        ("cpu0/0", "a"): Batches(10, 1.0, 1.0),
-        ("cpu0/1", "a"): Batches(10, 1.0, 1.5),
-        ("cpu0/2", "a"): Batches(10, 1.0, 1.1),
+    """Whatever the plan reckons with; on the two small shares, batches took 1.5 and 1.1 times that."""
+    took = {
+        ("cpu0/0", "a"): {1: [0.002, 0.002]},
+        ("cpu0/1", "a"): {1: [0.006, 0.006]},
+        ("cpu0/2", "a"): {1: [0.0044, 0.0044]},
     }
-    factors = slowdowns(PLAN, PROBLEM, batches)
-    assert factors == {("a", 500): pytest.approx(1.2), ("a", 250): pytest.approx(1.3 * 1.2)}
-    lanes = Lanes(factors)
-    assert lanes.slowdown(Load("a", "cpu", 1, 250), ()) == pytest.approx(1.56)
-    assert lanes.slowdown(Load("b", "cpu", 1, 250), ()) == 1.0
+    assert slowdowns(PLAN, PROBLEM, took) == {"a 50 %": pytest.approx(1.0), "a 25 %": pytest.approx(1.3)}
     assert slowdowns(PLAN, PROBLEM, {}) == {}
 
 

@@ -1,0 +1,71 @@
+"""What batches really take, from an event log: the service model of a server as it runs, with the neighbours it has."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.runtime.events import Finished, LaneSpec, Run
+from cotenant.runtime.log import LogLine
+from cotenant.sim.service import Batches, Key, Noise
+
+Array = NDArray[np.float64]
+
+ENOUGH = 30  # batches of one size, whose median is taken as it is
+PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+def durations(lines: Iterable[LogLine], since: float, until: float) -> dict[Key, dict[int, list[float]]]:
+    """Seconds that batches took which ran from `since` to `until` (of the log's clock), by lane and model, by rows."""
+    found: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    running: dict[tuple[str, int], tuple[Run, float]] = {}
+    for line in lines:
+        if isinstance(line.event, Finished):
+            run, started = running.pop((line.event.lane, line.event.batch), (None, 0.0))
+            if run is not None and since <= started and line.now <= until:
+                rows = sum(request.size for request in run.requests)
+                found[run.lane, run.model][rows].append(line.now - started)
+        for command in line.commands:
+            if isinstance(command, Run):
+                running[command.lane, command.batch] = command, line.now
+    return {key: dict(by_rows) for key, by_rows in found.items()}
+
+
+def observed(lanes: Iterable[LaneSpec], took: Mapping[Key, Mapping[int, Sequence[float]]]) -> dict[Key, Batches]:
+    """By lane and model, of those that ran at all.
+
+    Sizes that did not run often lie on a line: so many times what the lane predicts, and something for every batch, as
+    those that ran have it by least squares.
+    """
+    predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
+    return {key: _batches(predicted[key], by_rows) for key, by_rows in took.items() if key in predicted}
+
+
+def _batches(predicted: Sequence[float], took: Mapping[int, Sequence[float]]) -> Batches:
+    medians = {rows: statistics.median(seconds) for rows, seconds in took.items()}
+    fixed, times = _line(
+        np.array([predicted[rows - 1] for rows in medians]),
+        np.array(list(medians.values())),
+        np.array([float(len(seconds)) for seconds in took.values()]),
+    )
+    curve = [fixed + times * seconds for seconds in predicted]
+    for rows, seconds in took.items():
+        if len(seconds) >= ENOUGH:
+            curve[rows - 1] = medians[rows]
+    ratios = np.concatenate([np.array(seconds) / curve[rows - 1] for rows, seconds in took.items()])
+    levels = tuple(np.quantile(ratios, PARTS).tolist())
+    return Batches(tuple(curve), Noise(float(ratios.std()), levels, PARTS))
+
+
+def _line(x: Array, y: Array, weight: Array) -> tuple[float, float]:
+    """What is fixed and what is proportional, neither below 0; relative errors count."""
+    weight = weight / y**2
+    mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
+    spread = float(weight @ (x - mean_x) ** 2)
+    times = float(weight @ ((x - mean_x) * (y - mean_y))) / spread if spread > 0 else float(mean_y / mean_x)
+    times = min(max(times, 0.0), float((weight @ (x * y)) / (weight @ (x * x))))
+    return max(0.0, float(mean_y - times * mean_x)), times
