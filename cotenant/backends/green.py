@@ -69,6 +69,10 @@ class Green:
             groups=groups,
         )
 
+    def stop(self) -> None:
+        """Watch the devices no longer."""
+        self._watch.close()
+
     def attach(self, lane: str, pid: int) -> None:
         pass
 

@@ -1,0 +1,211 @@
+"""Green contexts as a backend, over the fake driver: real processes and the real bindings, but nothing computes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.backends import Launch, nvidia
+from cotenant.backends.green import Green, cuts, groups_in
+from cotenant.core.units import WHOLE
+from cotenant.errors import DeviceError, WorkerError
+from tests.driver.build import loaded
+from tests.live.workers import floats, pool_of, sleeper
+
+H200 = (8,) * 16 + (4,)
+A100 = (4,) * 27
+
+
+class Sleeping(Green):
+    """Its workers make their streams, and run nothing on them."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return msgspec.structs.replace(super().open(lane, share, leaving), fake=True)
+
+
+Machine = Callable[..., Sleeping]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def machine(state: Path) -> Iterator[Machine]:
+    """A backend on all GPUs of a machine that has these, once."""
+    with ExitStack() as stack:
+
+        def made(gpus: str = "h200", driver: str = "") -> Sleeping:
+            stack.enter_context(loaded(gpus, driver=driver, state=state))
+            backend = Sleeping(nvidia.gpus())
+            stack.callback(backend.stop)
+            return backend
+
+        yield made
+
+
+def test_shares_are_those_of_groups_and_the_whole() -> None:
+    assert cuts(H200) == (60, 121, 181, 242, 303, 363, 424, 484, 545, 606, 666, 727, 787, 848, 909, 969, WHOLE)
+    assert len(cuts(A100)) == 27 and cuts(A100)[:2] == (37, 74) and cuts(A100)[-1] == WHOLE
+
+
+def test_a_share_has_the_groups_that_fit_into_it() -> None:
+    assert [groups_in(H200, share, "h2000/0") for share in (60, 120, 121, 500, 999, WHOLE)] == [1, 1, 2, 8, 16, 17]
+    assert groups_in(A100, WHOLE, "a1000/0") == 27
+    with pytest.raises(DeviceError, match=r"^h2000/0: a share of 5 % is less than one group, which is 6 %$"):
+        groups_in(H200, 50, "h2000/0")
+
+
+def test_the_fleet_is_cut_as_the_driver_splits_it(machine: Machine) -> None:
+    backend = machine("h200,rtx4090,h200")
+    h200, rtx = backend.fleet()
+    assert (h200.name, h200.count, h200.cuts, h200.memory) == ("h200", 2, cuts(H200), 143771 << 20)
+    assert (rtx.count, len(rtx.cuts)) == (1, 32)
+    assert backend.size().endswith("; groups of 4 or 8")
+
+
+def test_partitions_lie_side_by_side(machine: Machine) -> None:
+    backend = machine("h200,h200")
+    one, two = backend.open("h2000/0", 484), backend.open("h2000/1", 300)
+    assert (one.groups, two.groups) == (tuple(range(8)), (8, 9, 10, 11))
+    assert (one.process, one.cuda) == ("h2000", True)
+    first, second = nvidia.gpus()
+    assert one.env["CUDA_VISIBLE_DEVICES"] == first.uuid
+    other = backend.open("h2001/0", WHOLE)
+    assert (other.groups, other.process, other.env["CUDA_VISIBLE_DEVICES"]) == (
+        tuple(range(17)),
+        "h2001",
+        second.uuid,
+    )
+    backend.close("h2000/0")
+    assert backend.open("h2000/2", 606).groups == (*range(8), 12, 13)
+
+
+def test_new_partitions_stand_where_old_ones_leave(machine: Machine) -> None:
+    backend = machine()
+    backend.open("h2000/0", 242)
+    backend.open("h2000/1", 242)
+    backend.open("h2000/2", 424)
+    leaving = ["h2000/0", "h2000/2"]
+    # What stays has 4 to 7; the rest is divided anew, first where nobody is.
+    assert backend.open("h2000/3", 484, leaving).groups == (0, 1, 2, 3, 8, 9, 10, 15)
+    assert backend.open("h2000/4", 242, leaving).groups == (11, 12, 13, 14)
+    # Nobody leaves, and there is no room: then partitions overlap, where the fewest are.
+    for lane in leaving:
+        backend.close(lane)
+    assert backend.open("h2000/5", 121).groups == (0, 1)
+    assert backend.open("h2000/6", 121).groups == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver", "reason"),
+    [
+        ("h200", "550.54/12.4", "12.4"),
+        ("h200-mig=3g.71gb", "", "MIG is on"),
+        ("p100,h200", "535.1/12.2", "12.2"),
+    ],
+)
+def test_gpus_that_cannot_are_named(gpus: str, driver: str, reason: str, machine: Machine) -> None:
+    backend = machine(gpus, driver)
+    gpu = nvidia.gpus()[0]
+    with pytest.raises(DeviceError, match=rf"^{gpu.name} {gpu.uuid}: .*{reason}"):
+        backend.fleet()
+
+
+def test_a_driver_that_fails_is_named(machine: Machine, state: Path) -> None:
+    backend = machine()
+    state.write_text("error cuDevSmResourceSplitByCount 801\n")
+    with pytest.raises(DeviceError, match=r"^NVIDIA H200 GPU-\S+: cuDevSmResourceSplitByCount: .*NOT_SUPPORTED"):
+        backend.fleet()
+
+
+def test_a_share_changes_without_another_process(machine: Machine) -> None:
+    backend = machine()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            for lane, share in (("h2000/0", 303), ("h2000/1", 666)):
+                await pool.start(lane, share=share, models=[sleeper(0.0)])
+                await told.next()
+            pids = {status.pid for status in pool.status()}
+            assert len(pids) == 1
+            leaving = ["h2000/0", "h2000/1"]
+            for lane, share in (("h2000/2", 666), ("h2000/3", 303)):
+                await pool.start(lane, share=share, models=[sleeper(0.0)], leaving=leaving)
+                await told.next()
+            for lane in leaving:
+                await pool.stop(lane, grace=5.0)
+            for batch, lane in enumerate(("h2000/2", "h2000/3")):
+                pool.run(lane, batch, "sleeper", [floats(1, 2)])
+                assert (await told.next())[:3] == ("finished", lane, batch)
+            assert {status.pid for status in pool.status()} == pids
+            assert [status.restarts for status in pool.status()] == [0, 0]
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_the_driver_does_not_make_costs_no_other(machine: Machine, state: Path) -> None:
+    backend = machine()
+    backend.fleet()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            await pool.start("h2000/0", share=484, models=[sleeper(0.0)])
+            await told.next()
+            state.write_text("error cuGreenCtxStreamCreate 2\n")
+            with pytest.raises(
+                WorkerError, match=r"^the worker of h2000/1 did not start: cuGreenCtxStreamCreate: \S+: out of memory$"
+            ):
+                await pool.start("h2000/1", share=484, models=[sleeper(0.0)])
+            with pytest.raises(WorkerError, match=r"^the worker of h2000/2 did not start: .* less than one group"):
+                await pool.start("h2000/2", share=10, models=[sleeper(0.0)])
+            pool.run("h2000/0", 1, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "h2000/0", 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_gpu_costs_its_lanes_and_no_others(machine: Machine, state: Path) -> None:
+    backend = machine("h200,h200")
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            for lane in ("h2000/0", "h2000/1", "h2001/0"):
+                await pool.start(lane, share=303, models=[sleeper(0.0)])
+                await told.next()
+            state.write_text("lost 0\n")
+            died = [await told.next(), await told.next()]
+            assert {it[:2] for it in died} == {("died", "h2000/0"), ("died", "h2000/1")}
+            assert all(it[2].startswith("h2000 is lost: it is off the bus") for it in died)
+            assert [status.state for status in pool.status()] == ["lost", "lost", "ready"]
+            pool.run("h2001/0", 1, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "h2001/0", 1)
+            state.write_text("")
+            assert {await told.next(), await told.next()} == {("ready", "h2000/0"), ("ready", "h2000/1")}
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_is_killed_takes_its_device_s_lanes_along_and_comes_back(machine: Machine) -> None:
+    backend = machine()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            for lane in ("h2000/0", "h2000/1"):
+                await pool.start(lane, share=484, models=[sleeper(0.0)])
+                await told.next()
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert {(await told.next())[:2] for _ in range(2)} == {("died", "h2000/0"), ("died", "h2000/1")}
+            assert {await told.next(), await told.next()} == {("ready", "h2000/0"), ("ready", "h2000/1")}
+
+    asyncio.run(scenario())
