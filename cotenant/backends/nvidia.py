@@ -317,20 +317,20 @@ def session() -> Any:
         import pynvml
     except ModuleNotFoundError:
         raise DeviceError("NVIDIA GPUs need nvidia-ml-py; install `cotenant[gpu]`") from None
-    with asking("this machine"):
+    with asking(""):
         pynvml.nvmlInit()
     return pynvml
 
 
 @contextlib.contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Turn what the driver answers, asked about that, into DeviceError."""
+    """Turn the driver's refusal to tell or do that into DeviceError."""
     import pynvml
 
     try:
         yield
     except pynvml.NVMLError as error:
-        raise DeviceError(f"{what}: {_words(pynvml, error)}") from None
+        raise DeviceError(f"{what}: {_words(pynvml, error)}".removeprefix(": ")) from None
 
 
 def _words(nvml: Any, error: Any) -> str:

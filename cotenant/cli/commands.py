@@ -12,6 +12,7 @@ from cotenant import __version__
 from cotenant.cli.asked import planned, problem_of, read, read_bytes, site_of, within, write
 from cotenant.cli.capacity import capacity
 from cotenant.cli.colocate import colocate
+from cotenant.cli.devices import devices
 from cotenant.cli.fit import fit
 from cotenant.cli.options import (
     Json,
@@ -320,6 +321,7 @@ def replay(
 
 
 app.command()(reproduce)
+app.command()(devices)
 
 
 @app.command()

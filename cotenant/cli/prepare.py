@@ -21,7 +21,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
-from cotenant.errors import ConfigError, ModelError, NotFoundError
+from cotenant.errors import ConfigError, DeviceError, ModelError, NotFoundError
 from cotenant.live.server import Offered, Site
 from cotenant.planners import Problem
 from cotenant.predictors.fitting import observing
@@ -49,6 +49,10 @@ def backend_of(settings: Settings) -> Backend:
     if settings.backend == "fake":
         return Fake()
     gpus = nvidia.chosen(nvidia.gpus(), settings.gpus)
+    if not gpus:
+        raise DeviceError(
+            f'backend = "{settings.backend}": the driver shows no GPU; in a container, start that with `--gpus all`'
+        )
     if settings.backend == "mps":
         from cotenant.backends.mps import Mps
 

@@ -153,6 +153,14 @@ static int state_of(const Gpu *gpu)
             return state_;                                                                                             \
     } while (0)
 
+static int count(const Profile *profile)
+{
+    int found = 0;
+    while (profile->starts[found] >= 0)
+        found++;
+    return found;
+}
+
 static int overlaps(const Gpu *gpu, unsigned start, unsigned size)
 {
     for (int i = 0; i < MOST; i++) {
@@ -165,8 +173,8 @@ static int overlaps(const Gpu *gpu, unsigned start, unsigned size)
 
 static Instance *cut(Gpu *gpu, const Profile *profile, int start)
 {
-    for (int i = 0; start < 0 && profile->starts[i] >= 0; i++)
-        if (!overlaps(gpu, profile->starts[i], profile->size))
+    for (int i = MOST - 1; start < 0 && i >= 0; i--) /* without a place, the last that is free */
+        if (i < count(profile) && !overlaps(gpu, profile->starts[i], profile->size))
             start = profile->starts[i];
     if (start < 0 || overlaps(gpu, start, profile->size))
         return NULL;
@@ -568,17 +576,16 @@ typedef struct {
     unsigned start, size;
 } Placement;
 
-int nvmlDeviceGetGpuInstancePossiblePlacements_v2(const Device *device, unsigned id, Placement *placements, unsigned *count)
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(const Device *device, unsigned id, Placement *placements, unsigned *room)
 {
     ENTER_GPU(device->gpu);
     const Profile *profile = profile_by_id(device->gpu, id);
     if (!profile || !device->gpu->mig)
         return NOT_SUPPORTED;
-    unsigned found = 0;
-    for (; profile->starts[found] >= 0; found++)
-        if (placements && found < *count)
-            placements[found] = (Placement){profile->starts[found], profile->size};
-    *count = found;
+    unsigned found = count(profile);
+    for (unsigned i = 0; placements && i < found && i < *room; i++)
+        placements[i] = (Placement){profile->starts[i], profile->size};
+    *room = found;
     return OK;
 }
 

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.backends import nvidia
+from cotenant.cli import devices
+from cotenant.errors import DeviceError
+from tests.cli.program import Program
+from tests.driver.build import loaded
+
+
+def absent() -> Any:
+    raise DeviceError("no NVIDIA driver was found; install it")
+
+
+def test_without_a_driver_the_processor_is_shown_and_what_a_gpu_would_need(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "session", absent)
+    said = program("devices")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("cpu0  ") and "cpu, bucket  yes" in said.out
+    assert "no GPU  no NVIDIA driver was found; install it" in said.out
+    found = json.loads(program("devices", "--json").out)
+    assert found["cpu"]["capacity"] > 0
+    assert (found["driver"], found["reason"], found["gpus"]) == ("", "no NVIDIA driver was found; install it", [])
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def test_gpus_with_what_runs_there_and_what_they_can(program: Program, state: Path) -> None:
+    state.write_text(f"process 0 123 {3 << 30}\n")
+    with loaded("h200,a100-80gb-mig=3g.40gb+1g.10gb+1g.10gb", state=state):
+        said = program("devices")
+        found = json.loads(program("devices", "--json").out)
+    lines = [line.strip() for line in said.out.splitlines()]
+    assert any(line.startswith("NVIDIA's driver 580.95.05, CUDA 13.0; PyTorch") for line in lines)
+    for line in (
+        "h2000  NVIDIA H200  index 0",
+        "3 GiB used of 140 GiB, 132 multiprocessors, compute capability 9.0",
+        "busy 42% of the time, its memory 17%, 123 W, 1980 MHz, 36 °C",
+        "process 123 /usr/bin/program-123, 3 GiB",
+        "a100-sxm4-80gb-mig0  NVIDIA A100-SXM4-80GB  index 1",
+        "MIG is on, and has cut it into 1 x 3g.40gb (42.8 %), 2 x 1g.10gb (14.2 %)",
+        "mig    yes",
+    ):
+        assert line in lines, said.out
+    first, second = found["gpus"]
+    assert first["reading"]["memory"] == 3 << 30
+    assert first["can"]["mig"].startswith("MIG is off")
+    assert [one["profile"] for one in second["gpu"]["instances"]] == ["3g.40gb", "1g.10gb", "1g.10gb"]
+
+
+def test_a_gpu_that_is_lost_does_not_hide_the_others(program: Program, state: Path) -> None:
+    state.write_text("error nvmlDeviceGetComputeRunningProcesses_v3 15\n")
+    with loaded("h200", state=state):
+        said = program("devices")
+    assert "lost: the GPU GPU-00000001-0000-4000-8000-000000000000: it is off the bus" in said.out
+
+
+def test_a_driver_without_a_gpu(program: Program) -> None:
+    with loaded(""):
+        assert "no GPU  driver 580.95.05 shows none; in a container" in program("devices").out
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ("2.11.0+cu130", "PyTorch 2.11.0+cu130\n"),
+        ("2.13.0+cpu", "PyTorch 2.13.0+cpu is without CUDA, so that no model runs on a GPU"),
+        (None, "PyTorch is not installed, and without it no model runs on a GPU"),
+    ],
+)
+def test_which_pytorch_there_is(
+    installed: str | None, words: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(devices, "version", version)
+    with loaded("h200"):
+        assert f"CUDA 13.0; {words}" in program("devices").out
+
+
+@pytest.mark.parametrize("backend", ["mps", "green", "mig"])
+@pytest.mark.parametrize("command", ["serve", "profile", "plan"])
+def test_a_backend_of_gpus_without_a_driver_is_one_sentence(
+    backend: str, command: str, program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "session", absent)
+    (folder / "gpu.toml").write_text(f'backend = "{backend}"\n')
+    flag = ["--settings"] if command == "plan" else []
+    assert program.refuses(command, *flag, "gpu.toml") == "no NVIDIA driver was found; install it"
+
+
+@pytest.mark.parametrize("backend", ["mps", "green", "mig"])
+def test_nor_without_a_gpu(backend: str, program: Program, folder: Path) -> None:
+    (folder / "gpu.toml").write_text(f'backend = "{backend}"\n')
+    with loaded(""):
+        why = program.refuses("serve", "gpu.toml")
+    assert why == f'backend = "{backend}": the driver shows no GPU; in a container, start that with `--gpus all`'
+
+
+def test_a_gpu_that_is_not_there(program: Program, folder: Path) -> None:
+    (folder / "gpu.toml").write_text('backend = "green"\ngpu = { devices = [1] }\n')
+    with loaded("h200"):
+        why = program.refuses("serve", "gpu.toml")
+    assert why == "gpu.devices: no GPU '1'; there is 0 (GPU-00000001-0000-4000-8000-000000000000)"
