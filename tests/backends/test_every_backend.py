@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,28 +13,38 @@ import pytest
 from cotenant.backends import Backend
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.backends.mps import Mps
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.worker.wire import WorkerModel
+from tests.driver import mps
 from tests.live.workers import floats, pool_of, sleeper
 from tests.worker import graphs
 
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "fake": Fake,
-    "cpu bucket": Cpu,
-    "cpu quota": lambda: Cpu(hold="quota"),
+BACKENDS: dict[str, Callable[[pytest.MonkeyPatch], Backend]] = {
+    "fake": lambda _: Fake(),
+    "cpu bucket": lambda _: Cpu(),
+    "cpu quota": lambda _: Cpu(hold="quota"),
+    "mps": mps.on_processor,
 }
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    made = BACKENDS[request.param]()
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    made = BACKENDS[request.param](monkeypatch)
+    lane = lane_of(made)
     try:
-        made.open("probe", WHOLE)
+        made.open(lane, WHOLE)
     except ConfigError as error:
         pytest.skip(str(error))
-    made.close("probe")
-    return made
+    made.close(lane)
+    yield made
+    if isinstance(made, Mps):
+        made.stop()
+
+
+def lane_of(backend: Backend) -> str:
+    return f"{backend.fleet()[0].name}0/0"
 
 
 def model(backend: Backend, folder: Path) -> WorkerModel:
@@ -50,7 +60,7 @@ def test_the_fleet_can_be_cut(backend: Backend) -> None:
 
 
 def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path) -> None:
-    lane = f"{backend.fleet()[0].name}0/0"
+    lane = lane_of(backend)
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
@@ -73,6 +83,7 @@ def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path
 
 def test_closing_what_is_not_open_is_harmless(backend: Backend) -> None:
     backend.close("never")
-    backend.open("lane", 100)
-    backend.close("lane")
-    backend.close("lane")
+    lane = lane_of(backend)
+    backend.open(lane, 100)
+    backend.close(lane)
+    backend.close(lane)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -73,6 +75,15 @@ class OnProcessor(Mps):
 
     def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False)
+
+
+def on_processor(monkeypatch: pytest.MonkeyPatch) -> Mps:
+    """Of one GPU. Its folders are beside the system's other temporary ones: pytest's have too long names."""
+    folder = Path(tempfile.mkdtemp(prefix="mps-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    installed(folder / "bin", monkeypatch)
+    without_nvml(monkeypatch)
+    return OnProcessor([gpu()], directory=folder)
 
 
 class Client:
