@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.config import Address, ModelSettings, read_problem, read_profiles_file, read_settings
+from cotenant.config import Address, ModelSettings, MpsSettings, read_problem, read_profiles_file, read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.errors import ConfigError
 from cotenant.planners.check import check
@@ -221,6 +221,7 @@ def test_a_server_needs_no_file() -> None:
     [
         ('backend = "mps"', tuple(range(100, 1001, 100)), ("margin", 1.2)),
         ('backend = "mps"\nmps = { cuts = [25, 50] }', (250, 500), ("margin", 1.2)),
+        ('backend = "mps"\nmps = { static = true }', None, ("margin", 1.2)),
         ('backend = "green"', None, ("margin", 1.2)),
         ('backend = "mig"', None, ("alone", 1.0)),
         ('backend = "mig"\ninterference = { model = "margin", factor = 1.1 }', None, ("margin", 1.1)),
@@ -235,6 +236,15 @@ def test_a_gpu_has_shares_and_neighbours_as_its_backend_cuts_it(
     assert settings.cuts == cuts
     assert (settings.interference.model, settings.interference.factor) == interference
     assert (settings.gpus, settings.create) == ((), False)
+
+
+def test_how_mps_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text('backend = "mps"\n[mps]\nmemory_limits = true\nprotocol = 3\ndirectory = "run"')
+    assert read_settings(path).mps == MpsSettings(memory_limits=True, protocol=3, directory=tmp_path / "run")
+    path.write_text("[mps]\nprotocol = 4")
+    with pytest.raises(ConfigError, match=r"serve\.toml: mps\.protocol: 4 is not known; take 2 or 3$"):
+        read_settings(path)
 
 
 def test_gpus_are_named_by_index_or_uuid(tmp_path: Path) -> None:

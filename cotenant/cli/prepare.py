@@ -56,7 +56,14 @@ def backend_of(settings: Settings) -> Backend:
     if settings.backend == "mps":
         from cotenant.backends.mps import Mps
 
-        return Mps(gpus)
+        mps = settings.mps
+        return Mps(
+            gpus,
+            directory=mps.directory,
+            memory_limits=mps.memory_limits,
+            static=mps.static,
+            protocol=mps.protocol,
+        )
     if settings.backend == "green":
         from cotenant.backends.green import Green
 

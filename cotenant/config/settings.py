@@ -38,6 +38,15 @@ class Address(msgspec.Struct, frozen=True):
     port: int
 
 
+class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How MPS is used; see `backends.mps`. directory: for its pipes and logs; None: the system's temporary one."""
+
+    static: bool = False
+    memory_limits: bool = False
+    protocol: Literal[2, 3] = 2
+    directory: Path | None = None
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A server. The defaults are those of `read_settings(None)`.
 
@@ -61,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reserve: float
     cuts: tuple[int, ...] | None
     gpus: tuple[str, ...]
+    mps: MpsSettings
     create: bool
     grace: float
     log: Path | None
@@ -110,6 +120,10 @@ class _GpuEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 class _MpsEntry(msgspec.Struct, forbid_unknown_fields=True):
     cuts: tuple[float, ...] = tuple(range(10, 101, 10))
+    static: bool = False
+    memory_limits: bool = False
+    protocol: int = 2
+    directory: str | None = None
 
 
 class _MigEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,6 +177,7 @@ def read_settings(path: Path | None = None) -> Settings:
         reserve=_reserve(file.cpu.reserve, f"{place}: cpu.reserve"),
         cuts=_cuts(backend, file, place),
         gpus=tuple(str(device) for device in file.gpu.devices),
+        mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
         grace=units.seconds(str(file.grace), f"{place}: grace"),
         log=None if file.log is None else base / file.log,
@@ -185,8 +200,19 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
     )
 
 
+def _mps(entry: _MpsEntry, base: Path, place: str) -> MpsSettings:
+    if entry.protocol not in (2, 3):
+        raise ConfigError(f"{place}.protocol: {entry.protocol} is not known; take 2 or 3")
+    return MpsSettings(
+        static=entry.static,
+        memory_limits=entry.memory_limits,
+        protocol=3 if entry.protocol == 3 else 2,
+        directory=None if entry.directory is None else base / entry.directory,
+    )
+
+
 def _cuts(backend: BackendName, file: _SettingsFile, place: str) -> tuple[int, ...] | None:
-    if backend in ("green", "mig"):
+    if backend in ("green", "mig") or (backend == "mps" and file.mps.static):
         return None
     if backend == "mps":
         return cuts_of(file.mps.cuts, f"{place}: mps.cuts")
