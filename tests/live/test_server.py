@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -19,14 +20,19 @@ import uvloop
 from tritonclient.utils import InferenceServerException
 
 from cotenant.backends.cpu import Cpu
+from cotenant.backends.fake import Fake
 from cotenant.cli.client import fetch
+from cotenant.core.plan import Device, Partition, Placement
+from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
+from cotenant.live import beside
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.page import page
 from cotenant.live.rpc import RpcServer
 from cotenant.live.server import Server, Site
+from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 from tests.live.site import repository, site
 
@@ -243,6 +249,53 @@ def test_a_caller_without_patience_gets_no_more_time_than_the_target(tmp_path: P
             assert isinstance(await answered, UnavailableError)
 
     run(main())
+
+
+def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models side by side, whose batches take half as long again as alone: 30 ms, as fake workers sleep."""
+    monkeypatch.setattr(beside, "FEWEST", 3)
+    told: list[Sample] = []
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Site:
+        told.extend(seen)
+        return shared
+
+    def partition(model: str) -> Partition:
+        return Partition(share=500, placements=(Placement(model=model, batch=1, rate=10.0, duty=0.03, latency=0.03),))
+
+    given = site(repository(tmp_path))
+    point = Point(share=500, batch=1, latency=0.02, memory=1)
+    profiles = {(name, "cpu"): Profile(name, "cpu", [point]) for name in given.offered}
+    plan = msgspec.structs.replace(
+        given.plan, devices=(Device(kind="cpu", id=0, partitions=(partition("identity"), partition("lookup"))),)
+    )
+    problem = msgspec.structs.replace(given.problem, profiles=profiles)
+    shared = msgspec.structs.replace(given, plan=plan, problem=problem)
+
+    async def main() -> None:
+        server = Server(shared, Fake(), prepare)
+        await server.start()
+        seen = server._beside.samples
+
+        async def pump(model: str, tensor: Tensor) -> None:
+            while {sample.victim.model for sample in seen()} != {"identity", "lookup"}:
+                await ask(server, model, tensor)
+
+        try:
+            async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+                for _ in range(4):
+                    tasks.create_task(pump("identity", floats()))
+                    tasks.create_task(pump("lookup", indices(1)))
+            await server.load("identity", {})
+        finally:
+            await server.drain(1.0)
+            await server.stop(1.0)
+
+    run(main())
+    found = {sample.victim.model: sample for sample in told}
+    assert found["identity"].neighbours == (Load("lookup", "cpu", 1, 500),)
+    assert found["lookup"].neighbours == (Load("identity", "cpu", 1, 500),)
+    assert all(sample.alone == pytest.approx(0.02) and sample.slowdown >= 1.5 for sample in told)
 
 
 def test_the_metrics_address_offers_metrics_alone(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError, PlanError
-from cotenant.predictors import Load
-from cotenant.predictors.fitting import PREDICTORS, fit, from_json, knowing, to_json
+from cotenant.predictors import Load, Margin
+from cotenant.predictors.fitting import PREDICTORS, fit, from_json, knowing, observing, to_json
 from cotenant.predictors.linear import DRAM, L2
 from cotenant.predictors.samples import Sample
 
@@ -71,6 +71,16 @@ def test_models_may_be_told_later(name: str) -> None:
     more = knowing(fitted, {**PROFILES, ("d", "k"): profile("d", 3.0)})
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
     assert more.slowdown(load, beside) == pytest.approx(fitted.slowdown(load, beside))
+
+
+def test_what_is_seen_moves_those_that_learn_from_it() -> None:
+    load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
+    for fitted in (fit("ours", pairs(), PROFILES), fit("linear", pairs(), PROFILES), Margin(1.2)):
+        before = fitted.slowdown(load, beside)
+        seen = [Sample(load, beside, 0.01, 0.01 * 1.5 * before)] * 9
+        after = observing(fitted, seen).slowdown(load, beside)
+        assert after > 1.3 * before if hasattr(fitted, "observe") else after == before
+        assert fitted.slowdown(load, beside) == before
 
 
 @pytest.mark.parametrize("name", QUICK)
