@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from cotenant.backends import Launch, nvidia
-from cotenant.backends.nvidia import Gpu, asking, session
+from cotenant.backends.nvidia import Gpu, asking, session, words
 from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
@@ -227,7 +227,7 @@ def _destroyed(part: _Part) -> bool:
     try:
         nvml.nvmlComputeInstanceDestroy(compute)
     except nvml.NVMLError as error:
-        logger.warning("the MIG instance %s (%s) stays: %s", part.profile, part.uuid, error)
+        logger.warning("the MIG instance %s (%s) stays: %s", part.profile, part.uuid, words(nvml, error))
         return False
     with contextlib.suppress(nvml.NVMLError):  # what then is left of it, `nvidia-smi mig -dgi` takes away
         nvml.nvmlGpuInstanceDestroy(whole)

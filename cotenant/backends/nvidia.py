@@ -123,7 +123,7 @@ def gpus() -> tuple[Gpu, ...]:
         try:
             found.append(_gpu(nvml, index))
         except nvml.NVMLError as error:
-            logger.warning("GPU %d is left out: %s", index, _words(nvml, error))
+            logger.warning("GPU %d is left out: %s", index, words(nvml, error))
     return tuple(found)
 
 
@@ -306,7 +306,7 @@ def _gone(nvml: Any, uuid: str) -> str:
     try:
         nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError as error:
-        return _words(nvml, error)
+        return words(nvml, error)
     return ""
 
 
@@ -330,10 +330,10 @@ def asking(what: str) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        raise DeviceError(f"{what}: {_words(pynvml, error)}".removeprefix(": ")) from None
+        raise DeviceError(f"{what}: {words(pynvml, error)}".removeprefix(": ")) from None
 
 
-def _words(nvml: Any, error: Any) -> str:
+def words(nvml: Any, error: Any) -> str:
     """Why the driver refused, and the way out."""
     known = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -351,6 +351,7 @@ def _words(nvml: Any, error: Any) -> str:
         ),
         nvml.NVML_ERROR_GPU_IS_LOST: "it is off the bus, or cannot be reached; reset it, or restart the machine",
         nvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset; `sudo nvidia-smi --gpu-reset` does that",
+        nvml.NVML_ERROR_IN_USE: "somebody still computes on it",
         nvml.NVML_ERROR_NOT_FOUND: "it is not there; `nvidia-smi -L` lists what is",
     }
     return known.get(error.value, f"NVIDIA's driver says: {error}")

@@ -12,7 +12,6 @@ from cotenant import __version__
 from cotenant.cli.asked import planned, problem_of, read, read_bytes, site_of, within, write
 from cotenant.cli.capacity import capacity
 from cotenant.cli.colocate import colocate
-from cotenant.cli.devices import devices
 from cotenant.cli.fit import fit
 from cotenant.cli.options import (
     Json,
@@ -321,7 +320,18 @@ def replay(
 
 
 app.command()(reproduce)
-app.command()(devices)
+
+
+@app.command()
+def devices(json: Json = False) -> None:
+    """What this machine has to serve on, what runs there now, and which backends can share it."""
+    from cotenant.cli.devices import looked, view
+
+    machine = looked()
+    if json:
+        show_json(msgspec.json.format(msgspec.json.encode(machine), indent=2))
+    else:
+        console.print(view(machine))
 
 
 @app.command()

@@ -17,8 +17,6 @@ from cotenant.backends import cgroup, nvidia
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.mps import refusal
 from cotenant.backends.nvidia import Gpu, Process, Reading
-from cotenant.cli.options import Json
-from cotenant.cli.show import console, show_json
 from cotenant.core.units import show_memory, show_share
 from cotenant.errors import DeviceError
 from cotenant.profiling import cache
@@ -59,15 +57,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     reason: str
     gpus: tuple[Found, ...]
-
-
-def devices(json: Json = False) -> None:
-    """What this machine has to serve on, what runs there now, and which backends can share it."""
-    machine = looked()
-    if json:
-        show_json(msgspec.json.format(msgspec.json.encode(machine), indent=2))
-    else:
-        console.print(view(machine))
 
 
 def looked() -> Machine:
