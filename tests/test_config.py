@@ -247,6 +247,13 @@ def test_how_mps_is_used(tmp_path: Path) -> None:
         read_settings(path)
 
 
+def test_mps_takes_whole_percentages(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('backend = "mps"\nmps = { cuts = [12.5, 50] }')
+    with pytest.raises(ConfigError, match=r"mps\.cuts: MPS takes whole percentages only, not 12\.5 %$"):
+        read_settings(path)
+
+
 def test_gpus_are_named_by_index_or_uuid(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text('backend = "mig"\nmig = { create = true }\ngpu = { devices = [0, "GPU-00000002"] }')

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import logging
 import re
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Mig:
         self._gpus = nvidia.named(own)
         self._parts = {name: list(usable[given]) for (name, _), given in zip(self._gpus.items(), usable, strict=True)}
         self._watch = nvidia.Watch(self._gpus)
+        weakref.finalize(self, _end, self._watch, self._parts)  # also when this process exits
 
     def fleet(self) -> tuple[Kind, ...]:
         whole = {gpu.kind: self._geometries[gpu.uuid] for gpu in self._gpus.values()}
@@ -133,6 +135,13 @@ class Mig:
         part = _Part(instance.uuid, instance.profile, share, instance.memory, set(), (compute, whole))
         self._parts[device].append(part)
         return part
+
+
+def _end(watch: nvidia.Watch, parts: dict[str, list[_Part]]) -> None:
+    """What is still cut by us goes with us."""
+    watch.close()
+    for part in [part for some in parts.values() for part in some if part.made]:
+        _destroyed(part)
 
 
 def _free(gpu: Gpu) -> list[_Part]:

@@ -215,7 +215,10 @@ def _cuts(backend: BackendName, file: _SettingsFile, place: str) -> tuple[int, .
     if backend in ("green", "mig") or (backend == "mps" and file.mps.static):
         return None
     if backend == "mps":
-        return cuts_of(file.mps.cuts, f"{place}: mps.cuts")
+        cuts = cuts_of(file.mps.cuts, f"{place}: mps.cuts")
+        if broken := [cut for cut in cuts if cut % 10]:
+            raise ConfigError(f"{place}: mps.cuts: MPS takes whole percentages only, not {units.show_share(broken[0])}")
+        return cuts
     return cuts_of(file.cpu.cuts, f"{place}: cpu.cuts")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -250,9 +251,15 @@ def test_who_may_not_make_instances_is_told_and_nothing_is_left(function: str, m
     assert len({where(backend, f"h200-mig0/{next(lanes)}", ONE) for _ in range(7)}) == 7  # the GPU is empty
 
 
+def test_what_was_made_goes_with_the_backend(machine: Machine) -> None:
+    backend = machine("h200-mig", create=True)
+    backend.open("h200-mig0/0", THREE)
+    del backend
+    gc.collect()
+    assert cut_now() == []
+
+
 def test_a_lost_gpu_is_told_by_its_name(machine: Machine, state: Path) -> None:
     backend = machine("h200-mig=7g.141gb,a30-mig=4g.24gb")
     state.write_text("lost 1\n")
-    lost = backend.lost()
-    backend._watch.close()
-    assert lost == {"a30-mig0": "it is off the bus, or cannot be reached; reset it, or restart the machine"}
+    assert backend.lost() == {"a30-mig0": "it is off the bus, or cannot be reached; reset it, or restart the machine"}
