@@ -67,7 +67,8 @@ class Mps:
             name: _Device(name, gpu, Daemon(home.folder / f"{index:02}", gpu.uuid, protocol=protocol, static=static))
             for index, (name, gpu) in enumerate(nvidia.named(gpus).items())
         }
-        self._stop = weakref.finalize(self, _stop, self._devices, home)  # also when this process exits
+        self._watch = nvidia.Watch({name: device.gpu for name, device in self._devices.items()})
+        self._stop = weakref.finalize(self, _stop, self._devices, self._watch, home)  # also when this process exits
         try:
             for device in self._devices.values():
                 if reason := refusal(device.gpu, static=static):
@@ -77,7 +78,6 @@ class Mps:
         except DeviceError:
             self.stop()
             raise
-        self._watch = nvidia.Watch({name: device.gpu for name, device in self._devices.items()})
 
     def stop(self) -> None:
         """End the daemons. Workers that still run lose the GPU."""
@@ -210,7 +210,8 @@ class _Device:
             self._reason, self._told = "", False
 
 
-def _stop(devices: dict[str, _Device], home: Home) -> None:
+def _stop(devices: dict[str, _Device], watch: nvidia.Watch, home: Home) -> None:
+    watch.close()
     for device in devices.values():  # one after the other: while a process exits it cannot start threads
         device.stop()
     home.remove()

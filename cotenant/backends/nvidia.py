@@ -456,6 +456,8 @@ def _mode(gpu: Gpu) -> str:
         mode = _known(nvml, lambda: nvml.nvmlDeviceGetComputeMode(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
     if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
         return f"its compute mode prohibits all contexts; `sudo nvidia-smi -i {gpu.index} -c DEFAULT` allows them"
+    if mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS and (there := processes(gpu.uuid)):
+        return f"its compute mode lets one process in, and {there[0].pid} ({there[0].name}) is there; end it"
     return ""
 
 

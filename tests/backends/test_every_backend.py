@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ import pytest
 from cotenant.backends import Backend
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
-from cotenant.backends.mps import Mps
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.worker.wire import WorkerModel
@@ -21,26 +21,25 @@ from tests.driver import mps
 from tests.live.workers import floats, pool_of, sleeper
 from tests.worker import graphs
 
-BACKENDS: dict[str, Callable[[pytest.MonkeyPatch], Backend]] = {
-    "fake": lambda _: Fake(),
-    "cpu bucket": lambda _: Cpu(),
-    "cpu quota": lambda _: Cpu(hold="quota"),
+BACKENDS: dict[str, Callable[[pytest.MonkeyPatch, ExitStack], Backend]] = {
+    "fake": lambda *_: Fake(),
+    "cpu bucket": lambda *_: Cpu(),
+    "cpu quota": lambda *_: Cpu(hold="quota"),
     "mps": mps.on_processor,
 }
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    made = BACKENDS[request.param](monkeypatch)
-    lane = lane_of(made)
-    try:
-        made.open(lane, WHOLE)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    made.close(lane)
-    yield made
-    if isinstance(made, Mps):
-        made.stop()
+    with ExitStack() as held:
+        made = BACKENDS[request.param](monkeypatch, held)
+        lane = lane_of(made)
+        try:
+            made.open(lane, WHOLE)
+        except ConfigError as error:
+            pytest.skip(str(error))
+        made.close(lane)
+        yield made
 
 
 def lane_of(backend: Backend) -> str:

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cotenant.backends import mps, mps_daemon, nvidia
 from cotenant.backends.mps import Mps
 from cotenant.errors import DeviceError
 from tests.driver import mps as fake
+from tests.driver.build import fitted, loaded
 from tests.live.workers import floats, pool_of
 from tests.worker import graphs
 
@@ -33,7 +35,6 @@ WAIT = 20.0  # seconds until a test that waits for something fails
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where daemons are to be. Short, for sockets; and nothing runs there afterwards."""
     fake.installed(tmp_path / "bin", monkeypatch)
-    fake.without_nvml(monkeypatch)
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         root = Path(folder) / "r"
         root.mkdir()
@@ -44,17 +45,39 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def made(root: Path) -> Iterator[Callable[..., Mps]]:
-    backends: list[Mps] = []
+def machine(tmp_path: Path) -> Iterator[Callable[[str], tuple[nvidia.Gpu, ...]]]:
+    """Gives this process some GPUs, once."""
+    with ExitStack() as held:
 
-    def make(*gpus: nvidia.Gpu, **options: Any) -> Mps:
-        backends.append(fake.OnProcessor(gpus or (fake.gpu(),), directory=root, **options))
-        return backends[-1]
+        def machine(gpus: str) -> tuple[nvidia.Gpu, ...]:
+            held.enter_context(loaded(gpus, state=tmp_path / "state"))
+            return nvidia.gpus()
 
-    yield make
-    for backend in backends:
-        backend.stop()
+        yield machine
+
+
+Make = Callable[..., Mps]
+
+
+@pytest.fixture
+def made(root: Path, machine: Callable[[str], tuple[nvidia.Gpu, ...]]) -> Iterator[Make]:
+    """Starts MPS on the GPUs of a machine, which is the same in later calls. only: which of them."""
+    with ExitStack() as held:
+        there: list[nvidia.Gpu] = []
+
+        def make(gpus: str = "h200", *, only: Sequence[int] | None = None, **options: Any) -> Mps:
+            there.extend(() if there else machine(gpus))
+            some = there if only is None else [there[index] for index in only]
+            backend = fake.OnProcessor(some, directory=root, **options)
+            held.callback(backend.stop)
+            return backend
+
+        yield make
     assert not list(root.iterdir())
+
+
+def uuid(index: int) -> str:
+    return f"GPU-{index + 1:08x}-0000-4000-8000-000000000000"
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -70,23 +93,23 @@ def told(monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
     monkeypatch.setenv("COTENANT_FAKE_MPS", ",".join(words))
 
 
-def test_each_gpu_has_a_daemon_in_a_private_folder(made: Callable[..., Mps], root: Path) -> None:
-    backend = made(fake.gpu(0), fake.gpu(1))
+def test_each_gpu_has_a_daemon_in_a_private_folder(made: Make, root: Path) -> None:
+    backend = made("h200,h200")
     assert [(kind.name, kind.count) for kind in backend.fleet()] == [("h200", 2)]
     daemons = [it for it in mps_daemon.processes() if it.pipe and it.pipe.is_relative_to(root)]
     assert sorted((it.name, it.devices) for it in daemons) == [
-        (name, (fake.gpu(index).uuid,)) for name in (nvidia.CONTROL, mps_daemon.SERVER) for index in (0, 1)
+        (name, (uuid(index),)) for name in (nvidia.CONTROL, mps_daemon.SERVER) for index in (0, 1)
     ]
     (home,) = root.iterdir()
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     first, second = backend.open("h2000/0", 200).env, backend.open("h2001/0", 200).env
     assert first["CUDA_MPS_PIPE_DIRECTORY"] != second["CUDA_MPS_PIPE_DIRECTORY"]
-    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == (fake.gpu(0).uuid, fake.gpu(1).uuid)
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == (uuid(0), uuid(1))
 
 
 @pytest.mark.parametrize(("protocol", "version"), PROTOCOLS.items())
 def test_a_share_is_the_percentage_of_a_client(
-    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
+    made: Make, monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
 ) -> None:
     told(monkeypatch, version=version)
     backend = made(protocol=protocol)
@@ -99,7 +122,7 @@ def test_a_share_is_the_percentage_of_a_client(
 
 
 def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
-    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch
+    made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -110,17 +133,17 @@ def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
     assert environ and not any(b"PERCENTAGE" in entries for entries in environ)
 
 
-def test_a_limit_of_memory_is_the_share_of_it(made: Callable[..., Mps]) -> None:
+def test_a_limit_of_memory_is_the_share_of_it(made: Make) -> None:
     backend = made(memory_limits=True)
-    assert backend.open("h2000/0", 200).env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={28 << 10}M"
+    assert backend.open("h2000/0", 200).env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={143771 // 5}M"
 
 
 @pytest.mark.parametrize(("protocol", "version"), PROTOCOLS.items())
 def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
-    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
+    made: Make, monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
 ) -> None:
     told(monkeypatch, version=version)
-    backend = made(fake.gpu(0), fake.gpu(1), protocol=protocol)
+    backend = made("h200,h200", protocol=protocol)
     bad, neighbour, other = (backend.open(lane, 200).env for lane in ("h2000/0", "h2000/1", "h2001/0"))
     with fake.client(bad) as one, fake.client(neighbour) as two, fake.client(other) as three:
         for lane, client in (("h2000/0", one), ("h2000/1", two), ("h2001/0", three)):
@@ -139,7 +162,7 @@ def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
             assert again.said[0] == "CUDA_SUCCESS"
 
 
-def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Callable[..., Mps]) -> None:
+def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Make) -> None:
     backend = made()
     env = backend.open("h2000/0", 500).env
     with fake.client(env) as one, fake.client(env) as stranger:
@@ -152,10 +175,10 @@ def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Calla
 
 @pytest.mark.parametrize(("options", "version"), [({}, 13000), ({"static": True}, 13010)], ids=["shared", "static"])
 def test_workers_end_with_their_server_and_return_with_the_next(
-    made: Callable[..., Mps], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], version: int
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], version: int
 ) -> None:
     told(monkeypatch, version=version)
-    backend = made(fake.gpu(0), fake.gpu(1), **options)
+    backend = made("h200,h200", **options)
     lanes = ["h2000/0", "h2001/0"]
     model = graphs.identity(tmp_path / "m.onnx", 2)
 
@@ -194,9 +217,7 @@ def server_of(root: Path, name: str) -> int:
     ("name", "reason"),
     [(mps_daemon.SERVER, r"its MPS server ended: .*"), (nvidia.CONTROL, r"its MPS control daemon ended: .*")],
 )
-def test_a_server_or_daemon_that_was_killed_comes_back(
-    made: Callable[..., Mps], root: Path, name: str, reason: str
-) -> None:
+def test_a_server_or_daemon_that_was_killed_comes_back(made: Make, root: Path, name: str, reason: str) -> None:
     backend = made()
     env = backend.open("h2000/0", 500).env
     with fake.client(env) as client:
@@ -213,7 +234,7 @@ def test_a_server_or_daemon_that_was_killed_comes_back(
         assert client.said[0] == "CUDA_SUCCESS"
 
 
-def test_a_client_s_death_costs_the_others_nothing(made: Callable[..., Mps]) -> None:
+def test_a_client_s_death_costs_the_others_nothing(made: Make) -> None:
     backend = made()
     env = backend.open("h2000/0", 500).env
     with fake.client(env) as one, fake.client(env) as two:
@@ -224,7 +245,7 @@ def test_a_client_s_death_costs_the_others_nothing(made: Callable[..., Mps]) -> 
 
 
 def test_what_does_not_start_again_says_why_and_is_tried_again(
-    made: Callable[..., Mps], root: Path, monkeypatch: pytest.MonkeyPatch
+    made: Make, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mps, "AGAIN", 0.0)
     backend = made()
@@ -237,15 +258,13 @@ def test_what_does_not_start_again_says_why_and_is_tried_again(
 
 
 @pytest.mark.parametrize(("protocol", "version"), [(2, 13010), (3, 13040)])
-def test_static_partitions(
-    made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
-) -> None:
+def test_static_partitions(made: Make, monkeypatch: pytest.MonkeyPatch, protocol: int, version: int) -> None:
     told(monkeypatch, version=version)
     backend = made(protocol=protocol, static=True)
     (kind,) = backend.fleet()
     assert kind.cuts[:2] == (62, 125) and kind.cuts[-1] == 1000 and len(kind.cuts) == 16  # of 8 multiprocessors each
     env = backend.open("h2000/0", 500).env
-    assert env["CUDA_MPS_SM_PARTITION"].startswith(fake.gpu().uuid + "/")
+    assert env["CUDA_MPS_SM_PARTITION"].startswith(uuid(0) + "/")
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in env
     with fake.client(env) as client:
         assert client.said == ["CUDA_SUCCESS", "-", env["CUDA_MPS_SM_PARTITION"]]
@@ -256,52 +275,61 @@ def test_static_partitions(
     backend.open("h2000/2", 125)
 
 
-REFUSED: list[tuple[str, nvidia.Gpu, dict[str, Any], dict[str, object], str]] = [
-    ("mig", fake.gpu(mig=True), {}, {}, r"MIG is on$"),
-    ("turing", fake.gpu(capability="7.5"), {"static": True}, {"version": 13010}, r"static partitions need Ampere"),
-    ("13.0", fake.gpu(), {"static": True}, {}, r"need the MPS of CUDA 13\.1 \(13010; this is 13000\); leave them off$"),
-    ("no 3", fake.gpu(), {"protocol": 3}, {}, r"-control -d -p 3` ended with status 1: invalid option"),
-    (
-        "refuses",
-        fake.gpu(),
-        {},
-        {"refuse": "Operation not permitted"},
-        r"ended: Operation not permitted; in a container",
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
+    "MIG": ("h200-mig=1g.18gb", {}, {}, r"MIG is on; a plan for MIG uses its instances$"),
+    "Volta": (
+        "v100",
+        {"static": True},
+        {"version": 13010},
+        r"static partitions need Ampere or newer \(.* this is 7\.0",
     ),
-]
+    "13.0": ("h200", {"static": True}, {}, r"need the MPS of CUDA 13\.1 \(13010; this is 13000\); leave them off$"),
+    "protocol": ("h200", {"protocol": 3}, {}, r"-control -d -p 3` ended with status 1: invalid option"),
+    "rights": ("h200", {}, {"refuse": "Operation not permitted"}, r"ended: Operation not permitted; in a container"),
+}
 
 
-@pytest.mark.parametrize(("gpu", "options", "so", "reason"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED])
+@pytest.mark.parametrize(("gpus", "options", "so", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_is_refused(
-    made: Callable[..., Mps],
+    made: Make,
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
-    gpu: nvidia.Gpu,
+    gpus: str,
     options: dict[str, Any],
     so: dict[str, object],
     reason: str,
 ) -> None:
     told(monkeypatch, **so)
     with pytest.raises(DeviceError, match=reason) as error:
-        made(gpu, **options)
-    assert gpu.uuid in str(error.value) and "\n" not in str(error.value)
+        made(gpus, **options)
+    assert uuid(0) in str(error.value) and "\n" not in str(error.value)
     assert not fake.left(root) and not list(root.iterdir())
 
 
-def test_one_gpu_that_cannot_leaves_no_daemon_on_the_others(made: Callable[..., Mps], root: Path) -> None:
-    with pytest.raises(DeviceError, match=r"^h2001 \(GPU-00000001"):
-        made(fake.gpu(0), fake.gpu(1, mig=True))
+def test_one_gpu_that_cannot_leaves_no_daemon_on_the_others(made: Make, root: Path) -> None:
+    with pytest.raises(DeviceError, match=rf"^h200-mig0 \({uuid(1)}\): MIG is on"):
+        made("h200,h200-mig=1g.18gb")
     assert not fake.left(root)
 
 
-def test_a_server_that_never_comes(made: Callable[..., Mps], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_lets_in_one_process_and_has_one(made: Make, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text(f"mode 0 3\nprocess 0 {os.getpid()} 1000\n")
+    with pytest.raises(
+        DeviceError, match=rf"its compute mode lets one process in, and {os.getpid()} .*is there; end it$"
+    ):
+        made()
+    (tmp_path / "state").write_text("mode 0 3\n")  # as NVIDIA advises for MPS
+    made()
+
+
+def test_a_server_that_never_comes(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, silent=True)
     monkeypatch.setattr(mps_daemon, "PATIENCE", 0.3)
     with pytest.raises(DeviceError, match=r"it has no server after 0\.3 s: "):
         made()
 
 
-def test_shares_below_one_multiprocessor_and_lanes_of_no_device(made: Callable[..., Mps]) -> None:
+def test_shares_below_one_multiprocessor_and_lanes_of_no_device(made: Make) -> None:
     backend = made()
     with pytest.raises(DeviceError, match=r"^0\.7 % of h2000 is less than one of its 132 multiprocessors; give more$"):
         backend.open("h2000/0", 7)
@@ -311,19 +339,19 @@ def test_shares_below_one_multiprocessor_and_lanes_of_no_device(made: Callable[.
 
 def test_a_directory_that_cannot_be(root: Path) -> None:
     with pytest.raises(DeviceError, match=r"/nowhere: No such file or directory; name another with `directory`$"):
-        Mps([fake.gpu()], directory=Path("/nowhere"))
+        Mps([], directory=Path("/nowhere"))
     long = root / ("x" * 100)
     long.mkdir()
     with pytest.raises(DeviceError, match=r"is too long a name for the sockets of MPS; name a shorter one"):
-        Mps([fake.gpu()], directory=long)
+        Mps([], directory=long)
     assert not list(long.iterdir())
 
 
 @pytest.mark.parametrize(
     ("devices", "taken"),
-    [(None, True), (fake.gpu(0).uuid, True), (fake.gpu(0).uuid[:12], True), ("0,3", True), (fake.gpu(1).uuid, False)],
+    [(None, True), (uuid(0), True), (uuid(0)[:12], True), ("0,3", True), (uuid(1), False)],
 )
-def test_another_daemon_on_the_same_gpu(made: Callable[..., Mps], root: Path, devices: str | None, taken: bool) -> None:
+def test_another_daemon_on_the_same_gpu(made: Make, root: Path, devices: str | None, taken: bool) -> None:
     pipe = root.parent / "p"
     pipe.mkdir()
     env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)} | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
@@ -340,9 +368,7 @@ def test_another_daemon_on_the_same_gpu(made: Callable[..., Mps], root: Path, de
         fake.cleared(pipe)
 
 
-def test_a_daemon_outside_of_this_container(
-    made: Callable[..., Mps], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_outside_of_this_container(made: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = root.parent / "p"
     pipe.mkdir()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipe))
@@ -357,22 +383,23 @@ def test_a_daemon_outside_of_this_container(
 OWNER = """
 import sys
 from pathlib import Path
-import pytest
-from cotenant.backends.mps import Mps
-from tests.driver.mps import gpu, without_nvml
-without_nvml(pytest.MonkeyPatch())
-backend = Mps([gpu()], directory=Path(sys.argv[1]))
-print("up", flush=True)
+from cotenant.backends import mps, nvidia
+backend = mps.Mps(nvidia.gpus(), directory=Path(sys.argv[1]))
+print(backend.lost(), flush=True)
 sys.stdin.read()
 """
 
 
 def owner(root: Path) -> subprocess.Popen[str]:
-    """A process with an Mps, until its input ends."""
+    """A process with an Mps on a GPU, until its input ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(root)],
+        env=os.environ | fitted("h200"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    assert process.stdout and process.stdout.readline() == "up\n"
+    assert process.stdout and process.stdout.readline() == "{}\n"
     return process
 
 
@@ -384,7 +411,7 @@ def test_a_process_that_ends_leaves_nothing(root: Path) -> None:
     assert not fake.left(root) and not list(root.iterdir())
 
 
-def test_what_a_killed_process_left_is_ended_by_the_next(made: Callable[..., Mps], root: Path) -> None:
+def test_what_a_killed_process_left_is_ended_by_the_next(made: Make, root: Path) -> None:
     """Its daemon would otherwise have the GPU for good."""
     process = owner(root)
     process.kill()
@@ -396,19 +423,17 @@ def test_what_a_killed_process_left_is_ended_by_the_next(made: Callable[..., Mps
     assert not set(old) & set(fake.left(root)) and not folders[0].exists()
 
 
-def test_what_another_process_still_uses_is_left_alone(made: Callable[..., Mps], root: Path) -> None:
+def test_what_another_process_still_uses_is_left_alone(made: Make, root: Path) -> None:
     process = owner(root)
     (folder,) = root.iterdir()
     with pytest.raises(DeviceError, match=r"^h2000 .* the MPS control daemon \d+ \(its pipes .*\) has this GPU"):
-        made()
-    made(fake.gpu(1)).stop()
+        made("h200,h200")
+    made(only=[1]).stop()
     assert folder.exists() and len(fake.left(root)) == 2
     process.communicate()
 
 
-def test_a_daemon_that_does_not_listen_is_killed(
-    made: Callable[..., Mps], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_does_not_listen_is_killed(made: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, deaf=True)
     monkeypatch.setattr(mps_daemon, "LINGER", 0.1)
     backend = made()

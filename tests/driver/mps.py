@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -19,22 +19,10 @@ import pytest
 from cotenant.backends import Launch, nvidia
 from cotenant.backends.mps import Mps
 from cotenant.backends.mps_daemon import processes
-from cotenant.backends.nvidia import CONTROL, Gpu
+from cotenant.backends.nvidia import CONTROL
+from tests.driver.build import loaded
 
 SCRIPT = Path(__file__).with_name("mps_control.py")
-
-
-def gpu(index: int = 0, *, capability: str = "9.0", mig: bool = False, name: str = "NVIDIA H200") -> Gpu:
-    return Gpu(
-        index=index,
-        uuid=f"GPU-{index:08x}-4cf7-e667-3644-bf5b4f46ed65",
-        name=name,
-        kind="h200",
-        memory=140 << 30,
-        multiprocessors=132,
-        capability=capability,
-        mig=mig,
-    )
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
@@ -56,20 +44,6 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **told: object) -> 
         monkeypatch.delenv(name)
 
 
-class _AllThere:
-    def __init__(self, devices: dict[str, Gpu]) -> None:
-        pass
-
-    def lost(self) -> dict[str, str]:
-        return {}
-
-
-def without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks the driver whether the GPUs are there, and what they can."""
-    monkeypatch.setattr(nvidia, "Watch", _AllThere)
-    monkeypatch.setattr(nvidia, "mechanisms", lambda gpu: {"mps": "MIG is on" if gpu.mig else ""})
-
-
 class OnProcessor(Mps):
     """Its workers have what clients of MPS have, but run their models on the processor."""
 
@@ -77,13 +51,15 @@ class OnProcessor(Mps):
         return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False)
 
 
-def on_processor(monkeypatch: pytest.MonkeyPatch) -> Mps:
-    """Of one GPU. Its folders are beside the system's other temporary ones: pytest's have too long names."""
-    folder = Path(tempfile.mkdtemp(prefix="mps-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+def on_processor(monkeypatch: pytest.MonkeyPatch, held: ExitStack) -> Mps:
+    """Of one GPU, until what is `held` ends."""
+    # Beside the system's other temporary folders: the names of pytest's are too long for sockets.
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))
     installed(folder / "bin", monkeypatch)
-    without_nvml(monkeypatch)
-    return OnProcessor([gpu()], directory=folder)
+    held.enter_context(loaded("h200"))
+    backend = OnProcessor(nvidia.gpus(), directory=folder)
+    held.callback(backend.stop)
+    return backend
 
 
 class Client:
