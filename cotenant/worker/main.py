@@ -54,6 +54,8 @@ def main() -> None:
         serve(connection, arena, processors, time.process_time)
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(1)  # the server is gone
+    except DeviceError as error:
+        sys.exit(str(error))
 
 
 def host(control: socket.socket, arena: int, processors: Multiprocessors) -> None:
@@ -73,7 +75,10 @@ def _serve_one(descriptor: int, arena: int, processors: Multiprocessors) -> None
 
 def _end(failure: threading.ExceptHookArgs) -> None:
     """What no lane expects may have broken what all share: they begin anew, in another process."""
-    traceback.print_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
+    if isinstance(failure.exc_value, DeviceError):
+        print(failure.exc_value, file=sys.stderr)  # noqa: T201  # the last line that a worker prints is its reason
+    else:
+        traceback.print_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
     sys.stderr.flush()
     os._exit(1)
 
@@ -98,28 +103,30 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)  # before any pool of threads is made: they inherit it
     memory = map_memory(arena, setup.arena)
-    with contextlib.ExitStack() as held:
-        try:
-            loaded = _load(setup, processors, held)
-        except (DeviceError, ModelError) as error:
-            send(Broken(str(error)))
-            return
-        send(Ready({name: footprint for name, (_, footprint) in loaded.items()}))
-        pace = Pace(math.inf if setup.pace is None else setup.pace, used)
+    held = contextlib.ExitStack()  # let go of in good order, or not at all: a broken device would hide what broke it
+    try:
+        loaded = _load(setup, processors, held)
+    except (DeviceError, ModelError) as error:
+        send(Broken(str(error)))
+        held.close()
+        return
+    send(Ready({name: footprint for name, (_, footprint) in loaded.items()}))
+    pace = Pace(math.inf if setup.pace is None else setup.pace, used)
 
-        while isinstance(run := receive(), Run):
-            started = time.monotonic()
-            runner = loaded[run.model][0]
-            batch = Batch(runner, memory, run.room)
-            answers = batch.run(run.requests)
-            done = time.monotonic()
-            due, cpu = pace.charge(started)
-            due = max(due, started + runner.least(batch.rows))
-            wait(connection, due)
-            pace.ended(due, time.monotonic())
-            parts = batch.gather, batch.infer, batch.scatter
-            timing = Timing(started, *parts, max(due - done, 0.0), cpu, batch.device, runner.memory)
-            send(Answer(run.batch, answers, timing))
+    while isinstance(run := receive(), Run):
+        started = time.monotonic()
+        runner = loaded[run.model][0]
+        batch = Batch(runner, memory, run.room)
+        answers = batch.run(run.requests)
+        done = time.monotonic()
+        due, cpu = pace.charge(started)
+        due = max(due, started + runner.least(batch.rows))
+        wait(connection, due)
+        pace.ended(due, time.monotonic())
+        parts = batch.gather, batch.infer, batch.scatter
+        timing = Timing(started, *parts, max(due - done, 0.0), cpu, batch.device, runner.memory)
+        send(Answer(run.batch, answers, timing))
+    held.close()
 
 
 def _load(

@@ -1,0 +1,134 @@
+"""Changes of shares in one process for all lanes: no request is lost, no process starts, no weights are copied."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cotenant.backends import Launch
+from cotenant.backends.cpu import Cpu
+from cotenant.core.plan import Partition
+from cotenant.errors import FailedError, RequestError
+from cotenant.live.oip import InferRequest, InferResponse
+from cotenant.live.server import Server, Site
+from cotenant.predictors.samples import Sample
+from tests.live.site import repository, site
+from tests.live.test_server import PATIENCE, floats, indices, run
+from tests.live.workers import floats as rows
+from tests.live.workers import pool_of
+from tests.worker import modules
+
+WEIGHTS = 48 << 20
+LARGE = f"""
+import torch
+
+class Large(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.ones({WEIGHTS // 4}))
+
+    def forward(self, x):
+        return x * self.weights[0], x.sum(1, keepdim=True)
+"""
+
+
+# As a kernel does that reads where it must not: nothing of the process can run on the GPU any more.
+BREAKS = """
+import torch
+from cotenant.worker.runners.place import Processor
+
+Processor.broken = lambda self: "an illegal memory access was encountered"
+
+class Breaks(torch.nn.Module):
+    def forward(self, x):
+        if x[0, 0] > 8:
+            raise RuntimeError("it broke")
+        return x, x.sum(1, keepdim=True)
+"""
+
+
+class Shared(Cpu):
+    """One process for all lanes, as on a GPU with green contexts."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return Launch(process="cpu")
+
+
+def swapped(given: Site, shares: tuple[int, ...]) -> Site:
+    """The same placements on partitions of other shares."""
+    (device,) = given.plan.devices
+    placements = [placement for partition in device.partitions for placement in partition.placements]
+    partitions = tuple(
+        Partition(share=share, placements=(placement,)) for share, placement in zip(shares, placements, strict=True)
+    )
+    device = msgspec.structs.replace(device, partitions=partitions)
+    return msgspec.structs.replace(given, plan=msgspec.structs.replace(given.plan, devices=(device,)))
+
+
+def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Site:
+            raise FailedError("nothing else is to be served")
+
+        given = site(repository(tmp_path))
+        server = Server(swapped(given, (600, 400)), Shared(), prepare)
+        await server.start()
+        answers: list[InferResponse | RequestError] = []
+        asked = 0
+        (pid,) = {status.pid for status in server.status().workers}
+        try:
+            for shares in ((400, 600), (250, 750), (750, 250), (600, 400)):
+                change = asyncio.ensure_future(server.apply(swapped(given, shares)))
+                while not change.done():
+                    for model, tensor in (("identity", floats()), ("lookup", indices(1))):
+                        server.infer(InferRequest(model=model, inputs=(tensor,)), answers.append)
+                        asked += 1
+                    await asyncio.sleep(0.002)
+                await change
+            async with asyncio.timeout(PATIENCE):
+                while len(answers) < asked or len(server.status().workers) > 2:
+                    await asyncio.sleep(0.01)
+            assert [answer for answer in answers if isinstance(answer, RequestError)] == []
+            workers = server.status().workers
+            assert {worker.pid for worker in workers} == {pid}
+            assert [worker.restarts for worker in workers] == [0, 0]
+            assert sorted(worker.share for worker in workers) == [400, 600]
+        finally:
+            await server.stop(1.0)
+
+    run(main())
+
+
+def test_lanes_of_one_process_have_one_copy_of_the_weights_and_one_context(tmp_path: Path) -> None:
+    (tmp_path / "breaks").mkdir()
+    model, breaks = modules.python(tmp_path, LARGE), modules.python(tmp_path / "breaks", BREAKS)
+
+    async def scenario() -> None:
+        async with pool_of(Shared()) as (pool, told, _):
+            await pool.start("cpu0/0", share=400, models=[model])
+            await told.next()
+            before = pool.status()[0]
+            assert before.memory > WEIGHTS
+            for slot in range(1, 4):
+                await pool.start(f"cpu0/{slot}", share=600, models=[model], leaving=[f"cpu0/{slot - 1}"])
+                assert await told.next() == ("ready", f"cpu0/{slot}")
+                await pool.stop(f"cpu0/{slot - 1}", grace=5.0)
+                pool.run(f"cpu0/{slot}", slot, "m", [rows(1, 2)])
+                assert (await told.next())[3][0][0].array().tolist() == [[1, 2]]
+            (after,) = pool.status()
+            assert (after.pid, after.restarts) == (before.pid, 0)
+            assert after.memory < before.memory + WEIGHTS / 2
+
+            await pool.start("cpu0/4", share=400, models=[breaks])
+            await told.next()
+            pool.run("cpu0/4", 4, "m", [rows(9, 2)])
+            reason = (
+                "it exited with status 1: model 'm' broke its CUDA context: an illegal memory access was encountered"
+            )
+            lanes = ("cpu0/3", "cpu0/4")
+            assert {await told.next(), await told.next()} == {("died", lane, reason) for lane in lanes}
+
+    asyncio.run(scenario())
