@@ -17,6 +17,7 @@ from cotenant.backends.fake import Fake
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.worker.wire import WorkerModel
+from tests.backends import test_green
 from tests.driver import mps
 from tests.live.workers import floats, pool_of, sleeper
 from tests.worker import graphs
@@ -25,6 +26,7 @@ BACKENDS: dict[str, Callable[[pytest.MonkeyPatch, ExitStack], Backend]] = {
     "fake": lambda *_: Fake(),
     "cpu bucket": lambda *_: Cpu(),
     "cpu quota": lambda *_: Cpu(hold="quota"),
+    "green": test_green.sleeping,
     "mps": mps.on_processor,
 }
 
@@ -47,7 +49,9 @@ def lane_of(backend: Backend) -> str:
 
 
 def model(backend: Backend, folder: Path) -> WorkerModel:
-    return sleeper(0.001, name="identity") if backend.name == "fake" else graphs.identity(folder / "m.onnx", 2)
+    return (
+        sleeper(0.001, name="identity") if backend.name in ("fake", "green") else graphs.identity(folder / "m.onnx", 2)
+    )
 
 
 def test_the_fleet_can_be_cut(backend: Backend) -> None:

@@ -30,6 +30,14 @@ class Sleeping(Green):
         return msgspec.structs.replace(super().open(lane, share, leaving), fake=True)
 
 
+def sleeping(monkeypatch: pytest.MonkeyPatch, held: ExitStack) -> Sleeping:
+    """On a machine with one H200, as long as it is `held`."""
+    held.enter_context(loaded("h200"))
+    backend = Sleeping(nvidia.gpus())
+    held.callback(backend.stop)
+    return backend
+
+
 Machine = Callable[..., Sleeping]
 
 
