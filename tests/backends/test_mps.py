@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import change
 from cotenant.backends import mps, mps_daemon, nvidia
 from cotenant.backends.mps import Mps
 from cotenant.errors import DeviceError
@@ -201,6 +202,16 @@ def test_workers_end_with_their_server_and_return_with_the_next(
                 assert client.said[0] == "CUDA_SUCCESS"
 
     asyncio.run(scenario())
+
+
+def test_a_change_of_share_is_another_worker_and_loses_nothing(made: Make, tmp_path: Path) -> None:
+    model = graphs.identity(tmp_path / "m.onnx", 2)
+    backend = made()
+    first, second = asyncio.run(change.measure(backend, model, [floats(1, 2)], (200, 500), 2))
+    assert (first.before, first.after, second.before, second.after) == (200, 500, 500, 200)
+    for it in (first, second):
+        assert it.lost == 0 and it.restarted
+        assert 0 < it.ready < it.answered <= it.over
 
 
 def environment(pid: int | None) -> dict[str, str]:
