@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check test-slow compiled bench clean
+.PHONY: demo test check test-slow compiled bench gpu-check clean
 
 demo: $(READY)
 	$(BIN)/cotenant demo
@@ -29,6 +29,17 @@ compiled: $(READY)
 bench: $(READY)
 	for name in simulator forecast geometry predictors http_small http_large sleep_model overload shares agree; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
+
+# All that needs a GPU, in stages that each end in time and go on where an earlier run stopped: docs/gpus.md. Without a
+# GPU, BACKEND=cpu runs the same with small models. GPU_PYTHON: has what pyproject.toml asks for; nothing is installed.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+STAGE ?= 1 2 3 4
+BACKEND ?= green mps
+OUT ?= build/gpu
+KNOWN ?= data/gpu
+LIMIT ?= 570
+gpu-check:
+	$(GPU_PYTHON) -m benchmarks.gpu --stage $(STAGE) --backend $(BACKEND) --out $(OUT) --known $(KNOWN) --seconds $(LIMIT)
 
 clean:
 	rm -rf .venv build dist

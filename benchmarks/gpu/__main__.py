@@ -1,0 +1,63 @@
+"""All that a GPU is needed for, in stages that each end in time and go on where an earlier run stopped.
+
+    make gpu-check [STAGE="1 2 3 4"] [BACKEND="green mps"] [OUT=results] [SECONDS=570]
+    python -m benchmarks.gpu --stage 2 3 --backend green --out results --seconds 570
+
+1 what this machine has, and the tests marked `gpu`   2 profiles, memory and counters   3 pairs
+4 all models live, against simulated, and the largest rate under three planners
+
+With the backend `cpu` the same stages run in minutes on a machine without a GPU, with small models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.gpu import checks, live, pairs, profiles
+from benchmarks.gpu.session import GPULET, SMALL, Session
+
+STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
+SPARE = 5.0  # seconds of the whole that are kept for the end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stage", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1, 2, 3, 4])
+    parser.add_argument("--backend", nargs="+", choices=("cpu", "green", "mps", "mig"), default=["green", "mps"])
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder for results")
+    parser.add_argument("--known", type=Path, help="results of earlier runs, to go on with")
+    parser.add_argument("--repository", type=Path, default=Path("build/gpu-models"))
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these of the models")
+    parser.add_argument("--seconds", type=float, default=570.0, help="until all must be done")
+    given = parser.parse_args()
+    if "cpu" in given.backend and len(given.backend) > 1:
+        parser.error("--backend: cpu goes alone")
+    targets = SMALL if given.backend == ["cpu"] else GPULET
+    if strange := [name for name in given.models or () if name not in targets]:
+        parser.error(f"--models: no {strange[0]!r}; there are {', '.join(targets)}")
+    chosen = {name: target for name, target in targets.items() if not given.models or name in given.models}
+    session = Session(given.out, given.repository, chosen, tuple(given.backend), given.seconds - SPARE)
+    if given.known is not None and given.known.is_dir():
+        for file in given.known.iterdir():
+            if file.suffix in (".csv", ".json") and not (given.out / file.name).exists():
+                shutil.copy(file, given.out)
+    session.write("machine.json", msgspec.json.format(msgspec.json.encode(session.provenance(given.stage)), indent=1))
+    if 1 in given.stage:
+        checks.run(session)
+    if later := [run for stage, run in STAGES.items() if stage in given.stage]:
+        models = session.build()
+        for run in later:
+            run(session, models)
+    for text in session.missing:
+        print(f"missing: {text}")
+    print(f"results are in {given.out}" + ("; run again to go on" if session.missing else ""))
+
+
+if __name__ == "__main__":
+    main()

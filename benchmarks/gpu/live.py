@@ -1,0 +1,301 @@
+"""Stage 4: all models at once, live against simulated, and the largest rate under three planners: `live.json`.
+
+Requests come from within the server's process, in memory that its workers share: what HTTP costs is measured elsewhere
+(docs/benchmarks.md), and at these rates it would be most of what there is to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+
+from benchmarks.gpu import profiles
+from benchmarks.gpu.session import Session
+from cotenant.backends import Backend
+from cotenant.cli.prepare import Preparation, timed
+from cotenant.core.model import Model
+from cotenant.core.plan import Plan
+from cotenant.core.request import Outcome, Request
+from cotenant.core.tensor import Tensor
+from cotenant.errors import CotenantError, RequestError, UnavailableError
+from cotenant.live.oip import InferRequest, InferResponse
+from cotenant.live.server import Offered, Server, Site
+from cotenant.measure.report import Report
+from cotenant.measure.stats import Histogram, Tally
+from cotenant.planners import Problem
+from cotenant.runtime.dispatcher import HOPELESS, PASSED
+from cotenant.runtime.lanes import lanes_of
+from cotenant.runtime.log import entries
+from cotenant.sim.observed import durations, observed
+from cotenant.sim.run import simulate
+from cotenant.worker.repository import sample
+from cotenant.workload import Workload
+from cotenant.workload.arrivals import arrivals
+
+PLANNERS = ("geometry", "elastic", "squishy")  # squishy shares whole devices in time
+LOADS = (0.3, 0.6, 0.9)  # times the planned rates, for the comparison
+MORE, LESS = (1.0, 1.1, 1.2, 1.3), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # likewise, for the largest rate
+COMPARED, STEP = 15.0, 6.0  # seconds of a run
+ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
+INPUTS = 8  # different ones of a model
+TIMER = 0.0005  # seconds: what is due within them goes now
+BURST = 32  # requests in a row before answers are taken
+LEAST = 20.0  # seconds that starting workers for a plan and one run take at least
+
+
+def run(session: Session, models: Mapping[str, Offered]) -> None:
+    path = session.out / "live.json"
+    found: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    for place, name in enumerate(session.backends):
+        known = profiles.read(session.out / f"profiles-{name}.csv")
+        if missing := sorted(models.keys() - known):
+            session.lacks(f"{name}: {', '.join(missing)} cannot be planned for without the profiles of stage 2")
+        if not models.keys() & known:
+            continue
+        rest = session.left * (1 - 1 / (len(session.backends) - place))
+        # Timers of the server may write to its log until the event loop ends.
+        with session.backend(name) as backend, tempfile.TemporaryDirectory() as folder:
+            if backend is None:
+                continue
+            result = found[name] = {}
+            with Path(folder, "events.jsonl").open("wb") as log:
+                try:
+                    uvloop.run(_served(session, name, sorted(models.keys() & known), backend, result, log, rest))
+                except CotenantError as error:
+                    session.lacks(f"{name}: {error}")
+        session.write(path.name, msgspec.json.format(msgspec.json.encode(found), indent=1))
+
+
+async def _served(
+    session: Session,
+    name: str,
+    models: Sequence[str],
+    backend: Backend,
+    result: dict[str, Any],
+    log: BufferedWriter,
+    rest: float,
+) -> None:
+    """rest: seconds that are to be left for what follows."""
+    lines = {"profiles": f'"{(session.out / f"profiles-{name}.csv").absolute()}"'}
+    pairs = (session.out / f"pairs-{name}.csv").absolute()
+    if pairs.exists() and not session.cpu:
+        lines["interference"] = f'{{ model = "ours", fit = "{pairs}" }}'
+    preparation = Preparation(session.settings(name, **lines), backend)
+    site = await preparation.site(models)
+    server = Server(site, backend, preparation.site, log=log)
+    await server.start()
+    try:
+        bench = _Bench(session, server, log)
+        if session.left - rest > LEAST + len(LOADS) * COMPARED:
+            result["agreement"] = await bench.compared(site)
+        else:
+            session.lacks(f"{name}: live against simulated: the time is up")
+        result["largest"] = {}
+        for planner in PLANNERS:
+            if session.left - rest < LEAST:
+                session.lacks(f"{name}: the largest rate under {planner}: the time is up")
+                continue
+            plan = site.plan if planner == site.plan.planner else await asyncio.to_thread(timed, planner, site.problem)
+            result["largest"][planner] = await bench.largest(site, plan, session.left - rest)
+    finally:
+        await server.stop(grace=2.0)
+    rates = {planner: it["requests_s"] for planner, it in result["largest"].items()}
+    if rates.get("squishy"):
+        result["over_temporal"] = {planner: rate / rates["squishy"] for planner, rate in rates.items()}
+        told = ", ".join(f"{planner} {ratio:.2f} x" for planner, ratio in result["over_temporal"].items())
+        session.say(f"{name}: largest rate over that of whole devices shared in time: {told}")
+
+
+class _Bench:
+    """A server under load. log: of its events, as it writes them."""
+
+    def __init__(self, session: Session, server: Server, log: BufferedWriter) -> None:
+        self._session = session
+        self._server = server
+        self._log = log
+        rng = np.random.default_rng(0)
+        self._inputs = {
+            name: [self._placed(sample(offer.entry, offer.info, 1, rng)) for _ in range(INPUTS)]
+            for name, offer in server.site.offered.items()
+        }
+
+    def _placed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """In the memory that workers share, where a front end would have read them to."""
+        found = []
+        for tensor in tensors:
+            block = self._server.allocate(len(tensor.data))
+            if block is not None:
+                block.view[:] = tensor.data
+                tensor = msgspec.structs.replace(tensor, data=block.view, block=block)
+            found.append(tensor)
+        return tuple(found)
+
+    async def compared(self, site: Site) -> list[dict[str, Any]]:
+        """Each load live, then simulated twice: with what profiles and predictor say, and with what batches were seen
+        to take under other arrivals."""
+        problem, plan = site.problem, site.plan
+        models = _served_by(problem, plan)
+        lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
+        since = time.monotonic()
+        await self._driven(models, plan, LOADS[1], COMPARED / 2, seed=1000)
+        took = observed(lanes, durations(entries(self._written()), since, time.monotonic()))
+        rows = []
+        for load in LOADS:
+            live = await self._driven(models, plan, load, COMPARED, seed=0)
+            workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
+            foreseen = simulate(problem, plan, workload, seconds=COMPARED)
+            seen = simulate(problem, plan, workload, seconds=COMPARED, observed=took)
+            rows.append(
+                {
+                    "load": load,
+                    **{
+                        name: _figures(it)
+                        for name, it in (("live", live), ("simulated", foreseen), ("simulated_as_observed", seen))
+                    },
+                }
+            )
+            self._session.say(
+                f"{load:g} x the planned rates: {_rate(live):.0f} requests/s, p99 {_apart(foreseen, live)} of the "
+                f"simulated; as observed, {_apart(seen, live)}"
+            )
+        return rows
+
+    async def largest(self, site: Site, plan: Plan, seconds: float) -> dict[str, Any]:
+        """The largest multiple of the planned rates at which every promise is kept live. seconds: that there are."""
+        models = _served_by(site.problem, plan)
+        until = time.monotonic() + seconds
+        begun = time.monotonic()
+        await self._server.apply(msgspec.structs.replace(site, plan=plan))
+        changed = time.monotonic() - begun
+        kept, runs = 0.0, []
+
+        async def keeps(load: float) -> bool:
+            if time.monotonic() + STEP + 2 > until:
+                raise TimeoutError(f"{plan.planner} at {load:g} x the planned rates: the time is up")
+            report = await self._driven(models, plan, load, STEP, seed=0)
+            late = [row.model for row in report.models if not row.kept]
+            runs.append({"load": load, "late": late, "lag_s": report.lag, **_figures(report)})
+            return not late
+
+        try:
+            for load in MORE:
+                if not await keeps(load):
+                    break
+                kept = load
+            for load in LESS if not kept else ():
+                if await keeps(load):
+                    kept = load
+                    break
+        except TimeoutError as error:
+            self._session.lacks(str(error))
+        planned = sum(plan.rates().values())
+        self._session.say(
+            f"{plan.planner}: planned {planned:.0f} requests/s on {plan.devices_used} devices in {plan.solve_s:.1f} s, "
+            f"changed over in {changed:.2f} s, kept {kept:g} x that"
+        )
+        return {
+            "requests_s": kept * planned,
+            "planned_s": planned,
+            "solve_s": plan.solve_s,
+            "change_s": changed,
+            "plan": msgspec.json.decode(plan.to_json()),
+            "runs": runs,
+        }
+
+    async def _driven(self, models: Sequence[Model], plan: Plan, load: float, seconds: float, seed: int) -> Report:
+        """Poisson arrivals, whether or not earlier ones were answered."""
+        tallies = {model.name: Tally() for model in models}
+        workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
+        lag, start = Histogram(), time.monotonic()
+        sent = pending = burst = 0
+        idle = asyncio.Event()
+
+        def send(model: Model) -> None:
+            nonlocal pending
+            now = time.monotonic()
+            request = Request(sent, model.name, now, now + model.slo)
+            pending += 1
+
+            def done(answer: InferResponse | RequestError) -> None:
+                nonlocal pending
+                pending -= 1
+                tallies[model.name].ended((request,), _outcome(answer), time.monotonic())
+                if not pending:
+                    idle.set()
+
+            inputs = self._inputs[model.name][sent % INPUTS]
+            self._server.infer(InferRequest(model=model.name, inputs=inputs), done)
+
+        for times, sources in arrivals(workload, seconds, seed):
+            for offset, source in zip(times.tolist(), sources.tolist(), strict=True):
+                due = start + offset
+                while (wait := due - time.monotonic()) > TIMER or burst >= BURST:
+                    burst = 0
+                    await asyncio.sleep(max(0.0, wait))
+                lag.extend((max(0.0, time.monotonic() - due),))
+                send(models[source])
+                sent += 1
+                burst += 1
+        await asyncio.sleep(max(0.0, start + seconds - time.monotonic()))
+        idle.clear()
+        if pending:
+            await asyncio.wait_for(idle.wait(), 30)
+        return Report.of("live", models, tallies, seconds, lag=lag.quantile(0.99) if sent else None)
+
+    def _written(self) -> list[bytes]:
+        self._log.flush()
+        return Path(self._log.name).read_bytes().split(b"\n")[:-1]
+
+
+def _served_by(problem: Problem, plan: Plan) -> list[Model]:
+    return [model for model in problem.models if plan.rate(model.name)]
+
+
+def _outcome(answer: InferResponse | RequestError) -> Outcome:
+    if isinstance(answer, InferResponse):
+        return Outcome.SERVED
+    if isinstance(answer, UnavailableError):
+        return Outcome.EXPIRED if any(reason in str(answer) for reason in (PASSED, HOPELESS)) else Outcome.REFUSED
+    return Outcome.FAILED
+
+
+def _rate(report: Report) -> float:
+    return sum(row.offered for row in report.models)
+
+
+def _figures(report: Report) -> dict[str, Any]:
+    return {
+        "models": {
+            row.model: {
+                "requests": sum(row.ends.values()),
+                "attainment": row.attainment,
+                "p50_ms": None if row.p50 is None else row.p50 * 1e3,
+                "p99_ms": None if row.p99 is None else row.p99 * 1e3,
+                "ends": row.ends,
+            }
+            for row in report.models
+        }
+    }
+
+
+def _apart(simulated: Report, live: Report) -> str:
+    """By how much p99 differ at most, of models with ENOUGH requests."""
+    seen = {row.model: row for row in live.models if sum(row.ends.values()) >= ENOUGH}
+    apart = {
+        row.model: seen[row.model].p99 / row.p99 - 1  # type: ignore[operator]
+        for row in simulated.models
+        if row.p99 and row.model in seen and seen[row.model].p99
+    }
+    if not apart:
+        return "nothing to compare"
+    worst = max(apart, key=lambda model: abs(apart[model]))
+    return f"within {abs(apart[worst]) * 100:.0f} % ({worst} {apart[worst] * 100:+.0f} %)"

@@ -1,0 +1,71 @@
+"""Stage 3: models side by side under each backend, as samples for predictors: `pairs-<backend>.csv`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+
+import uvloop
+
+from benchmarks.gpu import profiles
+from benchmarks.gpu.session import Session, candidate, first
+from cotenant.backends import Backend
+from cotenant.config import read_samples_file
+from cotenant.core.profile import Profiles
+from cotenant.live.server import Offered
+from cotenant.predictors.samples import Sample, write_samples
+from cotenant.profiling.grid import Grid, grid_of
+from cotenant.profiling.pairs import measure, pairs
+
+COUNT = 300
+SECONDS = 0.3  # for a pair
+AT_ONCE = 100  # pairs: workers of other processes start anew for each cut of so many
+EVERY = 10
+
+
+def run(session: Session, models: Mapping[str, Offered]) -> None:
+    for place, name in enumerate(session.backends):
+        known = profiles.read(session.out / f"profiles-{name}.csv")
+        if missing := sorted(models.keys() - known):
+            session.lacks(f"{name}: pairs of {', '.join(missing)} need their profiles, which stage 2 measures")
+            continue
+        by_kind = {(model, profile.kind): profile for model, profile in known.items() if model in models}
+        rest = session.left * (1 - 1 / (len(session.backends) - place))
+        with session.backend(name) as backend:
+            if backend is not None:
+                uvloop.run(_measured(session, models, name, backend, by_kind, rest))
+
+
+async def _measured(
+    session: Session, models: Mapping[str, Offered], name: str, backend: Backend, known: Profiles, rest: float
+) -> None:
+    """rest: seconds that are to be left for what follows."""
+    kind, path = first(backend), session.out / f"pairs-{name}.csv"
+    runs = pairs(known, kind)
+    samples: list[Sample] = read_samples_file(path) if path.exists() else []
+    seen = {(sample.victim, *sample.neighbours) for sample in samples}
+    done = [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]
+    wanted = 6 if session.cpu else min(COUNT, len(runs))
+    session.say(f"{name}: {len(done)} of {wanted} pairs are known, {len(runs)} to choose from")
+    if len(done) >= wanted:
+        return
+    candidates = {model: candidate(offer) for model, offer in models.items()}
+    grid = Grid() if session.cpu else grid_of(kind)
+    begun, count = time.monotonic(), len(done)
+    found = measure(
+        backend, candidates, runs, known, done=done, count=wanted - count, grid=grid, seconds=SECONDS, at_once=AT_ONCE
+    )
+    try:
+        async with aclosing(found), asyncio.timeout(session.left - rest):
+            async for both in found:
+                samples.extend(both)
+                count += 1
+                if count % EVERY == 0:
+                    session.write(path.name, write_samples(samples))
+    except TimeoutError:
+        session.lacks(f"{name}: the time is up after {count} of {wanted} pairs")
+    if samples:
+        session.write(path.name, write_samples(samples))
+    session.say(f"{name}: {count - len(done)} pairs in {time.monotonic() - begun:.0f} s; {count} in all")

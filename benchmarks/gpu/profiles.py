@@ -1,0 +1,170 @@
+"""Stage 2: profiles of the models at ten shares and six batches under each backend, and what their kernels ask for.
+
+`profiles-<backend>.csv` has latency and memory and, on a GPU, `cuda_ms`, and power and clock as NVML read them; with
+`kernels.json`, which has what Nsight Compute counted on the whole device, its points get features for predictors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from benchmarks.gpu.session import Session, candidate, first
+from cotenant.backends import Backend, nvidia
+from cotenant.config import read_profiles_file
+from cotenant.core.profile import Point, Profile, write_profiles
+from cotenant.errors import DeviceError, ModelError
+from cotenant.live.server import Offered
+from cotenant.profiling import counters
+from cotenant.profiling.counters import Kernel
+from cotenant.profiling.grid import Grid, grid_of, measure
+
+SHARES = tuple(range(100, 1001, 100))
+SECONDS = 0.15  # for a point
+EVERY = 20  # points; then they are written down
+COUNTED = (1, 8, 32)  # batches
+FOR_ONE = 90.0  # seconds that ncu may take for a model
+LOOK = 0.05  # seconds between two readings
+
+Points = dict[str, list[Point]]
+
+
+def run(session: Session, models: Mapping[str, Offered]) -> None:
+    parts = len(session.backends) + (not session.cpu)
+    for place, name in enumerate(session.backends):
+        with session.backend(name) as backend:
+            if backend is not None:
+                uvloop.run(_measured(session, models, name, backend, session.left * (1 - 1 / (parts - place))))
+    if not session.cpu:
+        _count(session, models)
+
+
+def read(path: Path) -> dict[str, Profile]:
+    """Profiles by model; none where there is no file."""
+    return {model: profile for (model, _), profile in read_profiles_file(path).items()} if path.exists() else {}
+
+
+async def _measured(session: Session, models: Mapping[str, Offered], name: str, backend: Backend, rest: float) -> None:
+    """rest: seconds that are to be left for what follows."""
+    kind, file = first(backend), f"profiles-{name}.csv"
+    grid = _grid(session, backend)
+    found: Points = {model: [] for model in models}
+    found |= {model: list(profile.points) for model, profile in read(session.out / file).items() if model in found}
+    candidates = {model: candidate(offer) for model, offer in models.items()}
+    before, begun = sum(map(len, found.values())), time.monotonic()
+    session.say(f"{name}: {before} of {len(models) * grid.points} points are known; {kind.name}, {backend.holds()}")
+
+    def write() -> None:
+        profiles = [Profile(model, kind.name, points) for model, points in found.items() if points]
+        session.write(file, write_profiles(profiles))
+
+    points = measure(backend, candidates, device=f"{kind.name}0", grid=grid, known=found)
+    with _watched(session) as readings:
+        try:
+            async with aclosing(points), asyncio.timeout(session.left - rest):
+                async for model, point in points:
+                    if isinstance(point, str):
+                        session.lacks(f"{name}: {model}: {point}")
+                        continue
+                    point.features.update(_taken(readings))
+                    found[model].append(point)
+                    if sum(map(len, found.values())) % EVERY == 0:
+                        write()
+        except TimeoutError:
+            session.lacks(f"{name}: the time is up; {_unmeasured(found, grid)}")
+    done = sum(map(len, found.values()))
+    if done > before:
+        write()
+    session.say(f"{name}: {done - before} points in {time.monotonic() - begun:.0f} s; {done} in all")
+
+
+def _grid(session: Session, backend: Backend) -> Grid:
+    if session.cpu:
+        return Grid(shares=(1000, 500, 250), batches=(1, 4), seconds=SECONDS)
+    return msgspec.structs.replace(grid_of(first(backend), SHARES), seconds=SECONDS)
+
+
+def _unmeasured(found: Points, grid: Grid) -> str:
+    """In which shares points are missing."""
+    short = [
+        f"{share / 10:g} %"
+        for share in grid.shares
+        if any(not any(point.share == share for point in points) for points in found.values())
+    ]
+    return f"some models have nothing at {', '.join(short)}" if short else "some batches are missing"
+
+
+@contextmanager
+def _watched(session: Session) -> Iterator[list[nvidia.Reading]]:
+    """What NVML reads of the GPU meanwhile. How busy it is NVML says for too long a time to be of one point."""
+    found: list[nvidia.Reading] = []
+    if session.cpu:
+        yield found
+        return
+    (uuid, *_) = [gpu.uuid for gpu in nvidia.gpus()]
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK):
+            found.append(nvidia.readings(uuid))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _taken(readings: list[nvidia.Reading]) -> dict[str, float]:
+    """Medians of what was read since the last call."""
+    some, readings[:] = list(readings), []
+    columns: dict[str, list[float]] = {
+        "power_w": [it.power for it in some if it.power is not None],
+        "clock_mhz": [it.clock for it in some if it.clock is not None],
+    }
+    return {name: statistics.median(values) for name, values in columns.items() if values}
+
+
+def _count(session: Session, models: Mapping[str, Offered]) -> None:
+    """Counters of each model, and with them the features of all profiles."""
+    path = session.out / "kernels.json"
+    counted: dict[str, dict[int, list[Kernel]]] = {}
+    if path.exists():
+        counted = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[int, list[Kernel]]])
+    for model, offer in models.items():
+        if model in counted:
+            continue
+        if session.left < FOR_ONE / 2:
+            session.lacks(f"counters of {model}: the time is up")
+            continue
+        described = candidate(offer).model
+        batches = [batch for batch in COUNTED if batch <= described.max_batch]
+        begun = time.monotonic()
+        try:
+            seconds = min(FOR_ONE, session.left - 5)
+            sized = msgspec.structs.replace(described, max_batch=batches[-1])
+            counted[model] = counters.count(sized, batches, seconds=seconds)
+        except (DeviceError, ModelError) as error:
+            session.lacks(f"counters of {model}: {error}")
+            continue
+        session.write(path.name, msgspec.json.encode(counted))
+        kernels = sum(map(len, counted[model].values()))
+        session.say(f"counters: {kernels} kernels of {model} in {time.monotonic() - begun:.0f} s")
+    for name in session.backends:
+        file = session.out / f"profiles-{name}.csv"
+        profiles = [
+            Profile(model, profile.kind, counters.told(profile.points, counted.get(model, {})))
+            for model, profile in read(file).items()
+        ]
+        if profiles:
+            session.write(file.name, write_profiles(profiles))
