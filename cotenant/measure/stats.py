@@ -63,7 +63,7 @@ class Histogram:
     def _count(self) -> None:
         if not self._pending:
             return
-        values: NDArray[np.float64] = np.array(self._pending)
+        values: NDArray[np.float64] = np.fromiter(self._pending, np.float64, len(self._pending))
         self._pending.clear()
         self.sum += float(values.sum())
         self.least = min(self.least, float(values.min()))

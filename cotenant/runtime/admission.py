@@ -26,7 +26,7 @@ def finish_time(own: Queue, rows: int, now: float) -> float:
         start = lane.free_at if lane.free_at > now else now
         start += rounds * own.latencies[-1] * own.pace
     for queue in own.others:
-        if queue.waiting:
+        if queue.rows:
             turns = rounds - 1 if batch is not None and queue is batch.queue else rounds
             whole = queue.rows // queue.batch
             rest = queue.rows % queue.batch

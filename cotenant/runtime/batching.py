@@ -8,15 +8,23 @@ from cotenant.core.request import Request
 from cotenant.runtime.lane import Lane, Queue
 
 
-def drop_hopeless(queue: Queue, now: float) -> list[Request]:
-    """Take out those at the head that would end late even if they ran alone now. Running them helps nobody."""
-    dropped: list[Request] = []
-    waiting = queue.waiting
-    while waiting and waiting[0].deadline < now + queue.expected(waiting[0].size):
-        request = waiting.popleft()
-        queue.rows -= request.size
-        dropped.append(request)
+def drop(queue: Queue, now: float) -> list[Request]:
+    """Take out what is not worth running."""
+    dropped = _drop_hopeless(queue, now)
+    if queue.rows >= queue.batch and not queue.unordered:
+        dropped += _drop_for_throughput(queue, now)
     return dropped
+
+
+def _drop_hopeless(queue: Queue, now: float) -> list[Request]:
+    """Take out those at the head that would end late even if they ran alone now. Running them helps nobody."""
+    count = rows = 0
+    for request in queue.waiting:
+        if request.deadline >= now + queue.expected(request.size):
+            break
+        count += 1
+        rows += request.size
+    return queue.take(count, rows) if count else []
 
 
 def take(queue: Queue, now: float) -> tuple[int, int]:
@@ -40,15 +48,13 @@ def take(queue: Queue, now: float) -> tuple[int, int]:
     return count, rows
 
 
-def drop_for_throughput(queue: Queue, now: float) -> list[Request]:
+def _drop_for_throughput(queue: Queue, now: float) -> list[Request]:
     """With a full batch waiting, take out heads that would force a small one, where that loses fewer answers.
 
     A batch of n rows keeps the lane from serving full ones for L(n): that costs L(n) · b / L(b) answers and brings n.
     Under overload every head is short of time, and batches that shrink to save each of them would end with a lane
     that serves one row at a time (Nexus' early drop, SOSP 2019, section 4.3, is the same remedy).
     """
-    if queue.rows < queue.batch or queue.unordered:
-        return []
     limit = now + queue.expected(queue.batch)
     heads = lost = 0
     for request in queue.waiting:
@@ -61,8 +67,7 @@ def drop_for_throughput(queue: Queue, now: float) -> list[Request]:
     _, rows = take(queue, now)
     if lost >= queue.latencies[rows - 1] / queue.latencies[-1] * queue.batch - rows:
         return []
-    queue.rows -= lost
-    return [queue.waiting.popleft() for _ in range(heads)]
+    return queue.take(heads, lost)
 
 
 def held_until(queue: Queue, rows: int) -> float:
@@ -85,7 +90,7 @@ def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
     best_count = best_rows = 0
     again = math.inf
     for queue in lane.each:
-        if not queue.waiting or (best is not None and queue.ran > best.ran):
+        if not queue.rows or (best is not None and queue.ran > best.ran):
             continue
         count, rows = take(queue, now)
         due = held_until(queue, rows)

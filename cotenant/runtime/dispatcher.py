@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from cotenant.core.request import Outcome, Request
-from cotenant.runtime.batching import drop_for_throughput, drop_hopeless, next_queue
+from cotenant.runtime.batching import drop, next_queue
 from cotenant.runtime.events import (
     Applied,
     Arrived,
@@ -33,16 +34,16 @@ from cotenant.runtime.routing import Routes
 
 COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
 
-TOO_LATE = "it could not be answered within its deadline"
-NO_LANE = "no partition holds the model"
-NO_WORKER = "no worker that holds the model is up"
-TOO_LARGE = "it has more rows than the largest batch that the plan allows"
-PASSED = "its deadline passed while it waited"
-HOPELESS = "it can no longer be answered within its deadline"
-LEFT = "the caller left"
-DIED_TWICE = "its worker died, and so did the one that tried again"
-DIED_LATE = "its worker died, and there is no time to try again"
-MOVED = "its partition was taken out while it waited, and no other can answer it in time"
+TOO_LATE: Final = "it could not be answered within its deadline"
+NO_LANE: Final = "no partition holds the model"
+NO_WORKER: Final = "no worker that holds the model is up"
+TOO_LARGE: Final = "it has more rows than the largest batch that the plan allows"
+PASSED: Final = "its deadline passed while it waited"
+HOPELESS: Final = "it can no longer be answered within its deadline"
+LEFT: Final = "the caller left"
+DIED_TWICE: Final = "its worker died, and so did the one that tried again"
+DIED_LATE: Final = "its worker died, and there is no time to try again"
+MOVED: Final = "its partition was taken out while it waited, and no other can answer it in time"
 
 
 class Dispatcher:
@@ -58,10 +59,10 @@ class Dispatcher:
     def handle(self, event: Event, now: float) -> list[Command]:
         """What to do about an event at the time `now`, in seconds of any monotonic clock."""
         match event:  # those that come often first
-            case Arrived():
-                return self.admit(event.request, now)
             case Finished():
                 return self._finished(event.lane, event.batch, event.failed, now)
+            case Arrived():
+                return self.admit(event.request, now) or []
             case Woke():
                 return self._woke(event.lane, event.time, now)
             case Cancelled(request_id):
@@ -77,8 +78,9 @@ class Dispatcher:
 
     # Requests
 
-    def admit(self, request: Request, now: float) -> list[Command]:
-        """What `handle` does about an `Arrived`; for the simulator, to which making one for each request is much."""
+    def admit(self, request: Request, now: float) -> list[Command] | None:
+        """What `handle` does about an `Arrived`; for the simulator, to which making one for each request is much. None
+        where there is nothing to do."""
         routes = self._routes.get(request.model)
         if routes is None:
             return [Reply((request,), Outcome.REFUSED, NO_LANE)]
@@ -92,6 +94,8 @@ class Dispatcher:
         self._held[request.id] = queue
         routes.push(queue, request, size, priority, deadline)
         lane = queue.lane
+        if lane.batch is not None and deadline >= lane.wake:
+            return None  # as it is mostly
         commands: list[Command] = []
         if lane.batch is None:
             self._advance(lane, now, commands)
@@ -104,17 +108,15 @@ class Dispatcher:
         if queue is None:
             return []  # it ended before its caller left
         commands: list[Command] = []
-        for request in queue.waiting:
-            if request.id == request_id:
-                queue.remove(request)
-                self._place(queue.lane)
-                self._end((request,), Outcome.CANCELLED, LEFT, commands)
-                return commands
-        # It is running. The batch goes on without it.
-        batch = queue.lane.batch
-        assert batch is not None
-        batch.whole = False
-        gone = tuple([request for request in batch.requests if request.id == request_id])
+        gone = tuple([request for request in queue.waiting if request.id == request_id])
+        if gone:
+            queue.keep([request for request in queue.waiting if request.id != request_id])
+            self._place(queue.lane)
+        else:  # it is running; the batch goes on without it
+            batch = queue.lane.batch
+            assert batch is not None
+            batch.whole = False
+            gone = tuple([request for request in batch.requests if request.id == request_id])
         self._end(gone, Outcome.CANCELLED, LEFT, commands)
         return commands
 
@@ -153,7 +155,7 @@ class Dispatcher:
         again = math.inf
         if lane.batch is None and lane.up:
             for queue in lane.each:
-                if queue.waiting and (dropped := drop_hopeless(queue, now) + drop_for_throughput(queue, now)):
+                if queue.rows and (dropped := drop(queue, now)):
                     self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
@@ -173,13 +175,7 @@ class Dispatcher:
             commands.append(WakeAt(lane.id, due))
 
     def _run(self, lane: Lane, queue: Queue, count: int, rows: int, now: float, commands: list[Command]) -> None:
-        waiting = queue.waiting
-        if count == len(waiting):
-            requests = tuple(waiting)
-            waiting.clear()
-        else:
-            requests = tuple([waiting.popleft() for _ in range(count)])
-        queue.rows -= rows
+        requests = tuple(queue.take(count, rows))
         self._batches += 1
         queue.ran = self._batches
         lane.batch = Batch(self._batches, queue, requests, rows, now)
@@ -241,8 +237,7 @@ class Dispatcher:
         for queue in lane.queues.values():
             if queue.earliest() <= now:
                 passed = [request for request in queue.waiting if request.deadline <= now]
-                for request in passed:
-                    queue.remove(request)
+                queue.keep([request for request in queue.waiting if request.deadline > now])
                 self._end(tuple(passed), Outcome.EXPIRED, PASSED, commands, lane=lane.id)
         self._advance(lane, now, commands)
         return commands
@@ -283,8 +278,7 @@ class Dispatcher:
     def _take_all(self, lane: Lane) -> list[Request]:
         taken = [request for queue in lane.queues.values() for request in queue.waiting]
         for queue in lane.queues.values():
-            queue.waiting.clear()
-            queue.rows = 0
+            queue.keep([])
         return taken
 
     def _reroute(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from typing import Final
 
 from cotenant.core.request import Request
 from cotenant.runtime.events import LaneModel, LaneSpec
 
 # How fast a queue's idea of its batch latencies follows what it sees: TCP's gains for a round-trip time and its
 # deviation (RFC 6298, section 2.3).
-GAIN = 1 / 8
-DEVIATION_GAIN = 1 / 4
+GAIN: Final = 1 / 8
+DEVIATION_GAIN: Final = 1 / 4
 
 # A plan gives every batch twice its latency (DESIGN.md, the referee). Believing in more than that, a lane could refuse
 # everything, run nothing, and never learn better.
-SLOWEST = 2.0
+SLOWEST: Final = 2.0
 
 
 # When a lane would be done at the earliest, the number of its queue among the model's, and that queue.
@@ -57,10 +57,10 @@ class Queue:
         self.number = 0  # among the model's lanes
         self.entry: Entry | None = None  # where it stands among them
         self.idle = False  # whether that is among those of idle lanes
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []  # no deque: mypyc knows lists, and what is taken out is a batch at a time
         self.last_priority = 0  # of the last that waits, as long as any does
         self.last_deadline = 0.0
-        self.rows = 0  # of all that wait
+        self.rows = 0  # of all that wait: 0 where nothing does
         self.ran = 0  # the number of its last batch: who ran longest ago is next
         self.unordered = False  # whether some request may have an earlier deadline than the first
         self.ratio = 1.0  # observed over predicted latency, smoothed
@@ -88,7 +88,7 @@ class Queue:
     def push(self, request: Request, size: int, priority: int, deadline: float) -> None:
         """Take a request in; these are its own, which the caller has looked up already."""
         waiting = self.waiting
-        if not waiting:
+        if not self.rows:
             self.unordered = False
         elif priority != self.last_priority or deadline < self.last_deadline:
             self._insert(request, size, priority, deadline)
@@ -110,10 +110,23 @@ class Queue:
         self.rows += size
         self._see_last()
 
-    def remove(self, request: Request) -> None:
-        self.waiting.remove(request)
-        self.rows -= request.size
-        if self.waiting:
+    def take(self, count: int, rows: int) -> list[Request]:
+        """Take out the first so many, which have so many rows together."""
+        waiting = self.waiting
+        if count == len(waiting):
+            self.waiting = []
+            self.rows = 0
+            return waiting
+        taken = waiting[:count]
+        del waiting[:count]
+        self.rows -= rows
+        return taken
+
+    def keep(self, waiting: list[Request]) -> None:
+        """Of those that wait, only these go on doing so."""
+        self.waiting = waiting
+        self.rows = sum([request.size for request in waiting])
+        if waiting:
             self._see_last()
 
     def _see_last(self) -> None:
@@ -123,7 +136,7 @@ class Queue:
 
     def earliest(self) -> float:
         """The first deadline of all that wait; infinity where nothing does."""
-        if not self.waiting:
+        if not self.rows:
             return math.inf
         if self.unordered:
             return min(request.deadline for request in self.waiting)
@@ -132,7 +145,7 @@ class Queue:
     def ahead(self, priority: int, deadline: float) -> int:
         """Rows that would run before a request of that urgency."""
         waiting = self.waiting
-        if not waiting:
+        if not self.rows:
             return 0
         if priority == self.last_priority and deadline >= self.last_deadline:
             return self.rows
@@ -182,9 +195,9 @@ class Lane:
                 del self.queues[name]
                 continue
             queue.update(model)
-            for request in [request for request in queue.waiting if request.size > queue.batch]:
-                queue.remove(request)
-                homeless.append(request)
+            if large := [request for request in queue.waiting if request.size > queue.batch]:
+                queue.keep([request for request in queue.waiting if request.size <= queue.batch])
+                homeless += large
         for name, model in kept.items():
             if name not in self.queues:
                 self.queues[name] = Queue(model, self)
@@ -197,6 +210,6 @@ class Lane:
         """The first deadline of all that wait on the lane; infinity where nothing does."""
         first = math.inf
         for queue in self.each:
-            if queue.waiting:
+            if queue.rows:
                 first = min(first, queue.earliest())
         return first

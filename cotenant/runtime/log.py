@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from cotenant.core.request import Request
 from cotenant.errors import ConfigError
 from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
@@ -33,12 +34,29 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     difference: str = ""
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(LogLine).decode
+# A request as it is written.
+_Written = msgspec.defstruct(
+    "_Written",
+    [("id", int), ("model", str), ("arrived", float), ("deadline", float), ("size", int, 1), ("priority", int, 0)],
+)
+
+
+def _written(value: object) -> object:
+    assert isinstance(value, Request)
+    return _Written(*value.fields())
+
+
+def _read(kind: type, value: object) -> Request:
+    assert kind is Request
+    return Request(*msgspec.structs.astuple(msgspec.convert(value, _Written)))
+
+
+encode = msgspec.json.Encoder(enc_hook=_written).encode
+_decode = msgspec.json.Decoder(LogLine, dec_hook=_read).decode
 
 
 def log_line(now: float, event: Event, commands: list[Command]) -> bytes:
-    return _encode(LogLine(now, event, commands)) + b"\n"
+    return encode(LogLine(now, event, commands)) + b"\n"
 
 
 def entries(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLine]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from typing import Final
 
 from cotenant.core.request import Request
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.lane import Entry, Queue
 
-FEW = 6  # lanes: to ask all of them is quicker than to keep them in order
+FEW: Final = 6  # lanes: to ask all of them is quicker than to keep them in order
 
 # The bound of a busy lane is added up in another order than a finish time: more than what rounding may change.
-ROUNDING = 1e-12
+ROUNDING: Final = 1e-12
 
 
 class Routes:

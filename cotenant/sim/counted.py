@@ -27,7 +27,7 @@ class Counted:
         self._follow = follow
 
     def serve(self, run: Run) -> float:
-        rows, predicted, took = self._service(run)
+        rows, predicted, took = self._service.takes(run)
         self._tallies[run.model].ran(rows, predicted, took)
         return took
 

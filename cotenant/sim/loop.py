@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
@@ -32,17 +33,16 @@ def play(
     dispatcher = handle if isinstance(handle, Dispatcher) else None
     tell = handle.handle if isinstance(handle, Dispatcher) else handle
     agenda = _Agenda(tell, service, ended, events)
-    heap = agenda.heap
     now = 0.0
     for request in requests:
         arrived = request.arrived
-        while heap and heap[0][0] <= arrived:
+        while agenda.due <= arrived:
             agenda.step()
         now = arrived
         commands = tell(Arrived(request), now) if dispatcher is None else dispatcher.admit(request, now)
         if commands:  # mostly the lane is busy, and there is nothing to do
             agenda.perform(commands, now)
-    while heap:
+    while agenda.heap:
         now = agenda.step()
     return now
 
@@ -63,6 +63,7 @@ class _Agenda:
         self._numbers = 0  # of events that were asked for
         self._planned = enumerate(events, -(1 << 60))
         self.heap: list[tuple[float, int, Event]] = []
+        self.due = math.inf  # when the next of it happens
         self._plan()
 
     def step(self) -> float:
@@ -76,23 +77,29 @@ class _Agenda:
         self.perform(self._handle(event, now), now)
         if number < 0:
             self._plan()
+        self.due = self.heap[0][0] if self.heap else math.inf
         return now
 
     def perform(self, commands: list[Command], now: float) -> None:
         """Carry out what the dispatcher wants. Of a lane that is drained there is no worker to stop."""
-        for command in commands:
-            if isinstance(command, Run):
+        for command in commands:  # not by isinstance: of a struct, no is a slow answer
+            if type(command) is Run:
                 self._at(now + self._service(command), Finished(command.lane, command.batch))
-            elif isinstance(command, Reply):
+            elif type(command) is Reply:
                 for follower in self._ended(command, now):
                     self._at(follower.arrived, Arrived(follower))
-            elif isinstance(command, WakeAt):
+            elif type(command) is WakeAt:
                 self._at(max(command.time, now), Woke(command.lane, command.time))
 
     def _at(self, time: float, event: Event) -> None:
         self._numbers += 1
-        heappush(self.heap, (time, self._numbers, event))
+        self._push(time, self._numbers, event)
 
     def _plan(self) -> None:
         for number, (time, event) in itertools.islice(self._planned, 1):
-            heappush(self.heap, (time, number, event))
+            self._push(time, number, event)
+
+    def _push(self, time: float, number: int, event: Event) -> None:
+        heappush(self.heap, (time, number, event))
+        if time < self.due:
+            self.due = time

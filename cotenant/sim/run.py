@@ -11,7 +11,7 @@ import numpy as np
 
 from cotenant.core.model import Model
 from cotenant.core.plan import Partition, Plan
-from cotenant.core.request import Request
+from cotenant.core.request import Request, made
 from cotenant.errors import PlanError
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
@@ -32,9 +32,11 @@ from cotenant.sim.loop import Handle, play
 from cotenant.sim.service import Batches, Key, Noise, Overhead, Service
 from cotenant.sim.workers import Control, Workers
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import merge, streams
+from cotenant.workload.arrivals import Arrivals, merge, streams
 from cotenant.workload.failures import Failure
 from cotenant.workload.sources import Closed
+
+_BLOCK = 256  # requests that are made at a time
 
 # What a plan must keep to stand on its devices at all; a target that it misses is for the run to show.
 _STANDS = ("kind", "count", "id", "sum", "geometry", "memory")
@@ -149,16 +151,14 @@ def asked(
     names = np.array(list(open_), dtype=object)
     timeouts = np.array([within[name] for name in open_])
     chunks = merge([source.times(rngs[name]) for name, source in open_.items()], seconds)
-    # Each is made when its time comes, and without a line of Python.
     requests = itertools.chain.from_iterable(
-        map(
-            Request,
-            itertools.islice(numbers, len(times)),
+        made(
+            list(itertools.islice(numbers, len(times))),
             names[sources].tolist(),
             times.tolist(),
             (times + timeouts[sources]).tolist(),
         )
-        for times, sources in chunks
+        for times, sources in _blocks(chunks)
     )
     if not callers:
         return requests, None
@@ -169,6 +169,13 @@ def asked(
 
     first = [each.first() for each in callers.values()]
     return heapq.merge(requests, *first, key=lambda request: request.arrived), follow
+
+
+def _blocks(chunks: Arrivals) -> Arrivals:
+    """A few at a time: none is made long before it arrives."""
+    for times, sources in chunks:
+        for start in range(0, len(times), _BLOCK):
+            yield times[start : start + _BLOCK], sources[start : start + _BLOCK]
 
 
 def _stands(plan: Plan, problem: Problem) -> None:

@@ -91,14 +91,12 @@ class Batches(msgspec.Struct, frozen=True):
     """What batches really take. latencies: seconds of 1, 2, … rows, the median of each; noise: around that."""
 
     latencies: tuple[float, ...]
-    noise: Noise = Noise()
+    noise: Noise
 
 
 class Service:
-    """Callable: a `Run` → (rows, seconds that its lane predicts, seconds until it is `Finished`).
-
-    batches: what they take, by lane and model; what the lane predicts where absent. Each has random numbers of its own.
-    """
+    """batches: what they take, by lane and model; what the lane predicts where absent. Each has random numbers of its
+    own."""
 
     def __init__(
         self,
@@ -109,6 +107,8 @@ class Service:
     ) -> None:
         self._seed = seed
         self._overhead = overhead or Overhead()
+        self._per_batch = self._overhead.per_batch
+        self._per_request = self._overhead.per_request
         self._placements: dict[Key, tuple[tuple[float, ...], tuple[float, ...], Iterator[float], float]] = {}
         self.open(lanes, batches or {})
 
@@ -117,16 +117,16 @@ class Service:
         predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
         rngs = streams(self._seed, [f"service {lane} {model}" for lane, model in predicted])
         for (key, curve), rng in zip(predicted.items(), rngs.values(), strict=True):
-            own = batches.get(key, Batches(curve))
+            own = batches.get(key, Batches(curve, Noise()))
             draws = self._placements[key][2] if key in self._placements else own.noise.draws(rng)
             self._placements[key] = (curve, own.latencies, draws, self._overhead.per_row(key[1]))
 
-    def __call__(self, run: Run) -> tuple[int, float, float]:
+    def takes(self, run: Run) -> tuple[int, float, float]:
+        """Rows, seconds that the lane predicts, seconds until it is `Finished`."""
         predicted, latencies, noise, per_row = self._placements[run.lane, run.model]
         requests = run.requests
         rows = 0
         for request in requests:
             rows += request.size
-        overhead = self._overhead
-        extra = overhead.per_batch + overhead.per_request * len(requests) + per_row * rows
+        extra = self._per_batch + self._per_request * len(requests) + per_row * rows
         return rows, predicted[rows - 1], latencies[rows - 1] * next(noise) + extra

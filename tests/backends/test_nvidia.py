@@ -188,10 +188,7 @@ def test_without_a_driver_it_says_what_is_needed() -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if said.returncode == 0:
         pytest.skip("this machine has an NVIDIA driver")
-    assert (
-        "DeviceError: no NVIDIA driver was found (there is no libnvidia-ml.so.1); install it"
-        in said.stderr
-    )
+    assert "DeviceError: no NVIDIA driver was found (there is no libnvidia-ml.so.1); install it" in said.stderr
 
 
 def test_a_process_finds_the_fake_driver() -> None:

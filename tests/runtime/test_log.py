@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.request import Request
+from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Arrived, Event, Finished, LaneModel, LaneSpec, Ready
-from cotenant.runtime.log import log_line, replay
+from cotenant.runtime.events import Applied, Arrived, Event, Finished, LaneModel, LaneSpec, Ready, Reply
+from cotenant.runtime.log import entries, log_line, replay
 
 
 def recorded() -> list[bytes]:
@@ -28,6 +28,16 @@ def test_a_log_replays_with_the_same_commands() -> None:
     assert replayed.ends == {("m", "served"): 1}
 
 
+def test_what_happened_is_read_as_it_was_written() -> None:
+    cancelled = [Reply((Request(1, "m", 0.1, 0.1 + 0.2, size=2, priority=3),), Outcome.CANCELLED, "the caller left")]
+    (entry,) = entries([log_line(0.2, Arrived(Request(2, "n", 0.2, 1 / 3)), [*cancelled])])
+    assert entry.event == Arrived(Request(2, "n", 0.2, 1 / 3))
+    assert entry.commands == cancelled
+    assert entry.commands != [
+        Reply((Request(1, "m", 0.1, 0.3, size=2, priority=3),), Outcome.CANCELLED, "the caller left")
+    ]
+
+
 def test_a_replay_stops_at_the_first_line_that_differs_and_shows_both() -> None:
     lines = recorded()
     lines[3] = lines[3].replace(b'"time":1.25', b'"time":9.25')
@@ -41,6 +51,10 @@ def test_a_replay_stops_at_the_first_line_that_differs_and_shows_both() -> None:
     [
         ([], r"^x: the log is empty; a server writes one with `cotenant serve --log FILE`$"),
         ([b"{}\n"], r"^x:1: not a line of an event log: Expected `array`, got `object`$"),
+        (
+            [recorded()[2].replace(b'"id":1', b'"id":"1"')],
+            r"^x:1: not a line of an event log: Expected `int`, got `str`",
+        ),
         (recorded()[:4] + recorded()[:1], r"^x:5: time goes backwards, from 0\.25 to 0\.0$"),
     ],
 )

@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 
-import msgspec
 import numpy as np
 
 from cotenant.core.request import Request
@@ -30,6 +29,7 @@ from cotenant.runtime.events import (
     Reply,
     Run,
 )
+from cotenant.runtime.log import encode
 from cotenant.sim.loop import play
 
 Events = list[tuple[float, Event]]
@@ -42,7 +42,6 @@ def told(
     followers: Callable[[Reply, float], list[Request]],
 ) -> str:
     digest = hashlib.sha256()
-    encode = msgspec.json.Encoder().encode
     dispatcher = Dispatcher()
 
     def handle(event: Event, now: float) -> list[Command]:
