@@ -95,12 +95,13 @@ class Mps:
         return "MPS, by the part of the threads that it may use; a cap, not a reservation"
 
     def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
-        """Where partitions are static, those that are leaving keep theirs until they close: there has to be room for
-        both."""
+        """A static partition is carved from what is free, or is one that a lane has that is leaving; it has to be of
+        the same size, since it stays as it is until nobody is left in it."""
         device = self._device(lane)
         env = dict(device.daemon.client)
         if self._static:
-            env["CUDA_MPS_SM_PARTITION"] = device.carve(lane, max(round(share * _chunks(device.gpu) / WHOLE), 1))
+            chunks = max(round(share * _chunks(device.gpu) / WHOLE), 1)
+            env["CUDA_MPS_SM_PARTITION"] = device.carve(lane, chunks, leaving)
         else:
             if _too_small(device.gpu, share):
                 raise DeviceError(
@@ -179,12 +180,21 @@ class _Device:
         self._told = bool(self._reason)
         return self._reason
 
-    def carve(self, lane: str, chunks: int) -> str:
-        carved = self._carved[lane] = self.daemon.carve(chunks)
+    def carve(self, lane: str, chunks: int, leaving: Collection[str]) -> str:
+        try:
+            carved = self.daemon.carve(chunks)
+        except DeviceError:
+            staying = [it for other, it in self._carved.items() if other not in leaving]
+            free = (it for it in self._carved.values() if it.chunks == chunks and it not in staying)
+            if (inherited := next(free, None)) is None:
+                raise
+            carved = inherited
+        self._carved[lane] = carved
         return carved.id
 
     def release(self, lane: str) -> None:
-        if (carved := self._carved.pop(lane, None)) is not None:
+        carved = self._carved.pop(lane, None)
+        if carved is not None and carved not in self._carved.values():
             self.daemon.uncarve(carved)
 
     def _watch(self) -> None:

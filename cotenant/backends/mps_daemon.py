@@ -214,10 +214,11 @@ def _gone(pids: list[int]) -> bool:
 
 
 class Carved(msgspec.Struct, frozen=True):
-    """Multiprocessors that one client has for itself. id: what it finds in CUDA_MPS_SM_PARTITION. name: ours."""
+    """Multiprocessors that clients have for themselves. id: what they find in CUDA_MPS_SM_PARTITION. name: ours."""
 
     id: str
     name: str
+    chunks: int
 
 
 class Daemon:
@@ -288,7 +289,7 @@ class Daemon:
         return _fault(lines + self._news(), clients)
 
     def carve(self, chunks: int) -> Carved:
-        """Multiprocessors for one client. Raises DeviceError where not as many are free."""
+        """Multiprocessors for clients to come. Raises DeviceError where not as many are free."""
         name = f"p{time.monotonic_ns()}"
         try:
             if self._protocol == 3:
@@ -303,10 +304,10 @@ class Daemon:
                 f"MPS gives no partition of {chunks} chunks of multiprocessors on {self._uuid}: {_line(said)};"
                 " a static partition stays taken until its worker has ended"
             )
-        return Carved(found[0], name)
+        return Carved(found[0], name, chunks)
 
     def uncarve(self, partition: Carved) -> None:
-        """Once its client has ended."""
+        """Once its clients have ended."""
         with contextlib.suppress(DeviceError):  # the daemon is gone, and all partitions with it
             if self._protocol == 3:
                 self._ask(f"sm-partition delete {partition.name} --server={_NAME} --device={self._uuid}")
@@ -380,7 +381,11 @@ class Daemon:
         else:
             pids = self._ask("get_server_list").split()
         self.server = next((int(pid) for pid in pids if pid.isdecimal()), 0)
-        return self.server > 0 and self._state().upper() in ("ACTIVE", "READY")
+        if not self.server:
+            return False
+        # A control program that is too old to know states still logs this.
+        logged = f"NEW SERVER {self.server}: Ready" in self._read("control.log")
+        return logged or re.search(r"\b(ACTIVE|READY)\b", self._state().upper()) is not None
 
     def _state(self) -> str:
         if self._protocol == 3:

@@ -284,6 +284,16 @@ def test_static_partitions(made: Make, monkeypatch: pytest.MonkeyPatch, protocol
         backend.open("h2000/2", 125)
     backend.close("h2000/1")
     backend.open("h2000/2", 125)
+    backend.close("h2000/2")
+    lasting = backend.open("h2000/3", 500, leaving=["h2000/0"]).env
+    assert lasting["CUDA_MPS_SM_PARTITION"] != env["CUDA_MPS_SM_PARTITION"]  # there was room
+    inherited = backend.open("h2000/4", 500, leaving=["h2000/0"]).env
+    assert inherited["CUDA_MPS_SM_PARTITION"] == env["CUDA_MPS_SM_PARTITION"]
+    backend.close("h2000/0")
+    with fake.client(inherited) as client:
+        assert client.said[0] == "CUDA_SUCCESS"
+    with pytest.raises(DeviceError, match=r"^MPS gives no partition of 8 chunks"):
+        backend.open("h2000/5", 500, leaving=["h2000/0"])
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
