@@ -106,9 +106,10 @@ def occupied(gpu: Gpu) -> str:
     for it in found:
         if it.sees(gpu):
             where = f" (its pipes are in {it.pipe})" if it.pipe else ""
+            so = f"CUDA_MPS_PIPE_DIRECTORY={it.pipe} " if it.pipe else ""
             return (
-                f"the MPS control daemon {it.pid}{where} has this GPU; end it with `echo quit | {CONTROL}`, or let it"
-                " show other GPUs only, with CUDA_VISIBLE_DEVICES"
+                f"the MPS control daemon {it.pid}{where} has this GPU; end it with `echo quit | {so}{CONTROL}`, or let"
+                " it show other GPUs only, with CUDA_VISIBLE_DEVICES"
             )
     named = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
     for pipe in (*([Path(named)] if named else []), *_DEFAULTS):
@@ -441,7 +442,7 @@ class Daemon:
         """The last line of the first of these logs that holds any, as the end of a sentence."""
         for name in logs:
             if lines := self._read(name).splitlines():
-                return f": {_STAMP.sub('', lines[-1])}"
+                return f": {_STAMP.sub('', lines[-1]).rstrip('.')}"
         return ""
 
     def _read(self, name: str) -> str:
