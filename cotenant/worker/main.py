@@ -35,6 +35,9 @@ from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Read
 SWITCH = 0.0002
 _PR_SET_PDEATHSIG = 1
 
+# Made before there are threads: two that make decoders of the same types at once can crash msgspec (0.22).
+_decoder = msgspec.msgpack.Decoder(ToWorker)
+
 
 def main() -> None:
     # A supervisor, or a terminal, tells all processes to stop; workers wait for the server to let them go.
@@ -86,13 +89,12 @@ def _end(failure: threading.ExceptHookArgs) -> None:
 def serve(connection: socket.socket, arena: int, processors: Multiprocessors, used: Callable[[], float]) -> None:
     """One lane, until its stream ends. used: reads the processor time that it pays for, in seconds."""
     inbox = Inbox(connection)
-    decoder = msgspec.msgpack.Decoder(ToWorker)
 
     def receive() -> Setup | Run | None:
         while (message := inbox.take()) is None:
             if not inbox.fill():
                 return None
-        order: Setup | Run = decoder.decode(message)
+        order: Setup | Run = _decoder.decode(message)
         return order
 
     def send(message: FromWorker) -> None:
