@@ -1,0 +1,195 @@
+"""On the card, by the path that serves: shares, changes of them, what goes wrong. A backend at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+
+from benchmarks import change
+from cotenant.backends import Backend, nvidia
+from cotenant.core.profile import Point
+from cotenant.core.tensor import Tensor, TensorSpec
+from cotenant.core.units import WHOLE
+from cotenant.profiling.grid import Candidate, Grid, grid_of, measure
+from cotenant.worker.wire import WorkerModel
+from tests.live.workers import pool_of
+
+pytestmark = pytest.mark.gpu
+
+Figure = Callable[..., None]
+
+NEAR = 0.1  # of the curve that multiprocessors predict
+QUICK = {"green": 0.05, "mps": 5.0}  # seconds that a change of share may take until another lane is ready
+GROWN = 64 << 20  # bytes on the device that a change of share under green contexts may add: room for another stream
+BACK = 60.0  # seconds in which a killed worker is there again
+
+# A product of matrices that has tiles for every multiprocessor many times over: all that counts is how many there
+# are. A processor gets fewer.
+BURN = """
+import torch
+
+
+class Burn(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        size = 8192 if torch.cuda.is_available() else 512
+        self.weight = torch.nn.Parameter(torch.randn(size, size) / size**0.5, requires_grad=False)
+
+    def forward(self, x):
+        return x * (self.weight @ self.weight)[:1, :2]
+"""
+
+# Wants as many GiB as its input says, for a moment.
+GREEDY = """
+import torch
+
+
+class Greedy(torch.nn.Module):
+    def forward(self, x):
+        wanted = torch.empty(int(x[0, 0].item()) << 30, dtype=torch.uint8, device=x.device)
+        return x + wanted[:1].numel() * 0
+"""
+
+
+def model(folder: Path, name: str, source: str) -> WorkerModel:
+    path = folder / name / "model.py"
+    path.parent.mkdir()
+    path.write_text(source)
+    return WorkerModel(
+        name=name,
+        path=str(path),
+        platform="pytorch_module",
+        inputs=(TensorSpec("x", "FP32", (-1, 2)),),
+        outputs=(TensorSpec("y", "FP32", (-1, 2)),),
+    )
+
+
+def pair(value: float) -> tuple[Tensor, ...]:
+    return (Tensor("x", "FP32", (1, 2), np.array([[value, 1.0]], np.float32).tobytes()),)
+
+
+def half(backend: Backend) -> int:
+    """The largest legal share of which two fit."""
+    return max(cut for cut in backend.fleet()[0].cuts if 2 * cut <= WHOLE)
+
+
+def test_a_share_is_what_it_says(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+    """Throughput of a kernel that computes, over that of the whole device: as many times as it has multiprocessors."""
+    kind = backend.fleet()[0]
+    shares = grid_of(kind, (1000, 750, 500, 250, 120)).shares
+    grid = Grid(shares=shares, batches=(1,), seconds=1.0, longest=10.0)
+    points: dict[int, Point] = {}
+
+    async def measured() -> None:
+        found = measure(backend, {"burn": Candidate(burn, lambda rows: pair(1))}, device=f"{kind.name}0", grid=grid)
+        async for _, point in found:
+            assert isinstance(point, Point), point
+            points[point.share] = point
+
+    burn = model(tmp_path, "burn", BURN)
+    uvloop.run(measured())
+    seconds = {share: point.features.get("cuda_ms", point.latency * 1e3) / 1e3 for share, point in points.items()}
+    off = {share: seconds[WHOLE] * WHOLE / share / took - 1 for share, took in seconds.items()}
+    memory = points[WHOLE].memory
+    figure(backend=backend.name, seconds=seconds, off={share: round(it, 4) for share, it in off.items()}, memory=memory)
+    assert sorted(seconds) == sorted(shares)
+    if backend.name != "cpu":
+        assert max(map(abs, off.values())) < NEAR
+
+
+def test_a_change_of_share_loses_nothing(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+    small, large = grid_of(backend.fleet()[0], (250, 500)).shares[::-1] if backend.name != "cpu" else (250, 500)
+    changes = uvloop.run(change.measure(backend, model(tmp_path, "burn", BURN), [pair(1)], (small, large), times=6))
+    for it in changes:
+        figure(backend=backend.name, **msgspec.to_builtins(it))
+    assert not any(it.lost for it in changes)
+    if backend.name in QUICK:
+        assert max(it.ready for it in changes) < QUICK[backend.name]
+    assert backend.name != "green" or not any(it.restarted for it in changes)
+
+
+def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+    if backend.name != "green":
+        pytest.skip("another backend's change of share is another process, with weights of its own")
+    kind = backend.fleet()[0]
+    device, share = f"{kind.name}0", half(backend)
+    uuid = nvidia.gpus()[0].uuid
+    burn = model(tmp_path, "burn", BURN)
+
+    async def scenario() -> list[int]:
+        used = []
+        async with pool_of(backend) as (pool, told, _):
+            for number, cut in enumerate((share, WHOLE, share, WHOLE)):
+                lane, before = f"{device}/{number}", f"{device}/{number - 1}"
+                await pool.start(lane, cut, [burn], leaving=[before] if number else [])
+                assert await told.next() == ("ready", lane)
+                pool.run(lane, 1, "burn", [pair(1)])
+                assert (await told.next())[0] == "finished"
+                if number:
+                    await pool.stop(before, grace=5.0)
+                used.append(nvidia.readings(uuid).memory or 0)
+        return used
+
+    used = asyncio.run(scenario())
+    figure(backend=backend.name, memory=used)
+    assert max(used) - used[0] < GROWN
+
+
+def test_out_of_memory_is_one_request(backend: Backend, tmp_path: Path) -> None:
+    lane = f"{backend.fleet()[0].name}0/0"
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            await pool.start(lane, half(backend), [model(tmp_path, "greedy", GREEDY)])
+            assert await told.next() == ("ready", lane)
+            pid = pool.status()[0].pid
+            for number, gib in enumerate((0, 1 << 20, 1)):
+                pool.run(lane, number, "greedy", [pair(gib)])
+                what, *_, last = await told.next()
+                assert what == ("failed" if gib > 1 else "finished"), last
+            assert pool.status()[0].pid == pid
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_killed_comes_back(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+    """Beside another lane: of the same process it goes with it, of another it goes on."""
+    device = f"{backend.fleet()[0].name}0"
+    lanes = [f"{device}/0", f"{device}/1"]
+    burn = model(tmp_path, "burn", BURN)
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            for lane in lanes:
+                await pool.start(lane, half(backend), [burn])
+                assert await told.next() == ("ready", lane)
+            pids = [status.pid for status in pool.status()]
+            together = pids[0] == pids[1]
+            assert together == (backend.name == "green") and pids[0] is not None
+            begun = time.monotonic()
+            os.kill(pids[0], signal.SIGKILL)
+            if not together:
+                pool.run(lanes[1], 1, "burn", [pair(1)])
+            expected = {("died", lane) for lane in lanes[: 1 + together]} | {
+                ("ready", lane) for lane in lanes[: 1 + together]
+            }
+            expected |= set() if together else {("finished", lanes[1])}
+            while expected:
+                what, lane, *_ = await asyncio.wait_for(told.told.get(), BACK)
+                expected.remove((what, lane))
+            figure(backend=backend.name, back_s=time.monotonic() - begun)
+            for lane in lanes:
+                pool.run(lane, 2, "burn", [pair(1)])
+                assert (await told.next())[0] == "finished"
+
+    asyncio.run(scenario())
