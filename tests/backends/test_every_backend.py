@@ -17,7 +17,7 @@ from cotenant.backends.fake import Fake
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.worker.wire import WorkerModel
-from tests.backends import test_green
+from tests.backends import test_green, test_mig
 from tests.driver import mps
 from tests.live.workers import floats, pool_of, sleeper
 from tests.worker import graphs
@@ -27,6 +27,7 @@ BACKENDS: dict[str, Callable[[pytest.MonkeyPatch, ExitStack], Backend]] = {
     "cpu bucket": lambda *_: Cpu(),
     "cpu quota": lambda *_: Cpu(hold="quota"),
     "green": test_green.sleeping,
+    "mig": test_mig.on_processor,
     "mps": mps.on_processor,
 }
 
@@ -87,6 +88,6 @@ def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path
 def test_closing_what_is_not_open_is_harmless(backend: Backend) -> None:
     backend.close("never")
     lane = lane_of(backend)
-    backend.open(lane, 100)
+    backend.open(lane, backend.fleet()[0].cuts[0])
     backend.close(lane)
     backend.close(lane)

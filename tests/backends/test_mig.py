@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cotenant.backends import nvidia
+from cotenant.backends import Launch, nvidia
 from cotenant.backends.mig import Mig
 from cotenant.core import mig
 from cotenant.core.model import Model
@@ -40,6 +41,21 @@ def machine(state: Path) -> Iterator[Machine]:
             return Mig(nvidia.gpus(), create=create)
 
         yield made
+
+
+class OnProcessor(Mig):
+    """Its workers have what those on instances have, but run their models on the processor."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False)
+
+
+def on_processor(_: pytest.MonkeyPatch, held: ExitStack) -> Mig:
+    """One that may make instances, so that shares of any size are to be had; for tests of every backend."""
+    held.enter_context(loaded("a30-mig"))
+    backend = OnProcessor(nvidia.gpus(), create=True)
+    held.callback(backend._watch.close)  # before the driver goes
+    return backend
 
 
 def where(backend: Mig, lane: str, share: int, leaving: tuple[str, ...] = ()) -> str:
