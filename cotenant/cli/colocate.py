@@ -190,7 +190,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     def _worth(self, policy: str) -> Worth:
         from cotenant.config.toml import text_of
         from cotenant.planners import colocate as planner
-        from cotenant.predictors.fitting import from_json, knowing
+        from cotenant.predictors.fitting import from_json, guessed, knowing
         from cotenant.predictors.kernels import fit_sum
 
         if policy in planner.RULES:
@@ -211,6 +211,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             self._need(self.fit, "predicted", "--fit")
             assert self.fit is not None
             _, fitted = from_json(text_of(self.fit).encode(), str(self.fit))
+            loads = dict.fromkeys(load for beside in self.sets for load in (self.target, *beside))
+            for model, why in guessed(fitted, loads).items():
+                tell("guessed", f"what neighbours cost {model}: {why}")
             return planner.by_prediction(self.target, knowing(fitted, self.profiles), self.profiles, self.by)
         known = ", ".join(("predicted", "kace", *planner.RULES, "random", "oracle"))
         raise ConfigError(f"--policy: {policy!r} is not known; there are {known}")

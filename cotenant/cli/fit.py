@@ -133,6 +133,7 @@ def verdict_table(verdicts: Sequence[Verdict], samples: Sequence[Sample]) -> Ren
             ">mean",
             ">p50",
             ">p90",
+            ">by split",
             ">p95",
             ">bias",
             ">covered by q90",
@@ -140,10 +141,16 @@ def verdict_table(verdicts: Sequence[Verdict], samples: Sequence[Sample]) -> Ren
         )
         mine = [verdict for verdict in verdicts if verdict.held_back == what]
         for it in sorted(mine, key=lambda verdict: (verdict.p90 is None, verdict.p90)):
-            numbers = (it.mean, it.p50, it.p90, it.p95)
+            mean, p50, p90, p95 = (
+                "-" if number is None else f"{number:.2f}" for number in (it.mean, it.p50, it.p90, it.p95)
+            )
             rows.add_row(
                 escape(it.predictor),
-                *("-" if number is None else f"{number:.2f}" for number in numbers),
+                mean,
+                p50,
+                p90,
+                "-" if it.spread is None else f"±{it.spread:.2f}",
+                p95,
                 "-" if it.bias is None else f"{it.bias:+.2f}",
                 "-" if it.coverage is None else f"{it.coverage:.1f} %",
                 "-" if it.fit_s is None else f"{it.fit_s:.2g} s",

@@ -20,6 +20,8 @@ from cotenant.planners.applications import plain
 from cotenant.planners.check import check
 from cotenant.planners.explain import Explanation, explain, gain, probes
 from cotenant.planners.forecast import forecast
+from cotenant.predictors import Load
+from cotenant.predictors.fitting import guessed
 
 CROWDED = 0.5  # of a device's memory; below that it is not shown
 
@@ -98,6 +100,18 @@ def show(answer: Answer, *, json: bool) -> None:
         console.print(*([""] if i else []), part, sep="\n")
     for violation in check(answer.plan, answer.problem):
         tell("violates", str(violation), console)
+    tell_guesses(answer.plan, answer.problem)
+
+
+def tell_guesses(plan: Plan, problem: Problem) -> None:
+    """Of whom it is not known well what neighbours cost it."""
+    loads = [
+        Load(placement.model, device.kind, placement.batch, partition.share)
+        for device, partition, placement in plan.placements()
+        if len(device.partitions) > 1
+    ]
+    for model, why in guessed(problem.interference, loads).items():
+        tell("guessed", f"what neighbours cost {model}: {why}; measure pairs with `cotenant profile --pairs`")
 
 
 def split_table(plan: Plan, problem: Problem) -> RenderableType:

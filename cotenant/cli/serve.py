@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from cotenant.cli.interrupt import interruptible
-from cotenant.cli.plan import split_table
+from cotenant.cli.plan import split_table, tell_guesses
 from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serving import Addresses, serving
 from cotenant.cli.show import console, profile_progress, show_json, tell
@@ -43,6 +43,7 @@ def show_site(site: Site, holds: str) -> None:
     console.print(f"shares are held by {holds}", highlight=False)
     for name, reason in site.broken.items():
         tell("not served", f"{name}: {reason}")
+    tell_guesses(site.plan, site.problem)
 
 
 def show_addresses(addresses: Addresses) -> None:

@@ -1,23 +1,23 @@
 """Predictors by name: fitted to samples, written down as readable JSON, and read again.
 
 A predictor is a module with `fit(samples, profiles)`. What it returns is a struct of plain numbers, and an
-`Interference`; it may have `knowing(profiles)`, the same predictor for models that no sample has, and
-`observe(sample)`, the same corrected by one more run. A class within it that is no struct has `to_json` and
-`from_json`.
+`Interference`. It may have `knowing(profiles)`, the same predictor for models that no sample has; `observe(sample)`,
+the same corrected by one more run; and `guessed(loads)`, which names those that it is less sure of. A class within it
+that is no struct has `to_json` and `from_json`.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
-from cotenant.predictors import Interference
+from cotenant.predictors import Interference, Load
 from cotenant.predictors.samples import Sample
 
 # Name → where its `fit` is.
@@ -119,6 +119,13 @@ def observing(fitted: Interference, samples: Sequence[Sample]) -> Interference:
             return fitted
         fitted = observe(sample)
     return fitted
+
+
+def guessed(fitted: Interference, loads: Iterable[Load]) -> dict[str, str]:
+    """Model → why what it suffers beside others is a guess, of predictors that know what they were fitted to."""
+    tell = getattr(fitted, "guessed", None)
+    found: dict[str, str] = {} if tell is None else tell(loads)
+    return found
 
 
 def _fit_of(name: str) -> Callable[[Sequence[Sample], Profiles], Any]:

@@ -32,6 +32,7 @@ FEWEST = 8  # samples
 MOST = 1500  # samples that are learnt from, spread over all: time goes with the cube
 QUANTILE = 0.9  # that planners reckon with, unless told
 KNOTS = np.linspace(0, 1, 41)  # quantiles of a calibration
+BEYOND = 2  # times the largest batch of the samples: what a larger one suffers is a guess
 SIDES = 2000  # loads that are kept as they look to the samples: of 1,500 samples 48 kB each
 FADING = 0.98  # what an observation counts, of before, when the next comes
 
@@ -139,6 +140,22 @@ class Ours:
         if seen is None:
             return 0.0
         return seen.excess * seen.count / (seen.count + known)
+
+    def guessed(self, loads: Iterable[Load]) -> dict[str, str]:
+        """Model → why what it suffers is told from its profile, or from samples far off, and is less sure for it."""
+        found: dict[str, str] = {}
+        for load in loads:
+            seen = [it.victim for it in self._samples if it.victim.model == load.model]
+            if load.kind != self._kind:
+                why = f"all samples are of {self._kind!r}"
+            elif not seen:
+                why = "it is the victim in no sample"
+            elif load.batch > (most := max(it.batch for it in seen)) * BEYOND:
+                why = f"samples have it with batches of at most {most}"
+            else:
+                continue
+            found.setdefault(load.model, why)
+        return found
 
     def _foreseen(self, victim: Load, neighbours: Sequence[Load]) -> _Foreseen:
         sides = [self._side(load, victim=False) for load in neighbours]

@@ -24,8 +24,9 @@ Progress = Callable[[str, int, int], None]  # what, done, of how many
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """held_back: what. samples: held back, in all. The rest in percent of what was measured, but for `fit_s`.
 
-    bias: mean error with its sign. coverage: how many slowdowns do not exceed the quantile 0.9, of predictors that know
-    quantiles. fit_s: seconds to fit, on average. failed: why there is no more to say.
+    spread: standard deviation of the 90th percentile from split to split. bias: mean error with its sign. coverage: how
+    many slowdowns do not exceed the quantile 0.9, of predictors that know quantiles. fit_s: seconds to fit, on average.
+    failed: why there is no more to say.
     """
 
     predictor: str
@@ -35,6 +36,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     p50: float | None = None
     p90: float | None = None
     p95: float | None = None
+    spread: float | None = None
     bias: float | None = None
     coverage: float | None = None
     fit_s: float | None = None
@@ -153,6 +155,7 @@ def _verdict(name: str, what: str, splits: Sequence[Split], outcomes: Sequence[_
         p50=p50,
         p90=p90,
         p95=p95,
+        spread=float(np.std([100 * np.percentile(np.abs(it.errors), 90) for it in outcomes])),
         bias=float(errors.mean()),
         coverage=100 * sum(covered) / len(covered) if covered else None,
         fit_s=sum(outcome.seconds for outcome in outcomes) / len(outcomes),

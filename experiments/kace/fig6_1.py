@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.draw import figure_for, save
 from experiments.data import kace
-from experiments.kace import paper
+from experiments.kace import lines, paper
 from experiments.kace.runs import Outcome, Training, effort, outcome
 from experiments.spread import Options, spread
 
@@ -81,26 +81,13 @@ def mean(values: Sequence[float]) -> float:
 def plot(rows: Sequence[Row], path: Path) -> None:
     figure = figure_for(path, 10, 3.4)
     panels = figure.subplots(1, 3)
-    for axes, (field, label) in zip(
-        panels, (("r2", "R²"), ("rmse", "RMSE, standardised"), ("seconds", "seconds to train")), strict=True
-    ):
-        for colour, technique in zip(COLOURS, paper.TECHNIQUES.values(), strict=False):
-            mine = [row for row in rows if row.technique == technique]
-            axes.plot(
-                [row.percent for row in mine],
-                [getattr(row, field) for row in mine],
-                color=colour,
-                marker="o",
-                markersize=4,
-                label=technique,
-            )
-            said = [(row.percent, getattr(row, f"published_{field}", None)) for row in mine]
-            known = [(x, y) for x, y in said if y is not None]
-            if known:
-                axes.scatter(*zip(*known, strict=True), color=colour, marker="x", s=60, zorder=3)
-        axes.set_xlabel("pairs to train with, %", fontsize=8)
-        axes.set_ylabel(label, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
+    fields = (
+        ("r2", "R²", "published_r2"),
+        ("rmse", "RMSE, standardised", "published_rmse"),
+        ("seconds", "seconds to train", ""),
+    )
+    for axes, (field, label, published) in zip(panels, fields, strict=True):
+        lines.draw(axes, rows, field, x="pairs to train with, %", y=label, published=published)
     panels[2].set_yscale("log")
     panels[0].legend(fontsize=7, frameon=False)
     figure.suptitle("KACE, Figure 6.1 (x: published run)", fontsize=11)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.draw import figure_for, save
 from experiments.data import kace
-from experiments.kace import paper
+from experiments.kace import lines, paper
 from experiments.kace.fig6_1 import PUBLISHED_AT, mean, trained
 from experiments.spread import Options
 
@@ -45,24 +45,10 @@ def published(model: str, column: str = "prediction") -> float:
 def plot(rows: Sequence[Row], path: Path) -> None:
     figure = figure_for(path, 6, 3.6)
     axes = figure.subplots()
-    for colour, technique in zip(COLOURS, paper.TECHNIQUES.values(), strict=False):
-        mine = [row for row in rows if row.technique == technique]
-        axes.plot(
-            [row.percent for row in mine],
-            [row.relative for row in mine],
-            color=colour,
-            marker="o",
-            markersize=4,
-            label=technique,
-        )
-        said = [(row.percent, row.published) for row in mine if row.published is not None]
-        if said:
-            at, heights = zip(*said, strict=True)
-            axes.scatter(at, heights, color=colour, marker="x", s=60, label=f"{technique}, published", zorder=3)
-    axes.set_xlabel("pairs to train with, %", fontsize=8)
-    axes.set_ylabel("throughput sum over Oracle's", fontsize=8)
+    lines.draw(
+        axes, rows, "relative", x="pairs to train with, %", y="throughput sum over Oracle's", published="published"
+    )
     axes.set_ylim(0.7, 1)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=7, frameon=False, ncols=2)
-    figure.suptitle("KACE, Figure 6.2", fontsize=11)
+    axes.legend(fontsize=7, frameon=False)
+    figure.suptitle("KACE, Figure 6.2 (x: published run)", fontsize=11)
     save(figure, path)

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.draw import figure_for, save
 from experiments.data import kace
-from experiments.kace import paper, protocol
+from experiments.kace import lines, paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Training, effort, error_of, policy_of
 from experiments.spread import Options, spread
@@ -82,19 +82,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     panels = figure.subplots(1, 3)
     fields = (("r2", "R²"), ("mse", "mean squared error"), ("relative", "sum of the chosen set over the best"))
     for axes, (field, label) in zip(panels, fields, strict=True):
-        for colour, technique in zip(COLOURS, paper.TECHNIQUES.values(), strict=False):
-            mine = [row for row in rows if row.technique == technique]
-            axes.plot(
-                [row.percent for row in mine],
-                [getattr(row, field) for row in mine],
-                color=colour,
-                marker="o",
-                markersize=4,
-                label=technique,
-            )
-        axes.set_xlabel("sets to train with, %", fontsize=8)
-        axes.set_ylabel(label, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
+        lines.draw(axes, rows, field, x="sets to train with, %", y=label)
     panels[1].axhline(paper.MSE_THREE, color="#444444", linestyle="--", linewidth=1, zorder=0)
     panels[0].legend(fontsize=7, frameon=False)
     figure.suptitle("KACE, Figure 7.1 (dashes: what the report says of larger training sets)", fontsize=11)

@@ -77,6 +77,16 @@ def test_policies_choose(program: Program) -> None:
     assert first("--policy", "random", "--seed", "3") in ("b:8@100%", "c:8@100%", "d:2@100%", "e:8@100%")
 
 
+def test_who_is_only_guessed_is_named(program: Program, files: Path) -> None:
+    known = [sample for sample in samples() if sample.victim.model != "d"]
+    (files / "ours.json").write_bytes(to_json("ours", fit("ours", known, PROFILES)))
+    said = program(*ASK, "--fit", "ours.json")
+    assert said.code == 0
+    assert [line for line in said.err.splitlines() if line.startswith("guessed")] == [
+        "guessed what neighbours cost d: it is the victim in no sample"
+    ]
+
+
 @pytest.mark.usefixtures("files")
 def test_what_was_measured_stands_beside_the_promise(program: Program) -> None:
     (best, *_) = json.loads(program(*ASK, "--samples", "samples.csv", "--policy", "memcap", "--json").out)

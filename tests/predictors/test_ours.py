@@ -8,7 +8,8 @@ import pytest
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.predictors import Load, process
+from cotenant.predictors import Load, Margin, process
+from cotenant.predictors.fitting import guessed
 from cotenant.predictors.ours import FEWEST, Ours, fit
 from cotenant.predictors.samples import Sample
 
@@ -227,6 +228,18 @@ def test_an_outlier_moves_little() -> None:
 def test_a_model_that_nothing_is_known_of_is_named(split: tuple[Ours, list[Sample]]) -> None:
     with pytest.raises(PlanError, match="'x' on 'k' has neither samples nor a profile"):
         split[0].slowdown(Load("x", "k", 1, 200), (Load("a", "k", 1, 200),))
+
+
+def test_it_says_whom_it_only_guesses() -> None:
+    ours = fit(pairs("abc"), PROFILES)
+    loads = [Load("a", "k", 32, 200), Load("a", "k", 33, 200), Load("d", "k", 4, 500), Load("b", "z", 1, 500)]
+    assert ours.guessed(loads) == {
+        "a": "samples have it with batches of at most 16",
+        "d": "it is the victim in no sample",
+        "b": "all samples are of 'k'",
+    }
+    assert guessed(ours, loads[:1]) == {}
+    assert guessed(Margin(1.2), loads) == {}
 
 
 def test_too_few_samples() -> None:
