@@ -29,7 +29,7 @@ import pytest
 
 from cotenant.backends import nvidia
 
-LIBRARIES = {"nvml.c": "libnvidia-ml.so.1", "cuda.c": "libcuda.so.1"}
+LIBRARIES = {"nvml.c": "libnvidia-ml.so.1", "cuda.c": "libcuda.so.1", "nvrtc.c": "libnvrtc.so.13"}
 
 
 @functools.cache

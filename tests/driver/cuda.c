@@ -3,7 +3,8 @@
 
    It holds callers to the rules of cuda.h: a descriptor's resources come from one split of one device, a context has
    them for good, a stream is destroyed before its context. The state file may also have `limit contexts N`: so many
-   green contexts fit. `cotenant_fake_counts` says what there is. */
+   green contexts fit. `cotenant_fake_counts` says what there is. Of kernels it knows those of tests/gpu/kernels.cu:
+   `where` leaves its marks, and `compute` takes the time, on the stream's own clock, that its multiprocessors need. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -74,9 +75,17 @@ typedef struct Context {
 } Context;
 
 typedef struct {
+    uint64_t marks; /* device memory, which is memory of the host here */
+    const Context *on;
+} Graph;
+
+typedef struct {
     Context *of;
+    double clock; /* milliseconds of work so far */
+    Graph *recording;
 } Stream;
 
+static unsigned sizes[MOST]; /* of the groups of the last split, by device */
 static uint32_t splits;
 static int contexts, streams, leaked;
 
@@ -337,7 +346,7 @@ int cuDevSmResourceSplitByCount(Resource *result, unsigned *count, const Resourc
         return OK;
     }
     *count = *count < fits ? *count : fits;
-    splits++;
+    splits++, sizes[device] = size;
     for (unsigned i = 0; i < *count; i++)
         result[i] = resource(device, splits, i, size);
     if (rest)
@@ -434,6 +443,169 @@ int cuStreamDestroy_v2(Stream *stream)
     return OK;
 }
 
+/* Memory, and what runs */
+
+static unsigned long long allocated;
+
+int cuMemAlloc_v2(uint64_t *made, size_t size)
+{
+    ENTER();
+    size_t *block = calloc(1, size + sizeof *block);
+    *block = size, allocated += size;
+    *made = (uint64_t)(uintptr_t)(block + 1);
+    return OK;
+}
+
+int cuMemFree_v2(uint64_t memory)
+{
+    ENTER();
+    size_t *block = (size_t *)(uintptr_t)memory - 1;
+    allocated -= *block;
+    free(block);
+    return OK;
+}
+
+int cuMemGetInfo_v2(size_t *left, size_t *total)
+{
+    ENTER();
+    *total = gpus[0].product->mib << 20;
+    *left = *total - allocated - ((size_t)contexts << 20);
+    return OK;
+}
+
+int cuMemsetD32_v2(uint64_t memory, unsigned value, size_t count)
+{
+    ENTER();
+    for (size_t i = 0; i < count; i++)
+        ((unsigned *)(uintptr_t)memory)[i] = value;
+    return OK;
+}
+
+int cuMemcpyDtoH_v2(void *host, uint64_t memory, size_t size)
+{
+    ENTER();
+    memcpy(host, (void *)(uintptr_t)memory, size);
+    return OK;
+}
+
+int cuCtxSetCurrent(void *context)
+{
+    ENTER();
+    return context ? OK : INVALID_CONTEXT;
+}
+
+int cuCtxSynchronize(void)
+{
+    ENTER();
+    return OK;
+}
+
+int cuModuleLoadData(void **module, const void *image)
+{
+    ENTER();
+    *module = (void *)image;
+    return image ? OK : INVALID_VALUE;
+}
+
+int cuModuleGetFunction(const char **function, void *module, const char *name)
+{
+    ENTER();
+    *function = !strcmp(name, "where") ? "where" : !strcmp(name, "compute") ? "compute" : NULL;
+    return module && *function ? OK : NOT_FOUND;
+}
+
+static void mark(const Context *context, uint64_t memory)
+{
+    unsigned first = 0;
+    int device = context->has.device;
+    for (unsigned group = 0; group < 64; group++) {
+        unsigned all = (unsigned)gpus[device].product->multiprocessors, size = sizes[device];
+        for (unsigned i = first; i < first + size && i < all; i++)
+            ((unsigned *)(uintptr_t)memory)[i] += context->has.groups >> group & 1;
+        first += size;
+    }
+}
+
+int cuLaunchKernel(const char *function, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
+                   unsigned shared, Stream *stream, void **values, void **extra)
+{
+    ENTER();
+    (void)shared, (void)extra;
+    if (!function || !stream || y != 1 || z != 1 || ty != 1 || tz != 1 || !threads || threads > 1024)
+        return INVALID_VALUE;
+    if (lost(gpus[stream->of->has.device].index))
+        return UNKNOWN;
+    if (!strcmp(function, "compute")) {
+        stream->clock += 1e-6 * *(int *)values[1] * blocks / stream->of->has.count;
+        return OK;
+    }
+    if (stream->recording)
+        *stream->recording = (Graph){*(uint64_t *)values[0], stream->of};
+    else
+        mark(stream->of, *(uint64_t *)values[0]);
+    return OK;
+}
+
+int cuStreamBeginCapture_v2(Stream *stream, int mode)
+{
+    ENTER();
+    if (!stream || stream->recording || mode < 0 || mode > 2)
+        return INVALID_VALUE;
+    stream->recording = calloc(1, sizeof(Graph));
+    return OK;
+}
+
+int cuStreamEndCapture(Stream *stream, Graph **graph)
+{
+    ENTER();
+    *graph = stream->recording;
+    stream->recording = NULL;
+    return *graph ? OK : INVALID_VALUE;
+}
+
+int cuGraphInstantiateWithFlags(Graph **ready, Graph *graph, unsigned long long flags)
+{
+    ENTER();
+    *ready = graph;
+    return graph && !flags ? OK : INVALID_VALUE;
+}
+
+int cuGraphLaunch(Graph *graph, Stream *stream)
+{
+    ENTER();
+    if (!graph || !stream)
+        return INVALID_HANDLE;
+    mark(graph->on, graph->marks); /* where it was recorded, whatever the stream */
+    return OK;
+}
+
+int cuStreamSynchronize(Stream *stream)
+{
+    ENTER();
+    return stream && lost(gpus[stream->of->has.device].index) ? UNKNOWN : OK;
+}
+
+int cuEventCreate(double **event, unsigned flags)
+{
+    ENTER();
+    *event = calloc(1, sizeof **event);
+    return flags ? INVALID_VALUE : OK;
+}
+
+int cuEventRecord(double *event, Stream *stream)
+{
+    ENTER();
+    *event = stream->clock;
+    return OK;
+}
+
+int cuEventElapsedTime_v2(float *milliseconds, const double *begun, const double *ended)
+{
+    ENTER();
+    *milliseconds = (float)(*ended - *begun);
+    return OK;
+}
+
 /* How the bindings find all of it */
 
 typedef struct {
@@ -469,6 +641,24 @@ int cuGetProcAddress_v2(const char *symbol, void **found, int wanted, uint64_t f
         AS("cuGreenCtxStreamCreate", cuGreenCtxStreamCreate, 12050),
         AS("cuStreamGetGreenCtx", cuStreamGetGreenCtx, 12040),
         AS("cuStreamDestroy", cuStreamDestroy_v2, 4000),
+        AS("cuStreamSynchronize", cuStreamSynchronize, 2000),
+        AS("cuStreamBeginCapture", cuStreamBeginCapture_v2, 10010),
+        AS("cuStreamEndCapture", cuStreamEndCapture, 10000),
+        AS("cuGraphInstantiateWithFlags", cuGraphInstantiateWithFlags, 11040),
+        AS("cuGraphLaunch", cuGraphLaunch, 10000),
+        AS("cuCtxSetCurrent", cuCtxSetCurrent, 4000),
+        AS("cuCtxSynchronize", cuCtxSynchronize, 2000),
+        AS("cuMemAlloc", cuMemAlloc_v2, 3020),
+        AS("cuMemFree", cuMemFree_v2, 3020),
+        AS("cuMemGetInfo", cuMemGetInfo_v2, 3020),
+        AS("cuMemsetD32", cuMemsetD32_v2, 3020),
+        AS("cuMemcpyDtoH", cuMemcpyDtoH_v2, 3020),
+        AS("cuModuleLoadData", cuModuleLoadData, 2000),
+        AS("cuModuleGetFunction", cuModuleGetFunction, 2000),
+        AS("cuLaunchKernel", cuLaunchKernel, 4000),
+        AS("cuEventCreate", cuEventCreate, 2000),
+        AS("cuEventRecord", cuEventRecord, 2000),
+        AS("cuEventElapsedTime", cuEventElapsedTime_v2, 12080),
     };
     (void)flags;
     *found = NULL;

@@ -175,3 +175,12 @@ def test_the_sizes_are_told_to_who_does_not_open_the_device() -> None:
     failed = subprocess.run(ask, env=absent, cwd=ROOT, capture_output=True, text=True)
     assert failed.returncode == 1
     assert failed.stderr == "cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n"
+
+
+def test_what_is_asked_of_a_real_gpu_runs_over_the_fake_driver() -> None:
+    command = [sys.executable, "-m", "pytest", "tests/gpu/test_green.py", "-m", "gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, env={**os.environ, **fitted("h200")}, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
