@@ -56,6 +56,15 @@ FATAL = {
 }
 
 
+# What the driver says has to be done before anything runs again (NVML's GPU recovery action); draining can wait.
+_NEEDED = {
+    1: "it needs a reset; `sudo nvidia-smi --gpu-reset` does that",
+    2: "its machine has to be restarted",
+    6: "its bus has to be reset",
+    7: "its machine has to be restarted",
+}
+
+
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """A MIG instance with all of its compute.
 
@@ -304,10 +313,16 @@ class Watch:
 def _gone(nvml: Any, uuid: str) -> str:
     """Why this GPU cannot be used now; empty where it can."""
     try:
-        nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        nvml.nvmlDeviceGetMemoryInfo(handle)
+        action = _known(
+            nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
+        )
     except nvml.NVMLError as error:
         return words(nvml, error)
-    return ""
+    if action is None or action.nvmlReturn != nvml.NVML_SUCCESS:  # a driver that does not know of such actions
+        return ""
+    return _NEEDED.get(action.value.uiVal, "")
 
 
 @functools.cache
@@ -350,7 +365,7 @@ def words(nvml: Any, error: Any) -> str:
             "this user may not ask NVIDIA's driver that; run as root, or see to the rights of /dev/nvidia*"
         ),
         nvml.NVML_ERROR_GPU_IS_LOST: "it is off the bus, or cannot be reached; reset it, or restart the machine",
-        nvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset; `sudo nvidia-smi --gpu-reset` does that",
+        nvml.NVML_ERROR_RESET_REQUIRED: _NEEDED[1],
         nvml.NVML_ERROR_IN_USE: "somebody still computes on it",
         nvml.NVML_ERROR_NOT_FOUND: "it is not there; `nvidia-smi -L` lists what is",
     }

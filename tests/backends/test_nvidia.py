@@ -234,6 +234,13 @@ def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: Watch, state: Path)
     eventually(watch, {})
 
 
+def test_a_gpu_whose_driver_asks_for_a_reset_is_lost_until_it_had_one(watch: Watch, state: Path) -> None:
+    state.write_text("action 0 1\naction 1 4\n")  # the second is to be drained, which is not for us
+    eventually(watch, {"h2000": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
+    state.write_text("action 0 1\nerror nvmlDeviceGetFieldValues 13\n")  # an old driver does not know
+    eventually(watch, {})
+
+
 def test_it_is_told_at_the_first_look(watch: Watch, state: Path) -> None:
     state.write_text("lost 0\n")
     assert list(watch.lost()) == ["h2000"]

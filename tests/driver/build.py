@@ -7,8 +7,9 @@ is said by variables that the libraries read when they are initialised:
     COTENANT_FAKE_DRIVER    versions of driver and CUDA, "580.95.05/13.0" unless said
     COTENANT_FAKE_STATE     a file that is read again at every call, with a line for each thing that has happened
                             (`lost 0`: the GPU with that index is gone; `reset 0`: it needs one; `xid 0 79`; `process 0
-                            PID BYTES [INSTANCE]`: computes there; `mode 0 2`: its compute mode; `mig 0`: MIG will be
-                            on; `error NAME CODE`: that function of NVML answers that)
+                            PID BYTES [INSTANCE]`: computes there; `mode 0 2`: its compute mode; `action 0 1`: how it
+                            wants to be recovered; `mig 0`: MIG will be on; `error NAME CODE`: that function of
+                            NVML answers that)
 """
 
 from __future__ import annotations

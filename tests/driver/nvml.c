@@ -449,6 +449,30 @@ int nvmlDeviceGetComputeMode(const Device *device, unsigned *mode)
     return OK;
 }
 
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency;
+    unsigned type;
+    int code;
+    unsigned long long value;
+} Field;
+
+int nvmlDeviceGetFieldValues(const Device *device, int count, Field *fields)
+{
+    char rest[256];
+    unsigned index, value;
+    ENTER_GPU(device->gpu);
+    for (int i = 0; i < count; i++) {
+        fields[i].type = 1;
+        fields[i].code = fields[i].field == 230 ? OK : NOT_SUPPORTED; /* the recovery action */
+        fields[i].value = 0;
+        for (unsigned nth = 0; line_of("action", nth, rest, sizeof rest); nth++)
+            if (sscanf(rest, "%u %u", &index, &value) == 2 && index == device->gpu->index)
+                fields[i].value = value;
+    }
+    return OK;
+}
+
 int nvmlDeviceGetCudaComputeCapability(const Device *device, int *major, int *minor)
 {
     ENTER_GPU(device->gpu);
