@@ -183,6 +183,19 @@ def mechanisms(gpu: Gpu) -> dict[str, str]:
     return {"mps": _mps(gpu, cuda), "green": _green(gpu, cuda), "mig": _mig(gpu)}
 
 
+def able(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
+    """Those that can be cut in that way here; the log tells the others. Raises DeviceError where there is none."""
+    reasons = {gpu: mechanisms(gpu)[mechanism] for gpu in some}
+    found = tuple(gpu for gpu, reason in reasons.items() if not reason)
+    if not found:
+        why = "; ".join(f"{gpu.name} ({gpu.uuid}): {reason}" for gpu, reason in reasons.items())
+        raise DeviceError(f'no GPU here can do "{mechanism}": {why}')
+    for gpu, reason in reasons.items():
+        if reason:
+            logger.warning("%s (%s) is left out: %s", gpu.name, gpu.uuid, reason)
+    return found
+
+
 def chosen(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, ...]:
     """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all."""
     place = "gpu.devices"

@@ -53,6 +53,10 @@ def backend_of(settings: Settings) -> Backend:
         raise DeviceError(
             f'backend = "{settings.backend}": the driver shows no GPU; in a container, start that with `--gpus all`'
         )
+    if settings.backend == "mig":
+        return Mig(gpus, create=settings.create)
+    if not settings.gpus:  # else each has to do
+        gpus = nvidia.able(gpus, settings.backend)
     if settings.backend == "mps":
         from cotenant.backends.mps import Mps
 
@@ -64,11 +68,9 @@ def backend_of(settings: Settings) -> Backend:
             static=mps.static,
             protocol=mps.protocol,
         )
-    if settings.backend == "green":
-        from cotenant.backends.green import Green
+    from cotenant.backends.green import Green
 
-        return Green(gpus)
-    return Mig(gpus, create=settings.create)
+    return Green(gpus)
 
 
 class Preparation:

@@ -9,6 +9,8 @@ import pytest
 
 from cotenant.backends import nvidia
 from cotenant.cli import devices
+from cotenant.cli.prepare import backend_of
+from cotenant.config import read_settings
 from cotenant.errors import DeviceError
 from tests.cli.program import Program
 from tests.driver.build import loaded
@@ -116,3 +118,30 @@ def test_a_gpu_that_is_not_there(program: Program, folder: Path) -> None:
     with loaded("h200"):
         why = program.refuses("serve", "gpu.toml")
     assert why == "gpu.devices: no GPU '1'; there is 0 (GPU-00000001-0000-4000-8000-000000000000)"
+
+
+def test_gpus_that_cannot_do_it_are_left_out_unless_they_are_named(
+    program: Program, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loaded("h200-mig=7g.141gb,rtx4090"):
+        backend = backend_of(read_settings(written(folder, 'backend = "green"')))
+        assert backend.fleet()[0].name == "geforce-rtx-4090"
+        assert "NVIDIA H200 (GPU-00000001-0000-4000-8000-000000000000) is left out: MIG is on" in caplog.text
+        with pytest.raises(DeviceError, match="MIG is on"):
+            backend_of(read_settings(written(folder, 'backend = "green"\ngpu = { devices = [0] }'))).fleet()
+
+
+def test_where_no_gpu_can_do_it_each_says_why(program: Program, folder: Path) -> None:
+    written(folder, 'backend = "green"')
+    with loaded("h200-mig=7g.141gb,h200-mig"):
+        why = program.refuses("serve", "gpu.toml")
+    assert why.startswith(
+        'no GPU here can do "green": NVIDIA H200 (GPU-00000001-0000-4000-8000-000000000000): MIG is on;'
+    )
+    assert "NVIDIA H200 (GPU-00000002-0000-4000-8000-000000000000): MIG is on;" in why
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "gpu.toml"
+    path.write_text(text + "\n")
+    return path
