@@ -164,6 +164,7 @@ class Told:
         self.model = runner.model
         self.device = 0.0
         self.memory = 0
+        self.known = False
         self.log: list[object] = []
         self._runner = runner
 

@@ -77,6 +77,7 @@ def test_lanes_share_the_weights_of_a_file(doubles: dict[str, WorkerModel], plat
     assert first is second
     alive = weakref.ref(first)
     lanes = [Torch(model, Processor(), first) for _ in range(2)]
+    assert [lane.known for lane in lanes] == [False, True]  # the second runs one small batch, and is ready
     del first, second
     lanes[0].close()
     assert alive() is not None and lanes[1].run({"x": np.ones((1, 2), np.float32)})[0][1].tolist() == [[2, 2]]

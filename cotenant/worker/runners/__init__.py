@@ -14,9 +14,11 @@ from cotenant.worker.wire import WorkerModel, aligned
 
 class Runner(Protocol):
     """device: seconds that the last batch took by the device's own clock, copies included. memory: bytes of the device
-    that the weights and the largest batch so far take. Both 0 where the device is the processor, or does not tell."""
+    that the weights and the largest batch so far take. Both 0 where the device is the processor, or does not tell.
+    known: others of this process have run the largest batch already, with the same weights."""
 
     model: WorkerModel
+    known: bool
 
     @property
     def device(self) -> float: ...
@@ -44,8 +46,8 @@ class Runner(Protocol):
 
 
 def load(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
-    """A runner that has run its largest and its smallest batch, and the bytes that its outputs take for one row, each
-    aligned. Raises ModelError, and DeviceError where there is no GPU to run on.
+    """A runner that has run its largest and its smallest batch, or the smallest where the model is known, and the bytes
+    that its outputs take for one row, each aligned. Raises ModelError, and DeviceError where there is no GPU to run on.
 
     stream: the handle of the CUDA stream, on the first device that this process sees, that batches run on; 0 for one of
     the runner's own; None for the processor.
@@ -55,9 +57,10 @@ def load(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = N
 
 
 def rehearse(runner: Runner, times: int) -> list[tuple[str, Array]]:
-    """Run the largest batch and then the smallest, each so often; gives the last outputs. Raises ModelError."""
+    """Run the largest batch, unless it is known, and then the smallest, each so often; gives the last outputs. Raises
+    ModelError."""
     model = runner.model
-    for rows in (model.max_batch, 1) if model.batched else (1,):
+    for rows in (model.max_batch, 1) if model.batched and not runner.known else (1,):
         for _ in range(times):
             try:
                 outputs = runner.run({spec.name: filled(spec, rows, 1, batched=model.batched) for spec in model.inputs})

@@ -12,6 +12,7 @@ class Fake:
 
     device = 0.0
     memory = 0
+    known = False
 
     def __init__(self, model: WorkerModel) -> None:
         if len(model.latencies) < model.max_batch:

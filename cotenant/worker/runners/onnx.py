@@ -18,6 +18,7 @@ class Onnx:
 
     device = 0.0
     memory = 0
+    known = False
 
     def __init__(self, model: WorkerModel, threads: int, stream: int | None = None) -> None:
         import onnxruntime
