@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.gpu import checks, live, pairs, profiles
 from benchmarks.gpu.session import GPULET, SMALL, Session
+from cotenant.errors import CotenantError
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
 SPARE = 5.0  # seconds of the whole that are kept for the end
@@ -47,16 +50,23 @@ def main() -> None:
         for file in given.known.iterdir():
             if file.suffix in (".csv", ".json") and not (given.out / file.name).exists():
                 shutil.copy(file, given.out)
-    session.write("machine.json", msgspec.json.format(msgspec.json.encode(session.provenance(given.stage)), indent=1))
-    if 1 in given.stage:
-        checks.run(session)
-    if later := [run for stage, run in STAGES.items() if stage in given.stage]:
-        models = session.build()
-        for run in later:
-            run(session, models)
+    try:
+        _run(session, given.stage)
+    except CotenantError as error:
+        sys.exit(f"{error}. Without a GPU, `make gpu-check BACKEND=cpu` runs the same with small models")
     for text in session.missing:
         print(f"missing: {text}")
     print(f"results are in {given.out}" + ("; run again to go on" if session.missing else ""))
+
+
+def _run(session: Session, stages: Sequence[int]) -> None:
+    session.write("machine.json", msgspec.json.format(msgspec.json.encode(session.provenance(stages)), indent=1))
+    if 1 in stages:
+        checks.run(session)
+    if later := [run for stage, run in STAGES.items() if stage in stages]:
+        models = session.build()
+        for run in later:
+            run(session, models)
 
 
 if __name__ == "__main__":

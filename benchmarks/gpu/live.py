@@ -26,7 +26,7 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
-from cotenant.errors import CotenantError, RequestError, UnavailableError
+from cotenant.errors import ConfigError, CotenantError, RequestError, UnavailableError
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Offered, Server, Site
 from cotenant.measure.report import Report
@@ -85,12 +85,7 @@ async def _served(
     rest: float,
 ) -> None:
     """rest: seconds that are to be left for what follows."""
-    lines = {"profiles": f'"{(session.out / f"profiles-{name}.csv").absolute()}"'}
-    pairs = (session.out / f"pairs-{name}.csv").absolute()
-    if pairs.exists() and not session.cpu:
-        lines["interference"] = f'{{ model = "ours", fit = "{pairs}" }}'
-    preparation = Preparation(session.settings(name, **lines), backend)
-    site = await preparation.site(models)
+    preparation, site = await _prepared(session, name, models, backend)
     server = Server(site, backend, preparation.site, log=log)
     await server.start()
     try:
@@ -113,6 +108,21 @@ async def _served(
         result["over_temporal"] = {planner: rate / rates["squishy"] for planner, rate in rates.items()}
         told = ", ".join(f"{planner} {ratio:.2f} x" for planner, ratio in result["over_temporal"].items())
         session.say(f"{name}: largest rate over that of whole devices shared in time: {told}")
+
+
+async def _prepared(session: Session, name: str, models: Sequence[str], backend: Backend) -> tuple[Preparation, Site]:
+    """With what pairs tell of neighbours, where enough of them were measured; else with the usual margin."""
+    given = {"planner": f'"{PLANNERS[0]}"', "profiles": f'"{(session.out / f"profiles-{name}.csv").absolute()}"'}
+    pairs = (session.out / f"pairs-{name}.csv").absolute()
+    if pairs.exists() and not session.cpu:
+        told = f'{{ model = "ours", fit = "{pairs}" }}'
+        try:
+            preparation = Preparation(session.settings(name, **given, interference=told), backend)
+            return preparation, await preparation.site(models)
+        except ConfigError as error:
+            session.lacks(f"{name}: what neighbours cost: {error}")
+    preparation = Preparation(session.settings(name, **given), backend)
+    return preparation, await preparation.site(models)
 
 
 class _Bench:

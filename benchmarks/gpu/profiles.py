@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
@@ -74,7 +74,7 @@ async def _measured(session: Session, models: Mapping[str, Offered], name: str, 
                     if isinstance(point, str):
                         session.lacks(f"{name}: {model}: {point}")
                         continue
-                    point.features.update(_taken(readings))
+                    point.features.update(readings())
                     found[model].append(point)
                     if sum(map(len, found.values())) % EVERY == 0:
                         write()
@@ -103,36 +103,34 @@ def _unmeasured(found: Points, grid: Grid) -> str:
 
 
 @contextmanager
-def _watched(session: Session) -> Iterator[list[nvidia.Reading]]:
-    """What NVML reads of the GPU meanwhile. How busy it is NVML says for too long a time to be of one point."""
-    found: list[nvidia.Reading] = []
+def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
+    """Gives the medians of what NVML read of the GPU since they were last asked for. How busy it is NVML says for too
+    long a time to be of one point."""
     if session.cpu:
-        yield found
+        yield dict
         return
-    (uuid, *_) = [gpu.uuid for gpu in nvidia.gpus()]
-    ended = threading.Event()
+    uuid, ended = nvidia.gpus()[0].uuid, threading.Event()
+    found: list[nvidia.Reading] = []
 
     def look() -> None:
         while not ended.wait(LOOK):
             found.append(nvidia.readings(uuid))
 
+    def taken() -> dict[str, float]:
+        some, found[:] = list(found) or [nvidia.readings(uuid)], []
+        columns: dict[str, list[float]] = {
+            "power_w": [it.power for it in some if it.power is not None],
+            "clock_mhz": [it.clock for it in some if it.clock is not None],
+        }
+        return {name: statistics.median(values) for name, values in columns.items() if values}
+
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield found
+        yield taken
     finally:
         ended.set()
         thread.join()
-
-
-def _taken(readings: list[nvidia.Reading]) -> dict[str, float]:
-    """Medians of what was read since the last call."""
-    some, readings[:] = list(readings), []
-    columns: dict[str, list[float]] = {
-        "power_w": [it.power for it in some if it.power is not None],
-        "clock_mhz": [it.clock for it in some if it.clock is not None],
-    }
-    return {name: statistics.median(values) for name, values in columns.items() if values}
 
 
 def _count(session: Session, models: Mapping[str, Offered]) -> None:

@@ -134,7 +134,7 @@ class Session:
             if stop is not None:
                 stop()
 
-    def provenance(self, stages: Iterable[str]) -> dict[str, Any]:
+    def provenance(self, stages: Iterable[int]) -> dict[str, Any]:
         """On what, with what, by what."""
         found: dict[str, Any] = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -7,25 +7,24 @@ before each. MODEL is a file with a `WorkerModel` in JSON.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from cotenant.worker.runners import Runner, load
-from cotenant.worker.runners.arrays import filled
+from cotenant.worker.runners import load
+from cotenant.worker.runners.arrays import Array, filled
 from cotenant.worker.wire import WorkerModel
 
 
-def run(runner: Runner, batches: Sequence[int], gpu: Counting) -> None:
-    model = runner.model
+def count(model: WorkerModel, run: Callable[[dict[str, Array]], object], batches: Sequence[int], gpu: Counting) -> None:
     for rows in batches:
         inputs = {spec.name: filled(spec, rows, 1, batched=model.batched) for spec in model.inputs}
-        runner.run(inputs)
+        run(inputs)
         gpu.start()
         gpu.mark()
-        runner.run(inputs)
+        run(inputs)
         gpu.stop()
 
 
@@ -62,7 +61,7 @@ class Cuda:
 def main(file: str, *batches: str) -> None:
     model = msgspec.json.decode(Path(file).read_bytes(), type=WorkerModel)
     runner, _ = load(model, threads=1, fake=False, stream=0)
-    run(runner, [int(batch) for batch in batches], Cuda())
+    count(model, runner.run, [int(batch) for batch in batches], Cuda())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,124 @@
+"""The stages of `make gpu-check` without a GPU: on the processor, and over the fake driver with its MPS and its ncu."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.gpu import live, pairs, profiles, session
+from benchmarks.gpu.__main__ import main
+from cotenant.backends import Backend, Launch, nvidia
+from cotenant.backends.green import Green
+from cotenant.config import Settings, read_profiles_file, read_samples_file
+from tests.driver import mps
+from tests.driver.build import loaded
+
+# Two batches of one kernel each, as Nsight Compute would write them.
+NCU = """#!/bin/sh
+for it; do case $it in --log-file=*) log=${it#*=};; esac; done
+cat > "$log" <<'END'
+"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum"
+"","","%","ns"
+"0","spin_kernel(long)","0","1,000"
+"1","fprop","30","50,000"
+"2","spin_kernel(long)","0","1,000"
+"3","fprop","60","90,000"
+END
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same stages, in seconds."""
+    for module, values in (
+        (profiles, {"SHARES": (500, 1000), "SECONDS": 0.01, "COUNTED": (1, 8)}),
+        (pairs, {"COUNT": 4, "SECONDS": 0.02}),
+        (live, {"COMPARED": 0.4, "STEP": 0.2, "LEAST": 1.0, "LOADS": (0.1, 0.2), "MORE": (0.1,), "LESS": (0.05,)}),
+        (live, {"PLANNERS": ("elastic", "squishy")}),
+    ):
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Callable[..., Path]:
+    """Run some stages for one model; the folder with their results."""
+
+    def run(*words: str) -> Path:
+        folders = ["--out", f"{tmp_path}/out", "--repository", f"{tmp_path}/models", "--models", "lenet"]
+        monkeypatch.setattr(sys, "argv", ["gpu", *folders, *words])
+        main()
+        return tmp_path / "out"
+
+    return run
+
+
+def test_profiles_and_pairs_on_the_processor(check: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    out = check("--backend", "cpu", "--stage", "2", "3", "--seconds", "600")
+    (profile,) = read_profiles_file(out / "profiles-cpu.csv").values()
+    assert {(point.share, point.batch) for point in profile.points} == {
+        (s, b) for s in (250, 500, 1000) for b in (1, 4)
+    }
+    assert len(read_samples_file(out / "pairs-cpu.csv")) == 12
+    about = json.loads((out / "machine.json").read_text())
+    assert about["command"].endswith("--stage 2 3 --seconds 600") and about["commit"] and about["packages"]["numpy"]
+    before = {path.name: path.read_bytes() for path in out.glob("*.csv")}
+    check("--backend", "cpu", "--stage", "2", "3")
+    assert {path.name: path.read_bytes() for path in out.glob("*.csv")} == before
+    assert "cpu: 6 of 6 points are known" in capsys.readouterr().out
+
+
+def test_what_there_was_no_time_for_is_told(check: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    check("--backend", "cpu", "--stage", "2", "3", "4", "--seconds", "5.01")
+    said = capsys.readouterr().out
+    assert "missing: cpu: the time is up; some models have nothing at 100 %, 50 %, 25 %" in said
+    assert "missing: cpu: pairs of lenet need their profiles, which stage 2 measures" in said
+    assert "missing: cpu: lenet cannot be planned for without the profiles of stage 2" in said
+    assert said.rstrip().endswith("run again to go on")
+
+
+class OnProcessor(Green):
+    """Its lanes share a process, and run their models on the processor."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False, groups=())
+
+
+def test_all_stages_over_the_fake_driver(
+    check: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ncu").write_text(NCU)
+    (tmp_path / "bin" / "ncu").chmod(0o755)
+
+    with ExitStack() as held:
+        held.enter_context(loaded("h200"))
+
+        def backend_of(settings: Settings) -> Backend:
+            return OnProcessor(nvidia.gpus()) if settings.backend == "green" else mps.on_processor(monkeypatch, held)
+
+        monkeypatch.setattr(session, "backend_of", backend_of)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+        out = check("--backend", "green", "mps", "--stage", "2", "3", "4", "--seconds", "600")
+    about = json.loads((out / "machine.json").read_text())
+    assert about["gpus"][0]["kind"] == "h200" and about["cuda"] == "13.0"
+    for name in ("green", "mps"):
+        (profile,) = read_profiles_file(out / f"profiles-{name}.csv").values()
+        assert profile.kind == "h200" and len(profile.points) == 12
+        assert all({"dram_util_pct", "power_w", "clock_mhz"} <= point.features.keys() for point in profile.points[-3:])
+        assert len(read_samples_file(out / f"pairs-{name}.csv")) == 8
+        found = json.loads((out / "live.json").read_text())[name]
+        assert [run["load"] for run in found["agreement"]] == [0.1, 0.2]
+        assert list(found["largest"]) == list(live.PLANNERS)
+    assert "all samples have the same neighbour, lenet" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_way_out_is_told(check: Callable[..., Path]) -> None:
+    with pytest.raises(SystemExit, match=r"no NVIDIA driver was found .*`make gpu-check BACKEND=cpu` runs the same"):
+        check("--backend", "green")
