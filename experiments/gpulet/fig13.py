@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 import msgspec
 
 from experiments.gpulet import fig17, paper
 from experiments.gpulet.cast import cast
 from experiments.gpulet.kept import LOOK, Kept, Trial, most_kept
-from experiments.gpulet.rates import MEAN, Group
+from experiments.gpulet.rates import MEAN, Group, means
 from experiments.gpulet.ways import Way
 from experiments.picture import Bar, grouped
 from experiments.spread import Options, spread
@@ -74,7 +73,7 @@ def run(options: Options) -> list[Row]:
         if trial.group.way.name == "SBP"
     }
     rows = [_row(trial.group, kept, bases) for trial, kept in zip(trials, found, strict=True)]
-    return rows + means(rows)
+    return rows + _means(rows)
 
 
 def _row(group: Group, kept: Kept, bases: dict[tuple[str, str, str], float]) -> Row:
@@ -93,22 +92,12 @@ def _row(group: Group, kept: Kept, bases: dict[tuple[str, str, str], float]) -> 
     )
 
 
-def means(rows: Sequence[Row]) -> list[Row]:
+def _means(rows: Sequence[Row]) -> list[Row]:
     """Of what each way keeps over SBP's, for each set of profiles."""
-    relatives: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        if row.of_sbp is not None:
-            relatives.setdefault((row.profiles, row.way, row.who), []).append(row.of_sbp)
+    found = means((row.profiles, row.way, row.who, row.of_sbp) for row in rows)
     return [
-        Row(
-            profiles=profiles,
-            group=MEAN,
-            way=way,
-            who=who,
-            of_sbp=fmean(values),
-            paper_of_sbp=paper.FIG13_OF_SBP.get(way),
-        )
-        for (profiles, way, who), values in relatives.items()
+        Row(profiles=profiles, group=MEAN, way=way, who=who, of_sbp=mean, paper_of_sbp=paper.FIG13_OF_SBP.get(way))
+        for (profiles, way, who), mean in found.items()
     ]
 
 

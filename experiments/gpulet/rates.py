@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import msgspec
@@ -74,22 +74,20 @@ def compared(groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, f
 
 
 def _means(rows: Sequence[Row], in_paper: Mapping[str, float]) -> list[Row]:
-    relatives: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        if row.relative is not None:
-            relatives.setdefault((row.profiles, row.way, row.who), []).append(row.relative)
+    found = means((row.profiles, row.way, row.who, row.relative) for row in rows)
     return [
-        Row(
-            profiles=profiles,
-            group=MEAN,
-            way=way,
-            who=who,
-            rate=None,
-            relative=fmean(values),
-            paper=in_paper.get(way),
-        )
-        for (profiles, way, who), values in relatives.items()
+        Row(profiles=profiles, group=MEAN, way=way, who=who, rate=None, relative=mean, paper=in_paper.get(way))
+        for (profiles, way, who), mean in found.items()
     ]
+
+
+def means(numbers: Iterable[tuple[str, str, str, float | None]]) -> dict[tuple[str, str, str], float]:
+    """Of numbers by profiles, way and who, where they are known."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for profiles, way, who, number in numbers:
+        if number is not None:
+            found.setdefault((profiles, way, who), []).append(number)
+    return {key: fmean(values) for key, values in found.items()}
 
 
 def bars(rows: Sequence[Row]) -> list[Bar]:
