@@ -203,7 +203,7 @@ class _Device:
         """
         while not self._closed.wait(LOOK):
             if not self._reason:
-                self._reason = self.daemon.ails({pid: lane for lane, pid in list(self.workers.items()) if pid})
+                self._reason = self.daemon.ails(self.workers)
             elif self._told and not any(alive(pid) for pid in list(self.workers.values()) if pid):
                 self._restart()
 

@@ -267,8 +267,9 @@ class Daemon:
                 _gone([self.daemon, self.server])
         _end(self.folder)
 
-    def ails(self, clients: Mapping[int, str]) -> str:
-        """Why nothing can run there, and for whose fault; empty where all is well. clients: names of processes.
+    def ails(self, clients: Mapping[str, int]) -> str:
+        """Why nothing can run there, and for whose fault; empty where all is well. clients: processes by what they are
+        called, which may change meanwhile.
 
         The server is asked only when it has logged something, and every few seconds: a daemon logs each question.
         """
@@ -287,7 +288,7 @@ class Daemon:
         if "FAULT" not in state.upper():
             return ""
         time.sleep(SETTLE)  # it may be writing down whose fault it was
-        return _fault(lines + self._news(), clients)
+        return _fault(lines + self._news(), {pid: name for name, pid in list(clients.items())})
 
     def carve(self, chunks: int) -> Carved:
         """Multiprocessors for clients to come. Raises DeviceError where not as many are free."""
@@ -457,7 +458,8 @@ class Daemon:
 
 
 def _fault(lines: list[str], clients: Mapping[int, str]) -> str:
-    """lines: what the server has logged of it. A fatal error ends all clients; of some it says whose they were."""
+    """lines: what the server has logged of it. clients: names of processes. A fatal error ends all of them; of some
+    errors it says whose they were."""
     ended = {int(pid) for line in lines for pid in _CLIENT.findall(line)}
     blamed = [
         name

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks import change
@@ -78,7 +79,7 @@ def made(root: Path, machine: Callable[[str], tuple[nvidia.Gpu, ...]]) -> Iterat
 
 
 def uuid(index: int) -> str:
-    return f"GPU-{index + 1:08x}-0000-4000-8000-000000000000"
+    return f"GPU-{index + 1:08x}-{os.getpid() & 0xFFFF:04x}-4000-8000-000000000000"
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -369,13 +370,22 @@ def test_a_directory_that_cannot_be(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "taken"),
-    [(None, True), (uuid(0), True), (uuid(0)[:12], True), ("0,3", True), (uuid(1), False)],
+    ("devices", "sees"),
+    [(None, True), ((uuid(0),), True), ((uuid(0)[:12],), True), (("0", "3"), True), ((uuid(1),), False), ((), False)],
 )
-def test_another_daemon_on_the_same_gpu(made: Make, root: Path, devices: str | None, taken: bool) -> None:
+def test_what_a_daemon_shows_to_its_clients(
+    machine: Callable[[str], tuple[nvidia.Gpu, ...]], devices: tuple[str, ...] | None, sees: bool
+) -> None:
+    (gpu,) = machine("h200")
+    gpu = msgspec.structs.replace(gpu, uuid=uuid(0))
+    assert mps_daemon.Process(1, nvidia.CONTROL, None, devices).sees(gpu) == sees
+
+
+@pytest.mark.parametrize(("device", "taken"), [(0, True), (1, False)])
+def test_another_daemon(made: Make, root: Path, device: int, taken: bool) -> None:
     pipe = root.parent / "p"
     pipe.mkdir()
-    env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)} | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_VISIBLE_DEVICES": uuid(device)}
     subprocess.run([nvidia.CONTROL, "-d"], env=os.environ | env, check=True)
     try:
         if taken:

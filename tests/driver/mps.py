@@ -40,6 +40,8 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **told: object) -> 
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     words = (name if value is True else f"{name}={value}" for name, value in told.items())
     monkeypatch.setenv("COTENANT_FAKE_MPS", ",".join(words))
+    # Daemons are found among all processes: those of another run of these tests have other GPUs.
+    monkeypatch.setenv("COTENANT_FAKE_SALT", str(os.getpid()))
     for name in [name for name in os.environ if name.startswith("CUDA_")]:
         monkeypatch.delenv(name)
 

@@ -332,7 +332,9 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device)
 static void uuid_of(const Device *device, char *text, size_t size)
 {
     unsigned part = device->instance ? device->instance->id : 0;
-    snprintf(text, size, "%s-%08x-0000-4000-8000-%012x", part ? "MIG" : "GPU", device->gpu->index + 1, part);
+    const char *salt = getenv("COTENANT_FAKE_SALT");
+    snprintf(text, size, "%s-%08x-%04x-4000-8000-%012x", part ? "MIG" : "GPU", device->gpu->index + 1,
+             salt ? (unsigned)atoi(salt) & 0xffff : 0, part);
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device)
