@@ -146,11 +146,10 @@ def _end(watch: nvidia.Watch, parts: dict[str, list[_Part]]) -> None:
 
 def _free(gpu: Gpu) -> list[_Part]:
     """The instances on which nobody computes."""
-    taken = {process.instance: process for process in nvidia.processes(gpu.uuid)}
     found = []
     for it in gpu.instances:
-        if (other := taken.get(it.id)) is not None:
-            name = other.name or "a process"
+        if others := nvidia.processes(it.uuid):
+            other, name = others[0], others[0].name or "a process"
             logger.warning("%s of %s is left out: %s (%d) computes there", it.profile, gpu.uuid, name, other.pid)
         else:
             found.append(_Part(it.uuid, it.profile, it.share, it.memory, set()))

@@ -188,7 +188,10 @@ def able(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
     reasons = {gpu: mechanisms(gpu)[mechanism] for gpu in some}
     found = tuple(gpu for gpu, reason in reasons.items() if not reason)
     if not found:
-        why = "; ".join(f"{gpu.name} ({gpu.uuid}): {reason}" for gpu, reason in reasons.items())
+        alike: dict[str, list[str]] = {}
+        for gpu, reason in reasons.items():
+            alike.setdefault(reason, []).append(str(gpu.index))
+        why = "; ".join(f"GPU {', '.join(indexes)}: {reason}" for reason, indexes in alike.items())
         raise DeviceError(f'no GPU here can do "{mechanism}": {why}')
     for gpu, reason in reasons.items():
         if reason:
@@ -327,7 +330,7 @@ def _gone(nvml: Any, uuid: str) -> str:
     """Why this GPU cannot be used now; empty where it can."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        nvml.nvmlDeviceGetMemoryInfo(handle)
+        _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         action = _known(
             nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
         )
@@ -407,8 +410,11 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     mode = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
     mig = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    if mig:
-        multiprocessors = max((info.multiprocessorCount for info in profiles(nvml, handle)), default=0)
+    memory = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
+    if mig:  # then only root is told about the GPU as a whole
+        offered = profiles(nvml, handle)
+        memory = memory or max((info.memorySizeMB << 20 for info in offered), default=0)
+        multiprocessors = max((info.multiprocessorCount for info in offered), default=0)
     else:
         cores = _known(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle)) or 0
         multiprocessors = cores // _CORES.get(tuple(capability), cores + 1)
@@ -417,7 +423,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=name,
         kind=_slug(name) + ("-mig" if mig else ""),
-        memory=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+        memory=memory,
         multiprocessors=multiprocessors,
         capability=".".join(map(str, capability)),
         mig=mig,

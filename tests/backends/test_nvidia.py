@@ -93,6 +93,17 @@ def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path)
     assert nvidia.processes(gpu.uuid) == ()
 
 
+def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Path) -> None:
+    state.write_text("error nvmlDeviceGetMemoryInfo 4\n")
+    machine("h200-mig=3g.71gb")
+    (gpu,) = nvidia.gpus()
+    assert gpu.memory == 128 * GIB
+    assert nvidia.readings(gpu.uuid).memory is None
+    watch = Watch({"h200-mig0": gpu})
+    assert watch.lost() == {}
+    watch.close()
+
+
 def test_equal_gpus_are_one_kind(machine: Machine) -> None:
     machine("h200,rtx4090,h200")
     every = nvidia.gpus()
