@@ -23,14 +23,15 @@ _FAILURES = {
 class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     """A partition at this moment.
 
-    up: its worker is ready. share: ‰, as planned. obeyed: ‰ that it used of late, as seen from outside; None where that
-    is not known. breach: it used more than its share. busy: seconds in which it ran batches. restarts: of its worker.
-    waiting: requests in its queues, by model.
+    up: its worker is ready. lost: its device is. share: ‰, as planned. obeyed: ‰ that it used of late, as seen from
+    outside; None where that is not known. breach: it used more than its share. busy: seconds in which it ran batches.
+    restarts: of its worker. waiting: requests in its queues, by model.
     """
 
     lane: str
     up: bool
     share: int
+    lost: bool = False
     obeyed: float | None = None
     breach: bool = False
     busy: float = 0.0
@@ -168,6 +169,7 @@ _DURATIONS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
 
 _PARTITION: tuple[tuple[str, str, str, Callable[[LaneReading], float | None]], ...] = (
     ("up", "gauge", "Whether its worker is ready.", lambda r: int(r.up)),
+    ("lost", "gauge", "Whether its device is lost.", lambda r: int(r.lost)),
     ("share_ratio", "gauge", "Share of the device, as planned.", lambda r: r.share / WHOLE),
     (
         "obeyed_share_ratio",

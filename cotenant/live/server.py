@@ -429,6 +429,7 @@ class Server:
             LaneReading(
                 lane=status.lane,
                 up=status.state == "ready",
+                lost=status.state == "lost",
                 share=status.share,
                 obeyed=status.obeyed,
                 breach=status.breach,
