@@ -10,7 +10,7 @@ import pytest
 
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
-from cotenant.core.plan import Device
+from cotenant.core.plan import Device, Partition
 from cotenant.errors import FailedError, UnavailableError
 from cotenant.live import pool as pool_module
 from cotenant.live.oip import InferResponse
@@ -35,8 +35,10 @@ class Two(Cpu):
 
 
 def apart(given: Site) -> Site:
-    """Each partition on a device of its own."""
-    partitions = [partition for device in given.plan.devices for partition in device.partitions]
+    """Each model on a device of its own."""
+    partitions = [
+        Partition(share=partition.share, placements=(placement,)) for _, partition, placement in given.plan.placements()
+    ]
     devices = tuple(Device(kind="cpu", id=number, partitions=(it,)) for number, it in enumerate(partitions))
     return msgspec.structs.replace(given, plan=msgspec.structs.replace(given.plan, devices=devices))
 
