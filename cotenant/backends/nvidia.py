@@ -200,29 +200,37 @@ def able(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
 
 
 def chosen(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, ...]:
-    """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all."""
+    """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all. By the
+    UUID of an instance of MIG, a GPU with no others."""
     place = "gpu.devices"
-    if not wanted and (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+    if not wanted:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            return tuple(every)
         place = "CUDA_VISIBLE_DEVICES"
         wanted = [text.strip() for text in visible.split(",")]
         if wanted[0] in ("", "-1"):
             raise DeviceError("CUDA_VISIBLE_DEVICES hides all GPUs; unset it, or name some")
-    found: list[Gpu] = []
+    found: dict[Gpu, set[str]] = {}  # GPU → its instances that are meant
     for text in wanted:
-        matching = [
-            gpu
-            for gpu in every
-            if (text.isdecimal() and gpu.index == int(text))
-            or (text.startswith("GPU-") and gpu.uuid.startswith(text))
-            or (text.startswith("MIG-") and any(one.uuid == text for one in gpu.instances))
-        ]
+        matching = [gpu for gpu in every if _meant(gpu, text)]
         if len(matching) != 1:
             there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in every) or "none"
-            raise DeviceError(
-                f"{place}: {'several GPUs begin with' if matching else 'no GPU'} {text!r}; there is {there}"
-            )
-        found += [gpu for gpu in matching if gpu not in found]
-    return tuple(found) if wanted else tuple(every)
+            what = "several GPUs begin with" if matching else "no GPU"
+            raise DeviceError(f"{place}: {what} {text!r}; there is {there}")
+        (gpu,) = matching
+        parts = {one.uuid for one in gpu.instances}
+        found.setdefault(gpu, set()).update({text} if text in parts else parts)
+    return tuple(
+        msgspec.structs.replace(gpu, instances=tuple(one for one in gpu.instances if one.uuid in parts))
+        for gpu, parts in found.items()
+    )
+
+
+def _meant(gpu: Gpu, text: str) -> bool:
+    if text.isdecimal():
+        return gpu.index == int(text)
+    return (text.startswith("GPU-") and gpu.uuid.startswith(text)) or text in {one.uuid for one in gpu.instances}
 
 
 def named(some: Iterable[Gpu]) -> dict[str, Gpu]:

@@ -154,7 +154,7 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
 
 
 def test_gpus_are_chosen_by_index_or_uuid(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine("h200,h200,h200-mig=3g.71gb")
+    machine("h200,h200,h200-mig=3g.71gb+3g.71gb")
     every = nvidia.gpus()
 
     def indexes(*wanted: str) -> list[int]:
@@ -162,7 +162,9 @@ def test_gpus_are_chosen_by_index_or_uuid(machine: Machine, monkeypatch: pytest.
 
     assert indexes() == [0, 1, 2]
     assert indexes("1", uuid(0), "1") == [1, 0]
-    assert indexes("GPU-00000003") == indexes(every[2].instances[0].uuid) == [2]
+    assert nvidia.chosen(every, ["GPU-00000003"]) == every[2:]
+    (part,) = nvidia.chosen(every, [every[2].instances[1].uuid])
+    assert (part.index, part.instances) == (2, every[2].instances[1:])
     for wrong, why in [("3", "no GPU '3'"), ("GPU-", "several GPUs begin with 'GPU-'"), ("all", "no GPU 'all'")]:
         with pytest.raises(DeviceError, match=rf"^gpu.devices: {why}; there is 0 \(GPU-00000001-"):
             indexes(wrong)
