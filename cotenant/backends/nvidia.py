@@ -200,8 +200,8 @@ def able(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
 
 
 def chosen(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, ...]:
-    """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all. By the
-    UUID of an instance of MIG, a GPU with no others."""
+    """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all. By
+    the UUID of an instance of MIG, a GPU with no others."""
     place = "gpu.devices"
     if not wanted:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
