@@ -34,12 +34,13 @@ _T = TypeVar("_T")
 
 CONTROL = "nvidia-cuda-mps-control"  # the program that MPS is run with
 LOOK = 0.25  # seconds between two looks at whether all GPUs are there
-HUNG = 3.0  # seconds after which a driver that does not answer counts as lost
+HUNG = 5.0  # seconds after which a driver that does not answer counts as lost
 SILENT = "NVIDIA's driver does not answer; `nvidia-smi` and the kernel's log say more"
 
 # CUDA cores of one multiprocessor, by compute capability (CUDA C++ programming guide, "Compute Capabilities").
-_CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128, (9, 0): 128}
-_CORES |= {(10, 0): 128, (10, 3): 128, (11, 0): 128, (12, 0): 128, (12, 1): 128}
+_CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64} | dict.fromkeys(
+    [(8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)], 128
+)
 
 # After these nothing runs on the GPU until somebody resets it (NVIDIA, "Analyzing Xid errors with the Xid catalog":
 # those of an A100 or H100 whose immediate action is a reset or a restart). The others end a program, or warn.
@@ -54,7 +55,6 @@ FATAL = {
     140: "an error of its memory was not recovered",
     143: "it could not be initialised",
 }
-
 
 # What the driver says has to be done before anything runs again (NVML's GPU recovery action); draining can wait.
 _NEEDED = {
