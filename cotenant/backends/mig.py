@@ -13,6 +13,7 @@ import ctypes
 import logging
 import re
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -176,7 +177,8 @@ def _renamed(gpus: Iterable[Gpu], geometries: dict[str, str]) -> Iterator[Gpu]:
     gpus = list(gpus)
     for gpu in gpus:
         alike = {geometries[other.uuid] for other in gpus if other.kind == gpu.kind}
-        cut = "-".join(one.profile for one in gpu.instances) or "uncut"
+        count = Counter(one.profile for one in gpu.instances)
+        cut = "-".join(f"{n}x{profile}" if n > 1 else profile for profile, n in count.items()) or "uncut"
         yield gpu if len(alike) == 1 else msgspec.structs.replace(gpu, kind=f"{gpu.kind}-{cut}")
 
 

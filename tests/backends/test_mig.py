@@ -87,7 +87,7 @@ def test_gpus_that_are_cut_otherwise_are_kinds_of_their_own(machine: Machine) ->
     backend = machine("h200-mig=4g.71gb,h200-mig=3g.71gb+3g.71gb")
     assert {kind.name: kind.cuts for kind in backend.fleet()} == {
         "h200-mig-4g.71gb": (FOUR,),
-        "h200-mig-3g.71gb-3g.71gb": (THREE,),
+        "h200-mig-2x3g.71gb": (THREE,),
     }
     assert where(backend, "h200-mig-4g.71gb0/0", FOUR).startswith("MIG-00000001-")
 
