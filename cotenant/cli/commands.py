@@ -94,23 +94,27 @@ def demo(
 def zoo(
     names: Annotated[list[str] | None, typer.Argument(help="Which models; without names, those of the demo.")] = None,
     repository: Annotated[Path, typer.Option("--repository", "-r", help="Where they go.")] = Path("models"),
+    torch: Annotated[
+        bool, typer.Option("--torch", help="In PyTorch, for GPUs. Names may be gpulet or kace, too.")
+    ] = False,
     seed: Seed = 0,
     list_: Annotated[bool, typer.Option("--list", help="Only say which there are.")] = False,
     json: Json = False,
 ) -> None:
-    """Build ONNX models to begin with: the papers' architectures, small trained models, a sentence embedder."""
-    from cotenant.zoo import ZOO
+    """Build models to begin with: the papers' architectures, small trained models, a sentence embedder."""
+    from cotenant.zoo import TORCH, ZOO
 
     if list_:
+        recipes = TORCH if torch else ZOO
         if json:
-            show_json(msgspec.json.format(msgspec.json.encode(ZOO), indent=2))
+            show_json(msgspec.json.format(msgspec.json.encode(recipes), indent=2))
         else:
-            for name, recipe in ZOO.items():
+            for name, recipe in recipes.items():
                 console.print(f"{name:16} {recipe.summary}", highlight=False)
         return
     from cotenant.cli.demo import build_zoo
 
-    built = build_zoo(repository, names, seed)
+    built = build_zoo(repository, names, seed, torch=torch)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode(built, enc_hook=str), indent=2))
 

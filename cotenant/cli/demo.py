@@ -22,7 +22,7 @@ from cotenant.live.server import Server, Site
 from cotenant.measure.draw import save_plan
 from cotenant.measure.report import Report
 from cotenant.measure.table import table
-from cotenant.zoo import ZOO, Built, build
+from cotenant.zoo import ZOO, Built, build, recipe
 from cotenant.zoo.answers import Question, ask
 
 
@@ -68,7 +68,9 @@ async def run(
                 await asyncio.Event().wait()
 
 
-def build_zoo(repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False) -> list[Built]:
+def build_zoo(
+    repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False, torch: bool = False
+) -> list[Built]:
     """With a progress bar, and a line for each model."""
     with bars("building", transient=True) as progress:
         task = progress.add_task("", total=None)
@@ -77,12 +79,12 @@ def build_zoo(repository: Path, names: Iterable[str] | None, seed: int, *, quiet
             progress.start()
             progress.update(task, description=name, completed=done, total=of)
 
-        built = build(repository, names, seed, show)
+        built = build(repository, names, seed, show, torch=torch)
     if not quiet:
         for model in built:
             score = f"; {model.notes['score']}" if "score" in model.notes else ""
             state = "built" if model.fresh else "stands"
-            console.print(f"{model.name:16} {state}: {ZOO[model.name].summary}{score}", highlight=False)
+            console.print(f"{model.name:16} {state}: {recipe(model.name, torch=torch).summary}{score}", highlight=False)
     return built
 
 
