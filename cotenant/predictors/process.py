@@ -120,13 +120,15 @@ class Side(NamedTuple):
 class _Role(NamedTuple):
     """The loads that are victims in the samples, or neighbours. numbers: of their names. places: of each term's load.
 
-    first: of this role's columns among those of a term.
+    centre, width: of this role's columns. functions: of each the groups of columns that it looks at, with their reach
+    and those of the loads in units of it; its amount; and whether names have to be the same.
     """
 
-    first: int
-    columns: Matrix
     numbers: Numbers
     places: Numbers
+    centre: Matrix
+    width: Matrix
+    functions: list[tuple[list[tuple[list[int], float, Matrix]], float, bool]]
 
 
 class Process:
@@ -150,26 +152,24 @@ class Process:
         self._precision = np.linalg.inv(covariance + np.diag(self._noises))
         self._pull = self._precision @ (values - prior.mean * counts)
         self._alone = sum(scales.amount**2 for scales in prior.functions.values())
-        self._victims = _role(self._scaled, terms.victims, 0)
-        self._neighbours = _role(self._scaled, terms.neighbours, len(TRAITS))
+        self._victims = _role(prior, self._scaled, terms.victims, victim=True)
+        self._neighbours = _role(prior, self._scaled, terms.neighbours, victim=False)
 
     def side(self, traits: Matrix, number: int, *, victim: bool) -> Side:
         """A load in a role. number: of its name; negative, where no sample has it."""
         role = self._victims if victim else self._neighbours
-        own = slice(role.first, role.first + len(TRAITS))
-        columns = np.nan_to_num((traits - np.array(self.prior.centre[own])) / np.array(self.prior.width[own]), nan=0.0)
+        columns = (traits - role.centre) / role.width
+        columns[np.isnan(columns)] = 0.0  # as usual
         named = role.numbers == number
-        alike = np.empty((len(FUNCTIONS), len(named)))
-        for i, (name, function) in enumerate(FUNCTIONS.items()):
-            scales, far = self.prior.functions[name], np.zeros(len(named))
-            for (group, _), reach in zip(function.groups, scales.reach, strict=True):
-                if (group[0] < len(TRAITS)) == victim:
-                    mine = [column - role.first for column in group]
-                    far += ((columns[mine] - role.columns[:, mine]) ** 2).sum(axis=1) / reach**2
-            alike[i] = scales.amount * np.exp(-0.5 * far)
-            if function.victim if victim else function.neighbour:
+        alike = np.empty((len(role.functions), len(named)))
+        for i, (groups, amount, by_name) in enumerate(role.functions):
+            far = np.zeros(len(named))
+            for group, reach, others in groups:
+                far += ((columns[group] / reach - others) ** 2).sum(axis=1)
+            alike[i] = amount * np.exp(-0.5 * far)
+            if by_name:
                 alike[i] *= named
-        return Side(columns, number, alike[:, role.places])
+        return Side(columns, number, alike.take(role.places, axis=1))
 
     def at(self, victim: Side, neighbours: Sequence[Side]) -> tuple[float, float]:
         """Mean and variance, without noise, of one sample that is not among these.
@@ -236,11 +236,21 @@ class Process:
         return Process(self.prior, self.terms, self.values, np.maximum(outlying, LEAST), self._covariance)
 
 
-def _role(scaled: Matrix, numbers: Numbers, first: int) -> _Role:
+def _role(prior: Prior, scaled: Matrix, numbers: Numbers, *, victim: bool) -> _Role:
     """scaled, numbers: of all terms."""
-    own = np.column_stack([numbers, scaled[:, first : first + len(TRAITS)]])
-    loads, places = np.unique(own, axis=0, return_inverse=True)
-    return _Role(first, loads[:, 1:], loads[:, 0].astype(np.int64), places.ravel())
+    first = 0 if victim else len(TRAITS)
+    own = slice(first, first + len(TRAITS))
+    loads, places = np.unique(np.column_stack([numbers, scaled[:, own]]), axis=0, return_inverse=True)
+    functions = []
+    for name, function in FUNCTIONS.items():
+        scales, groups = prior.functions[name], []
+        for (group, _), reach in zip(function.groups, scales.reach, strict=True):
+            if own.start <= group[0] < own.stop:
+                mine = [column - first for column in group]
+                groups.append((mine, reach, loads[:, 1:][:, mine] / reach))
+        functions.append((groups, scales.amount, function.victim if victim else function.neighbour))
+    centre, width = np.array(prior.centre[own]), np.array(prior.width[own])
+    return _Role(loads[:, 0].astype(np.int64), places.ravel(), centre, width, functions)
 
 
 def learnt(terms: Terms, values: Matrix) -> Process:
