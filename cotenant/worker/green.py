@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import sys
 import threading
@@ -38,7 +39,7 @@ class Multiprocessors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._contexts: dict[Groups, Any] = {}  # those asked for last are the last
+        self._contexts: dict[Groups, Any] = {}
         self._free: defaultdict[Groups, list[Any]] = defaultdict(list)  # streams
         self._used: dict[Groups, int] = {}  # how many streams
 
@@ -79,23 +80,25 @@ class Multiprocessors:
         """Contexts for what is likely to be asked for: all groups, the first, the last. Any cut in two is of these."""
         sizes = [resource.sm.smCount for resource in self._resources]
         equal = sizes.count(sizes[0])
+        cuts = [(range(size), range(size, equal)) for size in range(1, equal)]
         with contextlib.suppress(DeviceError):  # there is a limit to how many; then they are made when they are needed
-            self._context(tuple(range(len(sizes))))
-            for size in range(1, equal):
-                self._context(tuple(range(size)))
-                self._context(tuple(range(size, equal)))
+            for groups in map(tuple, [range(len(sizes)), *itertools.chain(*cuts)]):
+                if groups not in self._contexts:
+                    self._contexts[groups] = self._made(groups)
 
     def _context(self, groups: Groups) -> Any:
         if groups not in self._contexts:
             try:
-                made = self._cuda.context([self._resources[group] for group in groups])
+                made = self._made(groups)
             except DeviceError:
                 if not self._forget():
                     raise
-                made = self._cuda.context([self._resources[group] for group in groups])
+                made = self._made(groups)
             self._contexts[groups] = made
-        context = self._contexts[groups] = self._contexts.pop(groups)
-        return context
+        return self._contexts[groups]
+
+    def _made(self, groups: Groups) -> Any:
+        return self._cuda.context([self._resources[group] for group in groups])
 
     def _forget(self) -> bool:
         """Destroy the contexts that no stream in use belongs to; whether there were any."""
