@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.gpu import checks, live, pairs, profiles
 from benchmarks.gpu.session import GPULET, SMALL, Session
-from cotenant.errors import CotenantError
+from cotenant.errors import CotenantError, DeviceError
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
 SPARE = 5.0  # seconds of the whole that are kept for the end
@@ -51,22 +50,22 @@ def main() -> None:
             if file.suffix in (".csv", ".json") and not (given.out / file.name).exists():
                 shutil.copy(file, given.out)
     try:
-        _run(session, given.stage)
-    except CotenantError as error:
+        about = session.provenance(given.stage)
+    except DeviceError as error:
         sys.exit(f"{error}. Without a GPU, `make gpu-check BACKEND=cpu` runs the same with small models")
+    session.write("machine.json", msgspec.json.format(msgspec.json.encode(about), indent=1))
+    if 1 in given.stage:
+        checks.run(session)
+    if later := {stage: run for stage, run in STAGES.items() if stage in given.stage}:
+        models = session.build()
+        for stage, run in later.items():
+            try:
+                run(session, models)
+            except CotenantError as error:
+                session.lacks(f"stage {stage}: {error}")
     for text in session.missing:
         print(f"missing: {text}")
     print(f"results are in {given.out}" + ("; run again to go on" if session.missing else ""))
-
-
-def _run(session: Session, stages: Sequence[int]) -> None:
-    session.write("machine.json", msgspec.json.format(msgspec.json.encode(session.provenance(stages)), indent=1))
-    if 1 in stages:
-        checks.run(session)
-    if later := [run for stage, run in STAGES.items() if stage in stages]:
-        models = session.build()
-        for run in later:
-            run(session, models)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
 import uvloop
@@ -14,15 +14,17 @@ from benchmarks.gpu.session import Session, candidate, first
 from cotenant.backends import Backend
 from cotenant.config import read_samples_file
 from cotenant.core.profile import Profiles
+from cotenant.errors import ModelError
 from cotenant.live.server import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Grid, grid_of
-from cotenant.profiling.pairs import measure, pairs
+from cotenant.profiling.pairs import Run, measure, pairs
 
 COUNT = 300
 SECONDS = 0.3  # for a pair
 AT_ONCE = 100  # pairs: workers of other processes start anew for each cut of so many
-EVERY = 10
+EVERY = 20  # samples; then they are written down
+TRIES = 3  # a pair that seems faster than alone is tried again among others
 
 
 def run(session: Session, models: Mapping[str, Offered]) -> None:
@@ -44,28 +46,40 @@ async def _measured(
     """rest: seconds that are to be left for what follows."""
     kind, path = first(backend), session.out / f"pairs-{name}.csv"
     runs = pairs(known, kind)
-    samples: list[Sample] = read_samples_file(path) if path.exists() else []
-    seen = {(sample.victim, *sample.neighbours) for sample in samples}
-    done = [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]
     wanted = 6 if session.cpu else min(COUNT, len(runs))
-    session.say(f"{name}: {len(done)} of {wanted} pairs are known, {len(runs)} to choose from")
-    if len(done) >= wanted:
-        return
+    samples: list[Sample] = read_samples_file(path) if path.exists() else []
     candidates = {model: candidate(offer) for model, offer in models.items()}
     grid = Grid() if session.cpu else grid_of(kind)
-    begun, count = time.monotonic(), len(done)
-    found = measure(
-        backend, candidates, runs, known, done=done, count=wanted - count, grid=grid, seconds=SECONDS, at_once=AT_ONCE
-    )
+    begun, before = time.monotonic(), len(_done(runs, samples))
+    session.say(f"{name}: {before} of {wanted} pairs are known, {len(runs)} to choose from")
     try:
-        async with aclosing(found), asyncio.timeout(session.left - rest):
-            async for both in found:
-                samples.extend(both)
-                count += 1
-                if count % EVERY == 0:
-                    session.write(path.name, write_samples(samples))
+        async with asyncio.timeout(session.left - rest):
+            for _ in range(TRIES):
+                done = _done(runs, samples)
+                found = measure(
+                    backend, candidates, runs, known, done=done, count=wanted - len(done), grid=grid, seconds=SECONDS,
+                    at_once=AT_ONCE,
+                )  # fmt: skip
+                try:
+                    async with aclosing(found):
+                        async for both in found:
+                            samples.extend(both)
+                            if len(samples) % EVERY == 0:
+                                session.write(path.name, write_samples(samples))
+                    break
+                except ModelError as error:
+                    session.say(f"{name}: {error}")
+            else:
+                session.lacks(f"{name}: pairs fail again and again")
     except TimeoutError:
-        session.lacks(f"{name}: the time is up after {count} of {wanted} pairs")
-    if samples:
+        session.lacks(f"{name}: the time is up after {len(_done(runs, samples))} of {wanted} pairs")
+    after = len(_done(runs, samples))
+    if after > before:
         session.write(path.name, write_samples(samples))
-    session.say(f"{name}: {count - len(done)} pairs in {time.monotonic() - begun:.0f} s; {count} in all")
+    session.say(f"{name}: {after - before} pairs in {time.monotonic() - begun:.0f} s; {after} in all")
+
+
+def _done(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
+    """Places of runs that were measured."""
+    seen = {(sample.victim, *sample.neighbours) for sample in samples}
+    return [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]

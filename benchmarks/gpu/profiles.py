@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -113,8 +113,9 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
     found: list[nvidia.Reading] = []
 
     def look() -> None:
-        while not ended.wait(LOOK):
-            found.append(nvidia.readings(uuid))
+        with suppress(DeviceError):  # a GPU that is lost: whoever runs on it says so
+            while not ended.wait(LOOK):
+                found.append(nvidia.readings(uuid))
 
     def taken() -> dict[str, float]:
         some, found[:] = list(found) or [nvidia.readings(uuid)], []

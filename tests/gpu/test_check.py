@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -99,9 +101,14 @@ def test_all_stages_over_the_fake_driver(
 
     with ExitStack() as held:
         held.enter_context(loaded("h200"))
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))  # short: sockets are in it
+        mps.installed(folder / "bin", monkeypatch)
 
         def backend_of(settings: Settings) -> Backend:
-            return OnProcessor(nvidia.gpus()) if settings.backend == "green" else mps.on_processor(monkeypatch, held)
+            # Daemons of other runs of the tests serve GPUs with other UUIDs; the fake CUDA has one alone.
+            monkeypatch.setenv("COTENANT_FAKE_SALT", str(os.getpid()) if settings.backend == "mps" else "0")
+            gpus = nvidia.gpus()
+            return OnProcessor(gpus) if settings.backend == "green" else mps.OnProcessor(gpus, directory=folder)
 
         monkeypatch.setattr(session, "backend_of", backend_of)
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
