@@ -485,8 +485,8 @@ def _mps(gpu: Gpu, cuda: tuple[int, ...]) -> str:
 def _green(gpu: Gpu, cuda: tuple[int, ...]) -> str:
     if gpu.mig:
         return "MIG is on; a plan for MIG uses its instances"
-    if cuda < (12, 4):
-        return f"it needs a driver for CUDA 12.4 (this one is for {_dotted(cuda)})"
+    if cuda < (12, 5):
+        return f"it needs a driver for CUDA 12.5 (this one is for {_dotted(cuda)})"
     if missing := [package for package in ("cuda", "torch") if find_spec(package) is None]:
         return f"it needs the Python package {missing[0]!r}; install `cotenant[gpu]`"
     return _mode(gpu)

@@ -121,8 +121,8 @@ def test_equal_gpus_are_one_kind(machine: Machine) -> None:
     ("gpus", "driver", "can"),
     [
         ("h200", "", {"mps": "", "green": "", "mig": "MIG is off; `sudo nvidia-smi -i 0 -mig 1` turns it on"}),
-        ("rtx4090", "550.54/12.4", {"mps": "", "green": "", "mig": "this GPU, or its driver, has no MIG"}),
-        ("v100", "535.54/12.2", {"mps": "", "green": "it needs a driver for CUDA 12.4 (this one is for 12.2)"}),
+        ("rtx4090", "555.42/12.5", {"mps": "", "green": "", "mig": "this GPU, or its driver, has no MIG"}),
+        ("v100", "535.54/12.2", {"mps": "", "green": "it needs a driver for CUDA 12.5 (this one is for 12.2)"}),
         ("v100", "470.42/11.4", {"mps": "its limits of memory need a driver for CUDA 11.5 (this one is for 11.4)"}),
         ("p100", "", {"mps": "it needs Volta or newer (compute capability 7.0; this is 6.0)", "green": ""}),
         ("h200-mig=7g.141gb", "", {"mps": "MIG is on;", "green": "MIG is on;", "mig": ""}),
