@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 # One thread for one core: a numeric library that makes threads of its own would take more than the share.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _POLL = 0.005  # seconds between two looks at a process that has closed its socket
+_SLOW = 0.1  # the same, once it was killed: one that waits for a driver can take for ever to go
 _LINGER = 2.0  # seconds that such a process, or a killed one, has to be gone
 
 _decoder = msgspec.msgpack.Decoder(FromWorker)
@@ -118,9 +119,10 @@ class Process:
         if self._process.poll() is not None:
             self._clear()
             return
-        if self._loop.time() > deadline:
+        late = self._loop.time() > deadline
+        if late:
             self.kill("it closed its socket")
-        self._loop.call_later(_POLL, self._reap, deadline)
+        self._loop.call_later(_SLOW if late else _POLL, self._reap, deadline)
 
     def _clear(self) -> None:
         self._listen()

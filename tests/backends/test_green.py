@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from cotenant.backends import Launch, nvidia
@@ -111,6 +112,31 @@ def test_new_partitions_stand_where_old_ones_leave(machine: Machine) -> None:
         backend.close(lane)
     assert backend.open("h2000/5", 121).groups == (0, 1)
     assert backend.open("h2000/6", 121).groups == (2, 3)
+
+
+@pytest.mark.parametrize("sizes", [H200, A100])
+@pytest.mark.parametrize("seed", range(20))
+def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, sizes: tuple[int, ...]) -> None:
+    gpu = nvidia.Gpu(index=0, uuid="GPU-0", name="", kind="gpu", memory=1, multiprocessors=sum(sizes), capability="9.0")
+    backend = Green((gpu,))
+    backend._splits[gpu.uuid] = sizes
+    rng = np.random.default_rng(seed)
+    there: dict[str, tuple[int, int]] = {}  # lane → its share and its groups, one bit each
+    for change in range(10):
+        kept = {lane: it for lane, it in there.items() if rng.random() < 0.5}
+        fresh: dict[str, tuple[int, int]] = {}
+        room = WHOLE - sum(share for share, _ in kept.values())
+        while fitting := [cut for cut in cuts(sizes) if cut <= room]:
+            room -= (share := int(rng.choice(fitting)))
+            lane = f"gpu0/{change}.{len(fresh)}"
+            groups = backend.open(lane, share, leaving=there.keys() - kept.keys()).groups
+            assert len(groups) == groups_in(sizes, share, lane)
+            fresh[lane] = share, sum(1 << group for group in groups)
+        for lane in there.keys() - kept.keys():
+            backend.close(lane)
+        there = kept | fresh
+        masks = [mask for _, mask in there.values()]
+        assert sum(mask.bit_count() for mask in masks) == sum(masks).bit_count()
 
 
 @pytest.mark.parametrize(
