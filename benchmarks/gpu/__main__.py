@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.gpu import checks, live, pairs, profiles
-from benchmarks.gpu.session import GPULET, SMALL, Session
+from benchmarks.gpu.session import PAPER, SMALL, Session
 from cotenant.errors import CotenantError, DeviceError
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
@@ -40,7 +40,7 @@ def main() -> None:
     given = parser.parse_args()
     if "cpu" in given.backend and len(given.backend) > 1:
         parser.error("--backend: cpu goes alone")
-    targets = SMALL if given.backend == ["cpu"] else GPULET
+    targets = SMALL if given.backend == ["cpu"] else PAPER
     if strange := [name for name in given.models or () if name not in targets]:
         parser.error(f"--models: no {strange[0]!r}; there are {', '.join(targets)}")
     chosen = {name: target for name, target in targets.items() if not given.models or name in given.models}

@@ -27,7 +27,7 @@ from cotenant.live.server import Offered
 from cotenant.profiling.cache import machine
 from cotenant.profiling.grid import Candidate
 from cotenant.worker.repository import describe, loadable, sample, scan
-from cotenant.zoo import build
+from cotenant.zoo import GPULET, TORCH, build
 
 PACKAGES = ("torch", "torchvision", "transformers", "onnxruntime", "cuda-bindings", "nvidia-ml-py", "numpy", "highspy")
 
@@ -39,18 +39,8 @@ class Target(msgspec.Struct, frozen=True):
     weight: float = 1.0
 
 
-# gpulet's models and targets (Choi et al., USENIX ATC 2022, Table 4), at equal rates.
-GPULET = {
-    "lenet": Target(0.005),
-    "googlenet": Target(0.066),
-    "resnet50": Target(0.108),
-    "ssd_mobilenet": Target(0.202),
-    "vgg16": Target(0.142),
-    "mnasnet": Target(0.062),
-    "mobilenet_v2": Target(0.064),
-    "densenet161": Target(0.202),
-    "bert_base": Target(0.022),
-}
+# gpulet's models at its targets and equal rates.
+PAPER = {name: Target(TORCH[name].slo) for name in GPULET}
 # To run the same stages where there is no GPU: targets that suit a share of a few cores.
 SMALL = {"lenet": Target(0.05, 10.0), "mnasnet": Target(0.5), "mobilenet_v2": Target(0.5)}
 
@@ -108,7 +98,7 @@ class Session:
         """The models, in the repository. One that cannot be built or described is said to be missing."""
         known = {}
         begun = time.monotonic()
-        for built in build(self.repository, self.targets):
+        for built in build(self.repository, self.targets, torch=True):
             (entry,) = [entry for entry in scan(self.repository) if entry.name == built.name]
             info = describe(entry)
             known[built.name] = Offered(
