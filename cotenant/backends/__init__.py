@@ -64,3 +64,7 @@ class Backend(Protocol):
     def lost(self) -> dict[str, str]:
         """By name of the device, why nothing can run on it now. Asked twice a second, so it has to be quick."""
         ...
+
+    def stop(self) -> None:
+        """End what it runs for itself, once nothing is open: the next one may want the same devices."""
+        ...

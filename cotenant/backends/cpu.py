@@ -87,6 +87,9 @@ class Cpu:
     def lost(self) -> dict[str, str]:
         return {}
 
+    def stop(self) -> None:
+        pass
+
     def _pin(self, lane: str, threads: int, each: float) -> tuple[int, ...]:
         """Cores for a lane of that many threads, each busy for that fraction; none where they do not fit."""
         used = dict.fromkeys(self.cores, 0.0)

@@ -35,3 +35,6 @@ class Fake:
 
     def lost(self) -> dict[str, str]:
         return {}
+
+    def stop(self) -> None:
+        pass

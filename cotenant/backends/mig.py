@@ -65,7 +65,7 @@ class Mig:
         self._gpus = nvidia.named(own)
         self._parts = {name: list(usable[given]) for (name, _), given in zip(self._gpus.items(), usable, strict=True)}
         self._watch = nvidia.Watch(self._gpus)
-        weakref.finalize(self, _end, self._watch, self._parts)  # also when this process exits
+        self._end = weakref.finalize(self, _end, self._watch, self._parts)  # also when this process exits
 
     def fleet(self) -> tuple[Kind, ...]:
         whole = {gpu.kind: self._geometries[gpu.uuid] for gpu in self._gpus.values()}
@@ -114,6 +114,10 @@ class Mig:
                 part.lanes.remove(lane)
                 if part.made and not part.lanes and _destroyed(part):
                     parts.remove(part)
+
+    def stop(self) -> None:
+        """What is still cut by us goes, too."""
+        self._end()
 
     def lost(self) -> dict[str, str]:
         return self._watch.lost()

@@ -32,9 +32,12 @@ def site_of(settings: Any, *, again: bool = False) -> Any:
     """The site that settings ask for, profiling with a progress bar what was not profiled yet."""
     from cotenant.cli.prepare import Preparation, backend_of
 
-    with profile_progress() as progress:
-        preparation = Preparation(settings, backend_of(settings), progress, again=again)
-        return asyncio.run(preparation.site())
+    backend = backend_of(settings)
+    try:
+        with profile_progress() as progress:
+            return asyncio.run(Preparation(settings, backend, progress, again=again).site())
+    finally:
+        backend.stop()
 
 
 def problem_of(problem: Path | None, settings: Path | None, repository: Path | None) -> Any:
