@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CONTROL = "nvidia-cuda-mps-control"  # the program that MPS is run with
-LOOK = 0.25  # seconds between two looks at whether all GPUs are there
+WATCH = "cotenant-gpus"  # the name of threads that look whether all GPUs are there
+LOOK = 0.25  # seconds between two of their looks
 HUNG = 5.0  # seconds after which a driver that does not answer counts as lost
 SILENT = "NVIDIA's driver does not answer; `nvidia-smi` and the kernel's log say more"
 
@@ -281,7 +282,7 @@ class Watch:
     def lost(self) -> dict[str, str]:
         """Device name → why nothing can run on it."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="cotenant-gpus", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=WATCH, daemon=True)
             self._thread.start()
             self._looked.wait(HUNG)
         if time.monotonic() - self._begun > HUNG:
@@ -309,7 +310,8 @@ class Watch:
             self._looked.set()
             self._begun = math.inf
         if events is not None:
-            nvml.nvmlEventSetFree(events)
+            with contextlib.suppress(nvml.NVMLError):  # the driver went before
+                nvml.nvmlEventSetFree(events)
 
     def _register(self, nvml: Any) -> Any:
         """A set of events that gets the devices' Xids; None where the driver offers none."""

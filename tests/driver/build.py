@@ -23,6 +23,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +67,8 @@ def fitted(gpus: str, *, driver: str = "", state: Path | None = None) -> dict[st
 
 @contextmanager
 def loaded(gpus: str, *, driver: str = "", state: Path | None = None) -> Iterator[None]:
-    """This process sees these GPUs through NVML, as long as the context lasts; no thread may ask any longer. NVML is
-    found because a library of its name is there already."""
+    """This process sees these GPUs through NVML, as long as the context lasts. NVML is found because a library of its name
+    is there already. Close every `Watch` before: while one asks, the library stays where it is."""
     import pynvml
 
     library = ctypes.CDLL(str(built() / "libnvidia-ml.so.1"))
@@ -79,10 +80,13 @@ def loaded(gpus: str, *, driver: str = "", state: Path | None = None) -> Iterato
         try:
             yield
         finally:
+            handles = [library._handle]
             if pynvml.nvmlLib is not None:
                 pynvml.nvmlShutdown()
-                _ctypes.dlclose(pynvml.nvmlLib._handle)
+                handles.append(pynvml.nvmlLib._handle)
             pynvml.nvmlLib = None
             pynvml._nvmlGetFunctionPointer_cache.clear()
             nvidia.session.cache_clear()
-            _ctypes.dlclose(library._handle)
+            if not any(thread.name == nvidia.WATCH for thread in threading.enumerate()):
+                for handle in handles:
+                    _ctypes.dlclose(handle)
