@@ -42,6 +42,7 @@ class Process:
         self.gone: asyncio.Future[str] = loop.create_future()
         self.lines: set[Line] = set()
         self.ending = False  # it takes no further lane
+        self._reaping = False
         self._name = name
         self._shared = shared
         self._verdict = ""
@@ -94,11 +95,13 @@ class Process:
 
     def end(self) -> None:
         """It is about to exit, if only with our help: it has closed a socket, or has no lane any more."""
-        if not self.ending:
-            self.ending = True
-            if self._shared:
-                with contextlib.suppress(OSError):  # it is gone already
-                    self._connection.shutdown(socket.SHUT_WR)
+        self.ending = True
+        if self._reaping:
+            return
+        self._reaping = True
+        if self._shared:
+            with contextlib.suppress(OSError):  # it is gone already
+                self._connection.shutdown(socket.SHUT_WR)
         self._reap(self._loop.time() + _LINGER)
 
     def _listen(self) -> None:
