@@ -67,8 +67,8 @@ def fitted(gpus: str, *, driver: str = "", state: Path | None = None) -> dict[st
 
 @contextmanager
 def loaded(gpus: str, *, driver: str = "", state: Path | None = None) -> Iterator[None]:
-    """This process sees these GPUs through NVML, as long as the context lasts. NVML is found because a library of its name
-    is there already. Close every `Watch` before: while one asks, the library stays where it is."""
+    """This process sees these GPUs through NVML, as long as the context lasts. NVML is found because a library of its
+    name is there already. Close every `Watch` before: while one asks, the library stays where it is."""
     import pynvml
 
     library = ctypes.CDLL(str(built() / "libnvidia-ml.so.1"))
