@@ -7,6 +7,7 @@ import mmap
 import re
 import subprocess
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -282,6 +283,22 @@ def test_weights_of_a_class_lie_beside_it(tmp_path: Path) -> None:
     """As Triton's Python models of PyTorch have them."""
     torch.save({"factor": torch.tensor(5.0)}, tmp_path / "model.pt")
     assert run(load(modules.python(tmp_path, modules.SOURCE)), [np.ones((1, 2), np.float32)]) == [[[5, 5]]]
+
+
+class Positions(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(2, device=x.device)
+
+
+def test_what_a_traced_module_makes_is_made_on_its_device(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(torch.nn.Sequential(Positions()), torch.ones(2, 2)).save(str(path))
+    y = (TensorSpec("y", "FP32", (-1, 2)),)
+    module: Any = loaded(modules.written(path, "pytorch_libtorch", outputs=y), torch.device("meta"))
+    assert 'value="meta"' in str(module.inlined_graph) and 'value="cpu"' not in str(module.inlined_graph)
+    assert run(load(modules.written(path, "pytorch_libtorch", outputs=y)), [np.ones((1, 2), np.float32)]) == [[[1, 2]]]
 
 
 def test_no_gpu_is_said_plainly(doubles: dict[str, WorkerModel]) -> None:

@@ -15,8 +15,8 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ TYPES = {
     "INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32, "INT64": torch.int64, "FP16": torch.float16,
     "FP32": torch.float32, "FP64": torch.float64, "BF16": torch.bfloat16,
 }  # fmt: skip
-WARM = 3  # batches before the first that counts: TorchScript compiles in the second
+WARM = 3  # batches of a size before the first that counts: libraries choose kernels and fill their caches
 
 Module = Callable[..., Any]
 
@@ -77,13 +77,24 @@ def _script(model: WorkerModel, device: torch.device) -> Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is to give way to torch.export, say later versions
-            module = torch.jit.load(model.path, map_location=device)
-        return module.train(model.gradients)  # type: ignore[no-any-return]
+            module: Any = torch.jit.load(model.path, map_location=device)
+        _move_constants(module, device)
+        module.train(model.gradients)
     except (RuntimeError, ValueError) as error:
         raise ModelError(
             f"{model.path}: PyTorch {torch.__version__} finds no TorchScript in it: {_brief(error)}; "
             "save it with torch.jit.save"
         ) from None
+    return module  # type: ignore[no-any-return]
+
+
+def _move_constants(module: Any, device: torch.device) -> None:
+    """What a traced module makes as it runs, it makes where it was traced. Here its graphs are told the device, since
+    PyTorch moves weights only."""
+    for part in module.modules():
+        for node in part.graph.findAllNodes("prim::Constant") if hasattr(part, "graph") else ():
+            if node.output().type().kind() == "DeviceObjType":
+                node.s_("value", str(device))
 
 
 def _export(model: WorkerModel, device: torch.device) -> Module:
@@ -215,8 +226,15 @@ class Torch:
         if self._place.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _mode(self) -> AbstractContextManager[object]:
-        return torch.enable_grad() if self.model.gradients else torch.inference_mode()
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        # TorchScript would profile each new size of a batch and compile for it, in the midst of serving; what that
+        # saves are a few launches. This setting is of a thread.
+        with (
+            torch.enable_grad() if self.model.gradients else torch.inference_mode(),
+            torch.jit.optimized_execution(False),  # type: ignore[attr-defined, unused-ignore]
+        ):
+            yield
 
     def _host(self, name: str, array: Array) -> torch.Tensor:
         """The input where copies leave from: as it was staged, or copied there now."""
