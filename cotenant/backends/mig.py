@@ -13,8 +13,7 @@ import ctypes
 import logging
 import re
 import weakref
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -61,9 +60,10 @@ class Mig:
             why = f"{gpus[0].name} ({gpus[0].uuid}): {reasons[gpus[0]]}" if gpus else "this machine has no NVIDIA GPU"
             raise DeviceError(f'backend = "mig" finds no GPU to use: {why}')
         self._geometries = {gpu.uuid: _geometry(gpu, parts) for gpu, parts in usable.items()}
-        own = _renamed(usable, self._geometries)
-        self._gpus = nvidia.named(own)
-        self._parts = {name: list(usable[given]) for (name, _), given in zip(self._gpus.items(), usable, strict=True)}
+        own = {gpu.uuid: parts for gpu, parts in usable.items()}
+        cuts = {uuid: [part.profile for part in parts] for uuid, parts in own.items()}
+        self._gpus = nvidia.named(nvidia.apart(list(usable), cuts))
+        self._parts = {name: own[gpu.uuid] for name, gpu in self._gpus.items()}
         self._watch = nvidia.Watch(self._gpus)
         self._end = weakref.finalize(self, _end, self._watch, self._parts)  # also when this process exits
 
@@ -174,16 +174,6 @@ def _geometry(gpu: Gpu, parts: Iterable[_Part]) -> str:
             for share, info in offered.items()
             if (places := _placements(nvml, handle, info))
         )
-
-
-def _renamed(gpus: Iterable[Gpu], geometries: dict[str, str]) -> Iterator[Gpu]:
-    """With kinds by which GPUs of one product differ that are cut differently."""
-    gpus = list(gpus)
-    for gpu in gpus:
-        alike = {geometries[other.uuid] for other in gpus if other.kind == gpu.kind}
-        count = Counter(one.profile for one in gpu.instances)
-        cut = "-".join(f"{n}x{profile}" if n > 1 else profile for profile, n in count.items()) or "uncut"
-        yield gpu if len(alike) == 1 else msgspec.structs.replace(gpu, kind=f"{gpu.kind}-{cut}")
 
 
 def _name(info: Any) -> str:

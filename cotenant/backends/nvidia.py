@@ -134,7 +134,7 @@ def gpus() -> tuple[Gpu, ...]:
             found.append(_gpu(nvml, index))
         except nvml.NVMLError as error:
             logger.warning("GPU %d is left out: %s", index, words(nvml, error))
-    return tuple(found)
+    return apart(found, {gpu.uuid: [one.profile for one in gpu.instances] for gpu in found})
 
 
 def driver() -> tuple[str, str]:
@@ -232,6 +232,18 @@ def _meant(gpu: Gpu, text: str) -> bool:
     if text.isdecimal():
         return gpu.index == int(text)
     return (text.startswith("GPU-") and gpu.uuid.startswith(text)) or text in {one.uuid for one in gpu.instances}
+
+
+def apart(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
+    """With kinds by which GPUs of one product differ that are cut differently. cuts: profiles by the GPU's UUID."""
+    pieces = {uuid: Counter(profiles) for uuid, profiles in cuts.items()}
+    found = []
+    for gpu in some:
+        if any(pieces[other.uuid] != pieces[gpu.uuid] for other in some if other.kind == gpu.kind):
+            cut = "-".join(f"{n}x{name}" if n > 1 else name for name, n in sorted(pieces[gpu.uuid].items())[::-1])
+            gpu = msgspec.structs.replace(gpu, kind=f"{gpu.kind}-{cut or 'uncut'}")
+        found.append(gpu)
+    return tuple(found)
 
 
 def named(some: Iterable[Gpu]) -> dict[str, Gpu]:

@@ -92,6 +92,15 @@ def test_gpus_that_are_cut_otherwise_are_kinds_of_their_own(machine: Machine) ->
     assert where(backend, "h200-mig-4g.71gb0/0", FOUR).startswith("MIG-00000001-")
 
 
+def test_what_others_leave_free_tells_gpus_apart_too(machine: Machine, state: Path) -> None:
+    state.write_text(f"process 1 77 {GIB} 1\n")
+    backend = machine("h200-mig=4g.71gb+3g.71gb,h200-mig=4g.71gb+3g.71gb")
+    assert {kind.name: kind.cuts for kind in backend.fleet()} == {
+        "h200-mig-4g.71gb-3g.71gb": (THREE, FOUR),
+        "h200-mig-3g.71gb": (THREE,),
+    }
+
+
 def test_a_plan_uses_the_instances_that_there_are(machine: Machine) -> None:
     backend = machine(CUT)
     (kind,) = backend.fleet()

@@ -93,6 +93,11 @@ def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path)
     assert nvidia.processes(gpu.uuid) == ()
 
 
+def test_gpus_that_are_cut_otherwise_are_other_kinds(machine: Machine) -> None:
+    machine("h200,h200-mig=3g.71gb+1g.18gb+1g.18gb,h200-mig,a30-mig=4g.24gb")
+    assert list(nvidia.named(nvidia.gpus())) == ["h2000", "h200-mig-3g.71gb-2x1g.18gb0", "h200-mig-uncut0", "a30-mig0"]
+
+
 def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Path) -> None:
     state.write_text("error nvmlDeviceGetMemoryInfo 4\n")
     machine("h200-mig=3g.71gb")
@@ -202,6 +207,13 @@ def test_without_a_driver_it_says_what_is_needed() -> None:
     if said.returncode == 0:
         pytest.skip("this machine has an NVIDIA driver")
     assert "DeviceError: no NVIDIA driver was found (there is no libnvidia-ml.so.1); install it" in said.stderr
+
+
+def test_without_its_python_package_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    nvidia.session.cache_clear()
+    with pytest.raises(DeviceError, match=r"^NVIDIA GPUs need nvidia-ml-py; install `cotenant\[gpu\]`$"):
+        nvidia.gpus()
 
 
 def test_a_process_finds_the_fake_driver() -> None:

@@ -69,8 +69,7 @@ def fitted(gpus: str, *, driver: str = "", state: Path | None = None) -> dict[st
 def loaded(gpus: str, *, driver: str = "", state: Path | None = None) -> Iterator[None]:
     """This process sees these GPUs through NVML, as long as the context lasts. NVML is found because a library of its
     name is there already. Close every `Watch` before: while one asks, the library stays where it is."""
-    import pynvml
-
+    pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py, of cotenant[gpu]")
     library = ctypes.CDLL(str(built() / "libnvidia-ml.so.1"))
     nvidia.session.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
