@@ -18,6 +18,8 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.errors import DeviceError, ModelError
 from cotenant.planners.check import check
+from cotenant.predictors import Load
+from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid
 from cotenant.worker.repository import describe, find
@@ -56,6 +58,23 @@ def test_each_kind_has_its_profile_and_its_own_shares(folder: Path) -> None:
     assert {device.name for device in site.plan.devices} == {"large0", "large1", "cut0"}
     assert sum(len(device.partitions) for device in site.plan.devices if device.kind == "cut") <= 2
     assert check(site.plan, site.problem) == []
+
+
+def test_what_was_seen_corrects_what_is_predicted(folder: Path) -> None:
+    names = ("identity", "lookup")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in names]))
+    loads = [Load(name, "large", batch, 500) for name in names for batch in (1, 8)]
+    runs = [(one, (other,)) for one in loads for other in loads]
+    pairs = [Sample(victim, beside, 0.01, 0.011 + 0.0001 * beside[0].batch) for victim, beside in runs]
+    (folder / "pairs.csv").write_text(write_samples(pairs))
+    text = 'profiles = "given.csv"\ninterference = { model = "ours", fit = "pairs.csv" }'
+    preparation = Preparation(settings(folder, text), Fake((LARGE,)))
+    seen = [Sample(*runs[1], 0.01, 0.02)] * 9
+    before, after = (
+        asyncio.run(preparation.site(names, samples)).problem.interference.slowdown(*runs[1]) for samples in ((), seen)
+    )
+    assert before == pytest.approx(1.18, abs=0.1)
+    assert after > 1.6
 
 
 class Cut(Cpu):
