@@ -196,12 +196,21 @@ def _locked(path: Path, mode: str) -> IO[str] | None:
 def _end(folder: Path) -> None:
     """All daemons and servers in this folder, whether they listen or not."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        pids = [it.pid for it in processes() if it.pipe and it.pipe.is_relative_to(folder)]
+        pids = _within(folder)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         if _gone(pids):
             return
+
+
+def _within(folder: Path) -> list[int]:
+    """Daemons and servers that have their pipes below a folder: as they say, or as it says."""
+    written = set()
+    for file in folder.rglob(f"{CONTROL}.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            written.add(int(file.read_text()))
+    return [it.pid for it in processes() if it.pid in written or (it.pipe and it.pipe.is_relative_to(folder))]
 
 
 def _gone(pids: list[int]) -> bool:
@@ -227,8 +236,8 @@ class Daemon:
 
     def __init__(self, folder: Path, uuid: str, *, protocol: Protocol = 2, static: bool = False) -> None:
         self.folder = folder
-        self.server = 0  # process number
-        self.daemon = 0
+        self._server = 0  # process number
+        self._daemon = 0
         self._uuid = uuid
         self._protocol = protocol
         self._static = static
@@ -262,9 +271,9 @@ class Daemon:
     def stop(self) -> None:
         """And its server, and whatever clients do there."""
         with contextlib.suppress(DeviceError):
-            if alive(self.daemon):
+            if alive(self._daemon):
                 self._run("-q") if self._protocol == 3 else self._ask(f"quit -t {LINGER:.0f}")
-                _gone([self.daemon, self.server])
+                _gone([self._daemon, self._server])
         _end(self.folder)
 
     def ails(self, clients: Mapping[str, int]) -> str:
@@ -273,9 +282,9 @@ class Daemon:
 
         The server is asked only when it has logged something, and every few seconds: a daemon logs each question.
         """
-        if not alive(self.daemon):
+        if not alive(self._daemon):
             return f"its MPS control daemon ended{self._words('control.log')}"
-        if not alive(self.server):
+        if not alive(self._server):
             return f"its MPS server ended{self._words('control.log')}"
         lines = self._news()
         if not lines and time.monotonic() < self._due:
@@ -369,8 +378,6 @@ class Daemon:
 
     def _begin(self) -> None:
         """Have the daemon start a server."""
-        mine = (it.pid for it in processes() if it.name == CONTROL and it.pipe == self.folder / "pipe")
-        self.daemon = next(mine, 0)
         if self._protocol == 3:
             self._ask(f"server create {_NAME} --uid={os.getuid()} --allowed-devices={self._uuid}")
         else:
@@ -382,17 +389,18 @@ class Daemon:
             self._pipe = Path(self._ask(f"server get {_NAME} pipe-directory").strip() or self._pipe)
         else:
             pids = self._ask("get_server_list").split()
-        self.server = next((int(pid) for pid in pids if pid.isdecimal()), 0)
-        if not self.server:
+        self._server = next((int(pid) for pid in pids if pid.isdecimal()), 0)
+        if not self._server:
             return False
+        self._daemon = next((pid for pid in _within(self.folder) if pid != self._server), 0)
         # A control program that is too old to know states still logs this.
-        logged = f"NEW SERVER {self.server}: Ready" in self._read("control.log")
+        logged = f"NEW SERVER {self._server}: Ready" in self._read("control.log")
         return logged or re.search(r"\b(ACTIVE|READY)\b", self._state().upper()) is not None
 
     def _state(self) -> str:
         if self._protocol == 3:
             return self._ask(f"server get {_NAME} status").strip()
-        return self._ask(f"get_server_status {self.server}").strip()
+        return self._ask(f"get_server_status {self._server}").strip()
 
     def _ask(self, command: str) -> str:
         """What the daemon answers. Raises DeviceError where it does not."""

@@ -23,6 +23,7 @@ import pytest
 from benchmarks import change
 from cotenant.backends import mps, mps_daemon, nvidia
 from cotenant.backends.mps import Mps
+from cotenant.backends.mps_daemon import processes
 from cotenant.errors import DeviceError
 from tests.driver import mps as fake
 from tests.driver.build import fitted, loaded
@@ -222,7 +223,7 @@ def environment(pid: int | None) -> dict[str, str]:
 
 
 def server_of(root: Path, name: str) -> int:
-    return next(it.pid for it in mps_daemon.processes() if it.name == name and it.pipe and it.pipe.is_relative_to(root))
+    return next(it.pid for it in processes() if it.name == name and it.pipe and it.pipe.is_relative_to(root))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +245,24 @@ def test_a_server_or_daemon_that_was_killed_comes_back(made: Make, root: Path, n
     assert not set(before) & set(fake.left(root))  # whatever was left of the old ones went with them
     with fake.client(env) as client:
         assert client.said[0] == "CUDA_SUCCESS"
+
+
+def test_a_daemon_whose_environment_is_hidden_is_known_by_its_file(
+    made: Make, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = mps_daemon.processes
+
+    def hidden() -> Iterator[mps_daemon.Process]:
+        for it in every():
+            if it.pipe and it.pipe.is_relative_to(root):
+                yield msgspec.structs.replace(it, pipe=None, devices=None)
+
+    monkeypatch.setattr(mps_daemon, "processes", hidden)
+    backend = made()
+    daemon = server_of(root, nvidia.CONTROL)
+    assert backend.lost() == {}
+    backend.stop()
+    assert not mps_daemon.alive(daemon)
 
 
 def test_a_client_s_death_costs_the_others_nothing(made: Make) -> None:
