@@ -260,7 +260,7 @@ def test_a_daemon_whose_environment_is_hidden_is_known_by_its_file(
     monkeypatch.setattr(mps_daemon, "processes", hidden)
     backend = made()
     daemon = server_of(root, nvidia.CONTROL)
-    assert backend.lost() == {}
+    assert backend._devices["h2000"].daemon.ails({}) == ""
     backend.stop()
     assert not mps_daemon.alive(daemon)
 
