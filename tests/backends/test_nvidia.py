@@ -139,6 +139,7 @@ def test_what_a_gpu_can(
 ) -> None:
     (tmp_path / nvidia.CONTROL).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(nvidia, "find_spec", lambda package: package)  # as if all were installed
     machine(gpus, driver)
     (gpu,) = nvidia.gpus()
     found = nvidia.mechanisms(gpu)
@@ -147,6 +148,7 @@ def test_what_a_gpu_can(
 
 
 def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "find_spec", lambda package: package)
     state.write_text("mode 0 2\nmig 1\n")
     machine("h200,h200")
     prohibited, pending = nvidia.gpus()
@@ -154,6 +156,8 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
         "its compute mode prohibits all contexts; `sudo nvidia-smi"
     )
     assert nvidia.mechanisms(pending)["mig"].startswith("MIG will be on after a reset; `sudo nvidia-smi -i 1 --gpu-r")
+    monkeypatch.setattr(nvidia, "find_spec", lambda package: None)
+    assert nvidia.mechanisms(pending)["green"] == "it needs the Python package 'cuda'; install `cotenant[gpu]`"
     monkeypatch.setenv("PATH", "")
     assert nvidia.mechanisms(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
 

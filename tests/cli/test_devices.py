@@ -121,8 +121,9 @@ def test_a_gpu_that_is_not_there(program: Program, folder: Path) -> None:
 
 
 def test_gpus_that_cannot_do_it_are_left_out_unless_they_are_named(
-    program: Program, folder: Path, caplog: pytest.LogCaptureFixture
+    program: Program, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nvidia, "find_spec", lambda package: package)  # as if all were installed
     with loaded("h200-mig=7g.141gb,rtx4090"):
         backend = backend_of(read_settings(written(folder, 'backend = "green"')))
         assert backend.fleet()[0].name == "geforce-rtx-4090"
