@@ -86,6 +86,10 @@ async def _served(
 ) -> None:
     """rest: seconds that are to be left for what follows."""
     preparation, site = await _prepared(session, name, models, backend)
+    if site.plan.unserved:
+        session.lacks(f"{name}: no share serves {', '.join(site.plan.unserved)} within its target")
+    if not site.plan.devices:
+        return
     server = Server(site, backend, preparation.site, log=log)
     await server.start()
     try:

@@ -109,7 +109,7 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
     if session.cpu:
         yield dict
         return
-    uuid, ended = nvidia.gpus()[0].uuid, threading.Event()
+    uuid, ended = nvidia.chosen(nvidia.gpus())[0].uuid, threading.Event()
     found: list[nvidia.Reading] = []
 
     def look() -> None:
