@@ -486,7 +486,7 @@ def _slug(name: str) -> str:
 
 def _mps(gpu: Gpu, cuda: tuple[int, ...]) -> str:
     if gpu.mig:
-        return "MIG is on; a plan for MIG uses its instances"
+        return "MIG is on; its instances are for the backend mig"
     if float(gpu.capability) < 7:
         return f"it needs Volta or newer (compute capability 7.0; this is {gpu.capability})"
     if cuda < (11, 5):
@@ -498,7 +498,7 @@ def _mps(gpu: Gpu, cuda: tuple[int, ...]) -> str:
 
 def _green(gpu: Gpu, cuda: tuple[int, ...]) -> str:
     if gpu.mig:
-        return "MIG is on; a plan for MIG uses its instances"
+        return "MIG is on; its instances are for the backend mig"
     if cuda < (12, 5):
         return f"it needs a driver for CUDA 12.5 (this one is for {_dotted(cuda)})"
     if missing := [package for package in ("cuda", "torch") if find_spec(package) is None]:

@@ -136,7 +136,7 @@ def test_where_no_gpu_can_do_it_each_says_why(program: Program, folder: Path) ->
     written(folder, 'backend = "green"')
     with loaded("h200-mig=7g.141gb,h200-mig"):
         why = program.refuses("serve", "gpu.toml")
-    assert why == 'no GPU here can do "green": GPU 0, 1: MIG is on; a plan for MIG uses its instances'
+    assert why == 'no GPU here can do "green": GPU 0, 1: MIG is on; its instances are for the backend mig'
 
 
 def written(folder: Path, text: str) -> Path:
