@@ -27,6 +27,7 @@ from cotenant.backends.mps_daemon import processes
 from cotenant.errors import DeviceError
 from tests.driver import mps as fake
 from tests.driver.build import fitted, loaded
+from tests.gpu import test_mps as check
 from tests.live.workers import floats, pool_of
 from tests.worker import graphs
 
@@ -206,6 +207,20 @@ def test_workers_end_with_their_server_and_return_with_the_next(
     asyncio.run(scenario())
 
 
+def test_what_the_check_of_a_card_watches(made: Make) -> None:
+    """Its programs run over the fake driver; only the fault comes from elsewhere."""
+    backend = made()
+
+    def cause(it: check.Client) -> None:
+        assert it.said == "132", it.said
+        fake.control(environment(it.process.pid), f"fault {it.process.pid}")
+
+    fault = check.watched(backend, cause)
+    assert fault.reason == "its MPS server met a fatal error of the GPU, caused by h2000/0"
+    assert "Server is handling a fatal GPU error." in fault.log
+    assert fault.next == "132"
+
+
 def test_a_change_of_share_is_another_worker_and_loses_nothing(made: Make, tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "m.onnx", 2)
     backend = made()
@@ -317,7 +332,7 @@ def test_static_partitions(made: Make, monkeypatch: pytest.MonkeyPatch, protocol
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
-    "MIG": ("h200-mig=1g.18gb", {}, {}, r"MIG is on; a plan for MIG uses its instances$"),
+    "MIG": ("h200-mig=1g.18gb", {}, {}, r"MIG is on; its instances are for the backend mig$"),
     "Volta": (
         "v100",
         {"static": True},
