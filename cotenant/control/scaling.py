@@ -66,7 +66,9 @@ class Scaler:
         """
         weight = self.policy.weight
         for name in self.target:
-            seen = rates.get(name, 0.0)
+            # What applications make is among what a model is seen to get, and planners add it themselves.
+            made = sum(rates.get(it.name, 0.0) * it.uses(name) for it in self._problem.applications)
+            seen = max(rates.get(name, 0.0) - made, 0.0)
             before = self.estimate.get(name, seen)
             self.estimate[name] = weight * seen + (1 - weight) * before
             rise = (self.estimate[name] - before) / self.policy.period

@@ -93,11 +93,6 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[str, ...] = ()
     fanout: Fanout = Fixed()
 
-    @property
-    def joins(self) -> bool:
-        """Whether it waits for several others."""
-        return len(self.after) > 1
-
 
 class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A graph of models. slo: seconds from the arrival to the last answer; attainment: the fraction in time."""

@@ -194,12 +194,13 @@ def _behind(plan: Plan, problem: Problem, utilisation: Mapping[str, float]) -> d
     """How much longer than one that comes alone the last of requests takes that are made together, in seconds: the
     first runs at once, and the rest wait for it, and for others that are at work on the same partition."""
     late = dict.fromkeys((model.name for model in problem.models), 0.0)
+    applications = [it for it in problem.applications if problem.rates.get(it.name)]
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
             busy = utilisation[f"{device.kind}{device.id}/{slot}"]
             for placement in partition.placements:
                 name, most = placement.model, placement.batch * placement.procs
-                behind = math.ceil(max(it.burst(name) for it in problem.applications)) - 1
+                behind = math.ceil(max((it.burst(name) for it in applications), default=0.0)) - 1
                 if behind > 0:
                     profile = _profile(problem, device, partition, placement)
                     rows = min(behind, placement.batch)

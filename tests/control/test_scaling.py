@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cotenant.control.scaling import Policy, Scaler
+from cotenant.core.application import Application, Fixed, Stage
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
@@ -104,6 +105,16 @@ def test_a_model_that_nobody_asks_for_keeps_nothing() -> None:
     plan = it.observe({}, 20)
     assert plan is not None
     assert plan.devices == ()
+
+
+def test_what_an_application_asks_of_a_model_is_planned_for_once() -> None:
+    """Of the 700 that the model gets, the application makes 600."""
+    twice = Application(name="twice", slo=0.3, stages=(Stage(name="a", model="a", fanout=Fixed(2)),))
+    start = msgspec.structs.replace(PROBLEM, rates={"a": 50.0, "twice": 100.0}, applications=(twice,))
+    plan = load("elastic")(PROBLEM)
+    it = Scaler(start, lambda asked: plan, plan, Policy(little=0.0))
+    it.observe({"a": 700.0, "twice": 300.0}, 20)
+    assert it.target == {"a": pytest.approx(120.0), "twice": pytest.approx(360.0)}
 
 
 def test_more_than_there_is_gets_all_there_is() -> None:

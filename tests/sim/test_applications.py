@@ -174,6 +174,13 @@ def test_the_forecast_of_the_whole_is_near_what_the_simulator_sees(fanout: Fixed
     assert expected.p99 == pytest.approx(seen.p99, rel=0.5)
 
 
+def test_an_application_that_nobody_asks_for_slows_no_other() -> None:
+    crowd = Application(name="crowd", slo=0.2, stages=(Stage(name="many", model="find", fanout=Fixed(10)),))
+    both = msgspec.structs.replace(PROBLEM, applications=(CHAIN, crowd), rates=PROBLEM.rates | {"crowd": 0.0})
+    plan = msgspec.structs.replace(PLAN, split=PLAN.split | {"crowd": {"many": 0.2}})
+    assert forecast(plan, both).applications["chain"] == forecast(PLAN, PROBLEM).applications["chain"]
+
+
 @pytest.mark.parametrize("objective", ["devices", pytest.param("rate", marks=pytest.mark.slow)])
 def test_the_simulator_agrees_to_plans_of_applications(objective: str) -> None:
     asked = msgspec.structs.replace(PROBLEM, objective=objective)
