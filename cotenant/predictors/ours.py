@@ -95,6 +95,10 @@ class Ours:
         self._noise = sum(self._noises.values()) / len(self._noises)
         self._sides: dict[tuple[Load, bool], Side] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process is sent: answers are small, what loads look like is not."""
+        return {**self.__dict__, "_sides": {}}
+
     @remembered
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Raises PlanError for a model that has neither samples nor a profile."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -215,6 +216,15 @@ def test_many_samples_cover_what_they_say(monkeypatch: pytest.MonkeyPatch, split
     ours = fit([it for it in samples if (it.victim, it.neighbours) not in held], PROFILES).asking(0.9)
     covered = np.mean([it.slowdown <= ours.slowdown(it.victim, it.neighbours) for it in rest])
     assert covered == pytest.approx(0.9, abs=0.07)
+
+
+def test_another_process_gets_the_answers_and_little_else(split: tuple[Ours, list[Sample]]) -> None:
+    ours, rest = split[0].asking(0.9), split[1]
+    answers = [ours.slowdown(it.victim, it.neighbours) for it in rest]
+    sent = copy.copy(ours)  # made of what would be sent
+    assert (sent._sides, ours._sides == {}) == ({}, False)
+    assert sent.__dict__["_answers"] == ours.__dict__["_answers"]
+    assert [sent.asking(0.9).slowdown(it.victim, it.neighbours) for it in rest] == answers
 
 
 def test_an_outlier_moves_little() -> None:
