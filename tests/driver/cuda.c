@@ -181,7 +181,8 @@ static int version(void)
 
 static void uuid_of(unsigned index, char *text, size_t size)
 {
-    snprintf(text, size, "GPU-%08x-0000-4000-8000-%012x", index + 1, 0);
+    const char *salt = getenv("COTENANT_FAKE_SALT");
+    snprintf(text, size, "GPU-%08x-%04x-4000-8000-%012x", index + 1, salt ? (unsigned)atoi(salt) & 0xffff : 0, 0);
 }
 
 static int visible(unsigned index)

@@ -1,0 +1,130 @@
+"""What only a real MPS tells: how many multiprocessors a client sees, and what becomes of an error of the GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from cotenant.backends import nvidia
+from cotenant.backends.mps import Mps
+from cotenant.errors import DeviceError
+
+pytestmark = pytest.mark.gpu
+
+Figure = Callable[..., None]
+
+SEEN = 1.0  # seconds until a fault is told
+BACK = 60.0  # seconds until MPS takes clients again
+
+# A client says how many multiprocessors it sees. Told to, it has a kernel write where no memory is.
+PROGRAM = """
+import sys
+from tests.gpu.kernels import Kernels
+kernels = Kernels()
+print(kernels.multiprocessors, flush=True)
+if sys.stdin.readline().strip() == "fault":
+    kernels.start_where(0, 16)
+    kernels.wait(0)
+"""
+
+
+class Client:
+    """said: the multiprocessors that it sees, or how it failed."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout
+        self.said = self.process.stdout.readline().strip()
+
+    def tell(self, word: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def client(backend: Mps, lane: str, env: Mapping[str, str]) -> Iterator[Client]:
+    it = Client(env)
+    backend.attach(lane, it.process.pid)
+    try:
+        yield it
+    finally:
+        it.process.kill()
+        it.process.communicate()
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Seconds until it was told, and from the end of the clients until MPS took the next one. log: what the server
+    wrote meanwhile. next: what that client said."""
+
+    reason: str
+    told: float
+    back: float
+    log: str
+    next: str
+
+
+def watched(backend: Mps, cause: Callable[[Client], None]) -> Fault:
+    """Two clients, one of which causes an error of the GPU."""
+    (device,) = backend._devices.values()
+    bad, other = f"{device.name}/0", f"{device.name}/1"
+    env = {lane: backend.open(lane, 500).env for lane in (bad, other)}
+    with client(backend, bad, env[bad]) as one, client(backend, other, env[other]):
+        begun = time.monotonic()
+        cause(one)
+        told = _until(backend.lost, BACK) - begun
+        reason, log = backend.lost()[device.name], device.daemon._read("server.log")
+    begun = time.monotonic()
+    back = _until(lambda: not backend.lost(), BACK) - begun
+    with client(backend, bad, env[bad]) as again:
+        return Fault(reason, told, back, log, again.said)
+
+
+def _until(condition: Callable[[], object], patience: float) -> float:
+    deadline = time.monotonic() + patience
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+@pytest.fixture
+def backend() -> Iterator[Mps]:
+    """Of the first GPU."""
+    try:
+        made = Mps(nvidia.chosen(nvidia.gpus())[:1])
+    except DeviceError as error:
+        pytest.skip(str(error))
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("share", [100, 200, 500, 1000])
+def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int, figure: Figure) -> None:
+    (gpu,) = backend._gpus
+    lane = f"{gpu.kind}0/0"
+    with client(backend, lane, backend.open(lane, share).env) as it:
+        figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)
+        exact = gpu.multiprocessors * share / 1000
+        assert exact - 2 <= int(it.said) <= exact  # rounded down, to pairs where the hardware has pairs
+
+
+def test_a_fault_is_told_in_time_and_mps_comes_back(backend: Mps, figure: Figure) -> None:
+    fault = watched(backend, lambda it: it.tell("fault"))
+    figure(**msgspec.structs.asdict(fault))
+    assert fault.told < SEEN
+    assert "fatal error of the GPU" in fault.reason
+    assert fault.back < BACK and fault.next.isdecimal()
