@@ -211,9 +211,9 @@ def count(model: WorkerModel, batches: Sequence[int], *, seconds: float, ncu: st
         except subprocess.TimeoutExpired:
             raise DeviceError(f"Nsight Compute took longer than {seconds:.0f} s for {model.name!r}") from None
         text = log.read_text() if log.exists() else ""
-    if done.returncode and not text.count('"ID"'):
-        said = [*text.splitlines(), *done.stdout.splitlines(), *done.stderr.splitlines()]
-        raise ModelError(f"model {model.name!r} cannot be counted: {_complaint(said)}")
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode and said and '"ID"' not in text:
+        raise ModelError(f"model {model.name!r} cannot be counted: {said[-1].strip()}")
     return by_batch(parse(text), batches)
 
 

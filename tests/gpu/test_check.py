@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -18,6 +19,11 @@ from benchmarks.gpu.__main__ import main
 from cotenant.backends import Backend, Launch, nvidia
 from cotenant.backends.green import Green
 from cotenant.config import Settings, read_profiles_file, read_samples_file
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.live.server import Site
+from cotenant.planners import Problem
 from cotenant.zoo import build
 from tests.driver import mps
 from tests.driver.build import loaded
@@ -39,6 +45,7 @@ END
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same stages, in seconds, for models of ONNX Runtime."""
+    monkeypatch.setattr("cotenant.sim.judge.LOOK_REQUESTS", 1000)
     # A worker that need not import PyTorch starts in a tenth of the time.
     monkeypatch.setattr(session, "build", lambda root, names, *, torch: build(root, names))
     for module, values in (
@@ -126,9 +133,30 @@ def test_all_stages_over_the_fake_driver(
         found = json.loads((out / "live.json").read_text())[name]
         assert [run["load"] for run in found["agreement"]] == [0.1, 0.2]
         assert list(found["largest"]) == list(live.PLANNERS)
+        assert found["temporal"]["targets_times"] == 1 and found["temporal"]["over"].keys() == {"elastic", "squishy"}
     assert "all samples have the same neighbour, lenet" in capsys.readouterr().out
 
 
 def test_without_a_gpu_the_way_out_is_told(check: Callable[..., Path]) -> None:
     with pytest.raises(SystemExit, match=r"no NVIDIA driver was found .*`make gpu-check BACKEND=cpu` runs the same"):
         check("--backend", "green")
+
+
+def test_targets_are_loosened_until_whole_devices_in_turn_can_keep_them(quick: None) -> None:
+    """A batch of `slow` takes longer than all the time that `quick` has."""
+
+    def profile(name: str, seconds: float) -> Profile:
+        return Profile(
+            name, "h200", [Point(share=s, batch=1, latency=seconds * 1e3 / s, memory=1) for s in (500, 1000)]
+        )
+
+    models = (Model(name="quick", slo=0.005), Model(name="slow", slo=0.2))
+    problem = Problem(
+        models=models,
+        rates={"quick": 1.0, "slow": 1.0},
+        fleet=(Kind(name="h200", cuts=(500, 1000)),),
+        profiles={("quick", "h200"): profile("quick", 0.001), ("slow", "h200"): profile("slow", 0.01)},
+        objective="rate",
+    )
+    times, plan = asyncio.run(live._bearable(Site(offered={}, problem=problem, plan=Plan(planner="geometry"))))
+    assert times == 4 and plan.planner == "squishy" and not plan.unserved
