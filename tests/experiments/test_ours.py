@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cotenant.core.profile import Profiles
+from cotenant.errors import ConfigError
 from cotenant.predictors import Interference, Load
 from cotenant.predictors.kernels import Run
 from cotenant.predictors.ours import fit
 from cotenant.profiling.judging import judged
 from experiments.data import a100, kace, v100
 from experiments.kace import protocol
+from experiments.ours import table1
+from experiments.spread import Options
 from tests.experiments.data import needs_data
 
 
@@ -39,6 +43,20 @@ def test_on_kaces_splits_it_comes_near_to_who_knows_all() -> None:
 
         found.append(protocol.mean(protocol.relative(test, policy)))
     assert np.mean(found) >= 0.94
+
+
+@needs_data
+@pytest.mark.slow
+def test_what_its_profiles_tell_is_worth_something(tmp_path: Path) -> None:
+    """Of models that it never saw, which KACE's metrics of kernels tell most of."""
+    rows = [row for told in ("latencies", "+ all") for row in table1.rows_of(table1.Task("kace", told, 1, 0))]
+    assert [row.told for row in rows] == ["latencies", "latencies", "+ all", "+ all"]
+    (_, bare, _, told) = (row.p90 for row in rows)
+    assert bare is not None and told is not None and told != bare
+    table1.plot(rows, tmp_path / "rows.svg")
+    assert "what ours is told" in (tmp_path / "rows.svg").read_text()
+    with pytest.raises(ConfigError, match="--profiles zebra: there are v100, a100, kace"):
+        table1.run(Options(profiles=("zebra",)))
 
 
 @needs_data
