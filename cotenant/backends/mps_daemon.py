@@ -282,10 +282,8 @@ class Daemon:
 
         The server is asked only when it has logged something, and every few seconds: a daemon logs each question.
         """
-        if not alive(self._daemon):
-            return f"its MPS control daemon ended{self._words('control.log')}"
-        if not alive(self._server):
-            return f"its MPS server ended{self._words('control.log')}"
+        if reason := self._ended():
+            return reason
         lines = self._news()
         if not lines and time.monotonic() < self._due:
             return ""
@@ -293,11 +291,18 @@ class Daemon:
         try:
             state = self._state()
         except DeviceError as error:
-            return str(error)
+            return self._ended() or str(error)
         if "FAULT" not in state.upper():
             return ""
         time.sleep(SETTLE)  # it may be writing down whose fault it was
         return _fault(lines + self._news(), {pid: name for name, pid in list(clients.items())})
+
+    def _ended(self) -> str:
+        if not alive(self._daemon):
+            return f"its MPS control daemon ended{self._words('control.log')}"
+        if not alive(self._server):
+            return f"its MPS server ended{self._words('control.log')}"
+        return ""
 
     def carve(self, chunks: int) -> Carved:
         """Multiprocessors for clients to come. Raises DeviceError where not as many are free."""

@@ -39,6 +39,7 @@ WAIT = 20.0  # seconds until a test that waits for something fails
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where daemons are to be. Short, for sockets; and nothing runs there afterwards."""
     fake.installed(tmp_path / "bin", monkeypatch)
+    monkeypatch.setattr(mps, "LOOK", 0.03)
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         root = Path(folder) / "r"
         root.mkdir()
