@@ -15,6 +15,7 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--stage", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1, 2, 3, 4])
     parser.add_argument("--backend", nargs="+", choices=("cpu", "green", "mps", "mig"), default=["green", "mps"])
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder for results")
-    parser.add_argument("--known", type=Path, help="results of earlier runs, to go on with")
+    parser.add_argument("--known", type=Path, help="results of earlier runs to go on with: a folder, or one of kinds")
     parser.add_argument("--repository", type=Path, default=Path("build/gpu-models"))
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only these of the models")
     parser.add_argument("--seconds", type=float, default=570.0, help="until all must be done")
@@ -45,14 +46,12 @@ def main() -> None:
         parser.error(f"--models: no {strange[0]!r}; there are {', '.join(targets)}")
     chosen = {name: target for name, target in targets.items() if not given.models or name in given.models}
     session = Session(given.out, given.repository, chosen, tuple(given.backend), given.seconds - SPARE)
-    if given.known is not None and given.known.is_dir():
-        for file in given.known.iterdir():
-            if file.suffix in (".csv", ".json") and not (given.out / file.name).exists():
-                shutil.copy(file, given.out)
     try:
         about = session.provenance(given.stage)
     except DeviceError as error:
         sys.exit(f"{error}. Without a GPU, `make gpu-check BACKEND=cpu` runs the same with small models")
+    if given.known is not None:
+        _go_on(session, given.known, about)
     session.write("machine.json", msgspec.json.format(msgspec.json.encode(about), indent=1))
     if 1 in given.stage:
         checks.run(session)
@@ -66,6 +65,15 @@ def main() -> None:
     for text in session.missing:
         print(f"missing: {text}")
     print(f"results are in {given.out}" + ("; run again to go on" if session.missing else ""))
+
+
+def _go_on(session: Session, known: Path, about: dict[str, Any]) -> None:
+    """Take the results of that folder, or of the one in it of this kind of GPU, for those that are not there."""
+    kinds = [gpu["kind"] for gpu in about.get("gpus", ())]
+    folder = next((known / kind for kind in kinds if (known / kind).is_dir()), known)
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if file.suffix in (".csv", ".json") and not (session.out / file.name).exists():
+            shutil.copy(file, session.out)
 
 
 if __name__ == "__main__":

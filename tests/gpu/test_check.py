@@ -81,7 +81,8 @@ def test_profiles_and_pairs_on_the_processor(check: Callable[..., Path], capsys:
     about = json.loads((out / "machine.json").read_text())
     assert about["command"].endswith("--stage 2 3 --seconds 600") and about["commit"] and about["packages"]["numpy"]
     before = {path.name: path.read_bytes() for path in out.glob("*.csv")}
-    check("--backend", "cpu", "--stage", "2", "3")
+    out.rename(out.with_name("before"))
+    check("--backend", "cpu", "--stage", "2", "3", "--known", str(out.with_name("before")))
     assert {path.name: path.read_bytes() for path in out.glob("*.csv")} == before
     assert "cpu: 6 of 6 points are known" in capsys.readouterr().out
 
