@@ -193,6 +193,15 @@ def test_recorded_sizes_are_replayed_and_others_computed(doubles: dict[str, Work
     assert runner.memory == 0
 
 
+def test_inputs_of_no_fixed_size_are_not_recorded(tmp_path: Path) -> None:
+    spec = (TensorSpec("x", "FP32", (-1, -1)),)
+    source = "import torch\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+    model = modules.python(tmp_path, source, inputs=spec, outputs=spec, graphs=(1, 2))
+    place = Recorder()
+    Torch(model, place, loaded(model, torch.device("cpu")))
+    assert place.recorded == 0
+
+
 def test_inputs_by_name_and_outputs_by_name(tmp_path: Path) -> None:
     source = """
 import torch
@@ -301,6 +310,14 @@ def test_no_gpu_is_said_plainly(doubles: dict[str, WorkerModel]) -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(DeviceError, match=r"^PyTorch .* sees no GPU: .*; see `cotenant devices`$"):
         runners.load(doubles["pytorch_module"], threads=1, fake=False, stream=0)
+
+
+def test_a_missing_pytorch_names_the_extra(doubles: dict[str, WorkerModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cotenant.worker.runners.pytorch", None)
+    with pytest.raises(
+        ModelError, match=r"model\.pt: PyTorch is not installed; run `pip install 'cotenant\[torch\]'`$"
+    ):
+        load(doubles["pytorch_libtorch"])
 
 
 def test_only_models_that_need_pytorch_import_it() -> None:

@@ -75,8 +75,10 @@ def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) ->
 
         return Fake(model)
     if model.platform.startswith("pytorch"):
-        from cotenant.worker.runners.pytorch import pytorch
-
+        try:
+            from cotenant.worker.runners.pytorch import pytorch
+        except ModuleNotFoundError:
+            raise ModelError(f"{model.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
         return pytorch(model, threads, stream)
     from cotenant.worker.runners.onnx import Onnx
 

@@ -266,17 +266,23 @@ class Torch:
         return value.detach()
 
     def _record(self) -> None:
-        """CUDA graphs, the largest first: the others then fit into its memory. Sizes that are not known have none."""
-        for rows in sorted({it for it in self.model.graphs if it <= self.model.max_batch}, reverse=True):
+        """CUDA graphs, the largest first: the others then fit into its memory. None where inputs have no fixed size."""
+        model = self.model
+        sizes = {rows for rows in model.graphs if rows <= model.max_batch}
+        if any(-1 in spec.shape[model.batched :] for spec in model.inputs):
+            return
+        for rows in sorted(sizes, reverse=True):
             with self._mode():
-                ones = {spec.name: filled(spec, rows, 1, batched=self.model.batched) for spec in self.model.inputs}
-                given = [self._place.arrive(self._host(name, array)) for name, array in ones.items()]
+                with self._place.scope():
+                    ones = {spec.name: filled(spec, rows, 1, batched=model.batched) for spec in model.inputs}
+                    given = [self._place.arrive(self._host(name, array)) for name, array in ones.items()]
+                self._place.wait()
                 self._staged.clear()
                 try:
                     recorded = self._place.record(functools.partial(self._compute, given))
                 except RuntimeError as error:
                     raise ModelError(
-                        f"{self.model.path}: a batch of {rows} cannot be recorded as a CUDA graph: {_brief(error)}; "
+                        f"{model.path}: a batch of {rows} cannot be recorded as a CUDA graph: {_brief(error)}; "
                         "take `optimization { cuda { graphs } }` out of config.pbtxt"
                     ) from None
             if recorded is not None:

@@ -1,0 +1,156 @@
+"""Models of PyTorch on a stream of the first GPU: the answers of the processor, graphs, memory, and errors."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from cotenant import zoo
+from cotenant.core.tensor import TensorSpec
+from cotenant.worker import repository, runners
+from cotenant.worker.batch import Batch
+from cotenant.worker.runners import Runner
+from cotenant.worker.runners.arrays import Array
+from cotenant.worker.wire import Part, WorkerModel
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU"),
+]
+
+STREAM = 0  # of the runner's own
+ROWS = 4
+
+
+def model(root: Path, name: str, **changes: object) -> tuple[WorkerModel, dict[str, Array]]:
+    """Of the zoo, and so many rows of input."""
+    zoo.build(root, [name], torch=True)
+    entry = repository.find(root, name)
+    info = repository.describe(entry)
+    inputs = repository.sample(entry, info, ROWS, np.random.default_rng(0))
+    loadable = msgspec.structs.replace(repository.loadable(entry, info), **{"max_batch": ROWS, **changes})
+    return loadable, {tensor.name: tensor.array() for tensor in inputs}
+
+
+def load(it: WorkerModel, stream: int | None = STREAM) -> Runner:
+    return runners.load(it, threads=4, fake=False, stream=stream)[0]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet50", "ssd_mobilenet", "bert", "whisper", "wav2vec2"])
+def test_the_answers_of_the_processor(root: Path, name: str, figure: Callable[..., None]) -> None:
+    """The last two make tensors as they run, on the processor where they were traced."""
+    it, inputs = model(root, name)
+    plain = {output: array.copy() for output, array in load(it, None).run(inputs)}
+    begun = time.perf_counter()
+    card = load(it)
+    loaded = time.perf_counter() - begun
+    answers = dict(card.run(inputs))
+    errors = {
+        output: float(np.abs(answers[output] - plain[output]).max() / np.abs(plain[output]).max()) for output in plain
+    }
+    figure(model=name, load_s=loaded, device_ms=1e3 * card.device, memory_mib=card.memory >> 20, errors=errors)
+    assert max(errors.values()) < 2e-2  # convolutions may use TF32
+    assert card.device > 0 and card.memory >= Path(it.path).stat().st_size // 2
+    card.close()
+
+
+@pytest.mark.parametrize("name", ["lenet", "mobilenet_v2", "bert"])
+def test_a_graph_computes_the_same_in_less_time(root: Path, name: str, figure: Callable[..., None]) -> None:
+    it, inputs = model(root, name)
+    taken = {}
+    answers = {}
+    for graphs in ((), (ROWS, 1)):
+        card = load(msgspec.structs.replace(it, graphs=graphs))
+        seconds = []
+        for _ in range(50):
+            begun = time.perf_counter()
+            answers[graphs] = [array.copy() for _, array in card.run(inputs)]
+            seconds.append(time.perf_counter() - begun)
+        taken[graphs] = float(np.median(seconds))
+        card.close()
+    figure(model=name, plain_ms=1e3 * taken[()], graph_ms=1e3 * taken[ROWS, 1])
+    for plain, recorded in zip(*answers.values(), strict=True):
+        np.testing.assert_allclose(recorded, plain, atol=1e-2 * np.abs(plain).max())
+    assert taken[ROWS, 1] < 1.1 * taken[()]
+
+
+def test_another_lane_adds_no_weights(root: Path, figure: Callable[..., None]) -> None:
+    it, _ = model(root, "vgg16")
+    first = load(it)
+    before = torch.cuda.memory_allocated()
+    lanes = [load(it) for _ in range(3)]
+    added = torch.cuda.memory_allocated() - before
+    figure(weights_mib=first.memory >> 20, added_mib=added >> 20)
+    assert added < 64 << 20  # of 528 MiB
+    for lane in (first, *lanes):
+        lane.close()
+    assert torch.cuda.memory_allocated() < before - (500 << 20)
+
+
+def test_a_step_of_training_learns(root: Path) -> None:
+    it, inputs = model(root, "albert_train")
+    card = load(it)
+    losses = [card.run(inputs)[0][1].mean() for _ in range(8)]
+    assert losses[-1] < losses[0]
+    card.close()
+
+
+def test_memory_that_runs_out_costs_one_request(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("""
+import torch
+class Greedy(torch.nn.Module):
+    def forward(self, x):
+        if (x == 7).any():
+            torch.empty(1 << 50, dtype=torch.uint8, device=x.device)
+        return x
+""")
+    spec = (TensorSpec("x", "FP32", (-1, 2)),)
+    card = load(
+        WorkerModel(name="m", path=str(path), platform="pytorch_module", max_batch=8, inputs=spec, outputs=spec)
+    )
+    requests = [[Part("x", "FP32", (1, 2), memoryview(np.full((1, 2), n, np.float32).tobytes()))] for n in (1, 7, 3)]
+    with mmap.mmap(-1, 4096) as memory:
+        for answer, spoilt in zip(Batch(card, memory, (0, 0)).run(requests), (False, True, False), strict=True):
+            assert isinstance(answer, str) == spoilt
+            if isinstance(answer, str):
+                assert answer.startswith("no device memory for this batch: CUDA out of memory.")
+
+
+def test_an_address_that_is_none_ends_the_worker(tmp_path: Path) -> None:
+    """In a process of its own, since its context is lost."""
+    path = tmp_path / "model.py"
+    path.write_text("""
+import torch
+class Wild(torch.nn.Module):
+    def forward(self, x):
+        return torch.arange(4.0, device=x.device)[x.long() * 10**6]
+""")
+    program = f"""
+import numpy as np
+from cotenant.core.tensor import TensorSpec
+from cotenant.worker import runners
+from cotenant.worker.wire import WorkerModel
+spec = (TensorSpec("x", "FP32", (-1, 2)),)
+runners.load(WorkerModel(name="m", path={str(path)!r}, platform="pytorch_module", inputs=spec, outputs=spec),
+             threads=1, fake=False, stream=0)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy())
+    assert ended.returncode == 1
+    assert "DeviceError: model 'm' broke its CUDA context: CUDA error: " in ended.stderr
