@@ -88,16 +88,10 @@ class Card:
 
     def __init__(self, stream: int) -> None:
         if not torch.cuda.is_available():
-            build = torch.version.cuda
-            raise DeviceError(
-                f"PyTorch {torch.__version__} sees no GPU: "
-                + (
-                    f"its CUDA {build} finds no driver, or CUDA_VISIBLE_DEVICES hides all"
-                    if build
-                    else "it is built without CUDA"
-                )
-                + "; see `cotenant devices`"
-            )
+            why = "it is built without CUDA"
+            if torch.version.cuda:
+                why = f"its CUDA {torch.version.cuda} finds no driver, or CUDA_VISIBLE_DEVICES hides all"
+            raise DeviceError(f"PyTorch {torch.__version__} sees no GPU: {why}; see `cotenant devices`")
         self.device = torch.device("cuda", 0)
         self._stream = torch.cuda.ExternalStream(stream, self.device) if stream else torch.cuda.Stream(self.device)
         # Blocking: a thread that waits leaves its core to others; one that spins for each lane would take them all.
@@ -125,7 +119,7 @@ class Card:
     def broken(self) -> str:
         # Errors that end a context come back from every later call; those of one call do not.
         try:
-            torch.cuda.synchronize(self.device)
+            self._stream.synchronize()
         except RuntimeError as error:
             return str(error)
         return ""
