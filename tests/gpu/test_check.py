@@ -46,8 +46,8 @@ END
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same stages, in seconds, for models of ONNX Runtime."""
     monkeypatch.setattr("cotenant.sim.judge.LOOK_REQUESTS", 1000)
-    for module in ("predictors.samples", "profiling.pairs"):  # what runs for so short a time may well be held up alone
-        monkeypatch.setattr(f"cotenant.{module}.FASTEST", 0.0)
+    for name in ("predictors.samples", "profiling.pairs"):  # what runs for so short a time may well be held up alone
+        monkeypatch.setattr(f"cotenant.{name}.FASTEST", 0.0)
     # A worker that need not import PyTorch starts in a tenth of the time.
     monkeypatch.setattr(session, "build", lambda root, names, *, torch: build(root, names))
     for module, values in (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,9 +19,10 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ModelError
-from cotenant.profiling.grid import SHARES, Candidate, Grid, grid_of, profile
+from cotenant.profiling.grid import SHARES, Candidate, Grid, Listener, grid_of, profile
 from cotenant.profiling.grid import measure as measure_set
-from cotenant.worker.wire import WorkerModel
+from cotenant.worker.arena import Arena
+from cotenant.worker.wire import Timing, WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.worker import graphs
 
@@ -175,3 +177,38 @@ def test_where_lanes_share_a_process_the_next_is_open_before_the_last_ends(tmp_p
     told = [line for line in backend.told if "none" not in line]
     opened, closed = told.index("open cpu0/profile-500"), told.index("close cpu0/profile-1000")
     assert opened < closed
+
+
+def test_a_gpu_has_a_clock_and_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = Listener.finished
+
+    def from_a_gpu(self: Listener, lane: str, batch: int, answers: Sequence[Any], timing: Timing) -> None:
+        finished(self, lane, batch, answers, msgspec.structs.replace(timing, device=0.002, memory=7 << 20))
+
+    monkeypatch.setattr(Listener, "finished", from_a_gpu)
+    found, _ = measure(
+        graphs.identity(tmp_path / "model.onnx"), floats, Grid(shares=(1000,), batches=(1,), seconds=0.02)
+    )
+    (point,) = found.points
+    assert point.memory == 7 << 20
+    assert point.features["cuda_ms"] == pytest.approx(2) and point.latency < 2
+
+
+def test_rows_come_apart_and_inputs_take_turns(tmp_path: Path) -> None:
+    """In memory that workers share, where they are large."""
+    counts: list[int] = []
+
+    def sample(rows: int) -> tuple[Tensor, ...]:
+        counts.append(rows)
+        return (Tensor("x", "FP32", (rows, 8192), bytes([len(counts)]) * (32768 * rows)),)
+
+    candidate = Candidate(graphs.identity(tmp_path / "model.onnx", 8192), sample)
+    arena = Arena(1 << 20)
+    batches = candidate.requests(3, Grid(inputs=2, apart=True), arena)
+    assert [len(batch) for batch in batches] == [3, 3] and counts == [1] * 6
+    tensors = [request[0] for batch in batches for request in batch]
+    assert [bytes(tensor.data[:1])[0] for tensor in tensors] == [1, 2, 3, 4, 5, 6]
+    assert all(tensor.block is not None for tensor in tensors)
+    ((whole,),) = candidate.requests(3, Grid(), arena)
+    assert whole[0].shape == (3, 8192)
+    arena.close()
