@@ -22,8 +22,10 @@ import msgspec
 from benchmarks.gpu import checks, live, pairs, profiles
 from benchmarks.gpu.session import PAPER, SMALL, Session
 from cotenant.errors import CotenantError, DeviceError
+from cotenant.live.server import Offered
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
+WEIGHTS = {1: 2.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; what one does not need is for those that follow
 SPARE = 5.0  # seconds of the whole that are kept for the end
 
 
@@ -52,16 +54,21 @@ def main() -> None:
         sys.exit(f"{error}. Without a GPU, `make gpu-check BACKEND=cpu` runs the same with small models")
     if given.known is not None:
         _go_on(session, given.known, about)
-    session.write("machine.json", msgspec.json.format(msgspec.json.encode(about), indent=1))
-    if 1 in given.stage:
-        checks.run(session)
-    if later := {stage: run for stage, run in STAGES.items() if stage in given.stage}:
-        models = session.build()
-        for stage, run in later.items():
-            try:
-                run(session, models)
-            except CotenantError as error:
-                session.lacks(f"stage {stage}: {error}")
+    path = session.out / "machine.json"
+    runs = [*(msgspec.json.decode(path.read_bytes()) if path.exists() else []), about]
+    session.write(path.name, msgspec.json.format(msgspec.json.encode(runs), indent=1))
+    models: dict[str, Offered] = {}
+    stages = sorted(set(given.stage))
+    for place, stage in enumerate(stages):
+        session.allot(WEIGHTS[stage] / sum(WEIGHTS[it] for it in stages[place:]))
+        try:
+            if stage == 1:
+                checks.run(session)
+            else:
+                models = models or session.build()
+                STAGES[stage](session, models)
+        except CotenantError as error:
+            session.lacks(f"stage {stage}: {error}")
     for text in session.missing:
         print(f"missing: {text}")
     print(f"results are in {given.out}" + ("; run again to go on" if session.missing else ""))

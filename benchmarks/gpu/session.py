@@ -56,13 +56,18 @@ class Session:
         self.targets = targets
         self.backends = backends
         self.missing: list[str] = []
-        self._until = time.monotonic() + seconds
+        self._until = self._end = time.monotonic() + seconds
         out.mkdir(parents=True, exist_ok=True)
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds for the stage that runs."""
         return self._until - time.monotonic()
+
+    def allot(self, part: float) -> None:
+        """To the stage that begins, that part of all the time that is left."""
+        now = time.monotonic()
+        self._until = now + part * (self._end - now)
 
     @property
     def cpu(self) -> bool:

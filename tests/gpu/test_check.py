@@ -80,12 +80,13 @@ def test_profiles_and_pairs_on_the_processor(check: Callable[..., Path], capsys:
         (s, b) for s in (250, 500, 1000) for b in (1, 4)
     }
     assert len(read_samples_file(out / "pairs-cpu.csv")) == 12
-    about = json.loads((out / "machine.json").read_text())
+    (about,) = json.loads((out / "machine.json").read_text())
     assert about["command"].endswith("--stage 2 3 --seconds 600") and about["commit"] and about["packages"]["numpy"]
     before = {path.name: path.read_bytes() for path in out.glob("*.csv")}
     out.rename(out.with_name("before"))
     check("--backend", "cpu", "--stage", "2", "3", "--known", str(out.with_name("before")))
     assert {path.name: path.read_bytes() for path in out.glob("*.csv")} == before
+    assert len(json.loads((out / "machine.json").read_text())) == 2
     assert "cpu: 6 of 6 points are known" in capsys.readouterr().out
 
 
@@ -126,7 +127,7 @@ def test_all_stages_over_the_fake_driver(
         monkeypatch.setattr(session, "backend_of", backend_of)
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
         out = check("--backend", "green", "mps", "--stage", "2", "3", "4", "--seconds", "600")
-    about = json.loads((out / "machine.json").read_text())
+    (about,) = json.loads((out / "machine.json").read_text())
     assert about["gpus"][0]["kind"] == "h200" and about["cuda"] == "13.0"
     for name in ("green", "mps"):
         (profile,) = read_profiles_file(out / f"profiles-{name}.csv").values()
@@ -163,3 +164,11 @@ def test_targets_are_loosened_until_whole_devices_in_turn_can_keep_them(quick: N
     )
     times, plan = asyncio.run(live._bearable(Site(offered={}, problem=problem, plan=Plan(planner="geometry"))))
     assert times == 4 and plan.planner == "squishy" and not plan.unserved
+
+
+def test_a_stage_leaves_time_to_those_that_follow(tmp_path: Path) -> None:
+    it = session.Session(tmp_path, tmp_path, {}, ("cpu",), 100.0)
+    it.allot(0.25)
+    assert it.left == pytest.approx(25, abs=1)
+    it.allot(1.0)
+    assert it.left == pytest.approx(100, abs=1)
