@@ -177,3 +177,10 @@ def test_a_fake_model_without_latencies_is_refused() -> None:
         ModelError, match=r"^model 'f' has latencies for 2 rows, and 3 as its largest batch; profile it up to there$"
     ):
         runners.load(model, threads=1, fake=True)
+
+
+def test_onnx_on_a_gpu_needs_a_build_that_can(folder: Path) -> None:
+    model = graphs.identity(folder / "identity.onnx", 16)
+    reason = "runs nothing on a GPU; install onnxruntime-gpu in its place, or serve the model as TorchScript or torch"
+    with pytest.raises(ModelError, match=rf"identity\.onnx: ONNX Runtime \S+ here {reason}.export$"):
+        runners.load(model, threads=1, fake=False, stream=0)
