@@ -25,7 +25,7 @@ from cotenant.errors import CotenantError, DeviceError
 from cotenant.live.server import Offered
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
-WEIGHTS = {1: 2.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; what one does not need is for those that follow
+WEIGHTS = {1: 4.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; what one does not need is for those that follow
 SPARE = 5.0  # seconds of the whole that are kept for the end
 
 
