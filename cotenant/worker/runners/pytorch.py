@@ -101,7 +101,9 @@ def _export(model: WorkerModel, device: torch.device) -> Module:
     from torch.export.passes import move_to_device_pass
 
     try:
-        program = torch.export.load(model.path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what it does itself with the file's memory
+            program = torch.export.load(model.path)
         module: Module = (program if device.type == "cpu" else move_to_device_pass(program, device)).module()
         return module
     except Exception as error:  # noqa: BLE001 of files of other versions it raises whatever its schema stumbles upon
