@@ -17,6 +17,7 @@ from cotenant.predictors.samples import Sample
 SLACK = 0.1  # of a batch's time
 FEWEST = 10  # batches of a sample
 LOOKED_AT = 64  # batches of a neighbour that may have run beside one
+MOST = 4096  # kinds of run that are remembered
 
 
 class Beside:
@@ -46,8 +47,16 @@ class Beside:
                 return
         if beside:
             run = (load, *sorted(beside, key=lambda it: (it.model, it.batch, it.share)))
+            if len(self._together) >= MOST and run not in self._together:
+                self._forget()
             self._alone[run].add(alone)
             self._together[run].add(now - since)
+
+    def _forget(self) -> None:
+        """The half that was seen least often: neighbours in many sizes come together in very many ways."""
+        seldom = sorted(self._together, key=lambda run: self._together[run].count)[: MOST // 2]
+        for run in seldom:
+            del self._together[run], self._alone[run]
 
     def _worked(self, lane: str, since: float) -> float:
         """Seconds since then, in batches that are done."""

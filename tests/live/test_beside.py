@@ -51,3 +51,16 @@ def test_what_was_seen_seldom_may_be_chance() -> None:
     assert beside.samples() == []
     beside.ran("a", A, since=FEWEST, now=FEWEST + 1, alone=0.5, others={"b": 0.2})
     assert len(beside.samples()) == 1
+
+
+def test_of_very_many_kinds_of_run_the_most_usual_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.live.beside.MOST", 8)
+    beside = Beside()
+    beside.ran("b", B, since=0.0, now=0.1, alone=0.1, others={})
+    for i in range(1, FEWEST + 1):
+        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": 0.2})
+    for rows in range(1, 100):
+        beside.ran("a", Load("a", "k", rows, 500), since=0.3, now=0.4, alone=0.1, others={"b": 0.2})
+    (sample,) = beside.samples()
+    assert (sample.victim, sample.neighbours) == (A, (B,))
+    assert len(beside._together) <= 8
