@@ -98,6 +98,9 @@ class Multiprocessors:
         return self._contexts[groups]
 
     def _made(self, groups: Groups) -> Any:
+        if len(groups) == len(self._resources):
+            # What a split leaves may be aligned otherwise than its groups, and is not joined with them then.
+            return self._cuda.context([self._cuda.whole])
         return self._cuda.context([self._resources[group] for group in groups])
 
     def _forget(self) -> bool:
@@ -127,19 +130,20 @@ class _Driver:
             )
         self._device = self._call("cuDeviceGet", 0)
         self._call("cuDevicePrimaryCtxRetain", self._device)
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        self.whole = self._call("cuDeviceGetDevResource", self._device, kind)
 
     def split(self) -> list[Any]:
         """Resources of groups of one size, and of the rest if there is any."""
-        kind = self._api.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        whole = self._call("cuDeviceGetDevResource", self._device, kind)
-        size = group_size(whole.sm.smCount, self._step(whole))
-        groups, count, rest = self._call("cuDevSmResourceSplitByCount", whole.sm.smCount // size, whole, 0, size)
+        size = group_size(self.whole.sm.smCount, self._step())
+        wanted = self.whole.sm.smCount // size
+        groups, count, rest = self._call("cuDevSmResourceSplitByCount", wanted, self.whole, 0, size)
         return [*groups[:count], *([rest] if rest.sm.smCount else [])]
 
-    def _step(self, whole: Any) -> int:
+    def _step(self) -> int:
         """Of how many multiprocessors a group is a multiple. Drivers before 13.0 do not say; then it is what the
         documentation of `cuDevSmResourceSplitByCount` has for each compute capability."""
-        if told := getattr(whole.sm, "minSmPartitionSize", 0):
+        if told := getattr(self.whole.sm, "minSmPartitionSize", 0):
             return int(told)
         major = self._call(
             "cuDeviceGetAttribute",

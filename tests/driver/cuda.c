@@ -1,8 +1,8 @@
 /* A fake libcuda.so.1: what cuda.bindings asks of the CUDA driver for green contexts, answered for the GPUs that the
    environment names (see build.py). Nothing here computes.
 
-   It holds callers to the rules of cuda.h: a descriptor's resources come from one split of one device, a context has
-   them for good, a stream is destroyed before its context. The state file may also have `limit contexts N`: so many
+   It holds callers to the rules of cuda.h: a descriptor's resources come from one split of one device and are aligned
+   alike (what a split leaves is not, here), a context has them for good, a stream is destroyed before its context. The state file may also have `limit contexts N`: so many
    green contexts fit. `cotenant_fake_counts` says what there is. Of kernels it knows those of tests/gpu/kernels.cu:
    `where` leaves its marks, and `compute` takes the time, on the stream's own clock, that its multiprocessors need. */
 
@@ -315,7 +315,8 @@ static unsigned step(const Product *product)
 static Resource resource(int device, uint32_t split, uint32_t group, unsigned count)
 {
     unsigned least = version() >= STEP_TOLD ? step(gpus[device].product) : 0;
-    return (Resource){.type = 1, .own = {split, group, device, {0}}, .sm = {count, least, least, {0}}};
+    unsigned aligned = count < least ? 2 : least; /* the rest has not the guarantees of groups */
+    return (Resource){.type = 1, .own = {split, group, device, {0}}, .sm = {count, least, aligned, {0}}};
 }
 
 int cuDeviceGetDevResource(int device, Resource *whole, int type)
@@ -365,11 +366,15 @@ int cuDevResourceGenerateDesc(Description **described, Resource *resources, unsi
     for (unsigned i = 0; i < count; i++) {
         uint64_t bit = 1ull << resources[i].own.group;
         if (resources[i].type != 1 || resources[i].own.device != made->device || resources[i].own.split != made->split ||
-            made->groups & bit || !resources[i].sm.count) {
+            resources[i].sm.aligned != resources->sm.aligned || made->groups & bit || !resources[i].sm.count) {
             free(made);
             return INVALID_RESOURCE_CONFIGURATION;
         }
         made->groups |= bit, made->count += resources[i].sm.count;
+    }
+    if (!made->split) { /* the whole device, which is more than any of its groups */
+        unsigned size = sizes[made->device] ? sizes[made->device] : made->count;
+        made->groups = (1ull << (made->count + size - 1) / size) - 1;
     }
     *described = made;
     return OK;
