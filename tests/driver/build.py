@@ -56,6 +56,8 @@ def fitted(gpus: str, *, driver: str = "", state: Path | None = None) -> dict[st
     known = os.environ.get("LD_LIBRARY_PATH")
     variables = {
         "LD_LIBRARY_PATH": os.pathsep.join([str(built()), *([known] if known else [])]),
+        # cuda-bindings looks for the compiler that a PyTorch with CUDA brings along first, unless one is there already.
+        "LD_PRELOAD": str(built() / LIBRARIES["nvrtc.c"]),
         "COTENANT_FAKE_GPUS": gpus,
     }
     if driver:

@@ -13,7 +13,7 @@ import pytest
 
 from cotenant.core.units import WHOLE
 from cotenant.worker.green import group_size
-from tests.driver.build import LIBRARIES, built, fitted
+from tests.driver.build import fitted
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,8 +179,7 @@ def test_the_sizes_are_told_to_who_does_not_open_the_device() -> None:
 
 def test_what_is_asked_of_a_real_gpu_runs_over_the_fake_driver() -> None:
     command = [sys.executable, "-m", "pytest", "tests/gpu/test_green.py", "-m", "gpu", "-p", "no:cacheprovider"]
-    # cuda-bindings takes the compiler that a PyTorch with CUDA brings along, unless another is there already.
-    env = {**os.environ, **fitted("h200"), "LD_PRELOAD": str(built() / LIBRARIES["nvrtc.c"])}
+    env = {**os.environ, **fitted("h200")}
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
