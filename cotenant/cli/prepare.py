@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 import numpy as np
@@ -243,9 +243,15 @@ def timed(planner: str, problem: Problem) -> Plan:
 
 
 def _runtime(entry: Entry) -> str:
-    """The library that runs it, with its version."""
-    library = "torch" if entry.platform.startswith("pytorch") else "onnxruntime"
-    return f"{library} {version(library)}"
+    """The library that runs it, with its version. Raises ModelError where it is not installed."""
+    if not entry.platform.startswith("pytorch"):
+        import onnxruntime  # as it is called in all of its distributions; `describe` has opened the model with it
+
+        return f"onnxruntime {onnxruntime.__version__}"
+    try:
+        return f"torch {version('torch')}"  # which takes seconds to import
+    except PackageNotFoundError:
+        raise ModelError(f"{entry.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
 
 
 def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, measured: Sequence[Profile]) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import msgspec
@@ -141,6 +142,23 @@ def test_what_was_measured_otherwise_is_measured_anew(what: str, folder: Path, m
 def test_a_device_on_which_nothing_can_be_measured_is_named(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"^model 'identity' cannot be measured: .*cut0/profile\S* has no room$"):
         asyncio.run(profiles(Preparation(settings(folder), Cut(broken="cut0"))))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_library_that_is_not_installed_costs_its_models_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(distribution: str) -> str:
+        raise PackageNotFoundError(distribution)  # that of ONNX Runtime for GPUs has another name
+
+    monkeypatch.setattr("cotenant.cli.prepare.version", version)
+    script = folder / "scripts" / "script"
+    (script / "1").mkdir(parents=True)
+    (script / "1" / "model.pt").write_text("not looked into")
+    tensors = [f'{it} {{ name: "{it}__0" data_type: TYPE_FP32 dims: [1] }}' for it in ("input", "output")]
+    (script / "config.pbtxt").write_text("\n".join(tensors))
+    preparation, entry = Preparation(settings(folder), Cut()), find(folder / "scripts", "script")
+    with pytest.raises(ModelError, match=r"model.pt: PyTorch is not installed; run `pip install 'cotenant\[torch\]'`$"):
+        asyncio.run(preparation.profile(entry, describe(entry), LARGE))
+    assert len(asyncio.run(profiles(preparation))) == 2
 
 
 def test_a_kind_keeps_what_settings_do_not_say(folder: Path) -> None:
