@@ -25,6 +25,7 @@ import numpy as np
 from cotenant.backends import Backend
 from cotenant.cli.prepare import backend_of
 from cotenant.config import read_settings
+from cotenant.core.plan import device_name
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import CotenantError, RequestError, WorkerError
@@ -103,7 +104,7 @@ async def measure(
     backend: Backend, model: WorkerModel, payloads: Sequence[Payload], shares: tuple[int, int], times: int
 ) -> list[Change]:
     """Changes from one share (‰) to the other and back, so often in all. Raises WorkerError where a worker fails."""
-    device = f"{backend.fleet()[0].name}0"
+    device = device_name(backend.fleet()[0].name)
     busy = _Busy(model.name, payloads)
     arena = Arena(1 << 28)
     pool = busy.pool = Pool(backend, arena, busy)

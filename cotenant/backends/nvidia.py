@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cotenant.core.model import Kind
-from cotenant.core.plan import Device
+from cotenant.core.plan import device_name
 from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError
 
@@ -251,7 +251,7 @@ def named(some: Iterable[Gpu]) -> dict[str, Gpu]:
     count: Counter[str] = Counter()
     names = {}
     for gpu in some:
-        names[Device(kind=gpu.kind, id=count[gpu.kind], partitions=()).name] = gpu
+        names[device_name(gpu.kind, count[gpu.kind])] = gpu
         count[gpu.kind] += 1
     return names
 

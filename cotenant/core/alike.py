@@ -15,7 +15,7 @@ class Alike(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return f"{self.device.kind}{self.device.id}" if self.count == 1 else f"{self.count} x {self.device.kind}"
+        return self.device.name if self.count == 1 else f"{self.count} x {self.device.kind}"
 
 
 def alike(plan: Plan) -> list[Alike]:

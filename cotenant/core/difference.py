@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from cotenant.core.plan import Device, Partition, Plan
+from cotenant.core.plan import Partition, Plan
 
 # keep: nothing changes. tune: the worker stays, with other rates or smaller batches. reload: larger batches. resize:
 # another share. refill: some other models. move: from another device.
@@ -48,14 +48,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def difference(current: Plan, plan: Plan) -> Difference:
     """What has to change for `plan` to take over from `current`. Devices are the same where kind and number are."""
-    old: list[Slot] = [(_name(device), cut) for device in current.devices for cut in device.partitions]
-    new: list[Slot] = [(_name(device), cut) for device in plan.devices for cut in device.partitions]
+    old: list[Slot] = [(device.name, cut) for device in current.devices for cut in device.partitions]
+    new: list[Slot] = [(device.name, cut) for device in plan.devices for cut in device.partitions]
     changes: list[Change] = []
     for rule in (_stays, _reloaded, _resized, _moved, _refilled):
         changes += _paired(old, new, rule)
     changes += [Change(verb="start", device=name, after=cut) for name, cut in new]
     changes += [Change(verb="stop", origin=name, before=cut) for name, cut in old]
-    before, after = ({_name(device): device for device in it.devices} for it in (current, plan))
+    before, after = ({device.name: device for device in it.devices} for it in (current, plan))
     models = sorted({placement.model for it in (current, plan) for _, _, placement in it.placements()})
     rates = {model: (current.rate(model), plan.rate(model)) for model in models}
     return Difference(
@@ -172,7 +172,3 @@ def _models(partition: Partition) -> tuple[str, ...]:
 def _workers(partition: Partition | None) -> int:
     """Processes: one for each partition, or as many as run at once in it."""
     return max((placement.procs for placement in partition.placements), default=1) if partition else 0
-
-
-def _name(device: Device) -> str:
-    return f"{device.kind}{device.id}"

@@ -44,12 +44,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return f"{self.kind}{self.id}"
+        return device_name(self.kind, self.id)
 
     @property
     def free(self) -> int:
         """What is not cut, in ‰."""
         return WHOLE - sum(partition.share for partition in self.partitions)
+
+
+def device_name(kind: str, number: int = 0) -> str:
+    """What a device of that kind is called wherever one is meant, by default the first."""
+    return f"{kind}{number}"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

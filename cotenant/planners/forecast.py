@@ -138,7 +138,7 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
                             _varies(profile, placement.batch, partition.share),
                         )
                     )
-            names.append(f"{device.kind}{device.id}/{slot}")
+            names.append(f"{device.name}/{slot}")
             lanes.append(lane)
     _route(lanes)
     answers = _lanes([tuple(lane) for lane in lanes])
@@ -197,7 +197,7 @@ def _behind(plan: Plan, problem: Problem, utilisation: Mapping[str, float]) -> d
     applications = [it for it in problem.applications if problem.rates.get(it.name)]
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
-            busy = utilisation[f"{device.kind}{device.id}/{slot}"]
+            busy = utilisation[f"{device.name}/{slot}"]
             for placement in partition.placements:
                 name, most = placement.model, placement.batch * placement.procs
                 behind = math.ceil(max((it.burst(name) for it in applications), default=0.0)) - 1

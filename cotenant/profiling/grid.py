@@ -17,6 +17,7 @@ import msgspec
 
 from cotenant.backends import Backend
 from cotenant.core.model import Kind
+from cotenant.core.plan import device_name
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ModelError, RequestError, WorkerError
@@ -145,7 +146,7 @@ async def profile(
     """
     points: list[Point] = []
     told = 0
-    found = measure(backend, {model.name: Candidate(model, sample)}, device=f"{kind}0", grid=grid)
+    found = measure(backend, {model.name: Candidate(model, sample)}, device=device_name(kind), grid=grid)
     async with aclosing(found):
         async for _, point in found:
             if isinstance(point, str):

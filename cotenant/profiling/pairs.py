@@ -17,6 +17,7 @@ import numpy as np
 
 from cotenant.backends import Backend
 from cotenant.core.model import Kind
+from cotenant.core.plan import device_name
 from cotenant.core.profile import Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
@@ -152,7 +153,7 @@ class _Two:
         """From now on there are two workers that are cut as in all these runs, each with every model that it is to
         run. Raises WorkerError where one does not start."""
         number = next(self._cuts)
-        device = f"{runs[0][0].kind}0"
+        device = device_name(runs[0][0].kind)
         before, self._lanes = self._lanes, tuple(f"{device}/pairs-{number}-{place}" for place in (0, 1))
         # Where lanes share a process it must not end, with what it has loaded, before the next are open.
         stays = bool(before) and shares_process(self._backend, device, runs[0][0].share, before)
