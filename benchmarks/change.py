@@ -71,7 +71,9 @@ class _Busy:
             self.pool.run(self.to, 0, self._model, self._payloads)
 
     async def until(self, answers: int) -> None:
-        """That many more."""
+        """That many more. Raises WorkerError once a batch has failed: no other follows it."""
+        if self.failure:
+            raise WorkerError(self.failure)
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((len(self.answers) + answers, done))
         await done
@@ -95,6 +97,7 @@ class _Busy:
 
     def _fail(self, reason: str) -> None:
         self.lost += 1
+        self.failure = reason
         for _, done in self._waiting:
             if not done.done():
                 done.set_exception(WorkerError(reason))
@@ -171,7 +174,11 @@ def main() -> None:
         try:
             settings = msgspec.structs.replace(read_settings(), backend=given.backend)
             model, payloads = _model(given.repository, given.model, given.rows, Path(folder))
-            changes = asyncio.run(measure(backend_of(settings), model, payloads, (first, second), given.times))
+            backend = backend_of(settings)
+            try:
+                changes = asyncio.run(measure(backend, model, payloads, (first, second), given.times))
+            finally:
+                backend.stop()
         except CotenantError as error:
             sys.exit(str(error))
     if given.json:

@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from benchmarks import change
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.core.plan import Partition
-from cotenant.errors import FailedError, RequestError
+from cotenant.errors import FailedError, RequestError, WorkerError
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server, Site
 from cotenant.predictors.samples import Sample
@@ -100,6 +102,18 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
             await server.stop(1.0)
 
     run(main())
+
+
+def test_a_measurement_of_changes_ends_where_nothing_follows() -> None:
+    busy = change._Busy("m", [])
+    busy.died("cpu0/0", "it was killed")  # while nobody waited for an answer
+
+    async def waiting() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await busy.until(1)
+
+    with pytest.raises(WorkerError, match="^cpu0/0: it was killed$"):
+        asyncio.run(waiting())
 
 
 def test_lanes_of_one_process_have_one_copy_of_the_weights_and_one_context(tmp_path: Path) -> None:
