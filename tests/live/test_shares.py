@@ -112,7 +112,7 @@ def test_a_measurement_of_changes_ends_where_nothing_follows() -> None:
         async with asyncio.timeout(PATIENCE):
             await busy.until(1)
 
-    with pytest.raises(WorkerError, match="^cpu0/0: it was killed$"):
+    with pytest.raises(WorkerError, match=r"^cpu0/0: it was killed$"):
         asyncio.run(waiting())
 
 
