@@ -20,8 +20,14 @@ from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Read
 
 logger = logging.getLogger(__name__)
 
-# One thread for one core: a numeric library that makes threads of its own would take more than the share.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# One thread for one core: a numeric library that makes threads of its own would take more than the share. And none spins
+# while it waits for the others: that is processor time that the share would pay for.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 _POLL = 0.005  # seconds between two looks at a process that has closed its socket
 _SLOW = 0.1  # the same, once it was killed: one that waits for a driver can take for ever to go
 _LINGER = 2.0  # seconds that such a process, or a killed one, has to be gone
