@@ -7,15 +7,19 @@ has come to rest, before the first batch, and stay until no runner has them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 from cotenant.errors import DeviceError
 
 T = TypeVar("T")
+
+# Held by what concerns a process's allocator as a whole: memory is not given back while another lane records.
+_allocator = threading.Lock()
 
 
 class Place(Protocol):
@@ -49,6 +53,10 @@ class Place(Protocol):
         """Bytes of the device that batches here have taken, weights apart."""
         ...
 
+    def release(self) -> int:
+        """Give back what nothing here uses any more; bytes that are still in use."""
+        ...
+
     def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]] | None:
         """What it computes, and how to compute it again, from the same memory into the same memory. None where that
         would save nothing."""
@@ -79,6 +87,9 @@ class Processor:
     def taken(self) -> int:
         return 0
 
+    def release(self) -> int:
+        return 0
+
     def record(self, compute: Callable[[], T]) -> None:
         return None
 
@@ -97,7 +108,7 @@ class Card:
         # Blocking: a thread that waits leaves its core to others; one that spins for each lane would take them all.
         self._begun = torch.cuda.Event(enable_timing=True, blocking=True)
         self._ended = torch.cuda.Event(enable_timing=True, blocking=True)
-        self._pool: Any = None
+        self._pool = torch.cuda.graph_pool_handle()  # for all graphs of the stream, which never run at the same time
 
     def scope(self) -> AbstractContextManager[object]:
         return _Scope(self._stream, self._begun, self._ended)
@@ -125,8 +136,20 @@ class Card:
         return ""
 
     def taken(self) -> int:
-        segments = torch.cuda.memory.memory_snapshot()
-        return sum(it["total_size"] for it in segments if it["stream"] == self._stream.cuda_stream)
+        return sum(it["total_size"] for it in self._segments())
+
+    def release(self) -> int:
+        # Weights were on the default stream. Giving memory back holds up all that runs on the device, and takes what
+        # others keep for their next batch, too; so only where there is any.
+        with _allocator:
+            if any(not it["active_size"] for it in self._segments(0)):
+                torch.cuda.empty_cache()
+        return sum(it["active_size"] for it in self._segments())
+
+    def _segments(self, *others: int) -> list[dict[str, int]]:
+        """What the allocator has for this stream, and for others."""
+        streams = (self._stream.cuda_stream, *others)
+        return [it for it in torch.cuda.memory.memory_snapshot() if it["stream"] in streams]
 
     def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         with self.scope():  # libraries choose kernels and get their workspaces before they are recorded
@@ -134,10 +157,13 @@ class Card:
                 compute()
         self.wait()
         graph = torch.cuda.CUDAGraph()
-        # One pool for all graphs of the stream, which never run at the same time. Other lanes go on meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            result = compute()
-        self._pool = graph.pool()
+        # Other lanes go on meanwhile; `torch.cuda.graph` would wait for them all, and take their cached memory.
+        with _allocator, torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = compute()
+            finally:
+                graph.capture_end()
         return result, graph.replay
 
 

@@ -67,7 +67,7 @@ def loaded(model: WorkerModel, device: torch.device) -> Module:
             except torch.OutOfMemoryError as error:
                 raise ModelError(f"{model.path}: no device memory for its weights: {_brief(error)}") from None
             if device.type == "cuda":
-                torch.cuda.synchronize(device)  # its weights are there before any stream reads them
+                torch.cuda.current_stream(device).synchronize()  # its weights are there before any stream reads them
             if not model.gradients:
                 _modules[key] = module
     return module
@@ -80,6 +80,8 @@ def _script(model: WorkerModel, device: torch.device) -> Module:
             module: Any = torch.jit.load(model.path, map_location=device)
         _move_constants(module, device)
         module.train(model.gradients)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise ModelError(
             f"{model.path}: PyTorch {torch.__version__} finds no TorchScript in it: {_brief(error)}; "
@@ -104,13 +106,32 @@ def _export(model: WorkerModel, device: torch.device) -> Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what it does itself with the file's memory
             program = torch.export.load(model.path)
-        module: Module = (program if device.type == "cpu" else move_to_device_pass(program, device)).module()
-        return module
+        return _Program((program if device.type == "cpu" else move_to_device_pass(program, device)).module())
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 of files of other versions it raises whatever its schema stumbles upon
         raise ModelError(
             f"{model.path}: PyTorch {torch.__version__} cannot load what torch.export saved: {_brief(error)}; "
             "export it again with this version"
         ) from None
+
+
+class _Program(torch.nn.Module):
+    """What was exported. PyTorch's module of it is in cycles of references; its weights go with this, and not only when
+    Python collects those."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        weakref.finalize(self, _empty, module).atexit = False
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.module(*inputs)
+
+
+def _empty(module: torch.nn.Module) -> None:
+    for it in (*module.parameters(), *module.buffers()):
+        it.data = it.data.new_empty(0)
 
 
 def _python(model: WorkerModel, device: torch.device) -> Module:
@@ -178,8 +199,9 @@ class Torch:
         self._graphs: dict[tuple[tuple[int, ...], ...], _Graph] = {}
         self._weights = _weight(module) if place.device.type != "cpu" else 0
         known = _known.setdefault(module, {})
-        before = place.taken()
         self.known = model.max_batch in known
+        # Others of its lane leave memory behind that it would use: what it takes by itself is to be seen.
+        before = 0 if self.known else place.release()
         if not self.known and place.device.type == "cuda":
             rehearse(self, WARM)
         self._record()
@@ -225,8 +247,7 @@ class Torch:
     def close(self) -> None:
         self._graphs.clear()
         del self._module
-        if self._place.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._place.release()
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
@@ -316,7 +337,7 @@ def _arguments(module: Module) -> set[str]:
     forward: Any = getattr(module, "forward", module)
     if isinstance(module, torch.jit.ScriptModule):
         return {it.name for it in forward.schema.arguments}
-    if isinstance(module, torch.fx.GraphModule):
+    if isinstance(module, _Program):
         return set()
     return set(inspect.signature(forward).parameters)
 
