@@ -125,9 +125,7 @@ class Session:
         try:
             yield found
         finally:
-            stop = getattr(found, "stop", None)  # of those that start something
-            if stop is not None:
-                stop()
+            found.stop()
 
     def provenance(self, stages: Iterable[int]) -> dict[str, Any]:
         """On what, with what, by what."""

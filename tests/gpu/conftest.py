@@ -33,9 +33,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     except DeviceError as error:
         pytest.skip(str(error))
     yield found
-    stop = getattr(found, "stop", None)  # of those that start something
-    if stop is not None:
-        stop()
+    found.stop()
 
 
 @pytest.fixture
