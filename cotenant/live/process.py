@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,9 +35,19 @@ _LINGER = 2.0  # seconds that such a process, or a killed one, has to be gone
 _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
+@contextlib.contextmanager
+def _counted(name: str) -> Iterator[None]:
+    """Within, what the system refuses for being too much is a WorkerError."""
+    try:
+        yield
+    except OSError as error:
+        what = f"no process for {name}: {error.strerror}"
+        raise WorkerError(f"{what}; are there too many processes or open files, or too little memory?") from None
+
+
 class Process:
-    """Starts at once. It serves one lane, over its standard input, and ends with it; or, where it is `shared`, any
-    number, each over a socket of its own that it is handed, and ends after the last.
+    """Starts at once, or raises WorkerError. It serves one lane, over its standard input, and ends with it; or, where
+    it is `shared`, any number, each over a socket of its own that it is handed, and ends after the last.
 
     `gone` becomes the reason why it ended, once nothing is left of it. name: whose it is, for the log. arena: the
     descriptor that it inherits.
@@ -53,36 +63,33 @@ class Process:
         self._shared = shared
         self._verdict = ""
         self._last_words = ""
-        self._connection, theirs = socket.socketpair()
-        self._output, printed = os.pipe()
-        try:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours, _counted(name):
+            self._connection, other = socket.socketpair()
+            theirs.enter_context(other)
+            ours.enter_context(self._connection)
+            self._output, printed = os.pipe()
+            theirs.callback(os.close, printed)
+            ours.callback(os.close, self._output)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cotenant.worker.main", str(arena), str(os.getpid()), *["shared"] * shared],
-                stdin=theirs.fileno(),
+                stdin=other.fileno(),
                 stdout=printed,
                 stderr=printed,
                 pass_fds=(arena,),
                 env={**os.environ, **_ENVIRONMENT, **env},
                 process_group=0,  # Ctrl-C is for the server alone, which tells its workers
             )
-        except OSError as error:
-            self._connection.close()
-            os.close(self._output)
-            raise WorkerError(
-                f"no process for {name}: {error.strerror}; are there too many, or too little memory?"
-            ) from None
-        finally:
-            theirs.close()
-            os.close(printed)
+            ours.pop_all()  # they stay
         self.pid = self._process.pid
         os.set_blocking(self._output, False)
         loop.add_reader(self._output, self._listen)
 
     def connect(self) -> socket.socket:
-        """Our end of the socket of one more lane."""
+        """Our end of the socket of one more lane. Raises WorkerError where there can be none."""
         if not self._shared:
             return self._connection
-        ours, theirs = socket.socketpair()
+        with _counted(self._name):
+            ours, theirs = socket.socketpair()
         with theirs, contextlib.suppress(OSError):  # it died: then `ours` is at its end
             socket.send_fds(self._connection, [b"\0"], [theirs.fileno()])
         return ours

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +310,43 @@ def test_a_worker_that_dies_again_and_again_is_given_up(folder: Path, caplog: py
     asyncio.run(scenario())
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1 and errors[0].startswith("cpu0/0 is given up: its worker died 3 times in a row: ")
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """As on a server with too many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(least := os.dup(0))  # all below it are taken
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_worker_returns_once_there_are_files_again(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Together() if shared else Fake()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            await told.next()
+            pid = pool.status()[0].pid
+            assert pid is not None
+            with no_more_files():
+                with pytest.raises(
+                    WorkerError, match=r"^no process for cpu0\S*: Too many open files; are there too many"
+                ):
+                    await pool.start("cpu0/1", share=500, models=[sleeper(0.0)])
+                os.kill(pid, signal.SIGKILL)
+                assert (await told.next())[0] == "died"
+                async with asyncio.timeout(PATIENCE):
+                    while "Too many open files" not in pool.status()[0].reason:
+                        await asyncio.sleep(0.01)
+            assert await told.next() == ("ready", LANE)
+
+    asyncio.run(scenario())
 
 
 def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
