@@ -20,8 +20,8 @@ from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Read
 
 logger = logging.getLogger(__name__)
 
-# One thread for one core: a numeric library that makes threads of its own would take more than the share. And none spins
-# while it waits for the others: that is processor time that the share would pay for.
+# One thread for one core: a numeric library that makes threads of its own would take more than the share. And none
+# spins while it waits for the others: that is processor time that the share would pay for.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
