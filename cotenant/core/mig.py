@@ -138,15 +138,18 @@ def _fit(geometry: str, needs: tuple[tuple[int, int], ...]) -> tuple[Instance, .
     return choose(0, ())
 
 
+_Multiset = frozenset[tuple[Instance, int]]
+
+
 @cache
-def _subsets(geometry: str) -> frozenset[tuple[tuple[str, int], ...]]:
-    """Every legal multiset of instances, as sorted pairs of name and number."""
+def _subsets(geometry: str) -> frozenset[_Multiset]:
+    """Every legal multiset of instances, as pairs of instance and number."""
     every = _placements(instances(geometry), 0, 0)
     return frozenset(_multiset(instance for instance, _ in places) for places in every)
 
 
-def _multiset(some: Iterable[Instance]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(Counter(instance.name for instance in some).items()))
+def _multiset(some: Iterable[Instance]) -> _Multiset:
+    return frozenset(Counter(some).items())
 
 
 def _free(instance: Instance, taken: int) -> bool:

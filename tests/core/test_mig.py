@@ -109,6 +109,12 @@ def test_a_gpu_that_is_cut_already_has_just_those_instances() -> None:
     assert mig.fit(geometry, [(428, 65 * GIB)]) is None
 
 
+def test_instances_of_one_name_may_differ_in_memory() -> None:
+    geometry = mig.fixed([("1g.18gb", 142, 16 * GIB), ("1g.18gb", 142, 15 * GIB)])
+    assert mig.fit(geometry, [(142, 16 * GIB), (142, 15 * GIB)])
+    assert mig.fit(geometry, [(142, 16 * GIB)] * 2) is None
+
+
 def test_a_geometry_goes_wherever_its_name_does() -> None:
     for name, table in GEOMETRIES.items():
         own = mig.described(table)
