@@ -501,8 +501,13 @@ def _green(gpu: Gpu, cuda: tuple[int, ...]) -> str:
         return "MIG is on; its instances are for the backend mig"
     if cuda < (12, 5):
         return f"it needs a driver for CUDA 12.5 (this one is for {_dotted(cuda)})"
-    if missing := [package for package in ("cuda", "torch") if find_spec(package) is None]:
-        return f"it needs the Python package {missing[0]!r}; install `cotenant[gpu]`"
+    for package in ("cuda.bindings", "torch"):
+        try:
+            there = find_spec(package) is not None
+        except ModuleNotFoundError:  # not even `cuda`, where others of NVIDIA's packages are, too
+            there = False
+        if not there:
+            return f"it needs the Python package {package!r}; install `cotenant[gpu]`"
     return _mode(gpu)
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -156,8 +157,12 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
         "its compute mode prohibits all contexts; `sudo nvidia-smi"
     )
     assert nvidia.mechanisms(pending)["mig"].startswith("MIG will be on after a reset; `sudo nvidia-smi -i 1 --gpu-r")
-    monkeypatch.setattr(nvidia, "find_spec", lambda package: None)
-    assert nvidia.mechanisms(pending)["green"] == "it needs the Python package 'cuda'; install `cotenant[gpu]`"
+    monkeypatch.setattr(nvidia, "find_spec", lambda package: None if package == "cuda.bindings" else package)
+    missing = "it needs the Python package 'cuda.bindings'; install `cotenant[gpu]`"
+    assert nvidia.mechanisms(pending)["green"] == missing
+    monkeypatch.setattr(nvidia, "find_spec", find_spec)
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    assert nvidia.mechanisms(pending)["green"] == missing
     monkeypatch.setenv("PATH", "")
     assert nvidia.mechanisms(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
 
