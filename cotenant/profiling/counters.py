@@ -7,9 +7,12 @@ look into MPS; so the figures are of one process on a device that has nothing el
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -201,20 +204,27 @@ def count(model: WorkerModel, batches: Sequence[int], *, seconds: float, ncu: st
         log, file = Path(folder, "ncu.csv"), Path(folder, "model.json")
         file.write_bytes(msgspec.json.encode(model))
         try:
-            done = subprocess.run(
-                command(ncu or program(), log, file, batches),
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
-            )
+            failed, complaint = _run(command(ncu or program(), log, file, batches), seconds)
         except subprocess.TimeoutExpired:
             raise DeviceError(f"Nsight Compute took longer than {seconds:.0f} s for {model.name!r}") from None
         text = log.read_text() if log.exists() else ""
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode and said and '"ID"' not in text:
+    said = [line for line in complaint.splitlines() if line.strip()]
+    if failed and said and '"ID"' not in text:
         raise ModelError(f"model {model.name!r} cannot be counted: {said[-1].strip()}")
     return by_batch(parse(text), batches)
+
+
+def _run(command: Sequence[str], seconds: float) -> tuple[int, str]:
+    """Status and errors. Nothing of it outlives this: the program that ncu starts would keep its memory on the GPU."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as running:
+        try:
+            _, complaint = running.communicate(timeout=seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    return running.returncode, complaint
 
 
 def by_batch(kernels: Sequence[Kernel], batches: Sequence[int]) -> dict[int, list[Kernel]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cotenant.predictors.traits import USE
 from cotenant.profiling import counted, counters
 from cotenant.profiling.counters import Kernel, by_batch, count, features, parse, told, weighted
 from cotenant.worker.runners.arrays import Array
+from tests.cli.program import alive
 from tests.worker import graphs
 
 # Two kernels, as ncu 2025.3 writes them with --page raw; shortened by columns and by the length of names.
@@ -148,6 +150,19 @@ def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
     body = "open(log, 'w').write('==ERROR== The application returned an error code (1).')\nsys.exit('no such layer')"
     with pytest.raises(ModelError, match=r"'identity' cannot be counted: no such layer"):
         count(graphs.identity(tmp_path / "m.onnx"), (1,), seconds=20, ncu=stand_in(tmp_path, body))
+
+
+def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f"#!/bin/sh\nsleep 60 2>&- & echo $! > {tmp_path}/pid\nwait\n")
+    ncu.chmod(0o755)
+    with pytest.raises(DeviceError, match=r"took longer than 1 s for 'identity'"):
+        count(graphs.identity(tmp_path / "model.onnx"), (1,), seconds=0.6, ncu=str(ncu))
+    if (tmp_path / "pid").exists():  # it had the time to start something
+        pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 20
+        while alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not alive(pid)
 
 
 def test_without_nsight_compute_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
