@@ -10,6 +10,7 @@ Interface", "MPS v3 Interface", "Architecture", "Appendix: Logging"). None of th
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -122,12 +123,12 @@ def occupied(gpu: Gpu) -> str:
 
 
 def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:  # as clients connect, says strace
         connection.settimeout(ANSWER)
         try:
             connection.connect(str(path))
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno == errno.EPROTOTYPE  # somebody listens, to sockets of another type
     return True
 
 

@@ -434,12 +434,15 @@ def test_another_daemon(made: Make, root: Path, device: int, taken: bool) -> Non
         fake.cleared(pipe)
 
 
-def test_a_daemon_outside_of_this_container(made: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
+def test_a_daemon_outside_of_this_container(
+    made: Make, root: Path, monkeypatch: pytest.MonkeyPatch, kind: socket.SocketKind
+) -> None:
     pipe = root.parent / "p"
     pipe.mkdir()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipe))
     made().stop()  # nobody listens there
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX, kind) as listener:
         listener.bind(str(pipe / "control"))
         listener.listen()
         with pytest.raises(DeviceError, match=rf"not of this container answers at {pipe}; end it, or start this cont"):
