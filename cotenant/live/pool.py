@@ -199,6 +199,10 @@ class Pool:
             line.process.kill("the server has stopped")
         await asyncio.gather(*(line.stop(grace=0.0) for line in list(self._lines)))
 
+    def shares_process(self, lane: str) -> bool:
+        """Whether the lane's process may serve others, too."""
+        return lane in self._lanes and bool(self._lanes[lane].launch.process)
+
     def status(self) -> list[WorkerStatus]:
         return [
             WorkerStatus(

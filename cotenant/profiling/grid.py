@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -20,6 +20,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import device_name
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
+from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.pool import Pool
 from cotenant.worker.arena import Arena
@@ -39,14 +40,17 @@ ARENA = 1 << 30  # bytes
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure. shares: ‰, descending. seconds: for one point, and two or three batches. longest: see above.
 
-    inputs: so many different batches take turns. apart: each row comes as a request of its own, as callers send them,
-    and not all as one: where batches take little time, what putting them together takes is much of it.
+    memory: bytes of the device. A model that fails on a share, and that was seen to take more than half of the memory
+    in it, is too large for it and has no points there. inputs: so many different batches take turns. apart: each row
+    comes as a request of its own, as callers send them, and not all as one: where batches take little time, what
+    putting them together takes is much of it.
     """
 
     shares: tuple[int, ...] = SHARES
     batches: tuple[int, ...] = BATCHES
     seconds: float = 0.4
     longest: float = 1.0
+    memory: int = 1 << 62
     inputs: int = 1
     apart: bool = False
 
@@ -60,20 +64,12 @@ def grid_of(kind: Kind, shares: Sequence[int] = SHARES) -> Grid:
     if kind.name == "cpu":
         return Grid()
     legal = {nearest(share, kind.cuts) for share in shares}
-    return Grid(shares=tuple(sorted(legal, reverse=True)), inputs=INPUTS, apart=True)
+    return Grid(shares=tuple(sorted(legal, reverse=True)), memory=kind.memory, inputs=INPUTS, apart=True)
 
 
 def nearest(share: int, cuts: Sequence[int]) -> int:
     """Of legal shares, by ratio."""
     return min(cuts, key=lambda cut: max(cut / share, share / cut))
-
-
-def shares_process(backend: Backend, device: str, share: int, leaving: Collection[str]) -> bool:
-    """Whether lanes on a device share one worker process: what `Launch` says of one holds for all."""
-    lane = f"{device}/profile-none"
-    launch = backend.open(lane, share, leaving)
-    backend.close(lane)
-    return bool(launch.process)
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -192,10 +188,12 @@ async def measure(
                 if name not in broken and (batches := _wanted(candidate.model, found[name], share, grid))
             }
             async for name, point in bench.share(share, wanted):
-                if isinstance(point, str):
-                    broken.add(name)
-                else:
+                if isinstance(point, Point):
                     found[name].append(point)
+                else:
+                    broken.add(name)
+                    if _too_large(found[name], share, grid):
+                        continue
                 yield name, point
     finally:
         await bench.close()
@@ -208,6 +206,12 @@ def _wanted(model: WorkerModel, points: Sequence[Point], share: int, grid: Grid)
     if any(latency > grid.longest for latency in known.values()):
         return []
     return [batch for batch in batches if batch not in known and _foreseen(points, share, batch) <= grid.longest]
+
+
+def _too_large(points: Sequence[Point], share: int, grid: Grid) -> bool:
+    """For that share, where shares have memory of their own."""
+    taken = max((point.memory for point in points if point.share > share), default=0)
+    return 2 * taken > grid.memory * share // WHOLE
 
 
 def _foreseen(points: Sequence[Point], share: int, batch: int) -> float:
@@ -227,7 +231,6 @@ class _Bench:
     """One lane at a time."""
 
     def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], device: str, grid: Grid) -> None:
-        self._backend = backend
         self._candidates = candidates
         self._device = device
         self._grid = grid
@@ -268,7 +271,7 @@ class _Bench:
         """A lane with these models, in place of the one before. Where lanes share a process it must not end, with what
         it has loaded, before the next is open."""
         before = self._lane
-        stays = bool(before) and shares_process(self._backend, self._device, share, [before])
+        stays = self._pool.shares_process(before)
         if before and not stays:
             await self._pool.stop(before, grace=1.0)
         lane = f"{self._device}/profile-{share}"

@@ -25,7 +25,7 @@ from cotenant.live.pool import Pool
 from cotenant.predictors import Load
 from cotenant.predictors.ours import telling
 from cotenant.predictors.samples import FASTEST, Sample
-from cotenant.profiling.grid import ARENA, LEAST, Candidate, Grid, Listener, Tensors, nearest, shares_process
+from cotenant.profiling.grid import ARENA, LEAST, Candidate, Grid, Listener, Tensors, nearest
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 
@@ -138,7 +138,6 @@ class _Two:
     """Workers side by side."""
 
     def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], grid: Grid) -> None:
-        self._backend = backend
         self._candidates = candidates
         self._grid = grid
         self._listeners = _Listeners()
@@ -156,7 +155,7 @@ class _Two:
         device = device_name(runs[0][0].kind)
         before, self._lanes = self._lanes, tuple(f"{device}/pairs-{number}-{place}" for place in (0, 1))
         # Where lanes share a process it must not end, with what it has loaded, before the next are open.
-        stays = bool(before) and shares_process(self._backend, device, runs[0][0].share, before)
+        stays = any(self._pool.shares_process(lane) for lane in before)
         if not stays:
             await self._stop(before)
         for place in (1, 0):  # the larger share first, as the backend wants it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from cotenant.backends.cpu import Cpu
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
-from cotenant.errors import ModelError
+from cotenant.errors import DeviceError, ModelError
 from cotenant.profiling.grid import SHARES, Candidate, Grid, Listener, grid_of, profile
 from cotenant.profiling.grid import measure as measure_set
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
+from tests.backends.test_mig import on_processor
 from tests.cli.program import alive, workers_of
 from tests.worker import graphs
 
@@ -154,7 +156,7 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
 
 
 class OneProcess(Cpu):
-    """Says that lanes share a process, if only to a lane that runs nothing. What it is told is kept."""
+    """Its lanes share a process. What it is told is kept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,21 +164,39 @@ class OneProcess(Cpu):
 
     def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         self.told.append(f"open {lane}")
-        return msgspec.structs.replace(
-            super().open(lane, share, leaving), process="one" if lane.endswith("none") else ""
-        )
+        return msgspec.structs.replace(super().open(lane, share, leaving), process="one")
 
     def close(self, lane: str) -> None:
         self.told.append(f"close {lane}")
         super().close(lane)
 
 
+class Cut(Cpu):
+    """Half of it has too little memory for any model."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        if share < 1000:
+            raise DeviceError("it does not fit")
+        return super().open(lane, share, leaving)
+
+
+def test_a_share_that_a_model_is_too_large_for_is_left_out(tmp_path: Path) -> None:
+    model = graphs.identity(tmp_path / "model.onnx")
+
+    def measured(memory: int) -> Profile:
+        grid = msgspec.structs.replace(GRID, memory=memory)
+        return uvloop.run(asyncio.wait_for(profile(Cut(), model, floats, kind="cpu", grid=grid), 30))
+
+    assert {(point.share, point.batch) for point in measured(2 << 20).points} == {(1000, 1), (1000, 4)}
+    with pytest.raises(ModelError, match=r"cannot be measured: .*: it does not fit"):
+        measured(1 << 40)
+
+
 def test_where_lanes_share_a_process_the_next_is_open_before_the_last_ends(tmp_path: Path) -> None:
     backend, model = OneProcess(), graphs.identity(tmp_path / "model.onnx")
     uvloop.run(asyncio.wait_for(profile(backend, model, floats, kind="cpu", grid=GRID), 30))
-    told = [line for line in backend.told if "none" not in line]
-    opened, closed = told.index("open cpu0/profile-500"), told.index("close cpu0/profile-1000")
-    assert opened < closed
+    lanes = [f"cpu0/profile-{share}" for share in GRID.shares]
+    assert backend.told == [f"open {lanes[0]}", f"open {lanes[1]}", f"close {lanes[0]}", f"close {lanes[1]}"]
 
 
 def test_a_gpu_has_a_clock_and_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,3 +232,15 @@ def test_rows_come_apart_and_inputs_take_turns(tmp_path: Path) -> None:
     ((whole,),) = candidate.requests(3, Grid(), arena)
     assert whole[0].shape == (3, 8192)
     arena.close()
+
+
+def test_an_instance_of_mig_is_made_where_the_one_before_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that one partition has whole has no room for the next, not even to ask what it would be."""
+    with ExitStack() as held:
+        backend = on_processor(monkeypatch, held)
+        (kind,) = backend.fleet()
+        shares = (1000, kind.cuts[0])
+        grid = Grid(shares=shares, batches=(1,), seconds=0.02)
+        model = graphs.identity(tmp_path / "model.onnx")
+        found = uvloop.run(asyncio.wait_for(profile(backend, model, floats, kind=kind.name, grid=grid), 30))
+    assert {point.share for point in found.points} == set(shares)
