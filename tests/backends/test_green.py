@@ -17,6 +17,7 @@ from cotenant.backends import Launch, nvidia
 from cotenant.backends.green import Green, cuts, groups_in
 from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError, WorkerError
+from cotenant.live import pool as pool_module
 from tests.driver.build import loaded
 from tests.live.workers import floats, pool_of, sleeper
 
@@ -207,7 +208,11 @@ def test_a_partition_that_the_driver_does_not_make_costs_no_other(machine: Machi
     asyncio.run(scenario())
 
 
-def test_a_lost_gpu_costs_its_lanes_and_no_others(machine: Machine, state: Path) -> None:
+def test_a_lost_gpu_costs_its_lanes_and_no_others(
+    machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "LOOK", 0.03)
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
     backend = machine("h200,h200")
 
     async def scenario() -> None:

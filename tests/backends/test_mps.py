@@ -25,6 +25,7 @@ from cotenant.backends import mps, mps_daemon, nvidia
 from cotenant.backends.mps import Mps
 from cotenant.backends.mps_daemon import processes
 from cotenant.errors import DeviceError
+from cotenant.live import pool as pool_module
 from tests.driver import mps as fake
 from tests.driver.build import fitted, loaded
 from tests.gpu import test_mps as check
@@ -183,6 +184,7 @@ def test_workers_end_with_their_server_and_return_with_the_next(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], version: int
 ) -> None:
     told(monkeypatch, version=version)
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
     backend = made("h200,h200", **options)
     lanes = ["h2000/0", "h2001/0"]
     model = graphs.identity(tmp_path / "m.onnx", 2)
