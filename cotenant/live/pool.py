@@ -195,9 +195,8 @@ class Pool:
         if self._timer:
             self._timer.cancel()
         await asyncio.gather(*(self.stop(lane, grace) for lane in list(self._lanes)))
-        for line in list(self._lines):
-            line.process.kill("the server has stopped")
-        await asyncio.gather(*(line.stop(grace=0.0) for line in list(self._lines)))
+        left = {line.process for line in self._lines}
+        await asyncio.gather(*(process.stop("the server has stopped") for process in left))
 
     def shares_process(self, lane: str) -> bool:
         """Whether the lane's process may serve others, too."""

@@ -100,6 +100,11 @@ class Process:
             self._verdict = self._verdict or reason
             self._process.kill()
 
+    async def stop(self, reason: str) -> None:
+        """Kill it, and wait until nothing is left of it; not for ever, since one that waits for a driver stays."""
+        self.kill(reason)
+        await asyncio.wait([self.gone], timeout=2 * _LINGER)
+
     def forget(self, line: Line) -> None:
         """A lane of it has ended."""
         self.lines.discard(line)
