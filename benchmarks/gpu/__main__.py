@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ def main() -> None:
                 STAGES[stage](session, models)
         except CotenantError as error:
             session.lacks(f"stage {stage}: {error}")
+        except Exception as error:  # noqa: BLE001 the stages that follow may do, and time on a GPU is short
+            traceback.print_exc()
+            session.lacks(f"stage {stage}: {type(error).__name__}: {error}")
     for text in session.missing:
         print(f"missing: {text}")
     print(f"results are in {given.out}" + ("; run again to go on" if session.missing else ""))

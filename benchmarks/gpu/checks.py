@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 
 from benchmarks.gpu.session import Session
+
+END = 10.0  # seconds that tests have to end what they started
+LAST = 2.0  # and that are left then
 
 
 def run(session: Session) -> None:
@@ -27,34 +33,48 @@ def run(session: Session) -> None:
     # Of a library's warnings on another version than the one that is tested with nothing follows here.
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-W", "default", "-rsfE", "--tb=short", "-v"]
     lines: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables}
-    ) as tests:
-        ended = _ended(session, tests, lines)
+    ended = _followed(session, command, variables, lines)
     session.write("checks.txt", "".join(lines))
-    if not ended:
+    if ended is None:
         session.lacks("tests: the time is up")
-    elif tests.returncode:
+    elif ended:
         session.lacks(f"tests: some failed or did not run; see checks.txt: {lines[-1].strip() if lines else ''}")
     session.say(f"tests: {lines[-1].strip() if lines else 'nothing'}, after {time.monotonic() - begun:.0f} s")
 
 
-def _ended(session: Session, tests: subprocess.Popen[str], lines: list[str]) -> bool:
-    """Follow the tests as they go; False where they had to be stopped."""
+def _followed(session: Session, command: list[str], variables: dict[str, str], lines: list[str]) -> int | None:
+    """The status of the tests, whose lines are shown as they come; None where they had to be stopped. They may hang in
+    a driver, and what they started may have their output open."""
+    tests = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **variables},
+        process_group=0,
+    )
     assert tests.stdout is not None
-    os.set_blocking(tests.stdout.fileno(), False)
-    while tests.poll() is None:
-        if session.left < 5:
-            tests.terminate()
-            return False
-        time.sleep(0.1)
-        _take(tests, lines)
-    _take(tests, lines)
-    return True
+    output = tests.stdout
 
+    def follow() -> None:
+        with output:
+            for line in output:
+                lines.append(line)
+                print(line, end="", flush=True)
 
-def _take(tests: subprocess.Popen[str], lines: list[str]) -> None:
-    assert tests.stdout is not None
-    for line in tests.stdout.readlines():
-        lines.append(line)
-        print(line, end="", flush=True)
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    try:
+        return tests.wait(max(0.0, session.left - END - LAST))
+    except subprocess.TimeoutExpired:
+        tests.send_signal(signal.SIGINT)  # so that they end what they started
+        with suppress(subprocess.TimeoutExpired):
+            tests.wait(END)
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(tests.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            tests.wait(LAST)
+        reader.join(LAST)

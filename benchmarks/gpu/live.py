@@ -26,7 +26,7 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
-from cotenant.errors import ConfigError, CotenantError, RequestError, UnavailableError
+from cotenant.errors import ConfigError, CotenantError, RequestError, UnavailableError, WorkerError
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Offered, Server, Site
 from cotenant.measure.report import Report
@@ -51,6 +51,7 @@ ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
 INPUTS = 8  # different ones of a model
 TIMER = 0.0005  # seconds: what is due within them goes now
 BURST = 32  # requests in a row before answers are taken
+PATIENCE = 30.0  # seconds for the last answers
 LEAST = 20.0  # seconds that starting workers for a plan and one run take at least
 
 
@@ -74,7 +75,8 @@ def run(session: Session, models: Mapping[str, Offered]) -> None:
                     uvloop.run(_served(session, name, sorted(models.keys() & known), backend, result, log, rest))
                 except CotenantError as error:
                     session.lacks(f"{name}: {error}")
-        session.write(path.name, msgspec.json.format(msgspec.json.encode(found), indent=1))
+                finally:
+                    session.write(path.name, msgspec.json.format(msgspec.json.encode(found), indent=1))
 
 
 async def _served(
@@ -102,7 +104,14 @@ async def _served(
             session.lacks(f"{name}: live against simulated: the time is up")
         times, temporal = await _bearable(site)
         if not times:
-            session.lacks(f"{name}: whole devices shared in time serve these models within no target")
+            session.lacks(
+                f"{name}: {TEMPORAL}, whole devices in turn, keeps the targets at no rate, nor {LOOSER[-1]} x these"
+            )
+        elif times > 1:
+            session.say(
+                f"{name}: {TEMPORAL}, whole devices in turn, keeps the targets at no rate; planners are compared at "
+                f"{times} x the targets, the least multiple that it keeps, and the others at the targets, too"
+            )
         result["temporal"] = {"targets_times": times}
         for factor in dict.fromkeys((times or 1, 1)):
             looser = _loosened(site, factor)
@@ -119,9 +128,7 @@ async def _served(
             if rates.get(TEMPORAL):
                 over = result["temporal"]["over"] = {planner: rate / rates[TEMPORAL] for planner, rate in rates.items()}
                 told = ", ".join(f"{planner} {ratio:.2f} x" for planner, ratio in over.items())
-                session.say(
-                    f"{name}: at {factor} x the targets, the largest rate over that of whole devices in turn: {told}"
-                )
+                session.say(f"{name}: at {factor} x the targets, largest rates over that of {TEMPORAL}: {told}")
     finally:
         await server.stop(grace=2.0)
 
@@ -301,7 +308,10 @@ class _Bench:
         await asyncio.sleep(max(0.0, start + seconds - time.monotonic()))
         idle.clear()
         if pending:
-            await asyncio.wait_for(idle.wait(), 30)
+            try:
+                await asyncio.wait_for(idle.wait(), PATIENCE)
+            except TimeoutError:
+                raise WorkerError(f"{pending} requests have no answer after {PATIENCE:g} s") from None
         return Report.of("live", models, tallies, seconds, lag=lag.quantile(0.99) if sent else None)
 
     def _written(self) -> list[bytes]:

@@ -56,10 +56,10 @@ async def _measured(
         async with asyncio.timeout(session.left - rest):
             for _ in range(TRIES):
                 done = _done(runs, samples)
+                left = max(0, wanted - len(done))
                 found = measure(
-                    backend, candidates, runs, known, done=done, count=wanted - len(done), grid=grid, seconds=SECONDS,
-                    at_once=AT_ONCE,
-                )  # fmt: skip
+                    backend, candidates, runs, known, done=done, count=left, grid=grid, seconds=SECONDS, at_once=AT_ONCE
+                )
                 try:
                     async with aclosing(found):
                         async for both in found:

@@ -22,11 +22,11 @@ from cotenant.backends import Backend, nvidia
 from cotenant.cli.prepare import backend_of
 from cotenant.config import Settings, read_settings
 from cotenant.core.model import Kind, Model
-from cotenant.errors import DeviceError
+from cotenant.errors import CotenantError, DeviceError
 from cotenant.live.server import Offered
 from cotenant.profiling.cache import machine
 from cotenant.profiling.grid import Candidate
-from cotenant.worker.repository import describe, loadable, sample, scan
+from cotenant.worker.repository import describe, find, loadable, sample
 from cotenant.zoo import GPULET, TORCH, build
 
 PACKAGES = ("torch", "torchvision", "transformers", "onnxruntime", "cuda-bindings", "nvidia-ml-py", "numpy", "highspy")
@@ -103,12 +103,13 @@ class Session:
         """The models, in the repository. One that cannot be built or described is said to be missing."""
         known = {}
         begun = time.monotonic()
-        for built in build(self.repository, self.targets, torch=True):
-            (entry,) = [entry for entry in scan(self.repository) if entry.name == built.name]
-            info = describe(entry)
-            known[built.name] = Offered(
-                entry=entry, info=info, model=Model(name=built.name, slo=self.targets[built.name].slo)
-            )
+        for name, target in self.targets.items():
+            try:
+                build(self.repository, [name], torch=True)
+                entry = find(self.repository, name)
+                known[name] = Offered(entry=entry, info=describe(entry), model=Model(name=name, slo=target.slo))
+            except CotenantError as error:
+                self.lacks(f"{name}: {error}")
         self.say(f"{len(known)} models stand in {self.repository}, after {time.monotonic() - begun:.0f} s")
         return known
 

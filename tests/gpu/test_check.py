@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.gpu import live, pairs, profiles, session
+from benchmarks.gpu import checks, live, pairs, profiles, session
 from benchmarks.gpu.__main__ import main
 from cotenant.backends import Backend, Launch, nvidia
 from cotenant.backends.green import Green
@@ -48,6 +48,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.sim.judge.LOOK_REQUESTS", 1000)
     for name in ("predictors.samples", "profiling.pairs"):  # what runs for so short a time may well be held up alone
         monkeypatch.setattr(f"cotenant.{name}.FASTEST", 0.0)
+    for targets in (session.PAPER, session.SMALL):  # that the slowest machine keeps
+        monkeypatch.setitem(targets, "lenet", session.Target(10.0))
     # A worker that need not import PyTorch starts in a tenth of the time.
     monkeypatch.setattr(session, "build", lambda root, names, *, torch: build(root, names))
     for module, values in (
@@ -139,6 +141,26 @@ def test_all_stages_over_the_fake_driver(
         assert "elastic" in found["largest"] and found["temporal"]["targets_times"] in live.LOOSER
         assert all(it["plan"]["devices"] and it["runs"] for it in found["largest"].values())
     assert "all samples have the same neighbour, lenet" in capsys.readouterr().out
+
+
+def test_tests_are_followed_and_stopped_with_all_that_they_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "END", 0.1)
+    lines: list[str] = []
+    plenty, none = (session.Session(tmp_path, tmp_path, {}, ("cpu",), seconds) for seconds in (600, 0))
+    assert checks._followed(plenty, ["sh", "-c", "echo one; printf %s $WORD; exit 3"], {"WORD": "two"}, lines) == 3
+    assert lines == ["one\n", "two"]
+    assert checks._followed(none, ["sh", "-c", "trap '' INT; sleep 600 & wait"], {}, lines) is None
+
+
+def test_a_model_that_cannot_be_built_keeps_no_other_from_being_there(
+    tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "digits").mkdir()
+    targets = {"digits": session.Target(1.0), "lenet": session.Target(1.0)}
+    assert session.Session(tmp_path, tmp_path, targets, ("cpu",), 600.0).build().keys() == {"lenet"}
+    assert "missing: digits: " in capsys.readouterr().out
 
 
 def test_without_a_gpu_the_way_out_is_told(check: Callable[..., Path]) -> None:
