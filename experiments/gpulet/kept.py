@@ -5,6 +5,9 @@ servers, and neighbours that do what `world` says, whatever the planner believes
 spaced requests, and requests come at random; so each is also asked to plan for tighter targets, which leaves room in
 every round, or for easier ones, as what it believes of neighbours may be too dark. Of these plans the one that keeps
 most counts. None is given more than it was made for.
+
+Geometry is what `cotenant plan` makes of it: for the largest rate that asks the quick planners, too, and takes a plan of
+theirs where that leaves more room for chance (`planners.solve.largest_scale`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem, geometry
 from cotenant.planners.capacity import SLACK
+from cotenant.planners.solve import largest_scale
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from experiments.gpulet import paper
@@ -58,9 +62,11 @@ def most_kept(trial: Trial) -> Kept:
     best = Kept(0.0, 0.0, 0.0, 1.0)
     for part in PARTS:
         scale, plan = largest_plan(group.way, eased(cast, part), group.mix, group.devices, cast.units[0])
-        if plan is None or scale * unit <= best.most:
+        if plan is None or (scale * unit <= best.most and group.way.planner != "geometry"):
             continue
         most = kept_by(plan, machines, trial, best.most / unit, scale) * unit
+        if group.way.planner == "geometry":
+            most = max(most, as_asked(eased(cast, part), machines, trial) * unit)
         if part == 1:
             best = Kept(scale * unit, most, most, part)
         elif most > best.most:
@@ -73,8 +79,7 @@ def kept_by(plan: Plan, machines: Problem, trial: Trial, low: float, high: float
     is no more."""
 
     def keeps(x: float) -> bool:
-        glance = msgspec.structs.replace(trial, look=min(GLANCE, trial.look))
-        return in_time(plan, machines, glance, x) >= FAR and in_time(plan, machines, trial, x) >= paper.KEPT
+        return enough(plan, machines, trial, x)
 
     if keeps(high):
         return high
@@ -88,6 +93,24 @@ def kept_by(plan: Plan, machines: Problem, trial: Trial, low: float, high: float
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low
+
+
+def as_asked(cast: Cast, machines: Problem, trial: Trial) -> float:
+    """The multiple of the group's mix in the plan that `cotenant plan` answers, were these the machines it simulates."""
+    group = trial.group
+    problem = msgspec.structs.replace(asked(group.way, cast, group.devices), rates=dict(group.mix), objective="rate")
+    role = next(iter(group.mix))
+
+    def keeps(plan: Plan, scaled: Problem) -> bool:
+        return enough(plan, machines, trial, scaled.rates[role] / group.mix[role])
+
+    return largest_scale(geometry.plan, problem, accept=keeps).scale
+
+
+def enough(plan: Plan, machines: Problem, trial: Trial, x: float) -> bool:
+    """Whether a plan answers as many in time as the paper asks for, at x times the group's mix."""
+    glance = msgspec.structs.replace(trial, look=min(GLANCE, trial.look))
+    return in_time(plan, machines, glance, x) >= FAR and in_time(plan, machines, trial, x) >= paper.KEPT
 
 
 def in_time(plan: Plan, machines: Problem, trial: Trial, x: float) -> float:
