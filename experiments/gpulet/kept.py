@@ -6,8 +6,8 @@ spaced requests, and requests come at random; so each is also asked to plan for 
 every round, or for easier ones, as what it believes of neighbours may be too dark. Of these plans the one that keeps
 most counts. None is given more than it was made for.
 
-Geometry is what `cotenant plan` makes of it: for the largest rate that asks the quick planners, too, and takes a plan of
-theirs where that leaves more room for chance (`planners.solve.largest_scale`).
+Geometry is what `cotenant plan` makes of it: for the largest rate that asks the quick planners, too, and takes a plan
+of theirs where that leaves more room for chance (`planners.solve.largest_scale`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def kept_by(plan: Plan, machines: Problem, trial: Trial, low: float, high: float
 
 
 def as_asked(cast: Cast, machines: Problem, trial: Trial) -> float:
-    """The multiple of the group's mix in the plan that `cotenant plan` answers, were these the machines it simulates."""
+    """The multiple of the group's mix that `cotenant plan` answers, were these the machines that it simulates."""
     group = trial.group
     problem = msgspec.structs.replace(asked(group.way, cast, group.devices), rates=dict(group.mix), objective="rate")
     role = next(iter(group.mix))
