@@ -6,11 +6,10 @@
    green contexts fit. `cotenant_fake_counts` says what there is. Of kernels it knows those of tests/gpu/kernels.cu:
    `where` leaves its marks, and `compute` takes the time, on the stream's own clock, that its multiprocessors need. */
 
+#include "machine.h"
+
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
     OK, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
@@ -29,16 +28,9 @@ typedef struct {
     int multiprocessors, major, minor;
 } Product;
 
-static const Product PRODUCTS[] = {
-    {"h200", "NVIDIA H200", 143771, 132, 9, 0},
-    {"h100-80gb", "NVIDIA H100 80GB HBM3", 81559, 132, 9, 0},
-    {"a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 108, 8, 0},
-    {"a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 108, 8, 0},
-    {"a30", "NVIDIA A30", 24576, 56, 8, 0},
-    {"rtx4090", "NVIDIA GeForce RTX 4090", 24564, 128, 8, 9},
-    {"v100", "Tesla V100-SXM2-16GB", 16384, 80, 7, 0},
-    {"p100", "Tesla P100-PCIE-16GB", 16384, 56, 6, 0},
-};
+#define ROW(word, name, mib, multiprocessors, cores, major, minor, profiles)                                           \
+    {word, name, mib, multiprocessors, major, minor},
+static const Product products[] = {PRODUCTS(ROW)};
 
 typedef struct {
     const Product *product;
@@ -103,44 +95,6 @@ uint64_t cotenant_fake_groups(const Stream *stream)
     return stream->of->has.groups;
 }
 
-/* What the state file says now of one word; the n-th such line. */
-static int line_of(const char *word, unsigned nth, char *rest, size_t size)
-{
-    const char *path = getenv("COTENANT_FAKE_STATE");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char line[256];
-    int found = 0;
-    while (file && !found && fgets(line, sizeof line, file)) {
-        size_t length = strlen(word);
-        if (!strncmp(line, word, length) && line[length] == ' ' && !nth--) {
-            snprintf(rest, size, "%s", line + length + 1);
-            found = 1;
-        }
-    }
-    if (file)
-        fclose(file);
-    return found;
-}
-
-static int lost(unsigned index)
-{
-    char rest[256];
-    for (unsigned nth = 0; line_of("lost", nth, rest, sizeof rest); nth++)
-        if ((unsigned)atoi(rest) == index)
-            return 1;
-    return 0;
-}
-
-static int forced(const char *function)
-{
-    char rest[256], name[128];
-    int code;
-    for (unsigned nth = 0; line_of("error", nth, rest, sizeof rest); nth++)
-        if (sscanf(rest, "%127s %d", name, &code) == 2 && !strcmp(name, function))
-            return code;
-    return OK;
-}
-
 static int limit(void)
 {
     char rest[256];
@@ -165,7 +119,7 @@ static int limit(void)
         ENTER();                                                                                                       \
         if ((device) < 0 || (device) >= many)                                                                          \
             return INVALID_DEVICE;                                                                                     \
-        if (lost(gpus[device].index))                                                                                  \
+        if (said("lost", gpus[device].index))                                                                                  \
             return UNKNOWN;                                                                                            \
     } while (0)
 
@@ -179,19 +133,13 @@ static int version(void)
     return 1000 * major + 10 * minor;
 }
 
-static void uuid_of(unsigned index, char *text, size_t size)
-{
-    const char *salt = getenv("COTENANT_FAKE_SALT");
-    snprintf(text, size, "GPU-%08x-%04x-4000-8000-%012x", index + 1, salt ? (unsigned)atoi(salt) & 0xffff : 0, 0);
-}
-
 static int visible(unsigned index)
 {
     const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
     char text[1024], uuid[64], number[16];
     if (!wanted)
         return 1;
-    uuid_of(index, uuid, sizeof uuid);
+    uuid_of(index, 0, uuid, sizeof uuid);
     snprintf(number, sizeof number, "%u", index);
     snprintf(text, sizeof text, "%s", wanted);
     for (char *keep, *one = strtok_r(text, ",", &keep); one; one = strtok_r(NULL, ",", &keep))
@@ -213,11 +161,11 @@ int cuInit(unsigned flags)
     many = 0;
     unsigned index = 0;
     for (char *keep, *one = strtok_r(text, ",", &keep); one; one = strtok_r(NULL, ",", &keep), index++) {
-        if (many == MOST || lost(index) || !visible(index))
+        if (many == MOST || said("lost", index) || !visible(index))
             continue;
-        for (size_t i = 0; i < sizeof PRODUCTS / sizeof *PRODUCTS; i++)
-            if (!strcmp(PRODUCTS[i].word, one))
-                gpus[many++] = (Gpu){&PRODUCTS[i], index, 0};
+        for (size_t i = 0; i < sizeof products / sizeof *products; i++)
+            if (!strcmp(products[i].word, one))
+                gpus[many++] = (Gpu){&products[i], index, 0};
     }
     initialised = 1;
     return many ? OK : NO_DEVICE;
@@ -539,7 +487,7 @@ int cuLaunchKernel(const char *function, unsigned blocks, unsigned y, unsigned z
     (void)shared, (void)extra;
     if (!function || !stream || y != 1 || z != 1 || ty != 1 || tz != 1 || !threads || threads > 1024)
         return INVALID_VALUE;
-    if (lost(gpus[stream->of->has.device].index))
+    if (said("lost", gpus[stream->of->has.device].index))
         return UNKNOWN;
     if (!strcmp(function, "compute")) {
         stream->clock += 1e-6 * *(int *)values[1] * blocks / stream->of->has.count;
@@ -588,7 +536,7 @@ int cuGraphLaunch(Graph *graph, Stream *stream)
 int cuStreamSynchronize(Stream *stream)
 {
     ENTER();
-    return stream && lost(gpus[stream->of->has.device].index) ? UNKNOWN : OK;
+    return stream && said("lost", gpus[stream->of->has.device].index) ? UNKNOWN : OK;
 }
 
 int cuEventCreate(double **event, unsigned flags)

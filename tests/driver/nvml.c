@@ -3,9 +3,7 @@
    Structures and numbers are those of nvml.h; a structure that the real library would fill in otherwise makes pynvml
    misread it here as well. Instances that are made live as long as the process. Nothing here computes. */
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "machine.h"
 
 enum {
     OK, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
@@ -53,16 +51,9 @@ static const Profile A30[] = {{0, 14, "1g.6gb", 1, 14, 1, 5888, {0, 1, 2, 3, -1}
                               {3, 0, "4g.24gb", 4, 56, 4, 23931, {0, -1}},
                               {0}};
 
-static const Product PRODUCTS[] = {
-    {"h200", "NVIDIA H200", 143771, 132, 128, 9, 0, H200_141},
-    {"h100-80gb", "NVIDIA H100 80GB HBM3", 81559, 132, 128, 9, 0, H100_80},
-    {"a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 108, 64, 8, 0, A100_80},
-    {"a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 108, 64, 8, 0, A100_40},
-    {"a30", "NVIDIA A30", 24576, 56, 64, 8, 0, A30},
-    {"rtx4090", "NVIDIA GeForce RTX 4090", 24564, 128, 128, 8, 9, NULL},
-    {"v100", "Tesla V100-SXM2-16GB", 16384, 80, 64, 7, 0, NULL},
-    {"p100", "Tesla P100-PCIE-16GB", 16384, 56, 64, 6, 0, NULL},
-};
+#define ROW(word, name, mib, multiprocessors, cores, major, minor, profiles)                                           \
+    {word, name, mib, multiprocessors, cores, major, minor, profiles},
+static const Product products[] = {PRODUCTS(ROW)};
 
 /* The machine */
 
@@ -91,44 +82,6 @@ static Gpu gpus[MOST];
 static unsigned many;
 static int initialised;
 static unsigned told; /* Xids that have been handed out */
-
-/* What the state file says now, of one word; the n-th such line, as text. */
-static int line_of(const char *word, unsigned nth, char *rest, size_t size)
-{
-    const char *path = getenv("COTENANT_FAKE_STATE");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char line[256];
-    int found = 0;
-    while (file && !found && fgets(line, sizeof line, file)) {
-        size_t length = strlen(word);
-        if (!strncmp(line, word, length) && line[length] == ' ' && !nth--) {
-            snprintf(rest, size, "%s", line + length + 1);
-            found = 1;
-        }
-    }
-    if (file)
-        fclose(file);
-    return found;
-}
-
-static int said(const char *word, unsigned index)
-{
-    char rest[256];
-    for (unsigned nth = 0; line_of(word, nth, rest, sizeof rest); nth++)
-        if ((unsigned)atoi(rest) == index)
-            return 1;
-    return 0;
-}
-
-static int forced(const char *function)
-{
-    char rest[256], name[128];
-    int code;
-    for (unsigned nth = 0; line_of("error", nth, rest, sizeof rest); nth++)
-        if (sscanf(rest, "%127s %d", name, &code) == 2 && !strcmp(name, function))
-            return code;
-    return OK;
-}
 
 static int state_of(const Gpu *gpu)
 {
@@ -218,9 +171,9 @@ static int furnish(char *text)
         gpu->mig = 1;
         text[length - 4] = 0;
     }
-    for (size_t i = 0; i < sizeof PRODUCTS / sizeof *PRODUCTS; i++)
-        if (!strcmp(PRODUCTS[i].word, text))
-            gpu->product = &PRODUCTS[i];
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++)
+        if (!strcmp(products[i].word, text))
+            gpu->product = &products[i];
     if (!gpu->product)
         return 0;
     gpu->index = many++;
@@ -329,12 +282,9 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device)
     return state_of(&gpus[index]);
 }
 
-static void uuid_of(const Device *device, char *text, size_t size)
+static void own_uuid(const Device *device, char *text, size_t size)
 {
-    unsigned part = device->instance ? device->instance->id : 0;
-    const char *salt = getenv("COTENANT_FAKE_SALT");
-    snprintf(text, size, "%s-%08x-%04x-4000-8000-%012x", part ? "MIG" : "GPU", device->gpu->index + 1,
-             salt ? (unsigned)atoi(salt) & 0xffff : 0, part);
+    uuid_of(device->gpu->index, device->instance ? device->instance->id : 0, text, size);
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device)
@@ -343,14 +293,14 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device)
     char own[96];
     for (unsigned index = 0; index < many; index++) {
         Gpu *gpu = &gpus[index];
-        uuid_of(&gpu->itself, own, sizeof own);
+        own_uuid(&gpu->itself, own, sizeof own);
         if (!strcmp(own, uuid)) {
             *device = &gpu->itself;
             return state_of(gpu);
         }
         for (int i = 0; i < MOST; i++)
             if (gpu->instances[i].there && gpu->instances[i].computes) {
-                uuid_of(&gpu->parts[i], own, sizeof own);
+                own_uuid(&gpu->parts[i], own, sizeof own);
                 if (!strcmp(own, uuid)) {
                     *device = &gpu->parts[i];
                     return state_of(gpu);
@@ -374,7 +324,7 @@ int nvmlDeviceGetName(const Device *device, char *text, unsigned size)
 int nvmlDeviceGetUUID(const Device *device, char *text, unsigned size)
 {
     ENTER();
-    uuid_of(device, text, size);
+    own_uuid(device, text, size);
     return OK;
 }
 
