@@ -44,11 +44,6 @@ Machine = Callable[..., Sleeping]
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def machine(state: Path) -> Iterator[Machine]:
     """A backend on all GPUs of a machine that has these, once."""
     with ExitStack() as stack:

@@ -28,11 +28,6 @@ Machine = Callable[..., Mig]
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def machine(state: Path) -> Iterator[Machine]:
     with ExitStack() as stack:
 

@@ -23,11 +23,6 @@ Machine = Callable[..., None]
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def machine(state: Path) -> Iterator[Machine]:
     """Gives this process some GPUs, once."""
     with ExitStack() as stack:
