@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 
 import uvloop
 
 from benchmarks.gpu import profiles
-from benchmarks.gpu.session import Session, candidate, first
+from benchmarks.gpu.session import Session, first
 from cotenant.backends import Backend
+from cotenant.cli.pairs import candidate
 from cotenant.config import read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ModelError
 from cotenant.live.server import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Grid, grid_of
-from cotenant.profiling.pairs import Run, measure, pairs
+from cotenant.profiling.pairs import measure, measured, pairs
 
 COUNT = 300
 SECONDS = 0.3  # for a pair
@@ -50,12 +51,12 @@ async def _measured(
     samples: list[Sample] = read_samples_file(path) if path.exists() else []
     candidates = {model: candidate(offer) for model, offer in models.items()}
     grid = Grid() if session.cpu else grid_of(kind)
-    begun, before = time.monotonic(), len(_done(runs, samples))
+    begun, before = time.monotonic(), len(measured(runs, samples))
     session.say(f"{name}: {before} of {wanted} pairs are known, {len(runs)} to choose from")
     try:
         async with asyncio.timeout(session.left - rest):
             for _ in range(TRIES):
-                done = _done(runs, samples)
+                done = measured(runs, samples)
                 left = max(0, wanted - len(done))
                 found = measure(
                     backend, candidates, runs, known, done=done, count=left, grid=grid, seconds=SECONDS, at_once=AT_ONCE
@@ -72,14 +73,8 @@ async def _measured(
             else:
                 session.lacks(f"{name}: pairs fail again and again")
     except TimeoutError:
-        session.lacks(f"{name}: the time is up after {len(_done(runs, samples))} of {wanted} pairs")
-    after = len(_done(runs, samples))
+        session.lacks(f"{name}: the time is up after {len(measured(runs, samples))} of {wanted} pairs")
+    after = len(measured(runs, samples))
     if after > before:
         session.write(path.name, write_samples(samples))
     session.say(f"{name}: {after - before} pairs in {time.monotonic() - begun:.0f} s; {after} in all")
-
-
-def _done(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
-    """Places of runs that were measured."""
-    seen = {(sample.victim, *sample.neighbours) for sample in samples}
-    return [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from benchmarks.gpu.session import Session, candidate, first
+from benchmarks.gpu.session import Session, first
 from cotenant.backends import Backend, nvidia
+from cotenant.cli.pairs import candidate
 from cotenant.config import read_profiles_file
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.errors import DeviceError, ModelError
@@ -47,9 +48,10 @@ def run(session: Session, models: Mapping[str, Offered]) -> None:
         _count(session, models)
 
 
-def read(path: Path) -> dict[str, Profile]:
-    """Profiles by model; none where there is no file."""
-    return {model: profile for (model, _), profile in read_profiles_file(path).items()} if path.exists() else {}
+def read(path: Path, of: str = "") -> dict[str, Profile]:
+    """Profiles by model, of that kind of device or of any; none where there is no file."""
+    found = read_profiles_file(path) if path.exists() else {}
+    return {model: profile for (model, kind), profile in found.items() if of in ("", kind)}
 
 
 async def _measured(session: Session, models: Mapping[str, Offered], name: str, backend: Backend, rest: float) -> None:
@@ -57,7 +59,9 @@ async def _measured(session: Session, models: Mapping[str, Offered], name: str, 
     kind, file = first(backend), f"profiles-{name}.csv"
     grid = _grid(session, backend)
     found: Points = {model: [] for model in models}
-    found |= {model: list(profile.points) for model, profile in read(session.out / file).items() if model in found}
+    found |= {
+        model: list(profile.points) for model, profile in read(session.out / file, kind.name).items() if model in found
+    }
     candidates = {model: candidate(offer) for model, offer in models.items()}
     before, begun = sum(map(len, found.values())), time.monotonic()
     session.say(f"{name}: {before} of {len(models) * grid.points} points are known; {kind.name}, {backend.holds()}")

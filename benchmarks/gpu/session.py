@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from cotenant.backends import Backend, nvidia
 from cotenant.cli.prepare import backend_of
@@ -25,8 +24,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.errors import CotenantError, DeviceError
 from cotenant.live.server import Offered
 from cotenant.profiling.cache import machine
-from cotenant.profiling.grid import Candidate
-from cotenant.worker.repository import describe, find, loadable, sample
+from cotenant.worker.repository import describe, find
 from cotenant.zoo import GPULET, TORCH, build
 
 PACKAGES = ("torch", "torchvision", "transformers", "onnxruntime", "cuda-bindings", "nvidia-ml-py", "numpy", "highspy")
@@ -144,11 +142,6 @@ class Session:
             found["driver"], found["cuda"] = nvidia.driver()
             found["gpus"] = msgspec.to_builtins(nvidia.gpus())
         return found
-
-
-def candidate(offer: Offered) -> Candidate:
-    rng = np.random.default_rng(0)
-    return Candidate(loadable(offer.entry, offer.info), lambda rows: sample(offer.entry, offer.info, rows, rng))
 
 
 def first(backend: Backend) -> Kind:

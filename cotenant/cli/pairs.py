@@ -16,7 +16,7 @@ from cotenant.errors import ConfigError
 from cotenant.live.server import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Candidate, grid_of
-from cotenant.profiling.pairs import measure, pairs
+from cotenant.profiling.pairs import measure, measured, pairs
 from cotenant.worker.repository import loadable, sample
 
 PART = 0.2  # of all pairs that are measured, unless told: what more would tell is little
@@ -31,13 +31,12 @@ def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) ->
     if not runs:
         raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
     samples = _written(path)
-    seen = {(it.victim, *it.neighbours) for it in samples}
-    done = [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]
+    done = measured(runs, samples)
     wanted = max(1, round(PART * len(runs))) if count is None else min(count, len(runs))
     if done:
         aside.print(f"{path} has {len(done)} of {wanted} pairs", highlight=False, markup=False, soft_wrap=True)
     names = {load.model for run in runs for load in run}
-    candidates = {name: _candidate(name, offer) for name, offer in site.offered.items() if name in names}
+    candidates = {name: candidate(offer) for name, offer in site.offered.items() if name in names}
 
     async def run_all(told: ProfileProgress) -> None:
         finished, left = len(done), max(0, wanted - len(done))
@@ -64,6 +63,6 @@ def _written(path: Path) -> list[Sample]:
     return read_samples_file(path) if path.exists() else []
 
 
-def _candidate(name: str, offer: Offered) -> Candidate:
+def candidate(offer: Offered) -> Candidate:
     entry, info, rng = offer.entry, offer.info, np.random.default_rng(0)
     return Candidate(loadable(entry, info), lambda rows: sample(entry, info, rows, rng))

@@ -53,6 +53,12 @@ def pairs(profiles: Profiles, kind: Kind, batches: int = BATCHES) -> list[Run]:
     return [found[i] for i in sorted(some.tolist())]
 
 
+def measured(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
+    """Places of runs of which there are both samples."""
+    seen = {(sample.victim, *sample.neighbours) for sample in samples}
+    return [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]
+
+
 def splits(cuts: Sequence[int]) -> list[tuple[int, int]]:
     """A device cut in two, by legal shares: next to each of SPLITS, and the largest that fits beside it."""
     found: dict[tuple[int, int], None] = {}

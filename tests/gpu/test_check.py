@@ -21,7 +21,7 @@ from cotenant.backends.green import Green
 from cotenant.config import Settings, read_profiles_file, read_samples_file
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
-from cotenant.core.profile import Point, Profile
+from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.live.server import Site
 from cotenant.planners import Problem
 from cotenant.zoo import build
@@ -161,6 +161,14 @@ def test_a_model_that_cannot_be_built_keeps_no_other_from_being_there(
     targets = {"digits": session.Target(1.0), "lenet": session.Target(1.0)}
     assert session.Session(tmp_path, tmp_path, targets, ("cpu",), 600.0).build().keys() == {"lenet"}
     assert "missing: digits: " in capsys.readouterr().out
+
+
+def test_profiles_of_another_gpu_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+    points = [Point(share=1000, batch=1, latency=0.1, memory=1)]
+    path = tmp_path / "profiles-green.csv"
+    path.write_text(write_profiles([Profile("a", "a100", points), Profile("b", "h200", points)]))
+    assert profiles.read(path, "h200").keys() == {"b"} and profiles.read(path).keys() == {"a", "b"}
+    assert profiles.read(tmp_path / "none.csv") == {}
 
 
 def test_without_a_gpu_the_way_out_is_told(check: Callable[..., Path]) -> None:
