@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, values in (
         (profiles, {"SHARES": (500, 1000), "SECONDS": 0.01, "COUNTED": (1, 8)}),
         (pairs, {"COUNT": 4, "SECONDS": 0.02}),
-        (live, {"COMPARED": 0.4, "STEP": 0.2, "LEAST": 1.0, "LOADS": (0.1, 0.2), "MORE": (0.1,), "LESS": (0.05,)}),
+        (live, {"COMPARED": 0.2, "STEP": 0.1, "LEAST": 1.0, "LOADS": (0.1, 0.2), "MORE": (0.1,), "LESS": (0.05,)}),
         (live, {"PLANNERS": ("elastic", "squishy")}),
     ):
         for name, value in values.items():
