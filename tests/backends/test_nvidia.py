@@ -157,6 +157,7 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
     assert nvidia.mechanisms(pending)["green"] == missing
     monkeypatch.setattr(nvidia, "find_spec", find_spec)
     monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.delitem(sys.modules, "cuda.bindings", raising=False)
     assert nvidia.mechanisms(pending)["green"] == missing
     monkeypatch.setenv("PATH", "")
     assert nvidia.mechanisms(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
