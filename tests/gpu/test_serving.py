@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,9 +20,12 @@ from cotenant.backends import Backend, nvidia
 from cotenant.core.profile import Point
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.core.units import WHOLE
-from cotenant.profiling.grid import Candidate, Grid, grid_of, measure
-from cotenant.worker.wire import WorkerModel
-from tests.live.workers import pool_of
+from cotenant.errors import RequestError
+from cotenant.live.pool import Payload, Pool
+from cotenant.profiling.grid import Candidate, Grid, grid_of, measure, nearest
+from cotenant.worker.arena import Arena
+from cotenant.worker.wire import Timing, WorkerModel
+from tests.live.workers import Recorder, pool_of
 
 pytestmark = pytest.mark.gpu
 
@@ -30,6 +34,7 @@ Figure = Callable[..., None]
 NEAR = 0.1  # of the curve that multiprocessors predict
 QUICK = {"green": 0.05, "mps": 5.0}  # seconds that a change of share may take until another lane is ready
 GROWN = 64 << 20  # bytes on the device that a change of share under green contexts may add: room for another stream
+QUIET = 1.0  # seconds in which a neighbour is looked at
 BACK = 60.0  # seconds in which a killed worker is there again
 
 # A product of matrices that has tiles for every multiprocessor many times over: all that counts is how many there
@@ -117,6 +122,66 @@ def test_a_change_of_share_loses_nothing(backend: Backend, tmp_path: Path, figur
     if backend.name in QUICK:
         assert max(it.ready for it in changes) < QUICK[backend.name]
     assert backend.name != "green" or not any(it.restarted for it in changes)
+
+
+class Busy(Recorder):
+    """Keeps one lane busy, and notes when it answers; what other lanes do is told."""
+
+    def __init__(self, backend: Backend, lane: str) -> None:
+        super().__init__()
+        self.lane = lane
+        self.answers: list[float] = []
+        self.pool = Pool(backend, Arena(1 << 24), self)
+
+    def go(self) -> None:
+        self.pool.run(self.lane, 0, "brief", [pair(1)])
+
+    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+        if lane != self.lane:
+            super().finished(lane, batch, answers, timing)
+            return
+        self.answers.append(time.monotonic())
+        self.go()
+
+    async def longest(self, seconds: float) -> float:
+        """In that time, without an answer."""
+        known, begun = len(self.answers), time.monotonic()
+        await asyncio.sleep(seconds)
+        return max(b - a for a, b in itertools.pairwise([begun, *self.answers[known:], time.monotonic()]))
+
+
+def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+    """Memory that a lane gives back stops a GPU for a moment: for how long is to be known."""
+    if backend.name == "mig":
+        pytest.skip("instances have nothing in common")
+    kind = backend.fleet()[0]
+    brief = model(tmp_path, "brief", BURN.replace("8192", "1024"))
+    shares = [nearest(share, kind.cuts) for share in (250, 120)]
+
+    async def scenario() -> tuple[float, list[float]]:
+        busy = Busy(backend, f"{kind.name}0/busy")
+        try:
+            await busy.pool.start(busy.lane, half(backend), [brief])
+            await busy.pool.start(f"{kind.name}0/0", shares[0], [brief])
+            busy.go()
+            await busy.longest(QUIET)  # its clocks are up by then
+            quiet, beside = await busy.longest(QUIET), []
+            for number in range(1, 7):
+                lane, before = f"{kind.name}0/{number}", f"{kind.name}0/{number - 1}"
+                felt = asyncio.create_task(busy.longest(QUIET))
+                await busy.pool.start(lane, shares[number % 2], [brief], leaving=[before])
+                busy.pool.run(lane, number, "brief", [pair(1)])
+                while (await busy.next())[0] != "finished":
+                    pass
+                await busy.pool.stop(before, grace=5.0)
+                beside.append(await felt)
+            return quiet, beside
+        finally:
+            busy.lane = ""
+            await busy.pool.close(grace=5.0)
+
+    quiet, beside = asyncio.run(scenario())
+    figure(backend=backend.name, longest_without_an_answer_s={"quiet": quiet, "beside changes": beside})
 
 
 def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figure: Figure) -> None:
