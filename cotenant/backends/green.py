@@ -121,9 +121,15 @@ def _split(gpu: Gpu) -> tuple[int, ...]:
 def cuts(sizes: Sequence[int]) -> tuple[int, ...]:
     """The legal shares (‰) of a device whose groups have these sizes: of so many groups, rounded down, and the whole.
 
-    The whole has the rest, too, which is smaller than a group and no partition of its own.
+    The whole has the rest, too, which is no partition of its own. Where that is large, shares are larger than what they
+    have: of any that add up to a whole device, all find groups of their own.
     """
-    return tuple(sorted({sum(sizes[:count]) * WHOLE // sum(sizes) for count in range(1, _equal(sizes) + 1)} | {WHOLE}))
+    groups = _equal(sizes)
+    shares = {
+        max(sum(sizes[:count]) * WHOLE // sum(sizes), count * WHOLE // (groups + 1) + 1)
+        for count in range(1, groups + 1)
+    }
+    return tuple(sorted(shares | {WHOLE}))
 
 
 def groups_in(sizes: Sequence[int], share: int, lane: str) -> int:

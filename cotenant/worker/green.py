@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError
 
 OLDEST = 12050  # the first CUDA that makes streams of green contexts, as drivers number it
@@ -135,7 +134,7 @@ class _Driver:
 
     def split(self) -> list[Any]:
         """Resources of groups of one size, and of the rest if there is any."""
-        size = group_size(self.whole.sm.smCount, self._step())
+        size = self._step()
         wanted = self.whole.sm.smCount // size
         groups, count, rest = self._call("cuDevSmResourceSplitByCount", wanted, self.whole, 0, size)
         return [*groups[:count], *([rest] if rest.sm.smCount else [])]
@@ -174,15 +173,6 @@ class _Driver:
             _, text = self._api.cuGetErrorString(code)
             raise DeviceError(f"{name}: {code.name}: {(text or b'').decode()}")
         return results[0] if len(results) == 1 else results
-
-
-def group_size(multiprocessors: int, step: int) -> int:
-    """The least multiple of `step` for which no partitions whose shares add up to a whole device need more groups than
-    there are. A share is that of its groups, rounded down to ‰, so partitions of one group each are rounded most."""
-    size = step
-    while (multiprocessors // size + 1) * (WHOLE * size // multiprocessors) <= WHOLE:
-        size += step
-    return size
 
 
 def _dotted(version: int) -> str:

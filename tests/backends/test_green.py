@@ -23,6 +23,7 @@ from tests.live.workers import floats, pool_of, sleeper
 
 H200 = (8,) * 16 + (4,)
 A100 = (4,) * 27
+UNEVEN = (8,) * 12 + (18,)  # of 114 there might be 14 groups, but they do not lie so
 
 
 class Sleeping(Green):
@@ -60,6 +61,19 @@ def machine(state: Path) -> Iterator[Machine]:
 def test_shares_are_those_of_groups_and_the_whole() -> None:
     assert cuts(H200) == (60, 121, 181, 242, 303, 363, 424, 484, 545, 606, 666, 727, 787, 848, 909, 969, WHOLE)
     assert len(cuts(A100)) == 27 and cuts(A100)[:2] == (37, 74) and cuts(A100)[-1] == WHOLE
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 8])
+def test_no_partitions_of_a_whole_device_need_more_groups_than_there_are(step: int) -> None:
+    for multiprocessors in range(step, 161):
+        for lost in range(min(3, multiprocessors // step)):  # groups that do not lie so
+            groups = multiprocessors // step - lost
+            rest = multiprocessors - groups * step
+            sizes = (step,) * groups + ((rest,) if rest else ())
+            shares = [share for share in cuts(sizes) if share < WHOLE]
+            # The most of one size that add up to a whole device.
+            needed = max((count * (WHOLE // share) for count, share in enumerate(shares, 1)), default=0)
+            assert needed <= sizes.count(step)
 
 
 def test_a_share_has_the_groups_that_fit_into_it() -> None:
@@ -110,7 +124,7 @@ def test_new_partitions_stand_where_old_ones_leave(machine: Machine) -> None:
     assert backend.open("h2000/6", 121).groups == (2, 3)
 
 
-@pytest.mark.parametrize("sizes", [H200, A100])
+@pytest.mark.parametrize("sizes", [H200, A100, UNEVEN])
 @pytest.mark.parametrize("seed", range(20))
 def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, sizes: tuple[int, ...]) -> None:
     gpu = nvidia.Gpu(index=0, uuid="GPU-0", name="", kind="gpu", memory=1, multiprocessors=sum(sizes), capability="9.0")

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from cotenant.core.units import WHOLE
-from cotenant.worker.green import group_size
 from tests.driver.build import fitted
 
 ROOT = Path(__file__).parents[2]
@@ -63,17 +61,6 @@ def test_a_device_is_split_into_its_least_groups(gpu: str, sizes: list[int]) -> 
 
 def test_a_driver_that_does_not_tell_the_least_size_is_split_alike() -> None:
     assert ran("out(processors.sizes)", driver="550.54/12.5") == [[8] * 16 + [4]]
-
-
-@pytest.mark.parametrize("step", [1, 2, 4, 8])
-def test_no_partitions_of_a_whole_device_need_more_groups_than_there_are(step: int) -> None:
-    for multiprocessors in range(step, 161):
-        size = group_size(multiprocessors, step)
-        count = multiprocessors // size
-        assert size % step == 0 and size <= multiprocessors
-        # The most groups that fit into a whole device, each partition of `k` groups taking its share, rounded down.
-        needed = max(k * (WHOLE // (WHOLE * size * k // multiprocessors)) for k in range(1, count + 1))
-        assert needed <= count
 
 
 def test_streams_run_on_the_groups_that_they_were_asked_for() -> None:
