@@ -1,6 +1,6 @@
 """All that a GPU is needed for, in stages that each end in time and go on where an earlier run stopped.
 
-    make gpu-check [STAGE="1 2 3 4"] [BACKEND="green mps"] [OUT=results] [SECONDS=570]
+    make gpu-check [STAGE="1 2 3 4"] [BACKEND="green mps"] [OUT=results] [KNOWN=data/gpu] [LIMIT=570]
     python -m benchmarks.gpu --stage 2 3 --backend green --out results --seconds 570
 
 1 what this machine has, and the tests marked `gpu`   2 profiles, memory and counters   3 pairs
