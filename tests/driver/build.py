@@ -3,7 +3,7 @@
 `fitted` gives the environment of a process that is to find them; `loaded` has them in this one. What the machine has
 is said by variables that the libraries read when they are initialised:
 
-    COTENANT_FAKE_GPUS      its GPUs, as in "h200,h200" or "a100-80gb-mig=3g.40gb+2g.20gb"; see machine.h for the products
+    COTENANT_FAKE_GPUS      its GPUs, as in "h200,h200" or "a100-80gb-mig=3g.40gb+2g.20gb"; machine.h has the products
     COTENANT_FAKE_DRIVER    versions of driver and CUDA, "580.95.05/13.0" unless said
     COTENANT_FAKE_SALT      a number that UUIDs have in them, for GPUs of one run of the tests alone
     COTENANT_FAKE_STATE     a file that is read again at every call, with a line for each thing that has happened
