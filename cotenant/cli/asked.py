@@ -28,14 +28,14 @@ def read(settings: Path | None, repository: Path | None = None, planner: str | N
     return msgspec.structs.replace(known, **changes)
 
 
-def site_of(settings: Any, *, again: bool = False) -> Any:
-    """The site that settings ask for, profiling with a progress bar what was not profiled yet."""
+def site_of(settings: Any, *, again: bool = False, planned: bool = True) -> Any:
+    """The site that settings ask for, profiling with a progress bar what was not profiled yet; `planned` or not."""
     from cotenant.cli.prepare import Preparation, backend_of
 
     backend = backend_of(settings)
     try:
         with profile_progress() as progress:
-            return asyncio.run(Preparation(settings, backend, progress, again=again).site())
+            return asyncio.run(Preparation(settings, backend, progress, again=again).site(planned=planned))
     finally:
         backend.stop()
 

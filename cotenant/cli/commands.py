@@ -143,7 +143,7 @@ def profile(
     if count is not None and pairs is None:
         raise ConfigError("--count says how many pairs; it goes with --pairs")
     asked = read(settings, repository)
-    site = site_of(asked, again=again)
+    site = site_of(asked, again=again, planned=False)
     profiles = list(site.problem.profiles.values())
     for name, reason in site.broken.items():
         tell("not measured", f"{name}: {reason}")

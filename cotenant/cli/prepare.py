@@ -97,10 +97,13 @@ class Preparation:
         if settings.profiles is not None:
             self._given = read_profiles_file(settings.profiles)
 
-    async def site(self, names: Collection[str] | None = None, seen: Sequence[Sample] = ()) -> Site:
+    async def site(
+        self, names: Collection[str] | None = None, seen: Sequence[Sample] = (), *, planned: bool = True
+    ) -> Site:
         """Of the models with these names, by default all of the repository. A model that cannot be served is `broken`.
 
-        seen: what neighbours were seen to cost, which predictors learn from that do.
+        seen: what neighbours were seen to cost, which predictors learn from that do. planned: else its plan is empty,
+        and no time goes into one.
 
         Raises NotFoundError for a name that is not there, ConfigError for what settings say of models that are not
         there, and where no model is left.
@@ -151,7 +154,8 @@ class Preparation:
                 f"no model in {str(self._settings.repository)!r} can be served; build some with `cotenant zoo`{reasons}"
             )
         problem = self._problem(served, profiles, seen)
-        return Site(offered=served, problem=problem, plan=timed(self._settings.planner, problem), broken=broken)
+        plan = timed(self._settings.planner, problem) if planned else Plan(planner=self._settings.planner)
+        return Site(offered=served, problem=problem, plan=plan, broken=broken)
 
     def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
         entries = scan(self._settings.repository)
