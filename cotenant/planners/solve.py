@@ -142,6 +142,9 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
     if most.scale <= above.scale * CLOSE:
         return above
     best = lowered(most, problem, accept=accept, above=above)
+    little = _times(problem, best.scale * CLOSE)
+    if best.scale and not kept(promised(planner, little), little):
+        return best  # who does not keep a little more keeps no more: one question instead of a dozen
     return _largest(lambda scaled: promised(planner, scaled), problem, kept, above=best, below=most.scale)
 
 
@@ -163,6 +166,10 @@ def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Pl
         best = lower
         return True
 
+    if above and above.scale:
+        little = _times(problem, above.scale * CLOSE)
+        if not taken(attempt(little), little):
+            return above
     above = above or _nothing(plan, problem)
     below = most = accounted(plan, problem).scale
     for part in PARTS:
