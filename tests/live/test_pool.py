@@ -545,14 +545,16 @@ def test_a_batch_that_outlasts_a_stop_costs_its_lane_alone(folder: Path) -> None
 
 
 def test_a_pool_that_closes_leaves_no_process_however_many_lanes_hang(folder: Path) -> None:
-    heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=64, layers=3)
-    picture = np.zeros((64, 3, 32, 32), np.float32)
+    heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=32, layers=6)
+    picture = np.zeros((32, 3, 32, 32), np.float32)
+    lanes = ("cpu0/0", "cpu0/1")
 
     async def scenario() -> None:
         async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, arena):
-            for lane in ("cpu0/0", "cpu0/1"):
+            for lane in lanes:
                 await pool.start(lane, share=300, models=[heavy])
                 await told.next()
+            for lane in lanes:
                 pool.run(lane, 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
             pid = pool.status()[0].pid
             await pool.close(grace=0.0)
