@@ -142,10 +142,13 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
     if most.scale <= above.scale * CLOSE:
         return above
     best = lowered(most, problem, accept=accept, above=above)
-    little = _times(problem, best.scale * CLOSE)
-    if best.scale and not kept(promised(planner, little), little):
-        return best  # who does not keep a little more keeps no more: one question instead of a dozen
-    return _largest(lambda scaled: promised(planner, scaled), problem, kept, above=best, below=most.scale)
+
+    def roomy(scaled: Problem) -> Plan:
+        return promised(planner, scaled)
+
+    if not _more(roomy, problem, kept, best):
+        return best
+    return _largest(roomy, problem, kept, above=best, below=most.scale)
 
 
 def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Plan | None = None) -> Plan:
@@ -166,11 +169,9 @@ def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Pl
         best = lower
         return True
 
-    if above and above.scale:
-        little = _times(problem, above.scale * CLOSE)
-        if not taken(attempt(little), little):
-            return above
     above = above or _nothing(plan, problem)
+    if not _more(attempt, problem, taken, above):
+        return above
     below = most = accounted(plan, problem).scale
     for part in PARTS:
         if most * part <= above.scale:
@@ -181,6 +182,13 @@ def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Pl
             break
         below = most * part
     return _largest(attempt, problem, taken, above=above, below=below)
+
+
+def _more(planner: Planner, problem: Problem, taken: Accept, above: Plan) -> bool:
+    """Whether more than that plan serves may be taken: where a little more is not, no more is, and one question will
+    do instead of a dozen."""
+    little = _times(problem, above.scale * CLOSE)
+    return above.scale == 0 or taken(planner(little), little)
 
 
 def _largest(planner: Planner, problem: Problem, taken: Accept, *, above: Plan, below: float) -> Plan:
