@@ -200,7 +200,8 @@ def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches]:
             takes = profile.latency(placement.batch, share) * slowdown(problem, load, beside)
             slower = takes / placement.latency
             latencies = tuple(seconds * slower for seconds in spec.latencies)
-            found[name, placement.model] = Batches(latencies, Noise.at(profile, placement.batch, share))
+            nearest = profile.nearest(placement.batch, share)
+            found[name, placement.model] = Batches(latencies, Noise.of(nearest.features, nearest.latency))
     return found
 
 

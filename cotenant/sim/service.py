@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 import numpy as np
 
-from cotenant.core.profile import Profile
 from cotenant.runtime.events import LaneSpec, Run
 from cotenant.workload.arrivals import streams
 
@@ -57,29 +56,11 @@ class Noise(msgspec.Struct, frozen=True):
         levels = () if any(map(math.isnan, known)) else (known[0], 1.0, *known[1:])
         return cls(features.get("cv_pct", 0.0) / 100, levels)
 
-    @classmethod
-    def at(cls, profile: Profile, batch: int, share: int) -> Noise:
-        """As it was measured nearest to that batch and share (‰)."""
-        nearest = profile.nearest(batch, share)
-        return cls.of(nearest.features, nearest.latency)
-
-    @property
-    def mean(self) -> float:
-        """Of a batch on average; the median is 1."""
-        if self.cv and self.levels:
-            ends = self.levels[0] * self.parts[0] + self.levels[-1] * (1 - self.parts[-1])
-            return float(np.trapezoid(self.levels, self.parts)) + ends
-        return math.exp(self._sigma**2 / 2)
-
-    @property
-    def _sigma(self) -> float:
-        # A lognormal of median 1 has a deviation of sqrt((v - 1) v) with v = exp(sigma^2).
-        return math.sqrt(math.log((1 + math.sqrt(1 + 4 * self.cv**2)) / 2))
-
     def draws(self, rng: np.random.Generator) -> Iterator[float]:
         if not self.cv:
             yield from itertools.repeat(1.0)
-        sigma = self._sigma
+        # A lognormal of median 1 has a deviation of sqrt((v - 1) v) with v = exp(sigma^2).
+        sigma = math.sqrt(math.log((1 + math.sqrt(1 + 4 * self.cv**2)) / 2))
         while True:
             if self.levels:
                 yield from np.interp(rng.random(_BLOCK), self.parts, self.levels).tolist()

@@ -38,7 +38,7 @@ def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
     batches = observed([LANE], took)["cpu0/0", "a"]
     # Twice what was predicted, and 5 ms for each batch.
     assert batches.latencies == pytest.approx((0.025, 0.029, 0.033, 0.037))
-    assert batches.noise.mean == pytest.approx(1.0)
+    assert batches.noise.levels == pytest.approx((1.0,) * len(batches.noise.parts))
 
 
 def test_one_size_alone_says_how_many_times_as_long() -> None:

@@ -171,8 +171,8 @@ def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
     taken = [service.takes(Run("cpu0/0", n, "a", (Request(n, "a", 0, 1),)))[2] / 0.01 for n in range(20_000)]
     assert statistics.median(taken) == pytest.approx(1, rel=0.01)
     assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
-    assert statistics.fmean(taken) == pytest.approx(Noise(0.3).mean, rel=0.01)
-    assert Noise().mean == 1
+    assert statistics.fmean(taken) == pytest.approx(1.0407, rel=0.01)  # of a lognormal distribution
+    assert next(Noise().draws(np.random.default_rng(0))) == 1
 
 
 def test_noise_goes_through_the_levels_that_were_measured() -> None:
@@ -180,7 +180,7 @@ def test_noise_goes_through_the_levels_that_were_measured() -> None:
     draws = Noise.of(features, 0.01).draws(np.random.default_rng(0))
     taken = np.array([next(draws) for _ in range(50_000)])
     assert np.quantile(taken, [0.05, 0.5, 0.9, 0.98, 0.995]) == pytest.approx([0.9, 1.0, 1.5, 3.72, 4.0], rel=0.03)
-    assert Noise.of(features, 0.01).mean == pytest.approx(taken.mean(), rel=0.01)
+    assert taken.mean() == pytest.approx(1.2575, rel=0.01)  # straight lines between the levels
     assert Noise.of({"cv_pct": 40.0}, 0.01) == Noise(0.4)
     assert Noise.of({}, 0.01) == Noise()
 
