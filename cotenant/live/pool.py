@@ -195,7 +195,8 @@ class Pool:
         if self._timer:
             self._timer.cancel()
         await asyncio.gather(*(self.stop(lane, grace) for lane in list(self._lanes)))
-        left = {line.process for line in self._lines}
+        # A shared process may have lost its last lane a moment ago, and be about to exit.
+        left = {line.process for line in self._lines} | set(self._shared.values())
         await asyncio.gather(*(process.stop("the server has stopped") for process in left))
 
     def shares_process(self, lane: str) -> bool:

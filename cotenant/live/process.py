@@ -101,8 +101,10 @@ class Process:
             self._process.kill()
 
     async def stop(self, reason: str) -> None:
-        """Kill it, and wait until nothing is left of it; not for ever, since one that waits for a driver stays."""
-        self.kill(reason)
+        """Kill it, unless it is about to exit, and wait until nothing is left of it; not for ever, since one that waits
+        for a driver stays."""
+        if not self._reaping:
+            self.kill(reason)
         await asyncio.wait([self.gone], timeout=2 * _LINGER)
 
     def forget(self, line: Line) -> None:

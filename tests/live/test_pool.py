@@ -544,6 +544,28 @@ def test_a_batch_that_outlasts_a_stop_costs_its_lane_alone(folder: Path) -> None
     asyncio.run(scenario())
 
 
+def test_a_pool_that_closes_waits_for_a_shared_process_that_has_just_lost_its_last_lane(folder: Path) -> None:
+    heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=8, layers=1)
+    picture = np.zeros((8, 3, 32, 32), np.float32)
+
+    async def scenario() -> None:
+        async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, _):
+            await pool.start("cpu0/0", share=300, models=[heavy])
+            await told.next()
+            await pool.start("cpu0/1", share=300, models=[heavy])
+            await told.next()
+            pid = pool.status()[0].pid
+            pool.run("cpu0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
+            await pool.stop("cpu0/0", grace=0.0)  # its process has another lane, and is not waited for
+            await pool.stop("cpu0/1", grace=5.0)
+            while pool._lines:
+                await asyncio.sleep(0)
+            await pool.close(grace=5.0)
+            assert not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(scenario())
+
+
 def test_a_pool_that_closes_leaves_no_process_however_many_lanes_hang(folder: Path) -> None:
     heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=32, layers=6)
     picture = np.zeros((32, 3, 32, 32), np.float32)
