@@ -15,7 +15,6 @@ from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError, InvalidError, RequestError
 
 NAME = "cotenant"
-VERSION = __version__
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -132,6 +131,23 @@ class Core(Protocol):
     def cancel(self, ticket: int) -> None:
         """The caller left: `done` will be called with CancelledError unless it was called already."""
         ...
+
+
+# What both front ends answer of themselves.
+
+
+def server_metadata() -> dict[str, Any]:
+    return {"name": NAME, "version": __version__, "extensions": EXTENSIONS}
+
+
+def model_metadata(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "versions": [info.version],
+        "platform": info.platform,
+        "inputs": [msgspec.structs.asdict(spec) for spec in info.inputs],
+        "outputs": [msgspec.structs.asdict(spec) for spec in info.outputs],
+    }
 
 
 # What both front ends do with a request before the server sees it, and with its answer after.

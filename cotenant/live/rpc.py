@@ -32,10 +32,7 @@ from cotenant.errors import (
     UnsupportedError,
 )
 from cotenant.live.oip import (
-    EXTENSIONS,
     FORMATS,
-    NAME,
-    VERSION,
     Core,
     Data,
     InferRequest,
@@ -44,8 +41,10 @@ from cotenant.live.oip import (
     check_request,
     check_size,
     chosen,
+    model_metadata,
     pack,
     scheduling,
+    server_metadata,
 )
 
 _SERVICE = "inference.GRPCInferenceService"
@@ -292,18 +291,11 @@ class RpcServer:
         return {"ready": self._core.model_ready(message.name, message.version)}
 
     def _server_metadata(self, message: Any) -> Mapping[str, Any]:
-        return {"name": NAME, "version": VERSION, "extensions": EXTENSIONS}
+        return server_metadata()
 
     def _model_metadata(self, message: Any) -> Mapping[str, Any]:
         _check_version(message.version)
-        info = self._core.model(message.name, message.version)
-        return {
-            "name": info.name,
-            "versions": [info.version],
-            "platform": info.platform,
-            "inputs": [msgspec.structs.asdict(spec) for spec in info.inputs],
-            "outputs": [msgspec.structs.asdict(spec) for spec in info.outputs],
-        }
+        return model_metadata(self._core.model(message.name, message.version))
 
     def _model_config(self, message: Any) -> Mapping[str, Any]:
         _check_version(message.version)

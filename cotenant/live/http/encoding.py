@@ -1,0 +1,43 @@
+"""gzip and deflate, for bodies both ways."""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from collections.abc import Sequence
+
+from cotenant.live.oip import Data
+
+
+@functools.lru_cache(maxsize=256)
+def encoding_for(accept: bytes, binary: bool) -> bytes | None:
+    """The compression to use for a caller that accepts these.
+
+    Numbers in binary hardly shrink, and libraries accept gzip without being asked: binary is compressed only for a
+    caller that names one encoding and so means it.
+    """
+    weights: dict[bytes, bool] = {}
+    for item in accept.lower().split(b","):
+        name, _, weight = item.partition(b";")
+        weights[name.strip()] = not re.fullmatch(rb"\s*q\s*=\s*0(\.0*)?\s*", weight)
+    if binary and len(weights) > 1:
+        return None
+    return next((name for name in (b"gzip", b"deflate") if weights.get(name)), None)
+
+
+def deflate(body: Sequence[Data], encoding: bytes) -> bytes:
+    # Level 1: the answer is under way sooner than a better one would be made.
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31 if encoding == b"gzip" else 15)
+    return b"".join([*map(packer.compress, body), packer.flush()])
+
+
+def inflate(body: Data, limit: int) -> bytes | None:
+    """None where there is more than `limit` bytes in it. Raises zlib.error."""
+    unpacker = zlib.decompressobj(47)  # zlib or gzip, as its head says
+    data = unpacker.decompress(body, limit + 1)
+    if len(data) > limit:
+        return None
+    if not unpacker.eof:
+        raise zlib.error("it ends too early")
+    return data
