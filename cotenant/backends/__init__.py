@@ -13,13 +13,13 @@ from cotenant.core.model import Kind
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker process of one partition is started with.
 
-    env: added to the environment. cores: the only cores it may run on; empty: any. threads: for one batch.
-    pace: processor seconds per second that the worker holds itself to, by ending each batch no earlier than its
-    processor time allows; None where something else holds it. budget: processor seconds per second that its share
-    allows, whoever holds it, for the audit; None where a share is not of processor time. fake: it sleeps for the
-    profiled time, and runs nothing. cuda: batches run on the first CUDA device that its environment shows. process:
-    lanes of the same process share one worker, and in it one copy of each model's weights; "": a worker of its own.
-    groups: the device's groups of multiprocessors that batches run on; empty: all.
+    env: added to the environment before CUDA is called for the first time. cores: the only cores it may run on; empty:
+    any. threads: for one batch. pace: processor seconds per second that the worker holds itself to, by ending each
+    batch no earlier than its processor time allows; None where something else holds it. budget: processor seconds per
+    second that its share allows, whoever holds it, for the audit; None where a share is not of processor time. fake: it
+    sleeps for the profiled time, and runs nothing. cuda: batches run on the first CUDA device that its environment
+    shows. process: lanes of the same process share one worker, and in it one copy of each model's weights; "": a worker
+    of its own. groups: the device's groups of multiprocessors that batches run on; empty: all.
     """
 
     env: dict[str, str] = {}

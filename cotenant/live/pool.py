@@ -20,6 +20,8 @@ from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
 from cotenant.errors import DeviceError, FailedError, RequestError, WorkerError
 from cotenant.live.process import Line, Process, own_memory, processor_time
+from cotenant.live.spare import Outfit, Spares
+from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, Answer, Part, Run, Setup, Timing, WorkerModel, aligned
 
@@ -107,7 +109,8 @@ class _Lane:
 
 class Pool:
     """patience: seconds that a worker has to become ready. hang: seconds after which a batch is given up, and its
-    worker with it. lives: quick deaths in a row after which a lane is given up. All methods belong to the event loop.
+    worker with it. lives: quick deaths in a row after which a lane is given up. spares: processes that are kept ready
+    for lanes that start, of each outfit that lanes have. All methods belong to the event loop.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Pool:
         patience: float = 120.0,
         hang: float = 60.0,
         lives: int = 10,
+        spares: int = 0,
     ) -> None:
         self._backend = backend
         self._arena = arena
@@ -130,6 +134,7 @@ class Pool:
         self._lines: dict[Line, _Lane] = {}
         self._flights: dict[Line, _Flight] = {}
         self._shared: dict[str, Process] = {}  # by their names
+        self._spares = Spares(spares, arena.fd)
         self._lost: dict[str, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
 
@@ -197,7 +202,7 @@ class Pool:
         await asyncio.gather(*(self.stop(lane, grace) for lane in list(self._lanes)))
         # A shared process may have lost its last lane a moment ago, and be about to exit.
         left = {line.process for line in self._lines} | set(self._shared.values())
-        await asyncio.gather(*(process.stop("the server has stopped") for process in left))
+        await asyncio.gather(self._spares.close(), *(process.stop("the server has stopped") for process in left))
 
     def shares_process(self, lane: str) -> bool:
         """Whether the lane's process may serve others, too."""
@@ -250,6 +255,7 @@ class Pool:
                 fake=launch.fake,
                 cuda=launch.cuda,
                 groups=launch.groups,
+                env=launch.env,
             )
         )
         reason = "it was stopped while it loaded its models"
@@ -273,12 +279,23 @@ class Pool:
     def _process(self, lane: _Lane) -> Process:
         """The process that is to serve a lane."""
         name = lane.launch.process
-        if not name:
-            return Process(lane.name, self._arena.fd, lane.launch.env)
         shared = self._shared.get(name)
-        if shared is None or shared.ending:
-            shared = self._shared[name] = Process(name, self._arena.fd, lane.launch.env, shared=True)
-        return shared
+        if shared is not None and not shared.ending:
+            return shared
+        outfit = self._outfit(lane)
+        process = self._spares.take(outfit, name or lane.name) or Process(
+            name or lane.name, self._arena.fd, shared=outfit.shared
+        )
+        if name:
+            self._shared[name] = process
+        return process
+
+    def _outfit(self, lane: _Lane) -> Outfit:
+        """What a process needs that serves a lane, with all others that are to share it."""
+        process = lane.launch.process
+        served = [it for it in self._lanes.values() if it.launch.process == process] if process else [lane]
+        modules = {runners.module_of(model, fake=it.launch.fake) for it in served for model in it.models.values()}
+        return Outfit(bool(process), frozenset(modules))
 
     def _adopt(self, lane: _Lane, line: Line) -> None:
         lane.line = line
@@ -364,6 +381,8 @@ class Pool:
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
         self._look_for_lost()
+        if not any(lane.state in ("starting", "restarting") for lane in self._lanes.values()):
+            self._spares.keep({self._outfit(lane) for lane in self._lanes.values()})
         now = time.monotonic()
         for line, flight in self._flights.items():
             if now - flight.since > self._hang:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,14 +50,16 @@ class Process:
     it is `shared`, any number, each over a socket of its own that it is handed, and ends after the last.
 
     `gone` becomes the reason why it ended, once nothing is left of it. name: whose it is, for the log. arena: the
-    descriptor that it inherits.
+    descriptor that it inherits. ahead: it is nobody's yet, imports these modules while nobody waits for it, and serves
+    who takes it then; None: it is wanted now.
     """
 
-    def __init__(self, name: str, arena: int, env: Mapping[str, str], *, shared: bool = False) -> None:
+    def __init__(self, name: str, arena: int, *, shared: bool = False, ahead: Sequence[str] | None = None) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = loop.create_future()
         self.lines: set[Line] = set()
         self.ending = False  # it takes no further lane
+        self._waits = False  # it was started ahead, and has all that it was to have
         self._reaping = False
         self._name = name
         self._shared = shared
@@ -70,19 +72,30 @@ class Process:
             self._output, printed = os.pipe()
             theirs.callback(os.close, printed)
             ours.callback(os.close, self._output)
+            program = ["cotenant.worker.main"] if ahead is None else ["cotenant.worker.ahead", ",".join(ahead)]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cotenant.worker.main", str(arena), str(os.getpid()), *["shared"] * shared],
+                [sys.executable, "-m", *program, str(arena), str(os.getpid()), *["shared"] * shared],
                 stdin=other.fileno(),
                 stdout=printed,
                 stderr=printed,
                 pass_fds=(arena,),
-                env={**os.environ, **_ENVIRONMENT, **env},
+                env={**os.environ, **_ENVIRONMENT},
                 process_group=0,  # Ctrl-C is for the server alone, which tells its workers
             )
             ours.pop_all()  # they stay
         self.pid = self._process.pid
         os.set_blocking(self._output, False)
         loop.add_reader(self._output, self._listen)
+        if ahead is not None:
+            loop.add_reader(self._connection, self._watch)
+
+    def take(self, name: str) -> bool:
+        """Whether it was started ahead, waits, and lives; then it is for whoever has that name."""
+        if not self._waits or self._process.poll() is not None:
+            return False
+        self._loop.remove_reader(self._connection)
+        self._name = name
+        return True
 
     def connect(self) -> socket.socket:
         """Our end of the socket of one more lane. Raises WorkerError where there can be none."""
@@ -123,6 +136,17 @@ class Process:
             with contextlib.suppress(OSError):  # it is gone already
                 self._connection.shutdown(socket.SHUT_WR)
         self._reap(self._loop.time() + _LINGER)
+
+    def _watch(self) -> None:
+        """Nobody has taken it yet. It says one byte, when it is ready to be."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                self._waits = bool(self._connection.recv(1, socket.MSG_DONTWAIT))
+            except ConnectionResetError:
+                self._waits = False
+            if not self._waits:
+                self._loop.remove_reader(self._connection)
+                self.end()
 
     def _listen(self) -> None:
         """What it prints is for the log; its last words say why it died."""

@@ -9,11 +9,9 @@ the process is the end of them all.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -29,25 +27,23 @@ from cotenant.worker.arena import map_memory
 from cotenant.worker.batch import Batch
 from cotenant.worker.green import Multiprocessors
 from cotenant.worker.pace import Pace
+from cotenant.worker.tie import tie
 from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Ready, Run, Setup, Timing, ToWorker, pack
 
 # Seconds after which a thread lets another have the interpreter: one that waits for a device is ready to go on at once.
 SWITCH = 0.0002
-_PR_SET_PDEATHSIG = 1
 
 # Made before there are threads: two that make decoders of the same types at once can crash msgspec (0.22).
 _decoder = msgspec.msgpack.Decoder(ToWorker)
 
 
 def main() -> None:
-    # A supervisor, or a terminal, tells all processes to stop; workers wait for the server to let them go.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # The end of the stream says as much, but not to a worker in the middle of a long batch.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[2]):
-        sys.exit(1)  # it was gone before
+    tie(int(sys.argv[2]))
+    work()
+
+
+def work() -> None:
+    """As the arguments say, until the stream on the standard input ends."""
     connection = socket.socket(fileno=sys.stdin.fileno())
     arena, processors = int(sys.argv[1]), Multiprocessors()
     if "shared" in sys.argv[3:]:
@@ -102,6 +98,8 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
 
     if not isinstance(setup := receive(), Setup):
         return
+    # CUDA reads them when it is first called. Lanes of one process have the same, and none changes them under others.
+    os.environ.update(setup.env.items() - os.environ.items())
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)  # before any pool of threads is made: they inherit it
     memory = map_memory(arena, setup.arena)

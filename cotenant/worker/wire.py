@@ -89,6 +89,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fake: bool = False
     cuda: bool = False
     groups: tuple[int, ...] = ()
+    env: dict[str, str] = {}
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -16,10 +16,11 @@ from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
+from cotenant.live import pool as pool_module
 from cotenant.worker.wire import WorkerModel
 from tests.backends import test_green, test_mig
 from tests.driver import mps
-from tests.live.workers import floats, pool_of, sleeper
+from tests.live.workers import floats, pool_of, sleeper, spare
 from tests.worker import graphs
 
 BACKENDS: dict[str, Callable[[pytest.MonkeyPatch, ExitStack], Backend]] = {
@@ -81,6 +82,29 @@ def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path
                 pool.run(lane, 2, "identity", [floats(3, 4)])
                 assert (await told.next())[3][0][0].array().tolist() == [[3, 4]]
                 await pool.stop(lane, grace=5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_returns_in_a_process_that_was_started_ahead(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    lane = lane_of(backend)
+
+    async def scenario() -> None:
+        async with pool_of(backend, spares=1) as (pool, told, _):
+            await pool.start(lane, share=500, models=[model(backend, tmp_path)])
+            assert await told.next() == ("ready", lane)
+            waiting = await spare(pool)
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert (await told.next())[0] == "died"
+            assert await told.next() == ("ready", lane)
+            assert pool.status()[0].pid == waiting
+            pool.run(lane, 1, "identity", [floats(1, 2)])
+            assert (await told.next())[3][0][0].array().tolist() == [[1, 2]]
 
     asyncio.run(scenario())
 

@@ -123,7 +123,7 @@ def workers_of(parent: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent and b"cotenant.worker.main" in (stat.parent / "cmdline").read_bytes():
+            if int(fields[1]) == parent and b"cotenant.worker." in (stat.parent / "cmdline").read_bytes():
                 found.append(int(stat.parent.name))
         except OSError:
             continue

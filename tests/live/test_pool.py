@@ -43,13 +43,6 @@ def stuck(folder: Path) -> WorkerModel:
     return WorkerModel(name="stuck", path=str(path), inputs=())
 
 
-class Unable(Cpu):
-    """Its workers cannot even start Python."""
-
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
-        return Launch(env={"PYTHONHOME": "/nowhere"})
-
-
 def test_a_batch_comes_back_to_each_request(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, told, _):
@@ -200,9 +193,11 @@ def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_worker_that_exits_while_it_starts_says_why() -> None:
+def test_a_worker_that_exits_while_it_starts_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # it cannot even start Python
+
     async def scenario() -> None:
-        async with pool_of(Unable()) as (pool, _, _):
+        async with pool_of(Cpu()) as (pool, _, _):
             with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it exited with status 1: \S"):
                 await pool.start(LANE, share=500, models=[])
 

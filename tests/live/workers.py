@@ -14,6 +14,7 @@ from cotenant.backends import Backend
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
+from cotenant.live.process import Process
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 
@@ -59,6 +60,19 @@ async def pool_of(
         recorder.told.get_nowait()
     assert arena.free == arena.size
     arena.close()
+
+
+def spares(pool: Pool) -> list[Process]:
+    return [process for kept in pool._spares._kept.values() for process in kept]
+
+
+async def spare(pool: Pool) -> int:
+    """The number of the only one, as soon as it is ready. It gives way to all else that runs here meanwhile."""
+    async with asyncio.timeout(3 * PATIENCE):
+        while not any(process._waits for process in spares(pool)):
+            await asyncio.sleep(0.01)
+    (found,) = spares(pool)
+    return found.pid
 
 
 def sleeper(seconds: float, *, max_batch: int = 1, name: str = "sleeper") -> WorkerModel:

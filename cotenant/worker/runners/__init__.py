@@ -5,7 +5,7 @@ Each library is imported where a model needs it: PyTorch takes seconds, and hund
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cotenant.errors import ModelError
 from cotenant.worker.runners.arrays import Array, filled, one_line
@@ -45,6 +45,11 @@ class Runner(Protocol):
         ...
 
 
+def module_of(model: WorkerModel, *, fake: bool) -> str:
+    """The module here that runs it. To import that is most of what comes before the model itself is loaded."""
+    return f"{__name__}.{_library(model, fake)}"
+
+
 def load(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
     """A runner that has run its largest and its smallest batch, or the smallest where the model is known, and the bytes
     that its outputs take for one row, each aligned. Raises ModelError, and DeviceError where there is no GPU to run on.
@@ -69,12 +74,19 @@ def rehearse(runner: Runner, times: int) -> list[tuple[str, Array]]:
     return outputs
 
 
-def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) -> Runner:
+def _library(model: WorkerModel, fake: bool) -> Literal["fake", "pytorch", "onnx"]:
     if fake:
+        return "fake"
+    return "pytorch" if model.platform.startswith("pytorch") else "onnx"
+
+
+def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) -> Runner:
+    library = _library(model, fake)
+    if library == "fake":
         from cotenant.worker.runners.fake import Fake
 
         return Fake(model)
-    if model.platform.startswith("pytorch"):
+    if library == "pytorch":
         try:
             from cotenant.worker.runners.pytorch import pytorch
         except ModuleNotFoundError:

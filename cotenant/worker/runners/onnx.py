@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
 from cotenant.errors import ModelError
 from cotenant.worker.runners.arrays import Array, one_line
 from cotenant.worker.wire import WorkerModel
+
+# Its exceptions have no class of their own in common.
+_FAILURES = tuple(it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception))
 
 
 class Onnx:
@@ -21,11 +27,6 @@ class Onnx:
     known = False
 
     def __init__(self, model: WorkerModel, threads: int, stream: int | None = None) -> None:
-        import onnxruntime
-        from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-        # ONNX Runtime's exceptions have no class of their own in common.
-        self._failures = tuple(it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception))
         self.model = model
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -45,7 +46,7 @@ class Onnx:
             providers.insert(0, ("CUDAExecutionProvider", where))
         try:
             self._session = onnxruntime.InferenceSession(model.path, options, providers=providers)
-        except self._failures as error:
+        except _FAILURES as error:
             raise ModelError(f"{model.path}: ONNX Runtime cannot load it: {one_line(error)}") from None
         self._outputs = [node.name for node in self._session.get_outputs()]
 
@@ -55,7 +56,7 @@ class Onnx:
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
         try:
             return list(zip(self._outputs, self._session.run(self._outputs, inputs), strict=True))
-        except self._failures as error:
+        except _FAILURES as error:
             raise ModelError(one_line(error)) from None
 
     def least(self, rows: int) -> float:
