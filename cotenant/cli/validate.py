@@ -1,15 +1,16 @@
 """`cotenant validate`: the same plan and the same arrivals through the live server and through the simulator.
 
-The server is a process of its own, as when it serves. Before anything is compared it is warmed up under some load, and
-what the simulator cannot know is taken from that: what batches take beside the neighbours that they really have, and
-how much that varies, by the server's event log; and what a request spends outside of the server.
+The server is a process of its own, as when it serves. Before each load is compared, other arrivals of the same load
+are sent as a rehearsal, and what the simulator cannot know is taken from that: what batches take beside the neighbours
+that they really have, and how much that varies, by the server's event log; and what a request spends outside of the
+server. Both depend on the load: caches grow cold where batches come seldom, and processors are short where they come
+often.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json as jsonlib
-import re
 import statistics
 import sys
 import tempfile
@@ -40,13 +41,10 @@ from cotenant.runtime.log import entries
 
 if TYPE_CHECKING:
     from cotenant.planners import Problem
-
-Took = Mapping[tuple[str, str], Mapping[int, Sequence[float]]]  # seconds of batches, by lane and model, by rows
+    from cotenant.sim.observed import Seen
 
 LOADS = (0.3, 0.6, 0.9, 1.2)
-LIGHT = 0.1  # times the planned rates: what a request spends outside of the server is seen where nothing queues
-WARM_UP = 0.6  # times the planned rates: what neighbours cost is seen where they work
-ASIDE = 1000  # added to the seed of the warm-up: it is not to be what is compared
+ASIDE = 1000  # added to the seed of a rehearsal: it is not to be what is compared
 CLOSE = 0.05
 ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
 BUSY = 0.01  # seconds by which requests are sent late where something else uses the machine
@@ -54,19 +52,22 @@ PATIENCE = 10.0
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load. batches: how long batches took live over how long they took simulated, by model."""
+    """One load.
+
+    batches: how long batches took live over how long they took simulated, by model. Of the rehearsal, slowdowns: what
+    batches took over their profile, by model and share in percent; outside: seconds that a request spends outside of
+    the server, by model.
+    """
 
     load: float
     simulated: Report
     live: Report
     batches: dict[str, float]
+    slowdowns: dict[str, float]
+    outside: dict[str, float]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """slowdowns: observed, by model and share in percent. outside: seconds that a request spends outside the server."""
-
-    slowdowns: dict[str, float]
-    outside: dict[str, float]
     loads: tuple[Comparison, ...]
 
 
@@ -79,7 +80,9 @@ def validate(
         typer.Option("--load", min=0.01, help="Multiple of the planned rates; several may be given. 0.3 to 1.2 else."),
     ] = None,
     seconds: Seconds = 60.0,
-    warm_up: Annotated[float, typer.Option("--warm-up", min=1.0, help="Seconds under load before that.")] = 20.0,
+    warm_up: Annotated[
+        float, typer.Option("--warm-up", min=1.0, help="Seconds of other arrivals before each load.")
+    ] = 20.0,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -103,51 +106,58 @@ async def compared(
     """flags: of `cotenant serve`, whose plan must be for this problem."""
     from cotenant.cli.client import body_for, under_load
     from cotenant.runtime.lanes import lanes_of
-    from cotenant.sim.observed import durations, observed
+    from cotenant.sim.observed import observed, seen
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
 
-    async with interruptible(), served(flags) as (plan, http, metrics, log):
+    async with interruptible(), served(flags) as (plan, http, log):
         models = [model for model in problem.models if plan.rate(model.name)]
         rng = np.random.default_rng(seed)
         bodies = {model.name: await asyncio.to_thread(body_for, http, model.name, rng) for model in models}
 
-        async def live(load: float, seconds: float, seed: int) -> tuple[Report, Took]:
-            since = time.monotonic()
+        lanes = list(lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles))
+
+        async def live(load: float, seconds: float, seed: int) -> tuple[Report, Seen]:
+            since, written = time.monotonic(), log.stat().st_size
             rates = {name: rate * load for name, rate in plan.rates().items()}
             report = await under_load(http, models, bodies, rates, seconds=seconds, seed=seed, quiet=True)
-            return report, durations(entries(_written(log), str(log)), since, time.monotonic())
+            return report, seen(entries(_lines(log, written), str(log)), since, time.monotonic())
 
-        aside.print(f"warming up at {LIGHT:g} and {WARM_UP:g} x the planned rates, {warm_up:g} s", highlight=False)
-        before = await asyncio.to_thread(_answered, metrics)
-        report, _ = await live(LIGHT, warm_up / 2, seed + ASIDE)
-        outside = _outside(report, before, await asyncio.to_thread(_answered, metrics))
-        report, took = await live(WARM_UP, warm_up / 2, seed + ASIDE)
-        if (report.lag or 0.0) > BUSY:
-            tell("the machine is busy:", f"requests leave up to {show_seconds(report.lag or 0.0)} late; compare later")
-        batches = observed(lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles), took)
         found = []
         for load in loads:
-            aside.print(f"{load:g} x the planned rates, {seconds:g} s", highlight=False)
-            report, took_now = await live(load, seconds, seed)
+            aside.print(f"{load:g} x the planned rates, {warm_up:g} s to warm up and {seconds:g} s", highlight=False)
+            rehearsal, known = await live(load, warm_up, seed + ASIDE)
+            if (rehearsal.lag or 0.0) > BUSY:
+                late = show_seconds(rehearsal.lag or 0.0)
+                tell("the machine is busy:", f"requests leave up to {late} late; compare later")
+            outside, batches = outside_of(rehearsal, known), observed(lanes, known.batches)
+            report, told = await live(load, seconds, seed)
             workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
             simulated = simulate(
                 _closer(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches
             )
             simulated = _farther(simulated, outside, [model.name for model in models])
-            means = {row.model: _mean(took_now, row.model) / row.observed for row in simulated.models if row.observed}
-            found.append(Comparison(load=load, simulated=simulated, live=report, batches=means))
-    return Result(slowdowns=slowdowns(plan, problem, took), outside=outside, loads=tuple(found))
+            means = {row.model: _mean(told, row.model) / row.observed for row in simulated.models if row.observed}
+            found.append(
+                Comparison(
+                    load=load,
+                    simulated=simulated,
+                    live=report,
+                    batches=means,
+                    slowdowns=slowdowns(plan, problem, known),
+                    outside={name: spent.mean for name, spent in outside.items()},
+                )
+            )
+    return Result(loads=tuple(found))
 
 
 @asynccontextmanager
-async def served(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, str, Path]]:
-    """`cotenant serve` in a process of its own: its plan, the addresses of HTTP and metrics, and its event log."""
+async def served(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, Path]]:
+    """`cotenant serve` in a process of its own: its plan, the address of HTTP, and its event log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "events.jsonl")
         async with _process([*flags, "--log", str(log)]) as up:
-            addresses = up["addresses"]
-            yield Plan.from_json(jsonlib.dumps(up["plan"])), addresses["http"], addresses["metrics"], log
+            yield Plan.from_json(jsonlib.dumps(up["plan"])), up["addresses"]["http"], log
 
 
 @asynccontextmanager
@@ -170,12 +180,15 @@ async def _process(flags: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
             process.kill()
 
 
-def _written(log: Path) -> list[bytes]:
-    """The lines that are whole: the server is still at it."""
-    return log.read_bytes().split(b"\n")[:-1]
+def _lines(log: Path, start: int) -> list[bytes]:
+    """Those that were begun and ended since the log had `start` bytes: the server is still at it."""
+    with log.open("rb") as file:
+        file.seek(max(start - 1, 0))
+        begun = file.read().split(b"\n")
+    return begun[min(start, 1) : -1]
 
 
-def slowdowns(plan: Plan, problem: Problem, took: Took) -> dict[str, float]:
+def slowdowns(plan: Plan, problem: Problem, seen: Seen) -> dict[str, float]:
     """What batches took over what was profiled, by model and share; over its lanes where it has several of a share."""
     from cotenant.runtime.lanes import lane_id
 
@@ -185,64 +198,60 @@ def slowdowns(plan: Plan, problem: Problem, took: Took) -> dict[str, float]:
             for placement in partition.placements:
                 curve = problem.profiles[placement.model, device.kind].curve(partition.share, placement.procs)
                 key = f"{placement.model} {show_share(partition.share)}"
-                for rows, seconds in took.get((lane_id(device, slot), placement.model), {}).items():
+                for rows, seconds in seen.batches.get((lane_id(device, slot), placement.model), {}).items():
                     sums[key][0] += sum(seconds)
                     sums[key][1] += curve[rows - 1] * len(seconds)
     return {key: taken / alone for key, (taken, alone) in sums.items() if alone > 0}
 
 
-_ANSWERED = re.compile(r'^nv_inference_request_(duration_us|success)\{model="([^"]*)"[^}]*\} (\S+)$', re.MULTILINE)
+class Outside(msgspec.Struct, frozen=True):
+    """Seconds that requests of a model spend outside of the dispatcher: on sockets, being read and written, and in the
+    load generator. What callers saw over what its event log tells, by mean and by median: a few that wait long for a
+    processor make the mean the larger."""
+
+    mean: float = 0.0
+    median: float = 0.0
 
 
-def _answered(address: str) -> dict[str, dict[str, float]]:
-    """By model since the server started: µs from arrival to answer, and how many were answered."""
-    from cotenant.cli.client import fetch
-
-    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for name, model, value in _ANSWERED.findall(fetch(address, "/metrics").decode()):
-        found[model][name] = float(value)
-    return found
-
-
-def _outside(
-    report: Report, before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """By model, seconds that a request spends outside of the server, between sockets and in the load generator: what
-    callers saw on average over what the server did."""
-    outside = {}
-    for row in report.models:
-        was, now = before.get(row.model, {}), after.get(row.model, {})
-        count = now.get("success", 0.0) - was.get("success", 0.0)
-        if count and row.mean is not None:
-            spent = (now["duration_us"] - was.get("duration_us", 0.0)) / 1e6
-            outside[row.model] = max(0.0, row.mean - spent / count)
-    return outside
+def outside_of(report: Report, seen: Seen) -> dict[str, Outside]:
+    """By model, of those that had answers."""
+    return {
+        row.model: Outside(
+            mean=max(0.0, row.mean - statistics.fmean(inside)), median=max(0.0, row.p50 - statistics.median(inside))
+        )
+        for row in report.models
+        if (inside := seen.requests.get(row.model)) and row.mean is not None and row.p50 is not None
+    }
 
 
-def _closer(problem: Problem, outside: Mapping[str, float]) -> Problem:
+def _closer(problem: Problem, outside: Mapping[str, Outside]) -> Problem:
     """The problem with targets less by what requests spend outside."""
     models = tuple(
-        msgspec.structs.replace(model, slo=max(model.slo - outside.get(model.name, 0.0), 1e-6))
+        msgspec.structs.replace(model, slo=max(model.slo - outside.get(model.name, Outside()).mean, 1e-6))
         for model in problem.models
     )
     return msgspec.structs.replace(problem, models=models)
 
 
-def _farther(report: Report, outside: Mapping[str, float], names: Sequence[str]) -> Report:
+def _farther(report: Report, outside: Mapping[str, Outside], names: Sequence[str]) -> Report:
     """The report of these models with latencies more by what requests spend outside, as their callers see them."""
 
-    def seen(row: ModelReport) -> ModelReport:
-        more = outside.get(row.model, 0.0)
-        times = {name: getattr(row, name) for name in ("target", "mean", "p50", "p99", "p999")}
-        later = {name: None if time is None else time + more for name, time in times.items()}
-        return msgspec.structs.replace(row, **later)
+    def later(row: ModelReport) -> ModelReport:
+        more = outside.get(row.model, Outside())
+        times = dict.fromkeys(("target", "mean", "p99", "p999"), more.mean) | {"p50": more.median}
+        changed = {name: time + extra for name, extra in times.items() if (time := getattr(row, name)) is not None}
+        return msgspec.structs.replace(row, **changed)
 
-    return msgspec.structs.replace(report, models=tuple(seen(row) for row in report.models if row.model in names))
+    return msgspec.structs.replace(report, models=tuple(later(row) for row in report.models if row.model in names))
 
 
-def _mean(took: Took, model: str) -> float:
+def _mean(seen: Seen, model: str) -> float:
     own = [
-        one for (_, name), by_rows in took.items() if name == model for seconds in by_rows.values() for one in seconds
+        one
+        for (_, name), by_rows in seen.batches.items()
+        if name == model
+        for seconds in by_rows.values()
+        for one in seconds
     ]
     return statistics.fmean(own) if own else 0.0
 
@@ -251,12 +260,11 @@ def result_view(result: Result) -> RenderableType:
     """A table for each load, and how far apart the two are at most."""
     parts: list[RenderableType] = []
     for it in result.loads:
-        parts += [comparison_table(it), Text(verdict(it)), ""]
-    slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in result.slowdowns.items())
-    outside = max(result.outside.values(), default=0.0)
-    parts.append(Text(f"observed while warming up: batches over profile {slowdowns or '-'}"))
-    parts.append(Text(f"outside of the server a request spends up to {show_seconds(outside)}"))
-    return Group(*parts)
+        slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in it.slowdowns.items())
+        outside = show_seconds(max(it.outside.values(), default=0.0))
+        seen = f"while warming up, batches over profile: {slowdowns or '-'}; outside of the server up to {outside}"
+        parts += [comparison_table(it), Text(verdict(it)), Text(seen, style="dim"), ""]
+    return Group(*parts[:-1])
 
 
 def comparison_table(it: Comparison) -> RenderableType:

@@ -1,4 +1,5 @@
-"""What batches really take, from an event log: the service model of a server as it runs, with the neighbours it has."""
+"""What a server's event log tells of a stretch of time: what batches really take, with the neighbours they have, which
+is the service model of a server as it runs; and how long requests were with the dispatcher."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.runtime.events import Finished, LaneSpec, Run
+from cotenant.core.request import Outcome
+from cotenant.runtime.events import Finished, LaneSpec, Reply, Run
 from cotenant.runtime.log import LogLine
 from cotenant.sim.service import Batches, Key, Noise
 
@@ -19,20 +22,35 @@ ENOUGH = 30  # batches of one size, whose median is taken as it is
 PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
-def durations(lines: Iterable[LogLine], since: float, until: float) -> dict[Key, dict[int, list[float]]]:
-    """Seconds that batches took which ran from `since` to `until` (of the log's clock), by lane and model, by rows."""
-    found: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+class Seen(msgspec.Struct, frozen=True):
+    """batches: seconds that they took, by lane and model, by rows. requests: seconds from arrival to answer of those
+    that were served, by model."""
+
+    batches: dict[Key, dict[int, list[float]]]
+    requests: dict[str, list[float]]
+
+
+def seen(lines: Iterable[LogLine], since: float, until: float) -> Seen:
+    """Of batches that ran and requests that came and were answered, from `since` to `until` (by the log's clock)."""
+    batches: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    requests: defaultdict[str, list[float]] = defaultdict(list)
     running: dict[tuple[str, int], tuple[Run, float]] = {}
     for line in lines:
+        if line.now > until:
+            break
         if isinstance(line.event, Finished):
             run, started = running.pop((line.event.lane, line.event.batch), (None, 0.0))
-            if run is not None and since <= started and line.now <= until:
+            if run is not None and since <= started:
                 rows = sum(request.size for request in run.requests)
-                found[run.lane, run.model][rows].append(line.now - started)
+                batches[run.lane, run.model][rows].append(line.now - started)
         for command in line.commands:
             if isinstance(command, Run):
                 running[command.lane, command.batch] = command, line.now
-    return {key: dict(by_rows) for key, by_rows in found.items()}
+            elif isinstance(command, Reply) and command.outcome is Outcome.SERVED:
+                for request in command.requests:
+                    if since <= request.arrived:
+                        requests[request.model].append(line.now - request.arrived)
+    return Seen({key: dict(by_rows) for key, by_rows in batches.items()}, dict(requests))
 
 
 def observed(lanes: Iterable[LaneSpec], took: Mapping[Key, Mapping[int, Sequence[float]]]) -> dict[Key, Batches]:

@@ -20,7 +20,7 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, ModelError
-from cotenant.profiling.grid import SHARES, Candidate, Grid, Listener, grid_of, profile
+from cotenant.profiling.grid import LEAST, PAUSE, SHARES, Candidate, Grid, Listener, grid_of, profile
 from cotenant.profiling.grid import measure as measure_set
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
@@ -101,7 +101,22 @@ def test_shares_are_legal_ones() -> None:
     assert len(shares) == len(SHARES) and list(shares) == sorted(shares, reverse=True)
     assert len(grid_of(green, range(100, 1001, 100)).shares) == 10
     assert grid_of(Kind(name="a30-mig", cuts=(250, 500, 1000))).shares == (1000, 500, 250)
-    assert grid_of(Kind(name="cpu")) == Grid()
+    assert grid_of(Kind(name="cpu")) == Grid(pause=PAUSE)
+
+
+def test_before_each_batch_there_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def slept(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", slept)
+    measure(
+        graphs.identity(tmp_path / "model.onnx"), floats, Grid(shares=(1000,), batches=(1,), seconds=0.0, pause=7.0)
+    )
+    assert pauses.count(7.0) == LEAST + 1  # the first batch is not counted
 
 
 def collect(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.core.request import Request
+from cotenant.core.request import Outcome, Request
 from cotenant.measure.report import ModelReport
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Command, Event, Finished, LaneModel, LaneSpec, Run
+from cotenant.runtime.events import Command, Event, Finished, LaneModel, LaneSpec, Reply, Run
 from cotenant.runtime.log import LogLine
-from cotenant.sim.observed import durations, observed
+from cotenant.sim.observed import observed, seen
 from cotenant.sim.run import simulate
 from cotenant.sim.service import Batches, Noise
 from tests.sim.test_run import PLAN, PROBLEM, row
@@ -28,9 +28,19 @@ def ran(number: int, rows: int, start: float, end: float) -> list[LogLine]:
 
 def test_batches_last_from_their_start_to_their_end_within_the_time() -> None:
     lines = [*ran(1, 1, 0.5, 0.6), *ran(2, 2, 1.0, 1.25), *ran(3, 2, 1.5, 1.7), *ran(4, 1, 1.9, 2.1)]
-    ((key, took),) = durations(lines, 1.0, 2.0).items()
+    ((key, took),) = seen(lines, 1.0, 2.0).batches.items()
     assert key == ("cpu0/0", "a")
     assert took == {2: [pytest.approx(0.25), pytest.approx(0.2)]}
+
+
+def test_requests_last_from_their_arrival_to_their_answer_if_they_are_served() -> None:
+    first, late, other, never = (Request(n, "ab"[n == 2], 1.0 + n / 10, 9.0) for n in range(4))
+    lines = [
+        LogLine(1.5, Finished("cpu0/0", 1), [Reply((first, late), Outcome.SERVED)]),
+        LogLine(1.6, Finished("cpu0/0", 2), [Reply((other,), Outcome.SERVED), Reply((never,), Outcome.EXPIRED)]),
+        LogLine(2.5, Finished("cpu0/0", 3), [Reply((never,), Outcome.SERVED)]),
+    ]
+    assert seen(lines, 1.05, 2.0).requests == {"a": [pytest.approx(0.4)], "b": [pytest.approx(0.4)]}
 
 
 def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
@@ -62,18 +72,18 @@ def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
         lines.append(LogLine(now, event, commands))
         return commands
 
-    seen = {("cpu0/0", "a"): Batches(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
-    slow = simulate(PROBLEM, PLAN, seconds=60, observed=seen, handle=recorded)
+    real = {("cpu0/0", "a"): Batches(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
+    slow = simulate(PROBLEM, PLAN, seconds=60, observed=real, handle=recorded)
     usual = simulate(PROBLEM, PLAN, seconds=60)
     assert mean(row(slow, "a")) > 1.2 * mean(row(usual, "a"))
     assert row(slow, "b") == row(usual, "b")
 
     specs = lines[0].event.lanes  # type: ignore[union-attr]
-    again = observed(specs, durations(lines, 0.0, 60.0))["cpu0/0", "a"]
-    often = [n for n, seconds in durations(lines, 0.0, 60.0)["cpu0/0", "a"].items() if len(seconds) > 300]
+    again = observed(specs, seen(lines, 0.0, 60.0).batches)["cpu0/0", "a"]
+    often = [n for n, seconds in seen(lines, 0.0, 60.0).batches["cpu0/0", "a"].items() if len(seconds) > 300]
     assert len(often) > 3
     for n in often:
-        assert again.latencies[n - 1] == pytest.approx(seen["cpu0/0", "a"].latencies[n - 1], rel=0.05)
+        assert again.latencies[n - 1] == pytest.approx(real["cpu0/0", "a"].latencies[n - 1], rel=0.05)
     assert np.interp(0.9, again.noise.parts, again.noise.levels) == pytest.approx(1.28, abs=0.05)
 
 
