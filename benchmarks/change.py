@@ -1,10 +1,11 @@
 """How long does a change of a model's share take, while it is under load? One line for each change.
 
     python -m benchmarks.change [--backend cpu|mps|green] [--shares 20 50] [--times 5]
-        [--repository FOLDER --model NAME] [--rows N] [--json]
+        [--repository FOLDER --model NAME] [--rows N] [--spares N] [--json]
 
 One lane is always busy. A second one with the other share starts beside it, takes over once it is ready, and the first
-one stops: as the server goes over to another plan. Where shares change within a process, so does this.
+one stops: as the server goes over to another plan. Where shares change within a process, so does this. With spares,
+which is as a server has it, each change waits until there is one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from cotenant.worker.repository import describe, loadable, sample, scan
 from cotenant.worker.wire import Timing, WorkerModel
 
 STEADY = 10  # batches that a lane runs before the next change
+AHEAD = 60.0  # seconds in which processes have been started ahead
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,13 +106,19 @@ class _Busy:
 
 
 async def measure(
-    backend: Backend, model: WorkerModel, payloads: Sequence[Payload], shares: tuple[int, int], times: int
+    backend: Backend,
+    model: WorkerModel,
+    payloads: Sequence[Payload],
+    shares: tuple[int, int],
+    times: int,
+    spares: int = 1,
 ) -> list[Change]:
-    """Changes from one share (‰) to the other and back, so often in all. Raises WorkerError where a worker fails."""
+    """Changes from one share (‰) to the other and back, so often in all. spares: processes that are started ahead, as
+    they are for each change. Raises WorkerError where a worker fails."""
     device = device_name(backend.fleet()[0].name)
     busy = _Busy(model.name, payloads)
     arena = Arena(1 << 28)
-    pool = busy.pool = Pool(backend, arena, busy)
+    pool = busy.pool = Pool(backend, arena, busy, spares=spares)
     changes = []
     try:
         lane, before = f"{device}/0", shares[0]
@@ -119,6 +127,7 @@ async def measure(
         busy.go()
         for number in range(1, times + 1):
             following, after = f"{device}/{number}", shares[number % 2]
+            await _prepared(pool, spares)
             await busy.until(STEADY)
             changes.append(await _change(pool, busy, model, (lane, before), (following, after)))
             lane, before = following, after
@@ -126,6 +135,16 @@ async def measure(
         busy.to = ""
         await pool.close(grace=10.0)
     return changes
+
+
+async def _prepared(pool: Pool, spares: int) -> None:
+    """Until so many processes have been started ahead."""
+    try:
+        async with asyncio.timeout(AHEAD):
+            while pool.ahead < spares:
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise WorkerError(f"{pool.ahead} of {spares} processes were started ahead within {AHEAD:g} s") from None
 
 
 async def _change(pool: Pool, busy: _Busy, model: WorkerModel, old: tuple[str, int], new: tuple[str, int]) -> Change:
@@ -167,6 +186,7 @@ def main() -> None:
     parser.add_argument("--repository", type=Path, help="where the model is; by default a small network of ONNX")
     parser.add_argument("--model")
     parser.add_argument("--rows", type=int, default=1, help="of each batch")
+    parser.add_argument("--spares", type=int, default=1, help="worker processes that are started ahead")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     first, second = (round(WHOLE * share / 100) for share in given.shares)
@@ -176,7 +196,7 @@ def main() -> None:
             model, payloads = _model(given.repository, given.model, given.rows, Path(folder))
             backend = backend_of(settings)
             try:
-                changes = asyncio.run(measure(backend, model, payloads, (first, second), given.times))
+                changes = asyncio.run(measure(backend, model, payloads, (first, second), given.times, given.spares))
             finally:
                 backend.stop()
         except CotenantError as error:
@@ -185,7 +205,8 @@ def main() -> None:
         print(msgspec.json.encode(changes).decode())
         return
     print(
-        f"backend {given.backend}, model {model.name}, batches of {given.rows}, load average {os.getloadavg()[0]:.1f}"
+        f"backend {given.backend}, model {model.name}, batches of {given.rows}, {given.spares} spares, load average"
+        f" {os.getloadavg()[0]:.1f}"
     )
     for it in changes:
         print(

@@ -210,6 +210,7 @@ def test_a_server_needs_no_file() -> None:
     assert settings.metrics == Address("127.0.0.1", 8002)
     assert settings.hold == "bucket"
     assert settings.reserve == 0.15
+    assert settings.spares == 1
     assert settings.cuts == tuple(range(50, 1001, 50))
     assert settings.grace == 10.0
     assert settings.objective is None
@@ -313,6 +314,7 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
         ("grpc.port = -1", "grpc.port: -1 is no port"),
         ("cpu.hold = 'firmly'", "cpu.hold: 'firmly' is not known; take 'bucket' or 'quota'"),
         ("cpu.reserve = '100%'", "cpu.reserve: '100%' leaves nothing for the models; write less than 100%"),
+        ("spares = -1", "spares: -1 processes cannot be kept ready; write 0 for none"),
         ("cpu.reserve = 2", "cpu.reserve: 2 must lie above 0 and at most at 1"),
         ("backend = 'tpu'", "backend: 'tpu' is not known; take 'cpu' or 'fake'"),
         ("planner = 'best'", "planner: 'best' is not known; take "),

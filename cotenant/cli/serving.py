@@ -46,7 +46,7 @@ async def serving(
                 log = files.enter_context(settings.log.open("wb"))
             except OSError as error:
                 raise ConfigError(f"{settings.log}: cannot write the event log: {error.strerror}") from None
-        server = Server(site, backend, preparation.site, log=log)
+        server = Server(site, backend, preparation.site, spares=settings.spares, log=log)
         http = HttpServer(server, page=lambda: page(server), status=server.status)
         metrics, rpc = HttpServer(server, only_metrics=True), RpcServer(server)
         try:

@@ -50,11 +50,12 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A server. The defaults are those of `read_settings(None)`.
 
-    profiles: a CSV file; None: what was measured on this machine. grace: seconds that a stop waits for requests in
-    flight. log: where the event log goes, if anywhere. reserve: the fraction of processor time kept for the server.
-    cuts: legal shares of a device, in ‰; None: those that the hardware has. objective: None: the largest multiple of
-    the rates, where one is not given; else the fewest devices. gpus: indexes or UUIDs; none: all that there are.
-    create: MIG instances may be made where a GPU has none.
+    profiles: a CSV file; None: what was measured on this machine. spares: worker processes that are started ahead, for
+    each set of libraries that models need. grace: seconds that a stop waits for requests in flight. log: where the
+    event log goes, if anywhere. reserve: the fraction of processor time kept for the server. cuts: legal shares of a
+    device, in ‰; None: those that the hardware has. objective: None: the largest multiple of the rates, where one is
+    not given; else the fewest devices. gpus: indexes or UUIDs; none: all that there are. create: MIG instances may be
+    made where a GPU has none.
     """
 
     repository: Path
@@ -72,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...]
     mps: MpsSettings
     create: bool
+    spares: int
     grace: float
     log: Path | None
     models: tuple[ModelSettings, ...]
@@ -137,6 +139,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     objective: str | None = None
     interference: Any = None
     backend: str = "cpu"
+    spares: int = 1
     grace: str | int | float = "10s"
     log: str | None = None
     http: _HttpEntry = msgspec.field(default_factory=_HttpEntry)
@@ -179,6 +182,7 @@ def read_settings(path: Path | None = None) -> Settings:
         gpus=tuple(str(device) for device in file.gpu.devices),
         mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
+        spares=_spares(file.spares, f"{place}: spares"),
         grace=units.seconds(str(file.grace), f"{place}: grace"),
         log=None if file.log is None else base / file.log,
         models=models,
@@ -220,6 +224,12 @@ def _cuts(backend: BackendName, file: _SettingsFile, place: str) -> tuple[int, .
             raise ConfigError(f"{place}: mps.cuts: MPS takes whole percentages only, not {units.show_share(broken[0])}")
         return cuts
     return cuts_of(file.cpu.cuts, f"{place}: cpu.cuts")
+
+
+def _spares(value: int, place: str) -> int:
+    if value < 0:
+        raise ConfigError(f"{place}: {value} processes cannot be kept ready; write 0 for none")
+    return value
 
 
 def _reserve(value: str | float, place: str) -> float:

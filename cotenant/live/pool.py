@@ -208,6 +208,11 @@ class Pool:
         """Whether the lane's process may serve others, too."""
         return lane in self._lanes and bool(self._lanes[lane].launch.process)
 
+    @property
+    def ahead(self) -> int:
+        """How many processes wait for lanes to start."""
+        return self._spares.ready
+
     def status(self) -> list[WorkerStatus]:
         return [
             WorkerStatus(

@@ -59,7 +59,7 @@ class Process:
         self.gone: asyncio.Future[str] = loop.create_future()
         self.lines: set[Line] = set()
         self.ending = False  # it takes no further lane
-        self._waits = False  # it was started ahead, and has all that it was to have
+        self.waits = False  # it was started ahead, has all that it was to have, and is nobody's
         self._reaping = False
         self._name = name
         self._shared = shared
@@ -91,9 +91,10 @@ class Process:
 
     def take(self, name: str) -> bool:
         """Whether it was started ahead, waits, and lives; then it is for whoever has that name."""
-        if not self._waits or self._process.poll() is not None:
+        if not self.waits or self._process.poll() is not None:
             return False
         self._loop.remove_reader(self._connection)
+        self.waits = False
         self._name = name
         return True
 
@@ -141,10 +142,10 @@ class Process:
         """Nobody has taken it yet. It says one byte, when it is ready to be."""
         with contextlib.suppress(BlockingIOError):
             try:
-                self._waits = bool(self._connection.recv(1, socket.MSG_DONTWAIT))
+                self.waits = bool(self._connection.recv(1, socket.MSG_DONTWAIT))
             except ConnectionResetError:
-                self._waits = False
-            if not self._waits:
+                self.waits = False
+            if not self.waits:
                 self._loop.remove_reader(self._connection)
                 self.end()
 

@@ -108,7 +108,9 @@ def _applications(site: Site) -> tuple[ApplicationSpec, ...]:
 class Server:
     """Owns the dispatcher, its driver and the pool of workers. The front ends see it as `oip.Core`."""
 
-    def __init__(self, site: Site, backend: Backend, prepare: Prepare, *, log: BinaryIO | None = None) -> None:
+    def __init__(
+        self, site: Site, backend: Backend, prepare: Prepare, *, spares: int = 0, log: BinaryIO | None = None
+    ) -> None:
         self._site = _sized(site)
         self._backend = backend
         self._prepare = prepare
@@ -119,7 +121,7 @@ class Server:
         self._open = False
         self._arena = Arena(ARENA)
         self._driver = Driver(Dispatcher(), self._run, self, clock=time.monotonic, drained=self._drained, log=log)
-        self._pool = Pool(backend, self._arena, self._driver)
+        self._pool = Pool(backend, self._arena, self._driver, spares=spares)
         self._statistics: dict[str, ModelStatistics] = {}
         self._busy: defaultdict[str, float] = defaultdict(float)  # seconds in batches, by lane
         self._beside = Beside()

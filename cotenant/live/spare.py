@@ -35,6 +35,11 @@ class Spares:
         self._kept: defaultdict[Outfit, list[Process]] = defaultdict(list)
         self._failed: set[Outfit] = set()  # not tried again before a process of that outfit was needed
 
+    @property
+    def ready(self) -> int:
+        """How many wait for a lane."""
+        return sum(process.waits for processes in self._kept.values() for process in processes)
+
     def take(self, outfit: Outfit, name: str) -> Process | None:
         """One that is ready, which is then no spare any more, but the process of whoever has that name."""
         self._failed.discard(outfit)

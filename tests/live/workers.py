@@ -69,7 +69,7 @@ def spares(pool: Pool) -> list[Process]:
 async def spare(pool: Pool) -> int:
     """The number of the only one, as soon as it is ready. It gives way to all else that runs here meanwhile."""
     async with asyncio.timeout(3 * PATIENCE):
-        while not any(process._waits for process in spares(pool)):
+        while not pool.ahead:
             await asyncio.sleep(0.01)
     (found,) = spares(pool)
     return found.pid
