@@ -1,0 +1,186 @@
+"""What a model takes and gives: as its file says, where that says it, and as `config.pbtxt` says; they must agree."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from cotenant.core.tensor import DTYPES, ModelInfo, TensorSpec
+from cotenant.errors import ModelError
+from cotenant.worker.exported import exported
+from cotenant.worker.repository.config import CONFIG, Parameter, TensorConfig
+from cotenant.worker.repository.layout import Entry, labels
+from cotenant.worker.wire import WorkerModel
+
+DEFAULT_MAX_BATCH = 32  # where nobody says; the profile finds out which batches are worth it
+
+
+def describe(entry: Entry) -> ModelInfo:
+    """Open the model and say what it takes and gives. Seconds of work where the model is large.
+
+    Where the first dimension of every input and output is dynamic it is the batch dimension. Raises ModelError for
+    what cannot be loaded, or is not what `config.pbtxt` says.
+    """
+    if entry.reason:
+        raise ModelError(entry.reason)
+    open_ = {"onnxruntime_onnx": _open, "pytorch_export": exported}.get(entry.platform)
+    inputs, outputs = open_(entry.path) if open_ else (_declared(entry, "input"), _declared(entry, "output"))
+    max_batch_size = _max_batch(entry, inputs + outputs)
+    lead = 1 if max_batch_size else 0
+    return ModelInfo(
+        name=entry.name,
+        version=entry.version,
+        platform=entry.platform,
+        inputs=agree(entry, "input", entry.config.input, inputs, lead),
+        outputs=agree(entry, "output", entry.config.output, outputs, lead),
+        max_batch_size=max_batch_size,
+        labels={spec.name: names for spec in outputs if (names := labels(entry, spec.name))},
+    )
+
+
+def loadable(entry: Entry, info: ModelInfo) -> WorkerModel:
+    """What a worker loads to serve the model."""
+    cuda = entry.config.optimization.cuda
+    sizes = [spec.batch_size for spec in cuda.graph_spec] or [1 << power for power in range(6)]
+    inference = entry.config.parameters.get("INFERENCE_MODE", Parameter("true"))
+    return WorkerModel(
+        name=entry.name,
+        path=str(entry.path),
+        platform=entry.platform,
+        max_batch=max(1, info.max_batch_size),
+        inputs=info.inputs,
+        outputs=info.outputs,
+        batched=info.max_batch_size > 0,
+        gradients=inference.string_value.lower() == "false",
+        graphs=tuple(max(1, size) for size in sizes) if cuda.graphs else (),
+    )
+
+
+def _declared(entry: Entry, kind: str) -> tuple[TensorSpec, ...]:
+    """Inputs or outputs as config.pbtxt lists them, for files that do not say themselves. Where all names end with
+    their place, as in INPUT__0, that is their order."""
+    place = entry.folder / CONFIG
+    config = entry.config
+    listed = config.input if kind == "input" else config.output
+    if not listed:
+        raise ModelError(
+            f"{place}: {entry.path.name} does not say what it {'takes' if kind == 'input' else 'gives'}; list it: "
+            f'`{kind} {{ name: "{kind.upper()}__0" data_type: TYPE_FP32 dims: [3, 224, 224] }}`'
+        )
+    for tensor in listed:
+        known = tensor.data_type.removeprefix("TYPE_")
+        if known not in DTYPES:
+            why = "PyTorch has no strings" if known == "STRING" else "none of Triton's types"
+            raise ModelError(
+                f"{place}: {kind} {tensor.name!r} has the data_type {tensor.data_type!r}, {why}; give one such as "
+                "TYPE_FP32"
+            )
+        if not tensor.name or not tensor.dims:
+            raise ModelError(f"{place}: {kind} {tensor.name!r} needs a name and dims, without the batch dimension")
+    if all(re.fullmatch(r".*__\d+", tensor.name) for tensor in listed):
+        listed = tuple(sorted(listed, key=lambda tensor: int(tensor.name.rpartition("__")[2])))
+    lead = (-1,) if config.max_batch_size else ()
+    return tuple(
+        TensorSpec(tensor.name, tensor.data_type.removeprefix("TYPE_"), (*lead, *tensor.dims)) for tensor in listed
+    )
+
+
+def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    # ONNX Runtime's exceptions have no class of their own in common. Text that is not UTF-8 gives a ValueError.
+    failures: tuple[type[Exception], ...] = (
+        *(it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception)),
+        RuntimeError,
+        ValueError,
+    )
+    try:
+        # Its fallback would print, and try the same again.
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        inputs = tuple(_spec(path, node) for node in session.get_inputs())
+        outputs = tuple(_spec(path, node) for node in session.get_outputs())
+    except failures as error:
+        raise ModelError(
+            f"{path}: no model that ONNX Runtime {onnxruntime.__version__} can load: {_short(str(error))}; "
+            "export it again as ONNX, with an opset that this version knows"
+        ) from None
+    return inputs, outputs
+
+
+def _short(message: str) -> str:
+    """ONNX Runtime's message without its own place, the file's, and where in its source it was raised."""
+    message = message.partition(" failed:")[2] or re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message)
+    message = re.sub(r"^/\S+:\d+ .*?\) (?=[A-Z])", "", " ".join(message.split()))
+    return textwrap.shorten(message, 240, placeholder=" …").rstrip(".")
+
+
+_ONNX_TYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float": "FP32", "double": "FP64",
+    "bfloat16": "BF16", "string": "BYTES",
+}  # fmt: skip
+
+
+def _spec(path: Path, node: Any) -> TensorSpec:
+    datatype = _ONNX_TYPES.get(node.type.removeprefix("tensor(").removesuffix(")"))
+    if datatype is None:
+        raise ModelError(f"{path}: {node.name!r} is a {node.type}; export the model with plain tensors only")
+    return TensorSpec(
+        node.name, datatype, tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
+    )
+
+
+def _max_batch(entry: Entry, tensors: tuple[TensorSpec, ...]) -> int:
+    asked = entry.config.max_batch_size
+    fixed = next((tensor for tensor in tensors if tensor.shape[:1] != (-1,)), None)
+    if asked is None:
+        # As in Triton, dims as long as the model's own shape leave no batch dimension.
+        declared = {tensor.name: tensor.dims for tensor in entry.config.input + entry.config.output}
+        whole = any(len(declared.get(tensor.name, ())) == len(tensor.shape) for tensor in tensors)
+        return 0 if fixed or whole else DEFAULT_MAX_BATCH
+    if asked and fixed:
+        raise ModelError(
+            f"{entry.folder / CONFIG}: max_batch_size {asked}, but {fixed.name!r} of {entry.path.name} has the shape "
+            f"{list(fixed.shape)}; export it with a dynamic first dimension, or set max_batch_size: 0"
+        )
+    return asked
+
+
+def agree(
+    entry: Entry, kind: str, declared: tuple[TensorConfig, ...], tensors: tuple[TensorSpec, ...], lead: int
+) -> tuple[TensorSpec, ...]:
+    """The model's tensors, with what config.pbtxt says more exactly. It need not say everything, but nothing else.
+    Raises ModelError.
+
+    lead: 1 where there is a batch dimension, which dims leave out; else 0.
+    """
+    place = entry.folder / CONFIG
+    specs = {tensor.name: tensor for tensor in tensors}
+    for tensor in declared:
+        spec = specs.get(tensor.name)
+        if spec is None:
+            raise ModelError(f"{place}: {kind} {tensor.name!r} is not in {entry.path.name}; it has {', '.join(specs)}")
+        if tensor.data_type.removeprefix("TYPE_").replace("STRING", "BYTES") not in ("", spec.datatype):
+            raise ModelError(
+                f"{place}: {kind} {tensor.name!r} is {tensor.data_type}, but {spec.datatype} in {entry.path.name}; "
+                "make them the same"
+            )
+        if tensor.dims:
+            dims = spec.shape[lead:]
+            if len(tensor.dims) != len(dims) or not all(
+                -1 in pair or pair[0] == pair[1] for pair in zip(tensor.dims, dims, strict=True)
+            ):
+                raise ModelError(
+                    f"{place}: {kind} {tensor.name!r} has dims {list(tensor.dims)}, but {list(dims)} in "
+                    f"{entry.path.name}{' after the batch dimension' if lead else ''}; make them the same"
+                )
+            exact = tuple(max(pair) for pair in zip(tensor.dims, dims, strict=True))
+            specs[tensor.name] = TensorSpec(spec.name, spec.datatype, spec.shape[:lead] + exact)
+    return tuple(specs.values())
