@@ -1,0 +1,118 @@
+"""From a plan to its lanes, and from what each does to what every model will see.
+
+Where several lanes share a model, each request goes to the one that will be done first. So lanes get as much as they
+have room for, whatever the plan says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Profile
+from cotenant.core.units import show_share
+from cotenant.errors import PlanError
+from cotenant.planners import Problem
+from cotenant.planners.capacity import slowdown
+from cotenant.planners.forecast.answer import Forecast, join
+from cotenant.planners.forecast.counts import POOL
+from cotenant.planners.forecast.lanes import KNOWN, Queue, Turns, turns_of
+from cotenant.predictors import Load
+
+LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
+
+
+def of_models(plan: Plan, problem: Problem) -> Forecast:
+    """As `forecast`, of a problem without applications."""
+    scale = plan.scale if problem.objective == "rate" else 1.0
+    offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
+    carried = dict.fromkeys(offered, 0.0)
+    workers = dict.fromkeys(offered, 0)
+    for _, _, placement in plan.placements():
+        if placement.model in offered:
+            carried[placement.model] += placement.rate
+            workers[placement.model] += placement.procs
+    slos = {model.name: model.slo for model in problem.models}
+    names: list[str] = []
+    lanes: list[list[Queue]] = []
+    for device in plan.devices:
+        loads = [_loads(partition, device.kind) for partition in device.partitions]
+        for slot, partition in enumerate(device.partitions):
+            beside = loads[:slot] + loads[slot + 1 :]
+            lane = []
+            for placement, load in zip(partition.placements, loads[slot], strict=True):
+                model = placement.model
+                if model in offered and placement.rate > 0:
+                    profile = profile_of(problem, device, partition, placement)
+                    lane.append(
+                        Queue(
+                            model,
+                            profile,
+                            partition.share,
+                            placement.procs,
+                            placement.batch,
+                            slowdown(problem, load, beside),
+                            offered[model] * placement.rate / carried[model] / placement.procs,
+                            slos[model],
+                            min(workers[model], POOL),
+                            _varies(profile, placement.batch, partition.share),
+                        )
+                    )
+            names.append(f"{device.name}/{slot}")
+            lanes.append(lane)
+    _route(lanes)
+    answers = turns_of([tuple(lane) for lane in lanes])
+    utilisation = {}
+    seen: dict[str, list[tuple[float, Turns]]] = {model: [] for model in offered}
+    for name, lane, turns in zip(names, lanes, answers, strict=True):
+        busy = 0.0
+        for queue, turn in zip(lane, turns, strict=True):
+            busy += queue.rate * turn.attainment * turn.cost
+            seen[queue.model].append((queue.rate * queue.procs, turn))
+        utilisation[name] = min(busy, 1.0)
+    models = {model: join(seen[model], rate, slos[model]) for model, rate in offered.items()}
+    return Forecast(models=models, utilisation=utilisation)
+
+
+def profile_of(problem: Problem, device: Device, partition: Partition, placement: Placement) -> Profile:
+    """Raises PlanError where the placement was not profiled."""
+    profile = problem.profile(placement.model, device.kind)
+    if profile is None or math.isinf(profile.latency(placement.batch, partition.share, placement.procs)):
+        raise PlanError(
+            f"no forecast for {placement.model!r} in batches of {placement.batch} on {show_share(partition.share)} of"
+            f" {device.kind!r}: that was not profiled"
+        )
+    return profile
+
+
+def _loads(partition: Partition, kind: str) -> list[Load]:
+    return [Load(placement.model, kind, placement.batch, partition.share) for placement in partition.placements]
+
+
+def _route(lanes: Sequence[list[Queue]]) -> None:
+    """Requests go where they will be done first, whatever rates the plan has for the lanes of a model: each gets a part
+    as large as what the other models on it leave room for."""
+    places: dict[str, list[tuple[list[Queue], int]]] = {}
+    for lane in lanes:
+        for i, queue in enumerate(lane):
+            places.setdefault(queue.model, []).append((lane, i))
+    for several in places.values():
+        if len(several) > 1:
+            queues = [lane[i] for lane, i in several]
+            rooms = [
+                queue.procs * queue.rate / queue.busy * max(1 - sum(q.busy for q in lane) + queue.busy, LEAST_ROOM)
+                for queue, (lane, _) in zip(queues, several, strict=True)
+            ]
+            rate = sum(queue.rate * queue.procs for queue in queues) / sum(rooms)
+            for queue, room, (lane, i) in zip(queues, rooms, several, strict=True):
+                lane[i] = msgspec.structs.replace(queue, rate=rate * room / queue.procs)
+
+
+@lru_cache(KNOWN)
+def _varies(profile: Profile, batch: int, share: int) -> float:
+    """As the nearest point was measured to (feature ``cv_pct``)."""
+    return profile.nearest(batch, share).features.get("cv_pct", 0.0) / 100
