@@ -4,6 +4,7 @@ one place, `_reply`."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,6 +36,8 @@ from cotenant.runtime.events import (
 )
 from cotenant.runtime.log import log_line
 from cotenant.worker.wire import Timing
+
+logger = logging.getLogger(__name__)
 
 Tensors = tuple[Tensor, ...]
 Answered = Callable[[Tensors | RequestError], None]
@@ -182,13 +185,21 @@ class Driver:
                 now = self._clock()
                 commands = self._decide(event, now)
                 if self._log is not None:
-                    self._log.write(log_line(now, event, commands))
+                    self._write(self._log, log_line(now, event, commands))
                 for command in commands:
                     self._perform(command, now, ready)
                 if ready:
                     self._writing += GAIN * (self._clock() - now - self._writing)
         finally:
             self._busy = False
+
+    def _write(self, log: BinaryIO, line: bytes) -> None:
+        """Serving goes on without its log."""
+        try:
+            log.write(line)
+        except OSError as error:
+            self._log = None
+            logger.error("the event log ends here, and cannot be replayed further: %s", error.strerror)
 
     def _perform(self, command: Command, now: float, answers: dict[int, Tensors]) -> None:
         match command:
@@ -210,10 +221,14 @@ class Driver:
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
             parts = self._parts.pop(request.id, None) if self._parts else None
-            if reply.outcome is not Outcome.SERVED:
-                answered(_error(request, reply))
-            else:
-                answered(answers[request.id] if parts is None else parts.outputs())
+            try:
+                if reply.outcome is not Outcome.SERVED:
+                    answered(_error(request, reply))
+                else:
+                    answered(answers[request.id] if parts is None else parts.outputs())
+            except Exception:
+                # One answer that cannot be written must not cost the others theirs, nor the lane its next batch.
+                logger.exception("the answer to request %d for model '%s' was lost", request.id, request.model)
 
 
 def _take(parts: Parts, number: int, result: Tensors | RequestError) -> None:

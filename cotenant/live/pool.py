@@ -133,16 +133,20 @@ class Pool:
         self._lanes: dict[str, _Lane] = {}
         self._lines: dict[Line, _Lane] = {}
         self._flights: dict[Line, _Flight] = {}
+        self._processes: set[Process] = set()  # all of which something is left
         self._shared: dict[str, Process] = {}  # by their names
         self._spares = Spares(spares, arena.fd)
         self._lost: dict[str, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def start(
         self, lane: str, share: int, models: Sequence[WorkerModel], *, leaving: Collection[str] = ()
     ) -> None:
         """leaving: lanes that stop once this one has taken over. Raises WorkerError, with the reason, where the worker
         does not become ready."""
+        if self._closed:
+            raise WorkerError(f"the worker of {lane} did not start: the server stops")
         if lane in self._lanes:
             raise WorkerError(f"lane {lane!r} has a worker already; stop it first")
         try:
@@ -196,13 +200,18 @@ class Pool:
         self._backend.close(lane)
 
     async def close(self, grace: float) -> None:
-        """Stop all lanes."""
+        """Stop all lanes; none starts any more."""
+        self._closed = True
         if self._timer:
             self._timer.cancel()
         await asyncio.gather(*(self.stop(lane, grace) for lane in list(self._lanes)))
-        # A shared process may have lost its last lane a moment ago, and be about to exit.
-        left = {line.process for line in self._lines} | set(self._shared.values())
-        await asyncio.gather(self._spares.close(), *(process.stop("the server has stopped") for process in left))
+        # Some may have no lane any more, and be about to exit: a shared one, one whose device is lost.
+        left = [process.stop("the server has stopped") for process in self._processes]
+        await asyncio.gather(self._spares.close(), *left)
+
+    def is_ready(self, lane: str) -> bool:
+        """Whether the lane can take a batch, or is at work on one."""
+        return lane in self._lanes and self._lanes[lane].state == "ready"
 
     def shares_process(self, lane: str) -> bool:
         """Whether the lane's process may serve others, too."""
@@ -248,7 +257,10 @@ class Pool:
         launch = lane.launch
         if reason := self._lost.get(_device(lane.name), ""):
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
-        line = Line(self._process(lane), answered=self._answered, left=self._left)
+        process = self._process(lane)
+        self._processes.add(process)
+        process.gone.add_done_callback(lambda gone: self._processes.discard(process))
+        line = Line(process, answered=self._answered, left=self._left)
         self._lines[line] = lane
         line.send(
             Setup(
@@ -267,8 +279,11 @@ class Pool:
         try:
             async with asyncio.timeout(self._patience):
                 await line.started
-            # It may have died since, before this task had its turn.
-            reason = line.gone.result() if line.gone.done() else line.started.result()
+            # It may have died since, or `stop` was called, before this task had its turn.
+            if line.gone.done():
+                reason = line.gone.result()
+            elif not lane.state.startswith("stop"):
+                reason = line.started.result()
         except TimeoutError:
             reason = f"it was not ready after {self._patience:g} s; is a model too large, or its disk too slow?"
         finally:

@@ -300,6 +300,7 @@ class Line:
         """Nothing of it is left."""
         if self.gone.done():
             return
+        self._ended = True
         self._loop.remove_reader(self._connection.fileno())
         self._loop.remove_writer(self._connection.fileno())
         self._connection.close()

@@ -174,7 +174,8 @@ class Server:
         self._site = site
         self._driver.apply(tuple(lane.spec for lane in (self._layout.lanes | fresh).values()), _applications(site))
         for name in fresh:
-            self._driver.ready(name)
+            if self._pool.is_ready(name):  # it may have died while the others started
+                self._driver.ready(name)
         self._driver.apply(tuple(lane.spec for lane in wanted.values()), _applications(site))
         self._layout.lanes = wanted
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,52 @@ def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
         assert second.deadline - second.arrived == pytest.approx(0.1 - GAIN * 0.004)
 
     asyncio.run(main())
+
+
+LANE = (LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
+
+
+def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    batches: list[int] = []
+    answers: list[object] = []
+
+    def breaks(answer: object) -> None:
+        raise ValueError("no such text")
+
+    def run(lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        batches.append(batch)
+
+    async def main() -> None:
+        driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None)
+        driver.apply(LANE)
+        driver.ready("cpu0/0")
+        driver.submit("m", (), breaks, within=1.0)
+        driver.submit("m", (), answers.append, within=1.0)
+        driver.finished("cpu0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        driver.finished("cpu0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        assert len(batches) == 2 and answers == [()] and driver.open == 0
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == ["the answer to request 1 for model 'm' was lost"]
+
+
+def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[object] = []
+    batches: list[int] = []
+
+    def run(lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        batches.append(batch)
+
+    async def main() -> None:
+        with Path("/dev/full").open("wb", buffering=0) as log:
+            driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None, log=log)
+            driver.apply(LANE)
+            driver.ready("cpu0/0")
+            for _ in range(2):
+                driver.submit("m", (), answers.append, within=1.0)
+                driver.finished("cpu0/0", batches.pop(), [()], Timing(0, 0, 0, 0, 0, 0))
+
+    asyncio.run(main())
+    assert answers == [(), ()]
+    (record,) = caplog.records
+    assert record.getMessage() == "the event log ends here, and cannot be replayed further: No space left on device"

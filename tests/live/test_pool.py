@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -465,6 +466,24 @@ def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
     asyncio.run(scenario())
 
 
+def test_who_looks_first_at_a_process_that_has_just_died_sees_all_its_lanes_die() -> None:
+    async def scenario() -> None:
+        async with pool_of(Together()) as (pool, told, _):
+            lanes = {f"gpu0/{slot}" for slot in range(3)}
+            for lane in sorted(lanes):
+                await pool.start(lane, share=300, models=[sleeper(100.0)])
+                await told.next()
+                pool.run(lane, 1, "sleeper", [floats(1, 2)])
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            pool.poll()  # a request comes before the event loop does
+            assert {(await told.next())[:2] for _ in lanes} == {("died", lane) for lane in lanes}
+
+    asyncio.run(scenario())
+
+
 def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
@@ -561,6 +580,34 @@ def test_a_pool_that_closes_waits_for_a_shared_process_that_has_just_lost_its_la
     asyncio.run(scenario())
 
 
+def test_a_lane_that_is_stopped_in_the_moment_in_which_it_is_ready_does_not_return() -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            starting = asyncio.create_task(pool.start(LANE, share=500, models=[sleeper(0.0)]))
+            while not pool._lines:
+                await asyncio.sleep(0)
+            (line,) = pool._lines
+            select.select([line._connection], [], [], PATIENCE)
+            line.receive()  # it says that it is ready, and who waits for it has not had a turn yet
+            await pool.stop(LANE, grace=5.0)
+            with pytest.raises(WorkerError, match="it was stopped while it loaded its models"):
+                await starting
+            assert told.told.empty() and pool.status() == []
+            assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    asyncio.run(scenario())
+
+
+def test_a_pool_that_has_closed_starts_nothing() -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, _, _):
+            await pool.close(grace=0.0)
+            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: the server stops$"):
+                await pool.start(LANE, share=500, models=[sleeper(0.0)])
+
+    asyncio.run(scenario())
+
+
 def test_a_pool_that_closes_leaves_no_process_however_many_lanes_hang(folder: Path) -> None:
     heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=32, layers=6)
     picture = np.zeros((32, 3, 32, 32), np.float32)
@@ -627,6 +674,26 @@ def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
         "the worker of gpu0/0 died: gpu0 is lost: Xid 79, it has fallen off the bus",
         "gpu0 is back",
     ]
+
+
+def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    backend = Fragile()
+    backend.gone = {}
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            await pool.start("gpu0/0", share=1000, models=[sleeper(0.0)])
+            await told.next()
+            pid = pool.status()[0].pid
+            backend.gone = {"gpu0": "off the bus"}
+            assert (await told.next())[0] == "died"
+            await pool.close(grace=5.0)
+            assert not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(scenario())
 
 
 def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

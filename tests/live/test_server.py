@@ -27,6 +27,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
 from cotenant.live import beside
+from cotenant.live import pool as pool_module
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.page import page
@@ -189,6 +190,38 @@ def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
             assert all(isinstance(answer, InferResponse) for answer in answers)
             # What was left over is gone.
             await until(lambda: len(server.status().workers) == 1)
+
+    run(main())
+
+
+def test_a_worker_that_dies_while_others_start_is_given_nothing_before_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.5)
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Site:
+        raise FailedError("nothing else is to be served")
+
+    async def main() -> None:
+        server = Server(site(repository(tmp_path)), Cpu(), prepare)
+        start = server._pool.start
+
+        async def then_dies(lane: str, share: int, **options: Any) -> None:
+            await start(lane, share, **options)
+            (pid,) = [status.pid for status in server._pool.status() if status.lane == lane]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not server._pool.is_ready(lane))
+
+        monkeypatch.setattr(server._pool, "start", then_dies)
+        try:
+            await server.start()
+            refused = await ask(server, "identity", floats())
+            assert isinstance(refused, UnavailableError) and "no worker" in str(refused)
+            await until(lambda: server.model_ready("identity"))
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
+        finally:
+            await server.stop(1.0)
 
     run(main())
 
