@@ -91,7 +91,7 @@ async def measure(
     shares: Sequence[tuple[int, int]], seconds: float, *, hold: Hold = "bucket", share_a_core: bool = False
 ) -> list[Measured]:
     """Lanes of these shares (‰) and batches, all busy at once for that long. Each is warmed up for a few batches."""
-    lanes = [_Lane(f"cpu0/{slot}", share, batch) for slot, (share, batch) in enumerate(shares)]
+    lanes = [_Lane(f"cpu-0/{slot}", share, batch) for slot, (share, batch) in enumerate(shares)]
     backend = Cpu(hold=hold, reserve=read_settings().reserve)  # as a server has it: the rest is for this program
     if share_a_core:
         backend.cores = backend.cores[:1]

@@ -116,17 +116,17 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
         """
         workload = []
         [[failures]]
-        parts = ["v1000", "v1001"]
+        parts = ["v100-0", "v100-1"]
         time = "1min"
         back = "30s"
         [[failures]]
-        parts = ["v1002/1"]
+        parts = ["v100-2/1"]
         time = "0s"
         """
     )
     assert read_failures(file) == (
-        Failure(parts=("v1000", "v1001"), time=60.0, back=30.0),
-        Failure(parts=("v1002/1",), time=0.0),
+        Failure(parts=("v100-0", "v100-1"), time=60.0, back=30.0),
+        Failure(parts=("v100-2/1",), time=0.0),
     )
     file.write_text("workload = []\n[[failures]]\nparts = []\ntime = '1s'\n")
     with pytest.raises(ConfigError, match=r"w\.toml: failures\[0\]: a failure of nothing; name a worker such as"):

@@ -21,6 +21,7 @@ from benchmarks.gpu.session import Session, first
 from cotenant.backends import Backend, nvidia
 from cotenant.cli.pairs import candidate
 from cotenant.config import read_profiles_file
+from cotenant.core.plan import device_name
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.errors import DeviceError, ModelError
 from cotenant.live.server import Offered
@@ -70,7 +71,7 @@ async def _measured(session: Session, models: Mapping[str, Offered], name: str, 
         profiles = [Profile(model, kind.name, points) for model, points in found.items() if points]
         session.write(file, write_profiles(profiles))
 
-    points = measure(backend, candidates, device=f"{kind.name}0", grid=grid, known=found)
+    points = measure(backend, candidates, device=device_name(kind.name), grid=grid, known=found)
     with _watched(session) as readings:
         try:
             async with aclosing(points), asyncio.timeout(session.left - rest):

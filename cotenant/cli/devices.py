@@ -109,7 +109,7 @@ def view(machine: Machine) -> Group:
     if cpu.capacity < cpu.cores:
         cores += f", of which this process may use {cpu.capacity:g}"
     blocks: list[RenderableType] = [
-        _title("cpu0", cpu.name),
+        _title("cpu-0", cpu.name),
         _line(f"{cores}, {show_memory(cpu.memory)}"),
         _abilities({f"cpu, {hold}": reason for hold, reason in cpu.can.items()}),
         Text(),

@@ -54,7 +54,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 def device_name(kind: str, number: int = 0) -> str:
     """What a device of that kind is called wherever one is meant, by default the first."""
-    return f"{kind}{number}"
+    return f"{kind}-{number}"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """What the dispatcher is told, and what it wants done. Values only, so that a log of them is the whole story.
 
-A *lane* is a partition at run time. It is named `kind id/slot`, as in `cpu0/1`: the partition in slot 1 of device 0.
+A *lane* is a partition at run time. It is named `kind id/slot`, as in `cpu-0/1`: the partition in slot 1 of device 0.
 """
 
 from __future__ import annotations

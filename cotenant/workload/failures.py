@@ -12,7 +12,7 @@ from cotenant.errors import ConfigError
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """What fails at once at `time`, and is there again `back` seconds later, or never. Workers then have to start anew.
 
-    parts: a worker by its lane (``v1000/1``), a device by its name (``v1000``), a node by the names of its devices.
+    parts: a worker by its lane (``v100-0/1``), a device by its name (``v100-0``), a node by the names of its devices.
     """
 
     parts: tuple[str, ...]
@@ -22,7 +22,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         where = f"a failure of {', '.join(self.parts)}"
         if not self.parts:
-            raise ConfigError("a failure of nothing; name a worker such as v1000/1, or devices such as v1000")
+            raise ConfigError("a failure of nothing; name a worker such as v100-0/1, or devices such as v100-0")
         if not (math.isfinite(self.time) and self.time >= 0):
             raise ConfigError(f"{where} at {self.time:g} s; take 0 or more")
         if not self.back >= 0:

@@ -70,10 +70,10 @@ def test_a_quota_of_version_2(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("memory cpu")
     groups = quotas(tmp_path, 2)
     groups.prepare()
-    groups.make("cpu0/1", 0.4)
-    group = tmp_path / f"cotenant-{os.getpid()}-cpu0.1"
+    groups.make("cpu-0/1", 0.4)
+    group = tmp_path / f"cotenant-{os.getpid()}-cpu-0.1"
     assert (group / "cpu.max").read_text() == "4000 10000"
-    groups.put("cpu0/1", 123)
+    groups.put("cpu-0/1", 123)
     assert (group / "cgroup.procs").read_text() == "123"
 
 
@@ -94,11 +94,11 @@ def test_this_server_moves_out_of_the_way_of_its_groups(tmp_path: Path) -> None:
 
 
 def test_what_dead_servers_left_is_swept_up(tmp_path: Path) -> None:
-    (tmp_path / "cotenant-4194305-cpu0.0").mkdir()  # above the largest process number
-    (tmp_path / f"cotenant-{os.getpid()}-cpu0.0").mkdir()
+    (tmp_path / "cotenant-4194305-cpu-0.0").mkdir()  # above the largest process number
+    (tmp_path / f"cotenant-{os.getpid()}-cpu-0.0").mkdir()
     (tmp_path / "cotenant-of-somebody").mkdir()
     quotas(tmp_path, 1).prepare()
-    assert {path.name for path in tmp_path.iterdir()} == {f"cotenant-{os.getpid()}-cpu0.0", "cotenant-of-somebody"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"cotenant-{os.getpid()}-cpu-0.0", "cotenant-of-somebody"}
 
 
 def test_a_group_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:

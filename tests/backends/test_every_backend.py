@@ -47,7 +47,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def lane_of(backend: Backend) -> str:
-    return f"{backend.fleet()[0].name}0/0"
+    return f"{backend.fleet()[0].name}-0/0"
 
 
 def model(backend: Backend, folder: Path) -> WorkerModel:

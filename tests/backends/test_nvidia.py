@@ -91,7 +91,7 @@ def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path)
 
 def test_gpus_that_are_cut_otherwise_are_other_kinds(machine: Machine) -> None:
     machine("h200,h200-mig=3g.71gb+1g.18gb+1g.18gb,h200-mig,a30-mig=4g.24gb")
-    assert list(nvidia.named(nvidia.gpus())) == ["h2000", "h200-mig-3g.71gb-2x1g.18gb0", "h200-mig-uncut0", "a30-mig0"]
+    assert list(nvidia.named(nvidia.gpus())) == ["h200-0", "h200-mig-3g.71gb-2x1g.18gb-0", "h200-mig-uncut-0", "a30-mig-0"]
 
 
 def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Path) -> None:
@@ -100,7 +100,7 @@ def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Pat
     (gpu,) = nvidia.gpus()
     assert gpu.memory == 128 * GIB
     assert nvidia.readings(gpu.uuid).memory is None
-    watch = Watch({"h200-mig0": gpu})
+    watch = Watch({"h200-mig-0": gpu})
     assert watch.lost() == {}
     watch.close()
 
@@ -109,9 +109,9 @@ def test_equal_gpus_are_one_kind(machine: Machine) -> None:
     machine("h200,rtx4090,h200")
     every = nvidia.gpus()
     assert {name: gpu.index for name, gpu in nvidia.named(every).items()} == {
-        "h2000": 0,
-        "geforce-rtx-40900": 1,
-        "h2001": 2,
+        "h200-0": 0,
+        "geforce-rtx-4090-0": 1,
+        "h200-1": 2,
     }
     assert nvidia.kinds(every, lambda gpu: (500, 1000))[0] == Kind(
         name="h200", count=2, memory=143771 << 20, cuts=(500, 1000)
@@ -259,35 +259,35 @@ def eventually(watch: Watch, lost: dict[str, str]) -> None:
 def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: Watch, state: Path) -> None:
     assert watch.lost() == {}
     state.write_text("reset 1\n")
-    eventually(watch, {"h2001": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
+    eventually(watch, {"h200-1": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
     state.write_text("")
     eventually(watch, {})
 
 
 def test_a_gpu_whose_driver_asks_for_a_reset_is_lost_until_it_had_one(watch: Watch, state: Path) -> None:
     state.write_text("action 0 1\naction 1 4\n")  # the second is to be drained, which is not for us
-    eventually(watch, {"h2000": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
+    eventually(watch, {"h200-0": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
     state.write_text("action 0 1\nerror nvmlDeviceGetFieldValues 13\n")  # an old driver does not know
     eventually(watch, {})
 
 
 def test_it_is_told_at_the_first_look(watch: Watch, state: Path) -> None:
     state.write_text("lost 0\n")
-    assert list(watch.lost()) == ["h2000"]
+    assert list(watch.lost()) == ["h200-0"]
 
 
 def test_a_fatal_xid_counts_until_the_end_and_another_does_not(
     watch: Watch, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state.write_text("xid 0 31\nxid 1 79\n")
-    eventually(watch, {"h2001": "Xid 79, it has fallen off the bus; reset it, then start the server again"})
-    assert "h2000 reports Xid 31" in caplog.text  # a page fault: the program's own
+    eventually(watch, {"h200-1": "Xid 79, it has fallen off the bus; reset it, then start the server again"})
+    assert "h200-0 reports Xid 31" in caplog.text  # a page fault: the program's own
     state.write_text("xid 0 31\nxid 1 79\nlost 0\n")
     eventually(
         watch,
         {
-            "h2000": "it is off the bus, or cannot be reached; reset it, or restart the machine",
-            "h2001": "Xid 79, it has fallen off the bus; reset it, then start the server again",
+            "h200-0": "it is off the bus, or cannot be reached; reset it, or restart the machine",
+            "h200-1": "Xid 79, it has fallen off the bus; reset it, then start the server again",
         },
     )
 
@@ -296,7 +296,7 @@ def test_a_driver_that_hangs_counts_as_lost(watch: Watch, monkeypatch: pytest.Mo
     assert watch.lost() == {}
     watch.close()
     watch._begun = time.monotonic() - nvidia.HUNG - 1  # as a look that has not ended
-    assert watch.lost() == dict.fromkeys(("h2000", "h2001"), nvidia.SILENT)
+    assert watch.lost() == dict.fromkeys(("h200-0", "h200-1"), nvidia.SILENT)
 
 
 def test_the_core_does_not_need_any_of_it() -> None:

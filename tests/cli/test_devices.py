@@ -26,7 +26,7 @@ def test_without_a_driver_the_processor_is_shown_and_what_a_gpu_would_need(
     monkeypatch.setattr(nvidia, "session", absent)
     said = program("devices")
     assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("cpu0  ") and "cpu, bucket  yes" in said.out
+    assert said.out.startswith("cpu-0  ") and "cpu, bucket  yes" in said.out
     assert "no GPU  no NVIDIA driver was found; install it" in said.out
     found = json.loads(program("devices", "--json").out)
     assert found["cpu"]["capacity"] > 0
@@ -46,11 +46,11 @@ def test_gpus_with_what_runs_there_and_what_they_can(program: Program, state: Pa
     lines = [line.strip() for line in said.out.splitlines()]
     assert any(line.startswith("NVIDIA's driver 580.95.05, CUDA 13.0; PyTorch") for line in lines)
     for line in (
-        "h2000  NVIDIA H200  index 0",
+        "h200-0  NVIDIA H200  index 0",
         "3 GiB used of 140 GiB, 132 multiprocessors, compute capability 9.0",
         "busy 42% of the time, its memory 17%, 123 W, 1980 MHz, 36 °C",
         "process 123 /usr/bin/program-123, 3 GiB",
-        "a100-sxm4-80gb-mig0  NVIDIA A100-SXM4-80GB  index 1",
+        "a100-sxm4-80gb-mig-0  NVIDIA A100-SXM4-80GB  index 1",
         "MIG is on, and has cut it into 1 x 3g.40gb (42.8 %), 2 x 1g.10gb (14.2 %)",
         "mig    yes",
     ):

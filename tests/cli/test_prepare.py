@@ -56,7 +56,7 @@ def test_each_kind_has_its_profile_and_its_own_shares(folder: Path) -> None:
     assert set(site.problem.profiles) == {("identity", "large"), ("identity", "cut")}
     # The slower kind must keep the usual target, too: twice 8 rows on the largest instance, which is less than half.
     assert site.problem.models[0].slo == pytest.approx(2 * 0.08 / 0.428, rel=1e-3)
-    assert {device.name for device in site.plan.devices} == {"large0", "large1", "cut0"}
+    assert {device.name for device in site.plan.devices} == {"large-0", "large-1", "cut-0"}
     assert sum(len(device.partitions) for device in site.plan.devices if device.kind == "cut") <= 2
     assert check(site.plan, site.problem) == []
 
@@ -118,7 +118,7 @@ def test_a_model_is_measured_on_the_first_device_of_every_kind(folder: Path) -> 
     found = asyncio.run(profiles(Preparation(known, backend, lambda *progress: told.append(progress))))
     shares = {profile.kind: {point.share for point in profile.points} for profile in found}
     assert shares == {"large": {500}, "cut": {142}}
-    assert {lane.partition("/")[0] for lane in backend.lanes} == {"large0", "cut0"}
+    assert {lane.partition("/")[0] for lane in backend.lanes} == {"large-0", "cut-0"}
     assert ("identity on large", 2, 2) in told and told[-1] == ("identity on cut", 2, 2)
     backend.lanes.clear()
     again = asyncio.run(profiles(Preparation(known, backend)))
@@ -140,8 +140,8 @@ def test_what_was_measured_otherwise_is_measured_anew(what: str, folder: Path, m
 
 @pytest.mark.usefixtures("quick")
 def test_a_device_on_which_nothing_can_be_measured_is_named(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"^model 'identity' cannot be measured: .*cut0/profile\S* has no room$"):
-        asyncio.run(profiles(Preparation(settings(folder), Cut(broken="cut0"))))
+    with pytest.raises(ModelError, match=r"^model 'identity' cannot be measured: .*cut-0/profile\S* has no room$"):
+        asyncio.run(profiles(Preparation(settings(folder), Cut(broken="cut-0"))))
 
 
 @pytest.mark.usefixtures("quick")

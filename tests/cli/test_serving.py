@@ -42,7 +42,7 @@ def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
         assert status["statistics"]["identity"]["ends"]["served"] >= served
         assert {worker["pid"] for worker in status["workers"]} == set(server.workers)
         shown = program("status", server.address)
-        for word in ("identity", "READY", "broken", "UNAVAILABLE", "cpu0/0"):
+        for word in ("identity", "READY", "broken", "UNAVAILABLE", "cpu-0/0"):
             assert word in shown.out
         assert program.refuses("load", server.address, "--rate", "nobody=1").startswith("--rate nobody=1: no model")
         assert server.end(INTERRUPT).code == 130

@@ -115,7 +115,7 @@ def test_a_workload_says_who_asks_and_what_fails(program: Program, folder: Path)
     identity, lookup = json.loads(program(*command).out)["models"]
     assert identity["offered"] == pytest.approx(200, rel=0.1)
     assert 0 < lookup["offered"] < 20
-    (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu0']\ntime = '3s'\n")
+    (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu-0']\ntime = '3s'\n")
     (hit, _) = json.loads(program(*command, "--load", "2").out)["models"]
     assert hit["offered"] == pytest.approx(400, rel=0.1)
     assert hit["attainment"] == pytest.approx(0.75, abs=0.05)
@@ -137,6 +137,6 @@ def test_a_workload_that_cannot_be_meant_is_refused(
 
 
 def test_what_if_does_not_leave_failures_out_in_silence(program: Program, folder: Path) -> None:
-    (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu0']\ntime = '3s'\n")
+    (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu-0']\ntime = '3s'\n")
     said = program.refuses("simulate", "problem.toml", "--workload", "w.toml", "--what-if", "rate=2")
     assert said == "w.toml: failures are for one run of `cotenant simulate`; leave them out here"

@@ -73,9 +73,9 @@ PROBLEM = Problem(
 def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
     """Whatever the plan reckons with; on the two small shares, batches took 1.5 and 1.1 times that."""
     took = {
-        ("cpu0/0", "a"): {1: [0.002, 0.002]},
-        ("cpu0/1", "a"): {1: [0.006, 0.006]},
-        ("cpu0/2", "a"): {1: [0.0044, 0.0044]},
+        ("cpu-0/0", "a"): {1: [0.002, 0.002]},
+        ("cpu-0/1", "a"): {1: [0.006, 0.006]},
+        ("cpu-0/2", "a"): {1: [0.0044, 0.0044]},
     }
     found = slowdowns(PLAN, PROBLEM, Seen(took, {}))
     assert found == {"a 50 %": pytest.approx(1.0), "a 25 %": pytest.approx(1.3)}

@@ -56,8 +56,8 @@ def test_what_becomes_of_partitions_is_told_apart() -> None:
     found = difference(old, new)
     assert verbs(found) == {"resize": 1, "refill": 1, "move": 1, "start": 1, "stop": 1}
     (moved,) = [change for change in found.changes if change.verb == "move"]
-    assert (moved.origin, moved.device) == ("k0", "k2")
-    assert (found.devices_added, found.devices_removed) == (("k2",), ("k1",))
+    assert (moved.origin, moved.device) == ("k-0", "k-2")
+    assert (found.devices_added, found.devices_removed) == (("k-2",), ("k-1",))
     assert workers(found) == (0, 4, 4)
 
 

@@ -115,7 +115,7 @@ def backend() -> Iterator[Mps]:
 @pytest.mark.parametrize("share", [100, 200, 500, 1000])
 def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int, figure: Figure) -> None:
     (gpu,) = backend._gpus
-    lane = f"{gpu.kind}0/0"
+    lane = f"{gpu.kind}-0/0"
     with client(backend, lane, backend.open(lane, share).env) as it:
         figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)
         exact = gpu.multiprocessors * share / 1000

@@ -96,7 +96,7 @@ def test_a_share_is_what_it_says(backend: Backend, tmp_path: Path, figure: Figur
     points: dict[int, Point] = {}
 
     async def measured() -> None:
-        found = measure(backend, {"burn": Candidate(burn, lambda rows: pair(1))}, device=f"{kind.name}0", grid=grid)
+        found = measure(backend, {"burn": Candidate(burn, lambda rows: pair(1))}, device=f"{kind.name}-0", grid=grid)
         async for _, point in found:
             assert isinstance(point, Point), point
             points[point.share] = point
@@ -159,15 +159,15 @@ def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: P
     shares = [nearest(share, kind.cuts) for share in (250, 120)]
 
     async def scenario() -> tuple[float, list[float]]:
-        busy = Busy(backend, f"{kind.name}0/busy")
+        busy = Busy(backend, f"{kind.name}-0/busy")
         try:
             await busy.pool.start(busy.lane, half(backend), [brief])
-            await busy.pool.start(f"{kind.name}0/0", shares[0], [brief])
+            await busy.pool.start(f"{kind.name}-0/0", shares[0], [brief])
             busy.go()
             await busy.longest(QUIET)  # its clocks are up by then
             quiet, beside = await busy.longest(QUIET), []
             for number in range(1, 7):
-                lane, before = f"{kind.name}0/{number}", f"{kind.name}0/{number - 1}"
+                lane, before = f"{kind.name}-0/{number}", f"{kind.name}-0/{number - 1}"
                 felt = asyncio.create_task(busy.longest(QUIET))
                 await busy.pool.start(lane, shares[number % 2], [brief], leaving=[before])
                 busy.pool.run(lane, number, "brief", [pair(1)])
@@ -188,7 +188,7 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
     if backend.name != "green":
         pytest.skip("another backend's change of share is another process, with weights of its own")
     kind = backend.fleet()[0]
-    device, share = f"{kind.name}0", half(backend)
+    device, share = f"{kind.name}-0", half(backend)
     uuid = nvidia.gpus()[0].uuid
     burn = model(tmp_path, "burn", BURN)
 

@@ -46,8 +46,8 @@ def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
         nonlocal now
         dispatcher = Recording()
         driver = Driver(dispatcher, run, Nobody(), clock=lambda: now, drained=lambda lane: None)
-        driver.apply((LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),))
-        driver.ready("cpu0/0")
+        driver.apply((LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),))
+        driver.ready("cpu-0/0")
         for _ in range(2):
             driver.submit("m", (), write, within=0.1)
             now += 0.01
@@ -59,7 +59,7 @@ def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
     asyncio.run(main())
 
 
-LANE = (LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
+LANE = (LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
 
 
 def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,11 +75,11 @@ def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.
     async def main() -> None:
         driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None)
         driver.apply(LANE)
-        driver.ready("cpu0/0")
+        driver.ready("cpu-0/0")
         driver.submit("m", (), breaks, within=1.0)
         driver.submit("m", (), answers.append, within=1.0)
-        driver.finished("cpu0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
-        driver.finished("cpu0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        driver.finished("cpu-0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        driver.finished("cpu-0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
         assert len(batches) == 2 and answers == [()] and driver.open == 0
 
     asyncio.run(main())
@@ -97,10 +97,10 @@ def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptu
         with Path("/dev/full").open("wb", buffering=0) as log:
             driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None, log=log)
             driver.apply(LANE)
-            driver.ready("cpu0/0")
+            driver.ready("cpu-0/0")
             for _ in range(2):
                 driver.submit("m", (), answers.append, within=1.0)
-                driver.finished("cpu0/0", batches.pop(), [()], Timing(0, 0, 0, 0, 0, 0))
+                driver.finished("cpu-0/0", batches.pop(), [()], Timing(0, 0, 0, 0, 0, 0))
 
     asyncio.run(main())
     assert answers == [(), ()]

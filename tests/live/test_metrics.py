@@ -47,16 +47,16 @@ def filled(name: str = "resnet") -> ModelStatistics:
     """Two requests served in one batch, one of them late; one refused, one expired, one failed, one cancelled."""
     counts = ModelStatistics(name, "1", epoch=1000.0)
     timing = Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01)
-    counts.ran("cpu0/0", 2, 0.010, 0.012, timing, alone=0.008)
+    counts.ran("cpu-0/0", 2, 0.010, 0.012, timing, alone=0.008)
     served = Request(1, name, arrived=4.998, deadline=5.1), Request(2, name, arrived=4.5, deadline=5.0)
-    counts.ended(Reply(served, Outcome.SERVED, lane="cpu0/0", batch=1, started=5.0), 5.012)
+    counts.ended(Reply(served, Outcome.SERVED, lane="cpu-0/0", batch=1, started=5.0), 5.012)
     for outcome in (Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CANCELLED):
         counts.ended(Reply((Request(3, name, arrived=5.0, deadline=5.1),), outcome, "why"), 5.1)
     return counts
 
 
 def test_the_metrics_are_prometheus_and_right() -> None:
-    lane = LaneReading(lane="cpu0/0", up=True, share=400, obeyed=389.5, busy=0.012, waiting={"resnet": 3})
+    lane = LaneReading(lane="cpu-0/0", up=True, share=400, obeyed=389.5, busy=0.012, waiting={"resnet": 3})
     samples = parse(render([filled(), ModelStatistics("idle", "2", 0.0)], [lane], **BACKEND))
     model = 'model="resnet",version="1"'
     wanted = {
@@ -79,16 +79,16 @@ def test_the_metrics_are_prometheus_and_right() -> None:
         'cotenant_request_latency_seconds_bucket{model="resnet",le="0.02"}': 1,
         'cotenant_request_latency_seconds_bucket{model="resnet",le="+Inf"}': 2,
         'cotenant_request_latency_seconds_count{model="resnet"}': 2,
-        'cotenant_batch_predicted_seconds_sum{lane="cpu0/0",model="resnet"}': 0.010,
-        'cotenant_batch_observed_seconds_sum{lane="cpu0/0",model="resnet"}': 0.012,
-        'cotenant_slowdown_predicted_ratio{lane="cpu0/0",model="resnet"}': 1.25,
-        'cotenant_slowdown_observed_ratio{lane="cpu0/0",model="resnet"}': 1.5,
-        'cotenant_partition_up{lane="cpu0/0"}': 1,
-        'cotenant_partition_share_ratio{lane="cpu0/0"}': 0.4,
-        'cotenant_partition_obeyed_share_ratio{lane="cpu0/0"}': 0.3895,
-        'cotenant_partition_breach{lane="cpu0/0"}': 0,
-        'cotenant_partition_busy_seconds_total{lane="cpu0/0"}': 0.012,
-        'cotenant_queue_length{lane="cpu0/0",model="resnet"}': 3,
+        'cotenant_batch_predicted_seconds_sum{lane="cpu-0/0",model="resnet"}': 0.010,
+        'cotenant_batch_observed_seconds_sum{lane="cpu-0/0",model="resnet"}': 0.012,
+        'cotenant_slowdown_predicted_ratio{lane="cpu-0/0",model="resnet"}': 1.25,
+        'cotenant_slowdown_observed_ratio{lane="cpu-0/0",model="resnet"}': 1.5,
+        'cotenant_partition_up{lane="cpu-0/0"}': 1,
+        'cotenant_partition_share_ratio{lane="cpu-0/0"}': 0.4,
+        'cotenant_partition_obeyed_share_ratio{lane="cpu-0/0"}': 0.3895,
+        'cotenant_partition_breach{lane="cpu-0/0"}': 0,
+        'cotenant_partition_busy_seconds_total{lane="cpu-0/0"}': 0.012,
+        'cotenant_queue_length{lane="cpu-0/0",model="resnet"}': 3,
     }
     assert {name: samples.get(name) for name in wanted} == {
         name: pytest.approx(value) for name, value in wanted.items()

@@ -29,7 +29,7 @@ from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.worker import graphs
 
-LANE = "cpu0/0"
+LANE = "cpu-0/0"
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
         async with pool_of(Cpu()) as (pool, told, _):
             model = WorkerModel(name="m", path=str(folder / "m.onnx"), inputs=())
             with pytest.raises(
-                WorkerError, match=r"^the worker of cpu0/0 did not start: .*m\.onnx: ONNX Runtime cannot"
+                WorkerError, match=r"^the worker of cpu-0/0 did not start: .*m\.onnx: ONNX Runtime cannot"
             ):
                 await pool.start(LANE, share=500, models=[model])
             assert pool.status() == [] and told.told.empty()
@@ -199,7 +199,7 @@ def test_a_worker_that_exits_while_it_starts_says_why(monkeypatch: pytest.Monkey
 
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, _, _):
-            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it exited with status 1: \S"):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/0 did not start: it exited with status 1: \S"):
                 await pool.start(LANE, share=500, models=[])
 
     asyncio.run(scenario())
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_while_it_loads_says_so(folder: Path) -> None:
             while not (children := workers_of(os.getpid())):
                 await asyncio.sleep(0.01)
             os.kill(children[0], signal.SIGKILL)
-            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it was killed by SIGKILL$"):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/0 did not start: it was killed by SIGKILL$"):
                 await start
 
     asyncio.run(scenario())
@@ -222,7 +222,7 @@ def test_a_worker_that_never_gets_ready_is_given_up(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu(), patience=0.4) as (pool, _, _):
             with pytest.raises(
-                WorkerError, match=r"^the worker of cpu0/0 did not start: it was not ready after 0\.4 s"
+                WorkerError, match=r"^the worker of cpu-0/0 did not start: it was not ready after 0\.4 s"
             ):
                 await pool.start(LANE, share=500, models=[stuck(folder)])
 
@@ -236,7 +236,7 @@ def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
             while not workers_of(os.getpid()):
                 await asyncio.sleep(0.01)
             await pool.stop(LANE, grace=5.0)
-            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: it did not stop within 5 s$"):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/0 did not start: it did not stop within 5 s$"):
                 await start
 
     asyncio.run(scenario())
@@ -272,7 +272,7 @@ def test_a_worker_that_dies_is_replaced(busy: bool, number: signal.Signals) -> N
             assert before.pid is not None
             os.kill(before.pid, number)
             assert await told.next() == ("died", LANE, f"it was killed by {number.name}")
-            with pytest.raises(WorkerError, match=r"^lane 'cpu0/0' cannot take batch 2: its worker is restarting$"):
+            with pytest.raises(WorkerError, match=r"^lane 'cpu-0/0' cannot take batch 2: its worker is restarting$"):
                 pool.run(LANE, 2, "sleeper", [floats(1, 2)])
             assert await told.next() == ("ready", LANE)
             pool.run(LANE, 3, "sleeper", [floats(1, 2)])
@@ -305,7 +305,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(folder: Path, caplog: py
 
     asyncio.run(scenario())
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 1 and errors[0].startswith("cpu0/0 is given up: its worker died 3 times in a row: ")
+    assert len(errors) == 1 and errors[0].startswith("cpu-0/0 is given up: its worker died 3 times in a row: ")
 
 
 @contextmanager
@@ -332,9 +332,9 @@ def test_a_worker_returns_once_there_are_files_again(shared: bool, monkeypatch: 
             assert pid is not None
             with no_more_files():
                 with pytest.raises(
-                    WorkerError, match=r"^no process for cpu0\S*: Too many open files; are there too many"
+                    WorkerError, match=r"^no process for cpu-0\S*: Too many open files; are there too many"
                 ):
-                    await pool.start("cpu0/1", share=500, models=[sleeper(0.0)])
+                    await pool.start("cpu-0/1", share=500, models=[sleeper(0.0)])
                 os.kill(pid, signal.SIGKILL)
                 assert (await told.next())[0] == "died"
                 async with asyncio.timeout(PATIENCE):
@@ -388,7 +388,7 @@ def test_a_worker_that_takes_more_than_its_share_is_reported_once(
 
     asyncio.run(scenario())
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1 and warnings[0].startswith("cpu0/0 uses ")
+    assert len(warnings) == 1 and warnings[0].startswith("cpu-0/0 uses ")
     assert warnings[0].endswith(" of its device, and its share is 5 %")
 
 
@@ -418,29 +418,29 @@ def test_lanes_of_one_process_run_at_once_and_end_by_themselves() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
             for slot in range(3):
-                await pool.start(f"gpu0/{slot}", share=300, models=[sleeper(0.2 if slot else 100.0)])
-                assert await told.next() == ("ready", f"gpu0/{slot}")
-            await pool.start("gpu1/0", share=300, models=[sleeper(0.0)])
+                await pool.start(f"gpu-0/{slot}", share=300, models=[sleeper(0.2 if slot else 100.0)])
+                assert await told.next() == ("ready", f"gpu-0/{slot}")
+            await pool.start("gpu-1/0", share=300, models=[sleeper(0.0)])
             await told.next()
             pids = {status.lane: status.pid for status in pool.status()}
-            assert pids["gpu0/0"] == pids["gpu0/1"] == pids["gpu0/2"] != pids["gpu1/0"]
+            assert pids["gpu-0/0"] == pids["gpu-0/1"] == pids["gpu-0/2"] != pids["gpu-1/0"]
             for slot in range(3):
-                pool.run(f"gpu0/{slot}", slot, "sleeper", [floats(slot, 2)])
+                pool.run(f"gpu-0/{slot}", slot, "sleeper", [floats(slot, 2)])
             # The first takes for ever, and keeps nobody waiting.
             both = [await told.next(), await told.next()]
             assert {(it[0], it[1], it[3][0][0].array()[0, 0]) for it in both} == {
-                ("finished", "gpu0/1", 1.0),
-                ("finished", "gpu0/2", 2.0),
+                ("finished", "gpu-0/1", 1.0),
+                ("finished", "gpu-0/2", 2.0),
             }
-            await pool.stop("gpu0/1", grace=5.0)
-            await pool.start("gpu0/3", share=300, models=[sleeper(0.0)])
-            assert await told.next() == ("ready", "gpu0/3")
+            await pool.stop("gpu-0/1", grace=5.0)
+            await pool.start("gpu-0/3", share=300, models=[sleeper(0.0)])
+            assert await told.next() == ("ready", "gpu-0/3")
             assert {status.pid for status in pool.status()} == set(pids.values())
-            for lane in ("gpu0/0", "gpu0/2", "gpu0/3"):
+            for lane in ("gpu-0/0", "gpu-0/2", "gpu-0/3"):
                 await pool.stop(lane, grace=5.0)
-            assert (await told.next())[:2] == ("finished", "gpu0/0")  # a stop ends its pause
-            assert not Path(f"/proc/{pids['gpu0/0']}").exists()
-            assert [status.pid for status in pool.status()] == [pids["gpu1/0"]]
+            assert (await told.next())[:2] == ("finished", "gpu-0/0")  # a stop ends its pause
+            assert not Path(f"/proc/{pids['gpu-0/0']}").exists()
+            assert [status.pid for status in pool.status()] == [pids["gpu-1/0"]]
 
     asyncio.run(scenario())
 
@@ -448,11 +448,11 @@ def test_lanes_of_one_process_run_at_once_and_end_by_themselves() -> None:
 def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
-            lanes = {f"gpu0/{slot}" for slot in range(3)}
+            lanes = {f"gpu-0/{slot}" for slot in range(3)}
             for lane in sorted(lanes):
                 await pool.start(lane, share=300, models=[sleeper(100.0)])
                 await told.next()
-            pool.run("gpu0/0", 1, "sleeper", [floats(1, 2)])
+            pool.run("gpu-0/0", 1, "sleeper", [floats(1, 2)])
             pid = pool.status()[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
@@ -469,7 +469,7 @@ def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
 def test_who_looks_first_at_a_process_that_has_just_died_sees_all_its_lanes_die() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
-            lanes = {f"gpu0/{slot}" for slot in range(3)}
+            lanes = {f"gpu-0/{slot}" for slot in range(3)}
             for lane in sorted(lanes):
                 await pool.start(lane, share=300, models=[sleeper(100.0)])
                 await told.next()
@@ -487,16 +487,16 @@ def test_who_looks_first_at_a_process_that_has_just_died_sees_all_its_lanes_die(
 def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
-            for lane in ("gpu0/0", "gpu0/1"):
+            for lane in ("gpu-0/0", "gpu-0/1"):
                 await pool.start(lane, share=300, models=[sleeper(0.0)])
                 await told.next()
             line = next(iter(pool._lines))
             line.send(Run(1, "unheard of", []))
             died = {await told.next(), await told.next()}
             assert died == {
-                ("died", lane, "it exited with status 1: KeyError: 'unheard of'") for lane in ("gpu0/0", "gpu0/1")
+                ("died", lane, "it exited with status 1: KeyError: 'unheard of'") for lane in ("gpu-0/0", "gpu-0/1")
             }
-            assert {await told.next(), await told.next()} == {("ready", "gpu0/0"), ("ready", "gpu0/1")}
+            assert {await told.next(), await told.next()} == {("ready", "gpu-0/0"), ("ready", "gpu-0/1")}
 
     asyncio.run(scenario())
 
@@ -514,20 +514,20 @@ def test_a_lane_that_cannot_start_leaves_the_others_alone(folder: Path) -> None:
 
     async def scenario() -> None:
         async with pool_of(TogetherReal()) as (pool, told, _):
-            await pool.start("cpu0/0", share=300, models=[good])
+            await pool.start("cpu-0/0", share=300, models=[good])
             await told.next()
             bad = WorkerModel(name="bad", path=str(folder / "bad.onnx"), inputs=())
-            with pytest.raises(WorkerError, match=r"^the worker of cpu0/1 did not start: .*bad\.onnx: ONNX Runtime"):
-                await pool.start("cpu0/1", share=300, models=[bad])
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/1 did not start: .*bad\.onnx: ONNX Runtime"):
+                await pool.start("cpu-0/1", share=300, models=[bad])
             pool._patience = 0.3
             with pytest.raises(
-                WorkerError, match=r"^the worker of cpu0/2 did not start: it was not ready after 0\.3 s"
+                WorkerError, match=r"^the worker of cpu-0/2 did not start: it was not ready after 0\.3 s"
             ):
-                await pool.start("cpu0/2", share=300, models=[stuck(folder)])
+                await pool.start("cpu-0/2", share=300, models=[stuck(folder)])
             (status,) = pool.status()
-            assert (status.lane, status.restarts) == ("cpu0/0", 0)
-            pool.run("cpu0/0", 1, "identity", [floats(1, 2)])
-            assert (await told.next())[:3] == ("finished", "cpu0/0", 1)
+            assert (status.lane, status.restarts) == ("cpu-0/0", 0)
+            pool.run("cpu-0/0", 1, "identity", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "cpu-0/0", 1)
 
     asyncio.run(scenario())
 
@@ -539,17 +539,17 @@ def test_a_batch_that_outlasts_a_stop_costs_its_lane_alone(folder: Path) -> None
 
     async def scenario() -> None:
         async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, arena):
-            await pool.start("cpu0/0", share=300, models=[heavy])
-            await pool.start("cpu0/1", share=300, models=[light])
+            await pool.start("cpu-0/0", share=300, models=[heavy])
+            await pool.start("cpu-0/1", share=300, models=[light])
             await told.next()
             await told.next()
             picture = np.zeros((64, 3, 32, 32), np.float32)
-            pool.run("cpu0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
-            await pool.stop("cpu0/0", grace=0.0)
-            assert await told.next() == ("died", "cpu0/0", "it did not stop within 0 s")
+            pool.run("cpu-0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
+            await pool.stop("cpu-0/0", grace=0.0)
+            assert await told.next() == ("died", "cpu-0/0", "it did not stop within 0 s")
             assert arena.free < arena.size
-            pool.run("cpu0/1", 2, "identity", [floats(1, 2)])
-            assert (await told.next())[:3] == ("finished", "cpu0/1", 2)
+            pool.run("cpu-0/1", 2, "identity", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "cpu-0/1", 2)
             async with asyncio.timeout(PATIENCE):
                 while arena.free < arena.size:  # then it has ended
                     await asyncio.sleep(0.01)
@@ -564,14 +564,14 @@ def test_a_pool_that_closes_waits_for_a_shared_process_that_has_just_lost_its_la
 
     async def scenario() -> None:
         async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, _):
-            await pool.start("cpu0/0", share=300, models=[heavy])
+            await pool.start("cpu-0/0", share=300, models=[heavy])
             await told.next()
-            await pool.start("cpu0/1", share=300, models=[heavy])
+            await pool.start("cpu-0/1", share=300, models=[heavy])
             await told.next()
             pid = pool.status()[0].pid
-            pool.run("cpu0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
-            await pool.stop("cpu0/0", grace=0.0)  # its process has another lane, and is not waited for
-            await pool.stop("cpu0/1", grace=5.0)
+            pool.run("cpu-0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
+            await pool.stop("cpu-0/0", grace=0.0)  # its process has another lane, and is not waited for
+            await pool.stop("cpu-0/1", grace=5.0)
             while pool._lines:
                 await asyncio.sleep(0)
             await pool.close(grace=5.0)
@@ -602,7 +602,7 @@ def test_a_pool_that_has_closed_starts_nothing() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, _, _):
             await pool.close(grace=0.0)
-            with pytest.raises(WorkerError, match=r"^the worker of cpu0/0 did not start: the server stops$"):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/0 did not start: the server stops$"):
                 await pool.start(LANE, share=500, models=[sleeper(0.0)])
 
     asyncio.run(scenario())
@@ -611,7 +611,7 @@ def test_a_pool_that_has_closed_starts_nothing() -> None:
 def test_a_pool_that_closes_leaves_no_process_however_many_lanes_hang(folder: Path) -> None:
     heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=32, layers=6)
     picture = np.zeros((32, 3, 32, 32), np.float32)
-    lanes = ("cpu0/0", "cpu0/1")
+    lanes = ("cpu-0/0", "cpu-0/1")
 
     async def scenario() -> None:
         async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, arena):
@@ -646,33 +646,33 @@ def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
-            for lane in ("gpu0/0", "gpu1/0"):
+            for lane in ("gpu-0/0", "gpu-1/0"):
                 await pool.start(lane, share=1000, models=[sleeper(100.0, name="long"), sleeper(0.0)])
                 await told.next()
-            pool.run("gpu0/0", 1, "long", [floats(1, 2)])
-            backend.gone = {"gpu0": "Xid 79, it has fallen off the bus"}
-            reason = "gpu0 is lost: Xid 79, it has fallen off the bus"
-            assert await told.next() == ("died", "gpu0/0", reason)
+            pool.run("gpu-0/0", 1, "long", [floats(1, 2)])
+            backend.gone = {"gpu-0": "Xid 79, it has fallen off the bus"}
+            reason = "gpu-0 is lost: Xid 79, it has fallen off the bus"
+            assert await told.next() == ("died", "gpu-0/0", reason)
             first, second = pool.status()
             assert (first.state, first.pid, first.reason) == ("lost", None, reason)
             assert (second.state, second.restarts) == ("ready", 0)
-            with pytest.raises(WorkerError, match=r"^lane 'gpu0/0' cannot take batch 2: its worker is lost$"):
-                pool.run("gpu0/0", 2, "sleeper", [floats(1, 2)])
-            with pytest.raises(WorkerError, match=rf"^the worker of gpu0/1 did not start: {reason}$"):
-                await pool.start("gpu0/1", share=500, models=[sleeper(0.0)])
-            pool.run("gpu1/0", 3, "sleeper", [floats(1, 2)])
-            assert (await told.next())[:3] == ("finished", "gpu1/0", 3)
+            with pytest.raises(WorkerError, match=r"^lane 'gpu-0/0' cannot take batch 2: its worker is lost$"):
+                pool.run("gpu-0/0", 2, "sleeper", [floats(1, 2)])
+            with pytest.raises(WorkerError, match=rf"^the worker of gpu-0/1 did not start: {reason}$"):
+                await pool.start("gpu-0/1", share=500, models=[sleeper(0.0)])
+            pool.run("gpu-1/0", 3, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "gpu-1/0", 3)
             backend.gone = {}
-            assert await told.next() == ("ready", "gpu0/0")
-            pool.run("gpu0/0", 4, "sleeper", [floats(1, 2)])
-            assert (await told.next())[:3] == ("finished", "gpu0/0", 4)
+            assert await told.next() == ("ready", "gpu-0/0")
+            pool.run("gpu-0/0", 4, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", "gpu-0/0", 4)
 
     asyncio.run(scenario())
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [text for text in said if "lost" in text or "back" in text] == [
-        "gpu0 is lost: Xid 79, it has fallen off the bus",
-        "the worker of gpu0/0 died: gpu0 is lost: Xid 79, it has fallen off the bus",
-        "gpu0 is back",
+        "gpu-0 is lost: Xid 79, it has fallen off the bus",
+        "the worker of gpu-0/0 died: gpu-0 is lost: Xid 79, it has fallen off the bus",
+        "gpu-0 is back",
     ]
 
 
@@ -685,10 +685,10 @@ def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
-            await pool.start("gpu0/0", share=1000, models=[sleeper(0.0)])
+            await pool.start("gpu-0/0", share=1000, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
-            backend.gone = {"gpu0": "off the bus"}
+            backend.gone = {"gpu-0": "off the bus"}
             assert (await told.next())[0] == "died"
             await pool.close(grace=5.0)
             assert not Path(f"/proc/{pid}").exists()
@@ -705,21 +705,21 @@ def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(monkeypatch
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
-            await pool.start("gpu0/0", share=1000, models=[sleeper(0.0)])
+            await pool.start("gpu-0/0", share=1000, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             assert (await told.next())[0] == "died"
             assert pool.status()[0].state == "restarting"
-            backend.gone = {"gpu0": "off the bus"}
+            backend.gone = {"gpu-0": "off the bus"}
             async with asyncio.timeout(PATIENCE):
                 while pool.status()[0].state != "lost":
                     await asyncio.sleep(0.01)
-            assert pool.status()[0].reason == "gpu0 is lost: off the bus"
+            assert pool.status()[0].reason == "gpu-0 is lost: off the bus"
             monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.0)
             backend.gone = {}
-            assert await told.next() == ("ready", "gpu0/0")
+            assert await told.next() == ("ready", "gpu-0/0")
 
     asyncio.run(scenario())
 
@@ -734,12 +734,12 @@ from tests.live.test_pool import Cpu, stuck
 
 async def main():
     async with pool_of(Fake()) as (pool, told, _):
-        await pool.start("fake0/0", share=500, models=[sleeper(100.0)])
-        await pool.start("fake0/1", share=500, models=[sleeper(100.0)])
-        pool.run("fake0/0", 1, "sleeper", [floats(1, 2)])
+        await pool.start("fake-0/0", share=500, models=[sleeper(100.0)])
+        await pool.start("fake-0/1", share=500, models=[sleeper(100.0)])
+        pool.run("fake-0/0", 1, "sleeper", [floats(1, 2)])
         print(*[status.pid for status in pool.status()], flush=True)
         pool._backend = Cpu()
-        await pool.start("cpu0/0", share=500, models=[stuck(Path(sys.argv[1]))])
+        await pool.start("cpu-0/0", share=500, models=[stuck(Path(sys.argv[1]))])
 
 asyncio.run(main())
 """

@@ -106,13 +106,13 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
 
 def test_a_measurement_of_changes_ends_where_nothing_follows() -> None:
     busy = change._Busy("m", [])
-    busy.died("cpu0/0", "it was killed")  # while nobody waited for an answer
+    busy.died("cpu-0/0", "it was killed")  # while nobody waited for an answer
 
     async def waiting() -> None:
         async with asyncio.timeout(PATIENCE):
             await busy.until(1)
 
-    with pytest.raises(WorkerError, match=r"^cpu0/0: it was killed$"):
+    with pytest.raises(WorkerError, match=r"^cpu-0/0: it was killed$"):
         asyncio.run(waiting())
 
 
@@ -122,27 +122,27 @@ def test_lanes_of_one_process_have_one_copy_of_the_weights_and_one_context(tmp_p
 
     async def scenario() -> None:
         async with pool_of(Shared()) as (pool, told, _):
-            await pool.start("cpu0/0", share=400, models=[model])
+            await pool.start("cpu-0/0", share=400, models=[model])
             await told.next()
             before = pool.status()[0]
             assert before.memory > WEIGHTS
             for slot in range(1, 4):
-                await pool.start(f"cpu0/{slot}", share=600, models=[model], leaving=[f"cpu0/{slot - 1}"])
-                assert await told.next() == ("ready", f"cpu0/{slot}")
-                await pool.stop(f"cpu0/{slot - 1}", grace=5.0)
-                pool.run(f"cpu0/{slot}", slot, "m", [rows(1, 2)])
+                await pool.start(f"cpu-0/{slot}", share=600, models=[model], leaving=[f"cpu-0/{slot - 1}"])
+                assert await told.next() == ("ready", f"cpu-0/{slot}")
+                await pool.stop(f"cpu-0/{slot - 1}", grace=5.0)
+                pool.run(f"cpu-0/{slot}", slot, "m", [rows(1, 2)])
                 assert (await told.next())[3][0][0].array().tolist() == [[1, 2]]
             (after,) = pool.status()
             assert (after.pid, after.restarts) == (before.pid, 0)
             assert after.memory < before.memory + WEIGHTS / 2
 
-            await pool.start("cpu0/4", share=400, models=[breaks])
+            await pool.start("cpu-0/4", share=400, models=[breaks])
             await told.next()
-            pool.run("cpu0/4", 4, "m", [rows(9, 2)])
+            pool.run("cpu-0/4", 4, "m", [rows(9, 2)])
             reason = (
                 "it exited with status 1: model 'm' broke its CUDA context: an illegal memory access was encountered"
             )
-            lanes = ("cpu0/3", "cpu0/4")
+            lanes = ("cpu-0/3", "cpu-0/4")
             assert {await told.next(), await told.next()} == {("died", lane, reason) for lane in lanes}
 
     asyncio.run(scenario())

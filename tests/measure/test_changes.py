@@ -45,14 +45,14 @@ def test_each_change_has_a_word() -> None:
         device(1, (400, "e"), rate=12.0),
     )
     rows = shown(before, after)
-    assert ["another share", "k0", "50 % a, b", "60 % a, b"] in rows
-    assert ["other models", "k0", "20 % c", "20 % c, g"] in rows
-    assert ["moves", "k0 to k2", "10 % d", "10 % d"] in rows
-    assert ["stays, with", "k1", "40 % e batch 4 10/s", "40 % e batch 4 12/s"] in rows
-    assert ["starts", "k2", "-", "30 % h"] in rows
-    assert ["stops", "k1", "40 % f", "-"] in rows
+    assert ["another share", "k-0", "50 % a, b", "60 % a, b"] in rows
+    assert ["other models", "k-0", "20 % c", "20 % c, g"] in rows
+    assert ["moves", "k-0 to k-2", "10 % d", "10 % d"] in rows
+    assert ["stays, with", "k-1", "40 % e batch 4 10/s", "40 % e batch 4 12/s"] in rows
+    assert ["starts", "k-2", "-", "30 % h"] in rows
+    assert ["stops", "k-1", "40 % f", "-"] in rows
     assert rows[-2] == [
-        "1 worker stays (1 with another rate or a smaller batch), 4 to start, 4 to stop; 1 device added: k2"
+        "1 worker stays (1 with another rate or a smaller batch), 4 to start, 4 to stop; 1 device added: k-2"
     ]
     assert rows[-1] == ["rates: e 10 to 12/s, f 10 to 0/s, g 0 to 10/s, h 0 to 10/s"]
 
@@ -60,8 +60,8 @@ def test_each_change_has_a_word() -> None:
 def test_what_is_alike_on_many_devices_is_one_line() -> None:
     fleet = plan(*(device(i, (1000, "a"), rate=20000.0) for i in range(100)))
     rows = shown(plan(), fleet)
-    assert ["starts", "k0 and 99 more", "-", "100 % a"] in rows
-    assert rows[-2] == ["0 workers stay, 100 to start, 0 to stop; 100 devices added: k0, k1, k2 and 97 more"]
+    assert ["starts", "k-0 and 99 more", "-", "100 % a"] in rows
+    assert rows[-2] == ["0 workers stay, 100 to start, 0 to stop; 100 devices added: k-0, k-1, k-2 and 97 more"]
     assert rows[-1] == ["rates: a 0 to 2000000/s"]
 
 

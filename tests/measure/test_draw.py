@@ -54,10 +54,10 @@ def cells(what: RenderableType) -> list[list[str]]:
 
 def test_the_table_says_where_models_run_what_is_left_and_what_is_unserved() -> None:
     rows = cells(plan_table(PLAN, [Model(name="bert", slo=1.0)]))
-    assert ["cpu0/0", "60 %", "resnet50", "4", "12", "80 ms", "100 ms", "180 ms", "-"] in rows
+    assert ["cpu-0/0", "60 %", "resnet50", "4", "12", "80 ms", "100 ms", "180 ms", "-"] in rows
     assert ["digits", "8", "60", "20 ms", "100 ms", "120 ms", "-"] in rows
-    assert ["cpu0/1", "25 %", "bert", "1", "1", "300 ms", "300 ms", "600 ms", "1 s"] in rows
-    assert ["cpu0", "15 %", "free"] in rows
+    assert ["cpu-0/1", "25 %", "bert", "1", "1", "300 ms", "300 ms", "600 ms", "1 s"] in rows
+    assert ["cpu-0", "15 %", "free"] in rows
     assert ["unserved", "ssd", "3"] in rows
     assert "plan by elastic: 1 device, 2.50 per hour, 15 % of a device free, 3 requests/s unserved" in shown(
         plan_table(PLAN)
@@ -72,7 +72,7 @@ def test_a_bound_is_said() -> None:
 
 
 def test_bars_are_as_wide_as_shares() -> None:
-    bar = shown(plan_bars(PLAN)).rstrip("\n").removeprefix("cpu0 ")
+    bar = shown(plan_bars(PLAN)).rstrip("\n").removeprefix("cpu-0 ")
     assert len(bar) == WIDTH
     assert bar.index("25 % bert") == 43
     assert bar.endswith("·" * 10)

@@ -56,29 +56,29 @@ def test_a_sound_plan_violates_nothing() -> None:
     [
         ({"device": {"kind": "z"}}, "z: the problem has no devices of this kind"),
         ({"plan": {"devices": SOUND.devices * 2}}, "k: 2 devices where there are 1"),
-        ({"plan": {"devices": SOUND.devices * 2}}, "k0: 2 devices of one kind have this number"),
+        ({"plan": {"devices": SOUND.devices * 2}}, "k-0: 2 devices of one kind have this number"),
         (
             {"device": {"partitions": (Partition(share=200, placements=()),) * 3}},
-            "k0: 3 partitions where at most 2 are allowed",
+            "k-0: 3 partitions where at most 2 are allowed",
         ),
-        ({"partition": {"share": 390}}, "k0/0: 39 % is no legal share; the nearest is 40 %"),
+        ({"partition": {"share": 390}}, "k-0/0: 39 % is no legal share; the nearest is 40 %"),
         (
             {"device": {"partitions": (Partition(share=600, placements=()),) * 2}},
-            "k0: the partitions add up to 120 % of the device",
+            "k-0: the partitions add up to 120 % of the device",
         ),
-        ({"placement": {"procs": 2}}, "k0: workers need 3 MiB where the device has 2 MiB"),
-        ({"placement": {"procs": 2}}, "k0/0 a: nothing was measured for this share and batch: latency is unknown"),
-        ({"placement": {"model": "z"}}, "k0/0 z: the problem has no such model"),
-        ({"partition": {"placements": (A, A)}}, "k0/0 a: 2 placements on one partition"),
-        ({"placement": {"batch": 17}}, "k0/0 a: batch 17, where the model and its profile allow 1 to 16"),
-        ({"placement": {"batch": 0}}, "k0/0 a: batch 0, where"),
-        ({"partition": {"placements": (A, msgspec.structs.replace(B, batch=5))}}, "k0/0 b: batch 5, where the model"),
-        ({"placement": {"rate": -1.0}}, "k0/0 a: a rate of -1 requests/s"),
-        ({"placement": {"rate": float("nan")}}, "k0/0 a: a rate of nan requests/s"),
-        ({"placement": {"rate": 67.0}}, "k0/0 a: carries 66.6667 requests/s, is to carry 67"),
-        ({"placement": {"batch": 16, "latency": 0.17, "duty": 0.17}}, "k0/0 a: may take 340 ms, target 100 ms"),
-        ({"placement": {"latency": 0.02}}, "k0/0 a: a batch takes 30 ms, the plan says 20 ms"),
-        ({"placement": {"duty": 0.02}}, "k0/0 a: a round takes 30 ms, the plan says 20 ms"),
+        ({"placement": {"procs": 2}}, "k-0: workers need 3 MiB where the device has 2 MiB"),
+        ({"placement": {"procs": 2}}, "k-0/0 a: nothing was measured for this share and batch: latency is unknown"),
+        ({"placement": {"model": "z"}}, "k-0/0 z: the problem has no such model"),
+        ({"partition": {"placements": (A, A)}}, "k-0/0 a: 2 placements on one partition"),
+        ({"placement": {"batch": 17}}, "k-0/0 a: batch 17, where the model and its profile allow 1 to 16"),
+        ({"placement": {"batch": 0}}, "k-0/0 a: batch 0, where"),
+        ({"partition": {"placements": (A, msgspec.structs.replace(B, batch=5))}}, "k-0/0 b: batch 5, where the model"),
+        ({"placement": {"rate": -1.0}}, "k-0/0 a: a rate of -1 requests/s"),
+        ({"placement": {"rate": float("nan")}}, "k-0/0 a: a rate of nan requests/s"),
+        ({"placement": {"rate": 67.0}}, "k-0/0 a: carries 66.6667 requests/s, is to carry 67"),
+        ({"placement": {"batch": 16, "latency": 0.17, "duty": 0.17}}, "k-0/0 a: may take 340 ms, target 100 ms"),
+        ({"placement": {"latency": 0.02}}, "k-0/0 a: a batch takes 30 ms, the plan says 20 ms"),
+        ({"placement": {"duty": 0.02}}, "k-0/0 a: a round takes 30 ms, the plan says 20 ms"),
         ({"placement": {"rate": 50.0}}, "a: 50 requests/s are served or said to be unserved, 60 were asked for"),
         ({"plan": {"unserved": {"a": 5.0}}}, "a: 65 requests/s are served or said to be unserved, 60 were asked for"),
         ({"plan": {"unserved": {"z": 5.0}}}, "z: the problem has no such model"),
@@ -136,7 +136,7 @@ def on_mig(*placed: tuple[int, int], memory: int = GIB) -> list[str]:
 
 
 def test_mig_instances_are_placed_and_not_only_summed() -> None:
-    line = "k0: MIG has no such instances side by side with the memory that their workers need"
+    line = "k-0: MIG has no such instances side by side with the memory that their workers need"
     assert on_mig(*[(142, 1)] * 7) == []
     assert on_mig((428, 1), (571, 1)) == []
     assert on_mig((428, 1), (428, 1), (142, 1)) == [line]
@@ -144,7 +144,7 @@ def test_mig_instances_are_placed_and_not_only_summed() -> None:
 
 
 def test_a_mig_instance_has_memory_of_its_own() -> None:
-    line = "k0: MIG has no such instances side by side with the memory that their workers need"
+    line = "k-0: MIG has no such instances side by side with the memory that their workers need"
     assert on_mig((142, 2), memory=9 * GIB) == []
     assert on_mig((142, 3), memory=9 * GIB) == [line]
     # 20 GB instances of a seventh fit four times, and leave no slice of memory for a fifth.
@@ -184,7 +184,7 @@ def test_kinds_are_counted_each_on_its_own() -> None:
     for devices, lines in (
         ((device, other), []),
         ((device, msgspec.structs.replace(device, id=1)), ["k: 2 devices where there are 1"]),
-        ((other, other), ["l0: 2 devices of one kind have this number"]),
+        ((other, other), ["l-0: 2 devices of one kind have this number"]),
         ((msgspec.structs.replace(device, kind="bare"),), []),
     ):
         assert [str(v) for v in check(msgspec.structs.replace(plan, devices=devices), MIXED)] == lines

@@ -89,7 +89,7 @@ def test_what_is_used_is_said_in_parts() -> None:
     plan = assemble(given, "hand", [Bin(given.fleet[0], [Cut(600, {"a": 100.0})])])
     (it,) = explain(plan, given).placements
     ((_, _, placement),) = plan.placements()
-    assert it.partition == "k0/0"
+    assert it.partition == "k-0/0"
     assert it.target_used == pytest.approx(2 * placement.latency / 0.2)
     assert it.rate_used == pytest.approx(100 * placement.latency / placement.batch)
     assert it.memory_used == pytest.approx(0.25)
@@ -139,7 +139,7 @@ def test_a_model_that_fits_into_no_memory_is_told_so() -> None:
     assert (it.cause, it.why) == ("memory", "a worker of it needs 10 MiB, a device has 5 MiB")
     (it,) = missing(problem(count=1, memory=15 * MIB, a=100.0, b=1.0)).unserved
     assert it.cause == "memory"
-    assert "of k0 are free, but 10 MiB of 15 MiB of memory are taken, and a worker needs 10 MiB" in it.why
+    assert "of k-0 are free, but 10 MiB of 15 MiB of memory are taken, and a worker needs 10 MiB" in it.why
 
 
 def test_a_model_that_was_not_measured_is_told_so() -> None:

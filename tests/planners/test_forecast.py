@@ -131,7 +131,7 @@ def test_neighbours_in_time_only_make_a_model_slower(load: float, others: int) -
 
 def test_utilisation_is_rate_times_the_cost_of_a_request() -> None:
     plan, problem = lanes([[0.010]], [40.0], [1.0])
-    assert forecast(plan, problem).utilisation == {"k0/0": pytest.approx(0.4, rel=0.01)}
+    assert forecast(plan, problem).utilisation == {"k-0/0": pytest.approx(0.4, rel=0.01)}
 
 
 def test_what_is_placed_nowhere_is_not_answered() -> None:
@@ -172,7 +172,7 @@ def test_several_workers_carry_the_rate_of_a_placement_together() -> None:
     expected = forecast(plan, msgspec.structs.replace(problem, profiles={("m0", "k"): Profile("m0", "k", points)}))
     assert expected.models["m0"].rate == pytest.approx(40.0, rel=0.01)
     assert expected.models["m0"].p50 == pytest.approx(0.020, rel=0.5)
-    assert expected.utilisation["k0/0"] == pytest.approx(0.4, rel=0.01)
+    assert expected.utilisation["k-0/0"] == pytest.approx(0.4, rel=0.01)
 
 
 @settings(deadline=None)

@@ -88,7 +88,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "model.onnx")
     (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(
-        ModelError, match=r"model 'identity' cannot be measured: the worker of cpu0/profile-1000 did not start"
+        ModelError, match=r"model 'identity' cannot be measured: the worker of cpu-0/profile-1000 did not start"
     ):
         measure(model, floats)
 
@@ -127,7 +127,7 @@ def collect(
     broken: dict[str, str] = {}
 
     async def main() -> None:
-        async for name, point in measure_set(Cpu(), candidates, device="cpu0", grid=grid, known=known or {}):
+        async for name, point in measure_set(Cpu(), candidates, device="cpu-0", grid=grid, known=known or {}):
             if isinstance(point, str):
                 broken[name] = point
             else:
@@ -159,7 +159,7 @@ def test_one_that_cannot_be_loaded_keeps_no_other_from_starting(tmp_path: Path) 
     }
     points, broken = collect(candidates, Grid(shares=(1000,), batches=(1,), seconds=0.02))
     assert points == [("identity", 1000, 1)]
-    assert "the worker of cpu0/profile-1000" in broken["nothing"]
+    assert "the worker of cpu-0/profile-1000" in broken["nothing"]
 
 
 def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_share_that_a_model_is_too_large_for_is_left_out(tmp_path: Path) -> No
 def test_where_lanes_share_a_process_the_next_is_open_before_the_last_ends(tmp_path: Path) -> None:
     backend, model = OneProcess(), graphs.identity(tmp_path / "model.onnx")
     uvloop.run(asyncio.wait_for(profile(backend, model, floats, kind="cpu", grid=GRID), 30))
-    lanes = [f"cpu0/profile-{share}" for share in GRID.shares]
+    lanes = [f"cpu-0/profile-{share}" for share in GRID.shares]
     assert backend.told == [f"open {lanes[0]}", f"open {lanes[1]}", f"close {lanes[0]}", f"close {lanes[1]}"]
 
 

@@ -30,7 +30,7 @@ from cotenant.runtime.events import (
 
 # One lane for each model, 10 ms a batch of up to four.
 LANES = tuple(
-    LaneSpec(id=f"cpu0/{n}", models=(LaneModel(model=name, latencies=(0.01,) * 4),)) for n, name in enumerate("abc")
+    LaneSpec(id=f"cpu-0/{n}", models=(LaneModel(model=name, latencies=(0.01,) * 4),)) for n, name in enumerate("abc")
 )
 DIAMOND = Application(
     name="diamond",
@@ -65,7 +65,7 @@ class Site:
         return commands
 
     def finish(self, model: str, now: float) -> list[Command]:
-        lane = f"cpu0/{'abc'.index(model)}"
+        lane = f"cpu-0/{'abc'.index(model)}"
         batch = self.dispatcher.lanes[lane].batch
         assert batch is not None
         return self.tell(Finished(lane, batch.id), now)
@@ -124,9 +124,9 @@ def test_one_that_fails_ends_the_whole_and_cancels_its_siblings() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request()), 0.0)
     site.finish("a", 0.01)
-    batch = site.dispatcher.lanes["cpu0/2"].batch
+    batch = site.dispatcher.lanes["cpu-0/2"].batch
     assert batch is not None
-    site.tell(Failed("cpu0/2", batch.id, "no such class"), 0.02)
+    site.tell(Failed("cpu-0/2", batch.id, "no such class"), 0.02)
     assert site.ends() == [(Outcome.FAILED, "right: no such class")]
     assert sorted(outcome.value for part in (-2, -3) for outcome, _ in site.ends(part)) == ["cancelled", "cancelled"]
     site.finish("b", 0.03)

@@ -25,7 +25,7 @@ def plan(**changes: object) -> Plan:
 
 def test_a_lane_for_each_partition_with_the_latencies_of_its_batches() -> None:
     model = LaneModel(model="m", latencies=(0.002, 0.003), linger=0.001, rate=7.0)
-    expected = tuple(LaneSpec(id=id_, models=(model,)) for id_ in ("cpu3/0", "cpu3/1"))
+    expected = tuple(LaneSpec(id=id_, models=(model,)) for id_ in ("cpu-3/0", "cpu-3/1"))
     assert lanes_of(plan(), MODELS, PROFILES) == expected
 
 

@@ -23,27 +23,27 @@ def moved(layout: Layout, *partitions: Partition, number: int = 0) -> list[str]:
 
 def test_what_both_plans_have_keeps_its_lane_and_no_name_comes_twice() -> None:
     layout = Layout()
-    assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu0/0", "cpu0/1"]
-    assert moved(layout, partition(500, "b"), partition(500, "c")) == ["cpu0/1", "cpu0/2"]
-    assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu0/3", "cpu0/1"]
+    assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu-0/0", "cpu-0/1"]
+    assert moved(layout, partition(500, "b"), partition(500, "c")) == ["cpu-0/1", "cpu-0/2"]
+    assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu-0/3", "cpu-0/1"]
 
 
 def test_another_share_device_set_of_models_or_a_larger_batch_needs_a_new_lane() -> None:
     layout = Layout()
-    assert moved(layout, partition(500, "a")) == ["cpu0/0"]
-    assert moved(layout, partition(400, "a")) == ["cpu0/1"]
-    assert moved(layout, partition(400, "a"), number=1) == ["cpu1/0"]
-    assert moved(layout, partition(400, "a", "b"), number=1) == ["cpu1/1"]
-    assert moved(layout, partition(400, "a"), number=1) == ["cpu1/2"]
-    assert moved(layout, partition(400, "a", batch=5), number=1) == ["cpu1/3"]
-    assert moved(layout, partition(400, "a", batch=3), number=1) == ["cpu1/3"]
+    assert moved(layout, partition(500, "a")) == ["cpu-0/0"]
+    assert moved(layout, partition(400, "a")) == ["cpu-0/1"]
+    assert moved(layout, partition(400, "a"), number=1) == ["cpu-1/0"]
+    assert moved(layout, partition(400, "a", "b"), number=1) == ["cpu-1/1"]
+    assert moved(layout, partition(400, "a"), number=1) == ["cpu-1/2"]
+    assert moved(layout, partition(400, "a", batch=5), number=1) == ["cpu-1/3"]
+    assert moved(layout, partition(400, "a", batch=3), number=1) == ["cpu-1/3"]
 
 
 def test_two_partitions_alike_are_two_lanes() -> None:
     layout = Layout()
-    assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu0/0", "cpu0/1"]
-    assert moved(layout, partition(500, "a")) == ["cpu0/0"]
-    assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu0/0", "cpu0/2"]
+    assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu-0/0", "cpu-0/1"]
+    assert moved(layout, partition(500, "a")) == ["cpu-0/0"]
+    assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu-0/0", "cpu-0/2"]
 
 
 def test_a_model_whose_file_changed_needs_a_new_worker() -> None:
@@ -51,5 +51,5 @@ def test_a_model_whose_file_changed_needs_a_new_worker() -> None:
     moved(layout, partition(500, "a"), partition(500, "b"))
     plan = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=(partition(500, "b"),)),))
     spec = LaneSpec(id="", models=(LaneModel(model="b", latencies=(0.05,) * 4),))
-    assert list(layout.match(plan, [spec], lambda model: model != "b")) == ["cpu0/2"]
-    assert list(layout.match(plan, [spec])) == ["cpu0/1"]
+    assert list(layout.match(plan, [spec], lambda model: model != "b")) == ["cpu-0/2"]
+    assert list(layout.match(plan, [spec])) == ["cpu-0/1"]

@@ -17,8 +17,8 @@ from cotenant.runtime.events import (
 )
 from cotenant.sim.loop import play
 
-LANE = LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(1.0, 1.5)),))
-UP: list[tuple[float, Event]] = [(0.0, Applied((LANE,))), (0.0, Ready("cpu0/0"))]
+LANE = LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(1.0, 1.5)),))
+UP: list[tuple[float, Event]] = [(0.0, Applied((LANE,))), (0.0, Ready("cpu-0/0"))]
 
 
 def ends(requests: list[Request], events: list[tuple[float, Event]]) -> list[tuple[float, int, Outcome]]:
@@ -42,7 +42,7 @@ def test_batches_take_their_time_and_answers_come_when_they_are_done() -> None:
 
 def test_a_death_loses_the_batch_but_not_the_request() -> None:
     requests = [Request(0, "m", 0.5, 10.0)]
-    events: list[tuple[float, Event]] = [(1.0, Died("cpu0/0", "test")), (1.2, Ready("cpu0/0"))]
+    events: list[tuple[float, Event]] = [(1.0, Died("cpu-0/0", "test")), (1.2, Ready("cpu-0/0"))]
     assert ends(requests, events) == [(2.2, 0, Outcome.SERVED)]
 
 
@@ -59,7 +59,7 @@ def test_what_follows_from_a_reply_arrives_when_it_says() -> None:
 
 
 def test_a_request_that_waits_in_vain_expires_on_its_deadline() -> None:
-    events: list[tuple[float, Event]] = [(1.0, Died("cpu0/0", "test"))]
+    events: list[tuple[float, Event]] = [(1.0, Died("cpu-0/0", "test"))]
     assert ends([Request(0, "m", 0.5, 3.0)], events) == [(3.0, 0, Outcome.EXPIRED)]
 
 
@@ -89,8 +89,8 @@ def test_what_else_happens_may_depend_on_what_came_before() -> None:
         yield from UP
         yield 2.0, Woke("nowhere", 2.0)
         assert told == [1.5]
-        yield 2.0, Died("cpu0/0", "test")
-        yield 4.0, Ready("cpu0/0")
+        yield 2.0, Died("cpu-0/0", "test")
+        yield 4.0, Ready("cpu-0/0")
 
     def ended(reply: Reply, now: float) -> tuple[()]:
         told.append(now)

@@ -15,51 +15,51 @@ from cotenant.sim.run import simulate
 from cotenant.sim.service import Batches, Noise
 from tests.sim.test_run import PLAN, PROBLEM, row
 
-LANE = LaneSpec(id="cpu0/0", models=(LaneModel(model="a", latencies=(0.010, 0.012, 0.014, 0.016)),))
+LANE = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.010, 0.012, 0.014, 0.016)),))
 
 
 def ran(number: int, rows: int, start: float, end: float) -> list[LogLine]:
     requests = tuple(Request(number * 10 + n, "a", start, 1.0) for n in range(rows))
     return [
-        LogLine(start, Finished("other", number), [Run("cpu0/0", number, "a", requests)]),
-        LogLine(end, Finished("cpu0/0", number), []),
+        LogLine(start, Finished("other", number), [Run("cpu-0/0", number, "a", requests)]),
+        LogLine(end, Finished("cpu-0/0", number), []),
     ]
 
 
 def test_batches_last_from_their_start_to_their_end_within_the_time() -> None:
     lines = [*ran(1, 1, 0.5, 0.6), *ran(2, 2, 1.0, 1.25), *ran(3, 2, 1.5, 1.7), *ran(4, 1, 1.9, 2.1)]
     ((key, took),) = seen(lines, 1.0, 2.0).batches.items()
-    assert key == ("cpu0/0", "a")
+    assert key == ("cpu-0/0", "a")
     assert took == {2: [pytest.approx(0.25), pytest.approx(0.2)]}
 
 
 def test_requests_last_from_their_arrival_to_their_answer_if_they_are_served() -> None:
     first, late, other, never = (Request(n, "ab"[n == 2], 1.0 + n / 10, 9.0) for n in range(4))
     lines = [
-        LogLine(1.5, Finished("cpu0/0", 1), [Reply((first, late), Outcome.SERVED)]),
-        LogLine(1.6, Finished("cpu0/0", 2), [Reply((other,), Outcome.SERVED), Reply((never,), Outcome.EXPIRED)]),
-        LogLine(2.5, Finished("cpu0/0", 3), [Reply((never,), Outcome.SERVED)]),
+        LogLine(1.5, Finished("cpu-0/0", 1), [Reply((first, late), Outcome.SERVED)]),
+        LogLine(1.6, Finished("cpu-0/0", 2), [Reply((other,), Outcome.SERVED), Reply((never,), Outcome.EXPIRED)]),
+        LogLine(2.5, Finished("cpu-0/0", 3), [Reply((never,), Outcome.SERVED)]),
     ]
     assert seen(lines, 1.05, 2.0).requests == {"a": [pytest.approx(0.4)], "b": [pytest.approx(0.4)]}
 
 
 def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
-    took = {("cpu0/0", "a"): {1: [0.025] * 100, 3: [0.033] * 5}}
-    batches = observed([LANE], took)["cpu0/0", "a"]
+    took = {("cpu-0/0", "a"): {1: [0.025] * 100, 3: [0.033] * 5}}
+    batches = observed([LANE], took)["cpu-0/0", "a"]
     # Twice what was predicted, and 5 ms for each batch.
     assert batches.latencies == pytest.approx((0.025, 0.029, 0.033, 0.037))
     assert batches.noise.levels == pytest.approx((1.0,) * len(batches.noise.parts))
 
 
 def test_one_size_alone_says_how_many_times_as_long() -> None:
-    batches = observed([LANE], {("cpu0/0", "a"): {2: [0.018, 0.018, 0.018]}})["cpu0/0", "a"]
+    batches = observed([LANE], {("cpu-0/0", "a"): {2: [0.018, 0.018, 0.018]}})["cpu-0/0", "a"]
     assert batches.latencies == pytest.approx((0.015, 0.018, 0.021, 0.024))
-    assert observed([LANE], {("cpu9/0", "a"): {1: [1.0]}}) == {}
+    assert observed([LANE], {("cpu-9/0", "a"): {1: [1.0]}}) == {}
 
 
 def test_what_falls_with_size_is_taken_as_fixed() -> None:
-    took = {("cpu0/0", "a"): {1: [0.020] * 5, 4: [0.018] * 5}}
-    first, *_, last = observed([LANE], took)["cpu0/0", "a"].latencies
+    took = {("cpu-0/0", "a"): {1: [0.020] * 5, 4: [0.018] * 5}}
+    first, *_, last = observed([LANE], took)["cpu-0/0", "a"].latencies
     assert first == pytest.approx(last) == pytest.approx(0.019, rel=0.02)
 
 
@@ -72,18 +72,18 @@ def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
         lines.append(LogLine(now, event, commands))
         return commands
 
-    real = {("cpu0/0", "a"): Batches(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
+    real = {("cpu-0/0", "a"): Batches(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
     slow = simulate(PROBLEM, PLAN, seconds=60, observed=real, handle=recorded)
     usual = simulate(PROBLEM, PLAN, seconds=60)
     assert mean(row(slow, "a")) > 1.2 * mean(row(usual, "a"))
     assert row(slow, "b") == row(usual, "b")
 
     specs = lines[0].event.lanes  # type: ignore[union-attr]
-    again = observed(specs, seen(lines, 0.0, 60.0).batches)["cpu0/0", "a"]
-    often = [n for n, seconds in seen(lines, 0.0, 60.0).batches["cpu0/0", "a"].items() if len(seconds) > 300]
+    again = observed(specs, seen(lines, 0.0, 60.0).batches)["cpu-0/0", "a"]
+    often = [n for n, seconds in seen(lines, 0.0, 60.0).batches["cpu-0/0", "a"].items() if len(seconds) > 300]
     assert len(often) > 3
     for n in often:
-        assert again.latencies[n - 1] == pytest.approx(real["cpu0/0", "a"].latencies[n - 1], rel=0.05)
+        assert again.latencies[n - 1] == pytest.approx(real["cpu-0/0", "a"].latencies[n - 1], rel=0.05)
     assert np.interp(0.9, again.noise.parts, again.noise.levels) == pytest.approx(1.28, abs=0.05)
 
 

@@ -46,17 +46,17 @@ def test_each_interval_has_what_happened_in_it() -> None:
     """One device, half of it a lane: a request runs from 0.5 to 2.5 s while another waits until it expires at 3 s."""
     first, second = request(0, 0.5), request(1, 1.0)
     story: list[tuple[float, Event, list[Command]]] = [
-        (0.0, Applied((lane("cpu0/0"),)), []),
-        (0.5, Arrived(first), [Run("cpu0/0", 1, "a", (first,))]),
+        (0.0, Applied((lane("cpu-0/0"),)), []),
+        (0.5, Arrived(first), [Run("cpu-0/0", 1, "a", (first,))]),
         (1.0, Arrived(second), []),
-        (2.5, Finished("cpu0/0", 1), [Reply((first,), Outcome.SERVED)]),
+        (2.5, Finished("cpu-0/0", 1), [Reply((first,), Outcome.SERVED)]),
         (
             3.0,
             Arrived(request(2, 3.0)),
             [Reply((second,), Outcome.EXPIRED), Reply((request(2, 3.0),), Outcome.REFUSED)],
         ),
     ]
-    line = told(story, {"cpu0/0": Slot(("cpu", 0), 500, 3.6)}, 4.0)
+    line = told(story, {"cpu-0/0": Slot(("cpu", 0), 500, 3.6)}, 4.0)
     assert line.times == [0.5, 1.5, 2.5, 3.5]
     assert line.offered == {"a": [1.0, 1.0, 0.0, 1.0]}
     assert line.goodput == {"a": [0.0, 0.0, 1.0, 0.0]}
@@ -72,11 +72,11 @@ def test_each_interval_has_what_happened_in_it() -> None:
 
 
 def test_a_device_counts_from_when_its_lanes_are_told_until_they_are_drained() -> None:
-    slots = {"v1000/0": Slot(("v100", 0), 1000, 2.0), "t40/0": Slot(("t4", 0), 1000, None)}
+    slots = {"v100-0/0": Slot(("v100", 0), 1000, 2.0), "t4-0/0": Slot(("t4", 0), 1000, None)}
     story: list[tuple[float, Event, list[Command]]] = [
-        (0.0, Applied((lane("v1000/0"),)), []),
-        (1.0, Applied((lane("v1000/0"), lane("t40/0"))), []),
-        (2.5, Applied((lane("t40/0"),)), [Drained("v1000/0")]),
+        (0.0, Applied((lane("v100-0/0"),)), []),
+        (1.0, Applied((lane("v100-0/0"), lane("t4-0/0"))), []),
+        (2.5, Applied((lane("t4-0/0"),)), [Drained("v100-0/0")]),
     ]
     line = told(story, slots, 4.0)
     assert line.devices == pytest.approx([1.0, 2.0, 1.5, 1.0])
@@ -106,6 +106,6 @@ def test_slots_know_what_their_device_costs() -> None:
     cuts = tuple(Partition(share=share, placements=(placement,)) for share in (600, 400))
     plan = Plan(planner="hand", devices=(Device(kind="v100", id=3, partitions=cuts),))
     assert slots_of(plan, [Kind(name="v100", price=3.0)]) == {
-        "v1003/0": Slot(("v100", 3), 600, 3.0),
-        "v1003/1": Slot(("v100", 3), 400, 3.0),
+        "v100-3/0": Slot(("v100", 3), 600, 3.0),
+        "v100-3/1": Slot(("v100", 3), 400, 3.0),
     }

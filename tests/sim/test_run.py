@@ -104,7 +104,7 @@ def test_a_rate_for_a_model_that_is_not_there_is_refused() -> None:
 
 def test_a_death_costs_time_and_a_restart_ends_it() -> None:
     whole = row(simulate(PROBLEM, PLAN, seconds=10), "a")
-    broken = row(simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=("cpu0/0",), time=4.0, back=1.0)]), "a")
+    broken = row(simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=("cpu-0/0",), time=4.0, back=1.0)]), "a")
     assert sum(broken.ends.values()) == sum(whole.ends.values())
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
 
@@ -128,9 +128,9 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
 
     workload = Workload({"a": Poisson(300.0 * factor), "b": Closed(round(10 * factor), think=0.01, samples=3)})
     failures = [
-        Failure(parts=("cpu0/0",), time=0.5, back=0.3),
-        Failure(parts=("cpu0",), time=0.6, back=0.1),
-        Failure(parts=("cpu0/1",), time=1.55),
+        Failure(parts=("cpu-0/0",), time=0.5, back=0.3),
+        Failure(parts=("cpu-0",), time=0.6, back=0.1),
+        Failure(parts=("cpu-0/1",), time=1.55),
     ]
     report = simulate(
         PROBLEM,
@@ -150,7 +150,7 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
 
 def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
     """M/D/1: a mean wait of rho / (2 (1 - rho)) services (Pollaczek 1930, Khinchine 1932)."""
-    lanes = (LaneSpec(id="cpu0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
+    lanes = (LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
     models = (Model(name="m", slo=math.inf),)
     for load in (0.3, 0.6, 0.8):
         report = run(lanes, models, Workload.poisson({"m": load * 100}), Service(lanes), seconds=300.0, seed=1)
@@ -166,9 +166,9 @@ def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None
 
 
 def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
-    lane = LaneSpec(id="cpu0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
-    service = Service([lane], 0, {("cpu0/0", "a"): Batches((0.01,), Noise(0.3))})
-    taken = [service.takes(Run("cpu0/0", n, "a", (Request(n, "a", 0, 1),)))[2] / 0.01 for n in range(20_000)]
+    lane = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
+    service = Service([lane], 0, {("cpu-0/0", "a"): Batches((0.01,), Noise(0.3))})
+    taken = [service.takes(Run("cpu-0/0", n, "a", (Request(n, "a", 0, 1),)))[2] / 0.01 for n in range(20_000)]
     assert statistics.median(taken) == pytest.approx(1, rel=0.01)
     assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
     assert statistics.fmean(taken) == pytest.approx(1.0407, rel=0.01)  # of a lognormal distribution
@@ -191,17 +191,17 @@ def test_workers_start_as_long_as_was_profiled() -> None:
 
     profiles = {key: Profile(*key, loaded(known.points)) for key, known in PROBLEM.profiles.items()}
     problem = msgspec.structs.replace(PROBLEM, profiles=profiles)
-    fails = [Failure(parts=("cpu0/0",), time=4.0, back=0.0)]
+    fails = [Failure(parts=("cpu-0/0",), time=4.0, back=0.0)]
     broken = row(simulate(problem, PLAN, seconds=10, failures=fails), "a")
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
     assert row(simulate(problem, PLAN, seconds=10, failures=fails, startup=0.0), "a").attainment == pytest.approx(1.0)
 
 
 def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:
-    lane = LaneSpec(id="cpu0/0", models=(LaneModel(model="a", latencies=(0.01, 0.02)),))
+    lane = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.01, 0.02)),))
     overhead = Overhead(per_batch=0.001, per_request=0.0001, bandwidth=1e9, sizes={"a": 6e5})
     service = Service([lane], overhead=overhead)
-    rows, predicted, took = service.takes(Run("cpu0/0", 1, "a", (Request(1, "a", 0, 1, size=2),)))
+    rows, predicted, took = service.takes(Run("cpu-0/0", 1, "a", (Request(1, "a", 0, 1, size=2),)))
     assert (rows, predicted) == (2, 0.02)
     assert took == pytest.approx(0.02 + 0.001 + 0.0001 + 2 * 6e-4)
 
@@ -213,7 +213,7 @@ def test_a_plan_for_other_devices_is_refused() -> None:
     ):
         simulate(PROBLEM, Plan(planner="hand", devices=(where,)), seconds=1)
     small = msgspec.structs.replace(PROBLEM, fleet=(Kind(name="cpu", memory=0),), profiles=heavy())
-    with pytest.raises(PlanError, match=r"cpu0: workers need 2 GiB where the device has 0 B; plan again$"):
+    with pytest.raises(PlanError, match=r"cpu-0: workers need 2 GiB where the device has 0 B; plan again$"):
         simulate(small, PLAN, seconds=1)
 
 
@@ -251,7 +251,7 @@ def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: 
         return commands
 
     first = PLAN if data.draw(st.booleans(), label="split") else SHARED
-    names = ["cpu0", *(f"cpu0/{slot}" for slot in range(len(first.devices[0].partitions)))]
+    names = ["cpu-0", *(f"cpu-0/{slot}" for slot in range(len(first.devices[0].partitions)))]
     times = st.floats(0, 1.2).map(lambda time: round(time, 2))  # coarse, so that some fall together
     failures = [
         Failure(parts=(data.draw(st.sampled_from(names)),), time=data.draw(times), back=data.draw(times))

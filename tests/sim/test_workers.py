@@ -53,32 +53,32 @@ def _word(event: Event) -> str:
             raise AssertionError(event)
 
 
-START = [(0.0, "applied cpu0/0 cpu0/1"), (0.0, "ready cpu0/0"), (0.0, "ready cpu0/1")]
+START = [(0.0, "applied cpu-0/0 cpu-0/1"), (0.0, "ready cpu-0/0"), (0.0, "ready cpu-0/1")]
 
 
 def test_a_worker_that_fails_starts_anew_when_it_may() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
-    watched.workers.fail([Failure(parts=("cpu0/1",), time=5.0, back=1.0)])
-    assert watched.story() == [*START, (5.0, "died cpu0/1"), (8.0, "ready cpu0/1")]
+    watched.workers.fail([Failure(parts=("cpu-0/1",), time=5.0, back=1.0)])
+    assert watched.story() == [*START, (5.0, "died cpu-0/1"), (8.0, "ready cpu-0/1")]
 
 
 def test_a_device_takes_all_its_workers_along_and_may_never_come_back() -> None:
     watched = Watched(plan("a", "b"))
-    watched.workers.fail([Failure(parts=("cpu0", "cpu7"), time=5.0)])
-    assert watched.story() == [*START, (5.0, "died cpu0/0"), (5.0, "died cpu0/1")]
+    watched.workers.fail([Failure(parts=("cpu-0", "cpu-7"), time=5.0)])
+    assert watched.story() == [*START, (5.0, "died cpu-0/0"), (5.0, "died cpu-0/1")]
 
 
 def test_what_fails_again_before_it_is_up_waits_for_the_longer_of_both() -> None:
     watched = Watched(plan("a", "b"), startup=1.0)
     watched.workers.fail(
         [
-            Failure(parts=("cpu0/0",), time=5.0, back=1.0),
-            Failure(parts=("cpu0",), time=5.5, back=3.0),
-            Failure(parts=("cpu0/1",), time=6.0, back=0.0),
+            Failure(parts=("cpu-0/0",), time=5.0, back=1.0),
+            Failure(parts=("cpu-0",), time=5.5, back=3.0),
+            Failure(parts=("cpu-0/1",), time=6.0, back=0.0),
         ]
     )
-    died = [(5.0, "died cpu0/0"), (5.5, "died cpu0/0"), (5.5, "died cpu0/1"), (6.0, "died cpu0/1")]
-    assert watched.story() == [*START, *died, (9.5, "ready cpu0/0"), (9.5, "ready cpu0/1")]
+    died = [(5.0, "died cpu-0/0"), (5.5, "died cpu-0/0"), (5.5, "died cpu-0/1"), (6.0, "died cpu-0/1")]
+    assert watched.story() == [*START, *died, (9.5, "ready cpu-0/0"), (9.5, "ready cpu-0/1")]
 
 
 def test_a_change_starts_what_is_new_beside_what_is_there_and_then_goes_over_at_once() -> None:
@@ -86,21 +86,21 @@ def test_a_change_starts_what_is_new_beside_what_is_there_and_then_goes_over_at_
     watched.workers.change([(5.0, plan("b", "c"))])
     assert watched.story() == [
         *START,
-        (7.0, "applied cpu0/0 cpu0/1 cpu0/2"),
-        (7.0, "ready cpu0/2"),
-        (7.0, "applied cpu0/1 cpu0/2"),
+        (7.0, "applied cpu-0/0 cpu-0/1 cpu-0/2"),
+        (7.0, "ready cpu-0/2"),
+        (7.0, "applied cpu-0/1 cpu-0/2"),
     ]
-    assert watched.opened == [["cpu0/0", "cpu0/1"], ["cpu0/2"], ["cpu0/1", "cpu0/2"]]
+    assert watched.opened == [["cpu-0/0", "cpu-0/1"], ["cpu-0/2"], ["cpu-0/1", "cpu-0/2"]]
 
 
 def test_of_plans_asked_for_during_a_change_the_last_is_next() -> None:
     watched = Watched(plan("a"), startup=2.0)
     watched.workers.change([(5.0, plan("b")), (5.5, plan("c")), (6.0, plan("d"))])
     assert [word for _, word in watched.story() if word.startswith("applied")][1:] == [
-        "applied cpu0/0 cpu0/1",
-        "applied cpu0/1",
-        "applied cpu0/1 cpu0/2",
-        "applied cpu0/2",
+        "applied cpu-0/0 cpu-0/1",
+        "applied cpu-0/1",
+        "applied cpu-0/1 cpu-0/2",
+        "applied cpu-0/2",
     ]
     assert [next(iter(lane.spec.models)).model for lane in watched.workers.layout.lanes.values()] == ["d"]
 
@@ -108,20 +108,20 @@ def test_of_plans_asked_for_during_a_change_the_last_is_next() -> None:
 def test_a_failure_holds_back_what_is_starting() -> None:
     watched = Watched(plan("a"), startup=2.0)
     watched.workers.change([(5.0, plan("b"))])
-    watched.workers.fail([Failure(parts=("cpu0",), time=6.0, back=10.0)])
-    assert (18.0, "applied cpu0/1") in watched.story()
+    watched.workers.fail([Failure(parts=("cpu-0",), time=6.0, back=10.0)])
+    assert (18.0, "applied cpu-0/1") in watched.story()
 
 
 def test_a_plan_whose_workers_cannot_start_changes_nothing() -> None:
     watched = Watched(plan("a"))
-    watched.workers.fail([Failure(parts=("cpu0",), time=4.0)])
+    watched.workers.fail([Failure(parts=("cpu-0",), time=4.0)])
     watched.workers.change([(5.0, plan("b")), (6.0, plan("a"))])
     assert watched.story() == [
-        (0.0, "applied cpu0/0"),
-        (0.0, "ready cpu0/0"),
-        (4.0, "died cpu0/0"),
-        (6.0, "applied cpu0/0"),
-        (6.0, "applied cpu0/0"),
+        (0.0, "applied cpu-0/0"),
+        (0.0, "ready cpu-0/0"),
+        (4.0, "died cpu-0/0"),
+        (6.0, "applied cpu-0/0"),
+        (6.0, "applied cpu-0/0"),
     ]
 
 
@@ -146,26 +146,26 @@ def test_a_control_sees_rates_and_its_plans_are_gone_over_to() -> None:
     assert control.seen == [(2.0, {"a": 3.0}), (4.0, {"a": 0.0}), (6.0, {"a": 2.0}), (8.0, {"a": 10.0})]
     assert [now for now, word in story if word == "look"] == [2.0, 4.0, 6.0, 8.0]
     assert [(now, word) for now, word in story if word.startswith("ready")] == [
-        (0.0, "ready cpu0/0"),
-        (5.0, "ready cpu0/1"),
-        (9.0, "ready cpu0/2"),
+        (0.0, "ready cpu-0/0"),
+        (5.0, "ready cpu-0/1"),
+        (9.0, "ready cpu-0/2"),
     ]
 
 
 def test_a_failure_of_what_is_not_there_is_refused() -> None:
     watched = Watched(plan("a", "b"))
-    with pytest.raises(ConfigError, match=r"^a failure of cpu1: no partition is there; the plan has cpu0/0, cpu0/1$"):
-        watched.workers.fail([Failure(parts=("cpu1",), time=1.0)])
+    with pytest.raises(ConfigError, match=r"^a failure of cpu-1: no partition is there; the plan has cpu-0/0, cpu-0/1$"):
+        watched.workers.fail([Failure(parts=("cpu-1",), time=1.0)])
 
 
 @pytest.mark.parametrize(
     ("time", "back", "message"),
     [
-        (-1.0, 1.0, r"^a failure of cpu0 at -1 s; take 0 or more$"),
-        (math.nan, 1.0, r"^a failure of cpu0 at nan s; take 0 or more$"),
-        (1.0, -1.0, r"^a failure of cpu0 that ends after -1 s; take 0 or more$"),
+        (-1.0, 1.0, r"^a failure of cpu-0 at -1 s; take 0 or more$"),
+        (math.nan, 1.0, r"^a failure of cpu-0 at nan s; take 0 or more$"),
+        (1.0, -1.0, r"^a failure of cpu-0 that ends after -1 s; take 0 or more$"),
     ],
 )
 def test_a_failure_at_no_time_is_refused(time: float, back: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Failure(parts=("cpu0",), time=time, back=back)
+        Failure(parts=("cpu-0",), time=time, back=back)

@@ -25,7 +25,7 @@ class ModelForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """models: by name, those with a rate. utilisation: the part of its time that a lane (``cpu0/1``) is busy.
+    """models: by name, those with a rate. utilisation: the part of its time that a lane (``cpu-0/1``) is busy.
 
     applications: by name, those with a rate.
     """
