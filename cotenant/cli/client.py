@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from cotenant.cli.prepare import chosen_rates
+from cotenant.cli.settle import settle
 from cotenant.cli.show import console
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
@@ -109,6 +110,7 @@ async def under_load(
 ) -> Report:
     """With a live table, unless `quiet`."""
     asked = arrivals(Workload.poisson({model.name: rates[model.name] for model in models}), seconds, seed)
+    settle()
     if quiet:
         return await load(address, models, bodies, asked, seconds)
     with Live(console=console, transient=True, auto_refresh=False) as live:

@@ -10,6 +10,7 @@ import msgspec
 
 from cotenant.backends import Backend
 from cotenant.cli.prepare import Preparation
+from cotenant.cli.settle import settle
 from cotenant.config import Settings
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
@@ -58,6 +59,7 @@ async def serving(
                 ),
             )
             await server.start()
+            settle()
             yield server, addresses
         finally:
             await server.drain(settings.grace)
