@@ -336,11 +336,14 @@ class Search:
             [[s for s, many in cutting.pieces for _ in range(many)] for cutting in self.cuttings if cutting.kind == k]
             for k in range(len(self.fleet))
         ]
-        for fleet in self._fleets(first=first):
+        every = self._every()
+        # Of several kinds more sets of devices are looked at, and each gets less.
+        share = self.problem.time_limit / min(2, len(self.fleet))
+        for fleet in self._fleets(menu, first=first):
             boxes = self._boxes([k for k in fleet if pieces[k]], offer)
             wanted = np.ones(len(self.names))
             for _ in range(REPAIRS):
-                steps = min(self.steps, round(STEPS * self.problem.time_limit))
+                steps = min(self.steps, round(STEPS * share))
                 served, boxes, taken = exchange(
                     boxes, offer.for_more(wanted), pieces, self.rooms, worth, enough=enough, steps=steps
                 )
@@ -352,12 +355,15 @@ class Search:
                     break
                 wanted *= more
             if not self.scale and more is None:
-                return True
+                return len(self.fleet) == 1 or fleet != every  # with all that there are, no choice was made of kinds
         return False
 
-    def _fleets(self, *, first: bool) -> Iterable[list[int]]:
-        """Kinds of devices to try with, cheapest first; at last all that there are."""
-        every = [k for k, count in enumerate(self.counts) for _ in range(int(min(count, SMALL)))]
+    def _every(self) -> list[int]:
+        return [k for k, count in enumerate(self.counts) for _ in range(int(min(count, SMALL)))]
+
+    def _fleets(self, menu: Menu, *, first: bool) -> Iterable[list[int]]:
+        """Kinds of devices to try with: the cheapest with which the relaxation serves the rates; at last all."""
+        every = self._every()
         if self.scale or self.relaxed is None or first:
             yield every
             return
@@ -367,10 +373,10 @@ class Search:
             for counts in itertools.islice(itertools.product(*most), CHOICES)
             if 0 < sum(counts) <= SMALL and self._cost(counts) >= self.relaxed.value - 1e-9
         )
-        tried = 0
+        tried, ones = 0, self._ones(menu)
         for counts in sorted(choices, key=self._cost):
             ask = msgspec.structs.replace(self._ask(scale=False), counts=[float(count) for count in counts])
-            if self._relax(ask) is not None:
+            if self._linear(ask, ones) is not None:
                 yield [k for k, count in enumerate(counts) for _ in range(count)]
                 tried += 1
             if tried == FLEETS:

@@ -414,3 +414,34 @@ def test_what_is_refuted_beside_neighbours_serves_nobody() -> None:
             assert ideal.feasible(problem) is None
             assert geometry.plan(problem).unserved
     assert refuted
+
+
+@pytest.mark.parametrize("times", [1.5, 2.0])
+def test_devices_of_two_kinds_are_chosen_for_what_they_cost_beside_neighbours_too(times: float) -> None:
+    """The cheapest sets of devices that would do without neighbours do not with them, and each kind has a model that
+    the other cannot run: what is taken then is not whatever serves the rates."""
+    cuts, batches = (200, 400, 500, 600, 800, 1000), (1, 2, 4, 8, 16, 32)
+    works = {
+        ("both", "fast"): 0.0004,
+        ("both", "slow"): 0.0007,
+        ("heavy", "fast"): 0.0007,
+        ("heavy", "slow"): 0.0013,
+        ("old", "slow"): 0.00015,
+        ("new", "fast"): 0.0003,
+    }
+    slos = {"both": 0.04, "heavy": 0.07, "old": 0.03, "new": 0.06}
+    rates = {"both": 3000, "heavy": 1500, "old": 3000, "new": 800}
+    asked = Problem(
+        models=tuple(Model(name=name, slo=slo) for name, slo in slos.items()),
+        rates={name: rate * times for name, rate in rates.items()},
+        fleet=tuple(Kind(name=name, count=None, price=price, cuts=cuts) for name, price in (("slow", 3), ("fast", 5))),
+        profiles={
+            key: profile(*key, {(s, b): (0.002 + work * b) * (0.5 + 500 / s) for s in cuts for b in batches})
+            for key, work in works.items()
+        },
+        interference=Margin(1.2),
+    )
+    made = geometry.plan(asked)
+    assert made.unserved == {} and check(made, asked) == []
+    assert made.bound is not None and made.cost_per_hour is not None
+    assert made.cost_per_hour <= 1.35 * made.bound
