@@ -28,38 +28,66 @@ if TYPE_CHECKING:
         read_workload,
     )
     from cotenant.core.application import Application, Choice, Fixed, Poisson, Stage
+    from cotenant.core.difference import difference
     from cotenant.core.model import Kind, Model
     from cotenant.core.plan import Device, Partition, Placement, Plan
-    from cotenant.core.profile import Point, Profile
-    from cotenant.errors import CotenantError
+    from cotenant.core.profile import Point, Profile, write_profiles
+    from cotenant.errors import (
+        ConfigError,
+        CotenantError,
+        DeviceError,
+        ModelError,
+        PlanError,
+        RequestError,
+        WorkerError,
+    )
+    from cotenant.measure.draw import save_plan, save_profiles
+    from cotenant.measure.report import Report
     from cotenant.planners import Problem
     from cotenant.planners.check import check
+    from cotenant.planners.compare import compare
+    from cotenant.planners.explain import explain
     from cotenant.planners.forecast import forecast
     from cotenant.planners.solve import solve
-    from cotenant.predictors import Load
+    from cotenant.predictors import Alone, Load, Margin
     from cotenant.predictors.fitting import fit
+    from cotenant.predictors.samples import Sample
+    from cotenant.runtime.log import replay
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
 
 _HOMES = {
+    "Alone": "predictors",
     "Application": "core.application",
     "Choice": "core.application",
+    "ConfigError": "errors",
     "CotenantError": "errors",
     "Device": "core.plan",
+    "DeviceError": "errors",
     "Fixed": "core.application",
     "Kind": "core.model",
     "Load": "predictors",
+    "Margin": "predictors",
     "Model": "core.model",
+    "ModelError": "errors",
     "Partition": "core.plan",
     "Placement": "core.plan",
     "Plan": "core.plan",
+    "PlanError": "errors",
     "Point": "core.profile",
     "Poisson": "core.application",
     "Problem": "planners",
     "Profile": "core.profile",
+    "Report": "measure.report",
+    "RequestError": "errors",
+    "Sample": "predictors.samples",
     "Stage": "core.application",
+    "WorkerError": "errors",
     "Workload": "workload",
     "check": "planners.check",
+    "compare": "planners.compare",
+    "difference": "core.difference",
+    "explain": "planners.explain",
     "fit": "predictors.fitting",
     "forecast": "planners.forecast",
     "read_failures": "config",
@@ -68,29 +96,46 @@ _HOMES = {
     "read_samples_file": "config",
     "read_settings": "config",
     "read_workload": "config",
+    "replay": "runtime.log",
+    "save_plan": "measure.draw",
+    "save_profiles": "measure.draw",
     "simulate": "sim.run",
     "solve": "planners.solve",
+    "write_profiles": "core.profile",
 }
 
 __all__ = [
+    "Alone",
     "Application",
     "Choice",
+    "ConfigError",
     "CotenantError",
     "Device",
+    "DeviceError",
     "Fixed",
     "Kind",
     "Load",
+    "Margin",
     "Model",
+    "ModelError",
     "Partition",
     "Placement",
     "Plan",
+    "PlanError",
     "Point",
     "Poisson",
     "Problem",
     "Profile",
+    "Report",
+    "RequestError",
+    "Sample",
     "Stage",
+    "WorkerError",
     "Workload",
     "check",
+    "compare",
+    "difference",
+    "explain",
     "fit",
     "forecast",
     "read_failures",
@@ -99,8 +144,12 @@ __all__ = [
     "read_samples_file",
     "read_settings",
     "read_workload",
+    "replay",
+    "save_plan",
+    "save_profiles",
     "simulate",
     "solve",
+    "write_profiles",
 ]
 
 
@@ -108,3 +157,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'cotenant' has no attribute {name!r}")
     return getattr(importlib.import_module(f"cotenant.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """With what was not used yet, for help() and whoever completes names."""
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import cotenant
 
@@ -10,6 +13,34 @@ def test_every_public_name_is_there() -> None:
     assert sorted(cotenant._HOMES) == sorted(cotenant.__all__)
     for name in cotenant.__all__:
         assert getattr(cotenant, name).__name__ == name
+
+
+def test_public_names_are_offered_before_they_are_used() -> None:
+    code = "import cotenant; print(set(cotenant.__all__) - set(dir(cotenant)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_files_are_named_by_text_too(tmp_path: Path) -> None:
+    kind = cotenant.Kind(name="k", cuts=(500, 1000))
+    points = [cotenant.Point(share=share, batch=1, latency=2 / share, memory=1 << 20) for share in kind.cuts]
+    (tmp_path / "p.csv").write_text(cotenant.write_profiles([cotenant.Profile("m", "k", points)]))
+    (tmp_path / "p.toml").write_text(
+        'profiles = ["p.csv"]\n[[models]]\nname = "m"\nslo = "1s"\nrate = 1\n'
+        '[[devices]]\nkind = "k"\ncuts = [50, 100]\n'
+    )
+    problem = cotenant.read_problem(f"{tmp_path}/p.toml")
+    assert list(cotenant.read_profiles_file(f"{tmp_path}/p.csv")) == [("m", "k")]
+    plan = cotenant.solve("geometry", problem)
+    assert cotenant.check(plan, problem) == []
+    assert cotenant.compare(problem, [plan], {}).rows[0].devices == 1
+    assert cotenant.difference(plan, plan).workers_started == 0
+    assert cotenant.explain(plan, problem).unserved == ()
+    assert isinstance(cotenant.simulate(problem, plan, seconds=1), cotenant.Report)
+
+
+def test_a_problem_by_hand_refuses_an_objective_that_is_none() -> None:
+    with pytest.raises(cotenant.PlanError, match=r"^no objective 'device'; there are devices and rate$"):
+        cotenant.Problem(models=(), rates={}, fleet=(), profiles={}, objective="device")  # type: ignore[arg-type]
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

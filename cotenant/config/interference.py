@@ -68,8 +68,9 @@ class Chosen(msgspec.Struct, frozen=True):
         return knowing(fitted, profiles)
 
 
-def read_samples_file(path: Path) -> list[Sample]:
+def read_samples_file(path: Path | str) -> list[Sample]:
     """Samples of pairs, from a CSV file."""
+    path = Path(path)
     return read_samples(text_of(path).splitlines(keepends=True), str(path))
 
 

@@ -50,8 +50,9 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     interference: Any = "alone"
 
 
-def read_problem(path: Path) -> Problem:
-    """What a planner is asked, from a TOML file (DESIGN.md, Files)."""
+def read_problem(path: Path | str) -> Problem:
+    """What a planner is asked, from a TOML file (DESIGN.md, Files). Raises ConfigError."""
+    path = Path(path)
     file = decode(text_of(path), _ProblemFile, path)
     profiles: dict[tuple[str, str], Profile] = {}
     for name in file.profiles:
@@ -114,8 +115,9 @@ def _place(model: str, applications: Sequence[Application]) -> str:
     )
 
 
-def read_profiles_file(path: Path) -> dict[tuple[str, str], Profile]:
-    """Profiles by (model, kind), from a CSV file."""
+def read_profiles_file(path: Path | str) -> dict[tuple[str, str], Profile]:
+    """Profiles by (model, kind), from a CSV file. Raises ConfigError."""
+    path = Path(path)
     return read_profiles(text_of(path).splitlines(keepends=True), str(path))
 
 

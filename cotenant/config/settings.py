@@ -152,8 +152,9 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     models: list[_ServedEntry] = []
 
 
-def read_settings(path: Path | None = None) -> Settings:
-    """A server's settings from a TOML file, or the defaults. Paths in it are relative to it."""
+def read_settings(path: Path | str | None = None) -> Settings:
+    """A server's settings from a TOML file, or the defaults. Paths in it are relative to it. Raises ConfigError."""
+    path = None if path is None else Path(path)
     file = _SettingsFile() if path is None else decode(text_of(path), _SettingsFile, path)
     place = "settings" if path is None else str(path)
     base = Path() if path is None else path.parent

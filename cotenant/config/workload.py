@@ -138,12 +138,13 @@ _ALL = ""  # the name of all rows together
 _PATIENT = ("single_stream", "multi_stream", "offline")
 
 
-def read_workload(path: Path, names: Collection[str]) -> Workload:
+def read_workload(path: Path | str, names: Collection[str]) -> Workload:
     """A workload from a TOML file; traces are relative to it. names: of what can be asked for.
 
     Or from a trace alone, a CSV file in which a column `model` names what was asked for. Raises ConfigError with the
     file, the entry and the way out; a trace is read through once to see that it is sound.
     """
+    path = Path(path)
     if path.suffix == ".csv":
         return _traced(path, names)
     file = decode(text_of(path), _File, path)
@@ -168,8 +169,9 @@ def read_workload(path: Path, names: Collection[str]) -> Workload:
     return Workload(sources, timeouts)
 
 
-def read_failures(path: Path) -> tuple[Failure, ...]:
-    """What fails, from the same file."""
+def read_failures(path: Path | str) -> tuple[Failure, ...]:
+    """What fails meanwhile, from the file of a workload. Raises ConfigError."""
+    path = Path(path)
     if path.suffix == ".csv":
         return ()
     file = decode(text_of(path), _File, path)

@@ -86,7 +86,7 @@ Fanout = Fixed | Poisson | Choice
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """name: of the stage, within its application. after: names of stages."""
+    """One model of an application. name: of the stage, within its application. after: names of stages."""
 
     name: str
     model: str

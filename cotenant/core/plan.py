@@ -38,6 +38,8 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A device and how it is cut. id: its number among those of its kind, from 0."""
+
     kind: str
     id: int
     partitions: tuple[Partition, ...]
@@ -58,7 +60,9 @@ def device_name(kind: str, number: int = 0) -> str:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """devices: those that are used. unserved: the rate of each model that could not be placed, where above 0.
+    """What runs where, and what does not.
+
+    devices: those that are used. unserved: the rate of each model that could not be placed, where above 0.
 
     scale: the multiple of the asked rates that is served; 1 when all are.
     bound: a proven limit on the objective, where the planner has one. split: application → stage → its part of the

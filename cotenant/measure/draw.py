@@ -106,12 +106,12 @@ def plan_bars(plan: Plan) -> RenderableType:
     return Group(*lines)
 
 
-def save_plan(plan: Plan, path: Path) -> None:
+def save_plan(plan: Plan, path: Path | str) -> None:
     """A picture of the plan, SVG or PNG or PDF by the path's suffix. Raises ConfigError where it cannot be made.
 
     Across, a device is cut into its partitions; the strip under each shows how its models divide a round among them.
     """
-    colours = _colours(plan)
+    path, colours = Path(path), _colours(plan)
     groups = alike(plan)
     shown = groups[:GROUPS]
     # Room for all models of the partition that has most of them.
@@ -154,8 +154,9 @@ def profile_table(profile: Profile) -> Table:
     return rows
 
 
-def save_profiles(profiles: Sequence[Profile], path: Path) -> None:
+def save_profiles(profiles: Sequence[Profile], path: Path | str) -> None:
     """Latency over batch, a panel for each model and a line for each share. Raises ConfigError as `save_plan` does."""
+    path = Path(path)
     columns = min(3, max(1, len(profiles)))
     rows = -(-len(profiles) // columns)
     figure = figure_for(path, 4 * columns, 3 * rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -43,6 +43,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raises PlanError for what makes no sense, so that no planner has to look."""
+        if self.objective not in get_args(Objective):
+            raise PlanError(f"no objective {self.objective!r}; there are {' and '.join(get_args(Objective))}")
         _once("model", [model.name for model in self.models])
         _once("kind of device", [kind.name for kind in self.fleet])
         for model in self.models:
