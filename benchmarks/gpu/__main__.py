@@ -62,6 +62,7 @@ def main() -> None:
     stages = sorted(set(given.stage))
     for place, stage in enumerate(stages):
         session.allot(WEIGHTS[stage] / sum(WEIGHTS[it] for it in stages[place:]))
+        session.say(f"stage {stage} begins")
         try:
             if stage == 1:
                 checks.run(session)

@@ -9,11 +9,16 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
 
 from benchmarks.gpu.session import Session
 
 END = 10.0  # seconds that tests have to end what they started
 LAST = 2.0  # and that are left then
+WIDTH = 240  # characters of a line: pytest cuts the reasons of failures there
+SHOWN = 200  # of a figure
+LONG = (" FAILURES ", " ERRORS ", " warnings summary ")  # pytest's titles of what is for checks.txt alone
 
 
 def run(session: Session) -> None:
@@ -33,35 +38,54 @@ def run(session: Session) -> None:
     # Of a library's warnings on another version than the one that is tested with nothing follows here.
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-W", "default", "-rsfE", "--tb=short", "-v"]
     lines: list[str] = []
-    ended = _followed(session, command, variables, lines)
-    session.write("checks.txt", "".join(lines))
+    with (session.out / "checks.txt").open("w") as file:
+        ended = _followed(session, command, variables, lines, file)
+    last = lines[-1].strip(" =\n") if lines else "nothing"
+    _show_figures(session.out / "figures.jsonl")
     if ended is None:
         session.lacks("tests: the time is up")
     elif ended:
-        session.lacks(f"tests: some failed or did not run; see checks.txt: {lines[-1].strip() if lines else ''}")
-    session.say(f"tests: {lines[-1].strip() if lines else 'nothing'}, after {time.monotonic() - begun:.0f} s")
+        session.lacks(f"tests: some failed or did not run; see checks.txt: {last}")
+    session.say(f"tests: {last}, after {time.monotonic() - begun:.0f} s")
 
 
-def _followed(session: Session, command: list[str], variables: dict[str, str], lines: list[str]) -> int | None:
-    """The status of the tests, whose lines are shown as they come; None where they had to be stopped. They may hang in
-    a driver, and what they started may have their output open."""
+def _show_figures(path: Path) -> None:
+    """The beginning of each: only the end of what is printed may reach whoever asked for this."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        print(line[:SHOWN], flush=True)
+
+
+def _followed(
+    session: Session, command: list[str], variables: dict[str, str], lines: list[str], file: TextIO
+) -> int | None:
+    """The status of the tests; None where they had to be stopped. They may hang in a driver, and what they started may
+    have their output open.
+
+    Their lines are written down as they come, and shown but for what pytest says of each failure at length.
+    """
     tests = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, **variables},
+        env={**os.environ, "COLUMNS": str(WIDTH), **variables},
         process_group=0,
     )
     assert tests.stdout is not None
     output = tests.stdout
 
     def follow() -> None:
+        shown = True
         with output:
             for line in output:
                 lines.append(line)
-                print(line, end="", flush=True)
+                file.write(line)
+                file.flush()
+                if line.startswith("==="):
+                    shown = not any(title in line for title in LONG)
+                if shown:
+                    print(line, end="", flush=True)
 
     reader = threading.Thread(target=follow, daemon=True)
     reader.start()

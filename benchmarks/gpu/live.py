@@ -213,19 +213,23 @@ class _Bench:
             live = await self._driven(models, plan, load, COMPARED, seed=0)
             workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
             foreseen = simulate(problem, plan, workload, seconds=COMPARED)
-            seen = simulate(problem, plan, workload, seconds=COMPARED, observed=took)
+            as_observed = simulate(problem, plan, workload, seconds=COMPARED, observed=took)
             rows.append(
                 {
                     "load": load,
                     **{
                         name: _figures(it)
-                        for name, it in (("live", live), ("simulated", foreseen), ("simulated_as_observed", seen))
+                        for name, it in (
+                            ("live", live),
+                            ("simulated", foreseen),
+                            ("simulated_as_observed", as_observed),
+                        )
                     },
                 }
             )
             self._session.say(
                 f"{load:g} x the planned rates: {_rate(live):.0f} requests/s, p99 {_apart(foreseen, live)} of the "
-                f"simulated; as observed, {_apart(seen, live)}"
+                f"simulated; as observed, {_apart(as_observed, live)}"
             )
         return rows
 

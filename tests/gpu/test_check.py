@@ -144,14 +144,18 @@ def test_all_stages_over_the_fake_driver(
 
 
 def test_tests_are_followed_and_stopped_with_all_that_they_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(checks, "END", 0.1)
-    lines: list[str] = []
     plenty, none = (session.Session(tmp_path, tmp_path, {}, ("cpu",), seconds) for seconds in (600, 0))
-    assert checks._followed(plenty, ["sh", "-c", "echo one; printf %s $WORD; exit 3"], {"WORD": "two"}, lines) == 3
-    assert lines == ["one\n", "two"]
-    assert checks._followed(none, ["sh", "-c", "trap '' INT; sleep 600 & wait"], {}, lines) is None
+    story = ["one", "=== FAILURES ===", "at length", "=== short ===", "FAILED"]
+    said = ["sh", "-c", f"printf '%s\\n' {' '.join(map(repr, story))}; printf %s $WORD; exit 3"]
+    lines: list[str] = []
+    with (tmp_path / "checks.txt").open("w") as file:
+        assert checks._followed(plenty, said, {"WORD": "two"}, lines, file) == 3
+        assert (tmp_path / "checks.txt").read_text().splitlines() == [*story, "two"] == "".join(lines).splitlines()
+        assert capsys.readouterr().out.splitlines() == ["one", "=== short ===", "FAILED", "two"]
+        assert checks._followed(none, ["sh", "-c", "trap '' INT; sleep 600 & wait"], {}, lines, file) is None
 
 
 def test_a_model_that_cannot_be_built_keeps_no_other_from_being_there(
