@@ -23,7 +23,7 @@ import msgspec
 from benchmarks.gpu import checks, live, pairs, profiles
 from benchmarks.gpu.session import PAPER, SMALL, Session
 from cotenant.errors import CotenantError, DeviceError
-from cotenant.live.server import Offered
+from cotenant.live.site import Offered
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
 WEIGHTS = {1: 4.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; what one does not need is for those that follow

@@ -28,7 +28,8 @@ from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, CotenantError, RequestError, UnavailableError, WorkerError
 from cotenant.live.oip import InferRequest, InferResponse
-from cotenant.live.server import Offered, Server, Site
+from cotenant.live.server import Server
+from cotenant.live.site import Offered, Site
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Histogram, Tally
 from cotenant.planners import Problem

@@ -16,7 +16,7 @@ from cotenant.cli.pairs import candidate
 from cotenant.config import read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ModelError
-from cotenant.live.server import Offered
+from cotenant.live.site import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Grid, grid_of
 from cotenant.profiling.pairs import measure, measured, pairs

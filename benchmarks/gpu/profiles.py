@@ -24,7 +24,7 @@ from cotenant.config import read_profiles_file
 from cotenant.core.plan import device_name
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.errors import DeviceError, ModelError
-from cotenant.live.server import Offered
+from cotenant.live.site import Offered
 from cotenant.profiling import counters
 from cotenant.profiling.counters import Kernel
 from cotenant.profiling.grid import Grid, grid_of, measure

@@ -22,7 +22,7 @@ from cotenant.cli.prepare import backend_of
 from cotenant.config import Settings, read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.errors import CotenantError, DeviceError
-from cotenant.live.server import Offered
+from cotenant.live.site import Offered
 from cotenant.profiling.cache import machine
 from cotenant.worker.repository import describe, find
 from cotenant.zoo import GPULET, TORCH, build

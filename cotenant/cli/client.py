@@ -25,7 +25,7 @@ from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.core.units import show_memory, show_share
 from cotenant.errors import ConfigError, FailedError
 from cotenant.live.load import Body, load
-from cotenant.live.server import Status
+from cotenant.live.status import Status
 from cotenant.measure.draw import plan_bars
 from cotenant.measure.report import Report
 from cotenant.measure.table import table

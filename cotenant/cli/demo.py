@@ -18,7 +18,8 @@ from cotenant.cli.serving import Addresses, serving
 from cotenant.cli.show import aside, bars, console, profile_progress, show_json, tell
 from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.errors import FailedError
-from cotenant.live.server import Server, Site
+from cotenant.live.server import Server
+from cotenant.live.site import Site
 from cotenant.measure.draw import save_plan
 from cotenant.measure.report import Report
 from cotenant.measure.table import table

@@ -13,7 +13,7 @@ from cotenant.cli.asked import write
 from cotenant.cli.show import ProfileProgress, aside, bars
 from cotenant.config import read_samples_file
 from cotenant.errors import ConfigError
-from cotenant.live.server import Offered
+from cotenant.live.site import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Candidate, grid_of
 from cotenant.profiling.pairs import measure, measured, pairs

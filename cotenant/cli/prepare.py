@@ -22,7 +22,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ConfigError, DeviceError, ModelError, NotFoundError
-from cotenant.live.server import Offered, Site
+from cotenant.live.site import Offered, Site
 from cotenant.planners import Problem
 from cotenant.predictors.fitting import observing
 from cotenant.predictors.samples import Sample

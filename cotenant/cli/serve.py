@@ -12,7 +12,7 @@ from cotenant.cli.prepare import Preparation, backend_of
 from cotenant.cli.serving import Addresses, serving
 from cotenant.cli.show import console, profile_progress, show_json, tell
 from cotenant.config import Settings
-from cotenant.live.server import Site
+from cotenant.live.site import Site
 from cotenant.measure.draw import plan_bars, plan_table
 from cotenant.planners.applications import plain
 

@@ -17,7 +17,8 @@ from cotenant.errors import ConfigError
 from cotenant.live.http import HttpServer
 from cotenant.live.page import page
 from cotenant.live.rpc import RpcServer
-from cotenant.live.server import Server, Site
+from cotenant.live.server import Server
+from cotenant.live.site import Site
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,21 +6,18 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 
 from cotenant.backends import Backend
-from cotenant.core.model import Model
-from cotenant.core.plan import Device, Partition, Plan
-from cotenant.core.tensor import ModelInfo, TensorSpec
-from cotenant.core.units import show_seconds
+from cotenant.core.plan import Device, Partition
+from cotenant.core.tensor import ModelInfo
 from cotenant.errors import (
     CotenantError,
     FailedError,
-    InvalidError,
     ModelError,
     NotFoundError,
     RequestError,
@@ -33,76 +30,26 @@ from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import Blackboard
 from cotenant.live.metrics import LaneReading, render
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
-from cotenant.live.pool import Pool, WorkerStatus
+from cotenant.live.pool import Pool
+from cotenant.live.site import Prepare, Site, applications_of, serves, sized
 from cotenant.live.statistics import ModelStatistics
+from cotenant.live.status import ModelStatus, Status
+from cotenant.live.triton import LOG, TRACE, model_config, settled
 from cotenant.measure.report import ModelReport, Report
-from cotenant.planners import Problem
 from cotenant.planners.applications import carried
 from cotenant.predictors import Load
-from cotenant.predictors.samples import Sample
-from cotenant.runtime.applications import specs_of
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import ApplicationSpec, Reply
+from cotenant.runtime.events import Reply
 from cotenant.runtime.lanes import lanes_of
 from cotenant.runtime.layout import Laid, Layout
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.ensemble import Ensemble
-from cotenant.worker.repository import ENSEMBLE, Entry, loadable
+from cotenant.worker.repository import loadable
 from cotenant.worker.wire import Timing, WorkerModel
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
 ARENA = 4 << 30  # bytes of address space; memory is taken as bodies need it
 GLANCE = 0.001  # seconds between two looks at the workers while callers keep the event loop busy
-
-
-class Offered(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the repository that can be served, or an ensemble of models."""
-
-    entry: Entry
-    info: ModelInfo
-    model: Model
-    ensemble: Ensemble | None = None
-
-
-class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server serves: the models of a repository, a plan, and the problem that it solves. Ensembles are its
-    applications, as long as the plan splits their targets.
-
-    broken: models of the repository that cannot be served, with the reason.
-    """
-
-    offered: dict[str, Offered]
-    problem: Problem
-    plan: Plan
-    broken: dict[str, str] = {}
-
-
-# From the names of the models to serve to a site: profiles what was not profiled yet, and plans. It is also told what
-# neighbours were seen to cost.
-Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Site]]
-
-
-def _sized(site: Site) -> Site:
-    """The site, with models that take as many rows as the largest batch that the plan has for them."""
-    batches: dict[str, int] = {}
-    for _, _, placement in site.plan.placements():
-        batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
-    offered = {}
-    for name, given in site.offered.items():
-        models = {name} if given.ensemble is None else given.ensemble.models
-        rows = min([given.info.max_batch_size, *(batches[model] for model in models if model in batches)])
-        offered[name] = msgspec.structs.replace(given, info=msgspec.structs.replace(given.info, max_batch_size=rows))
-    return msgspec.structs.replace(site, offered=offered)
-
-
-def _applications(site: Site) -> tuple[ApplicationSpec, ...]:
-    """The ensembles that are served; their stages are numbered like their steps."""
-    served = [
-        offered.ensemble.application(offered.model.slo)
-        for name, offered in site.offered.items()
-        if offered.ensemble is not None and name in site.plan.split
-    ]
-    return specs_of(served, site.plan.split)
 
 
 class Server:
@@ -111,7 +58,7 @@ class Server:
     def __init__(
         self, site: Site, backend: Backend, prepare: Prepare, *, spares: int = 0, log: BinaryIO | None = None
     ) -> None:
-        self._site = _sized(site)
+        self._site = sized(site)
         self._backend = backend
         self._prepare = prepare
         self._layout = Layout()
@@ -163,7 +110,7 @@ class Server:
             await self._apply(site)
 
     async def _apply(self, site: Site) -> None:
-        site = _sized(site)
+        site = sized(site)
         models = {name: offered.model for name, offered in site.offered.items()}
         specs = lanes_of(site.plan, models, site.problem.profiles)
         wanted = self._layout.match(site.plan, specs, lambda model: self._unchanged(model, site))
@@ -172,11 +119,11 @@ class Server:
         for name, offered in site.offered.items():
             self._statistics.setdefault(name, ModelStatistics(name, offered.info.version, EPOCH))
         self._site = site
-        self._driver.apply(tuple(lane.spec for lane in (self._layout.lanes | fresh).values()), _applications(site))
+        self._driver.apply(tuple(lane.spec for lane in (self._layout.lanes | fresh).values()), applications_of(site))
         for name in fresh:
             if self._pool.is_ready(name):  # it may have died while the others started
                 self._driver.ready(name)
-        self._driver.apply(tuple(lane.spec for lane in wanted.values()), _applications(site))
+        self._driver.apply(tuple(lane.spec for lane in wanted.values()), applications_of(site))
         self._layout.lanes = wanted
 
     def _unchanged(self, model: str, site: Site) -> bool:
@@ -303,48 +250,12 @@ class Server:
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         info = self.model(name, version)
-        entry = self._site.offered[name].entry
-        batching: dict[str, Any] = {}
-        if info.platform == ENSEMBLE:
-            batching = {"ensemble_scheduling": entry.config.fields["ensemble_scheduling"]}
-        elif info.max_batch_size:
-            linger = round(self._site.offered[name].model.linger * 1e6)
-            batching = {
-                "dynamic_batching": {
-                    "preferred_batch_size": [info.max_batch_size],
-                    "max_queue_delay_microseconds": linger,
-                    "priority_queue_policy": {},
-                }
-            }
-        first = 1 if info.max_batch_size else 0
-        return {
-            "name": name,
-            "platform": info.platform,
-            "backend": "",
-            "version_policy": {"specific": {"versions": [int(info.version)]}},
-            "max_batch_size": info.max_batch_size,
-            "input": [_tensor_config(spec, first) for spec in info.inputs],
-            "output": [_tensor_config(spec, first) for spec in info.outputs],
-            **batching,
-            "instance_group": [
-                {"name": lane, "kind": "KIND_CPU" if held.device.kind == "cpu" else "KIND_GPU", "count": 1}
-                for lane, held in self._layout.lanes.items()
-                if any(placement.model == name for placement in held.partition.placements)
-            ],
-            "default_model_filename": "" if info.platform == ENSEMBLE else entry.path.name,
-            # Whoever sends made-up requests needs it, such as `cotenant load`.
-            "model_warmup": [
-                {
-                    "inputs": {
-                        name: {"dims": given.dims, "zero_data": given.zero_data} for name, given in it.inputs.items()
-                    }
-                }
-                for it in entry.config.model_warmup
-            ],
-            "parameters": {
-                name: {"string_value": parameter.string_value} for name, parameter in entry.config.parameters.items()
-            },
+        lanes = {
+            lane: held.device.kind
+            for lane, held in self._layout.lanes.items()
+            if any(placement.model == name for placement in held.partition.placements)
         }
+        return model_config(info, self._site.offered[name], lanes)
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         if name:
@@ -376,7 +287,7 @@ class Server:
             for wanted in (name, *sorted(placed)):
                 if wanted in site.broken:
                     raise ModelError(site.broken[wanted])
-                if not _serves(site, wanted):
+                if not serves(site, wanted):
                     raise ModelError(
                         f"no share of the devices is free that serves '{wanted}' within its target; "
                         "unload another model, or give it more time"
@@ -416,10 +327,10 @@ class Server:
     def trace_setting(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if model:
             self.model(model)
-        return _settled(_TRACE, update, "trace setting")
+        return settled(TRACE, update, "trace setting")
 
     def log_settings(self, update: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return _settled(_LOG, update, "log setting")
+        return settled(LOG, update, "log setting")
 
     def metrics(self) -> str:
         return render(
@@ -514,90 +425,3 @@ class Server:
             },
             workers=self._pool.status(),
         )
-
-
-class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """ends: requests so far by outcome. mean: latency of the answered, in seconds."""
-
-    ends: dict[str, int]
-    attainment: float
-    mean: float
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """holds: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
-    come from outside, by model."""
-
-    backend: str
-    holds: str
-    ready: bool
-    plan: msgspec.Raw
-    targets: dict[str, float]
-    planned: dict[str, float]
-    models: list[IndexEntry]
-    statistics: dict[str, ModelStatus]
-    workers: list[WorkerStatus]
-
-    def rows(self, plan: Plan) -> list[list[str]]:
-        """For people, a row a model: name, state, target, planned/s, served, mean, in time, other ends."""
-        rows = []
-        for entry in self.models:
-            counts = self.statistics.get(entry.name)
-            if counts is None or entry.name not in self.targets:
-                rows.append([entry.name, entry.state, *[""] * 5, entry.reason])
-                continue
-            others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
-            rows.append(
-                [
-                    entry.name,
-                    entry.state,
-                    show_seconds(self.targets[entry.name]),
-                    f"{plan.rate(entry.name) or self.planned.get(entry.name, 0.0):.1f}",
-                    str(counts.ends["served"]),
-                    show_seconds(counts.mean) if counts.mean else "-",
-                    f"{counts.attainment * 100:.2f} %",
-                    entry.reason or others,
-                ]
-            )
-        return rows
-
-
-def _serves(site: Site, name: str) -> bool:
-    """Whether the plan has room for a model, or for all models of an ensemble."""
-    offered = site.offered.get(name)
-    models = {name} if offered is None or offered.ensemble is None else offered.ensemble.models
-    return all(site.plan.rate(model) for model in models)
-
-
-# Nothing is traced, and the log goes to standard error: what can be read, and what it can be set to.
-_TRACE: dict[str, Any] = {
-    "trace_level": ["OFF"],
-    "trace_rate": "1000",
-    "trace_count": "-1",
-    "log_frequency": "0",
-    "trace_file": "",
-    "trace_mode": "triton",
-}
-_LOG: dict[str, Any] = {
-    "log_file": "",
-    "log_info": True,
-    "log_warning": True,
-    "log_error": True,
-    "log_verbose_level": 0,
-    "log_format": "default",
-}
-
-
-def _settled(settings: dict[str, Any], update: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
-    """The settings, after an update that changes nothing; any other is refused, so that nobody believes in it."""
-    for name, value in (update or {}).items():
-        if name not in settings:
-            raise InvalidError(f"unknown {what} '{name}'; there are: {', '.join(settings)}")
-        if value not in (None, settings[name]):
-            raise UnsupportedError(f"{what} '{name}' is {settings[name]!r} and cannot be set to {value!r}")
-    return settings
-
-
-def _tensor_config(spec: TensorSpec, first: int) -> dict[str, Any]:
-    kind = "STRING" if spec.datatype == "BYTES" else spec.datatype
-    return {"name": spec.name, "data_type": f"TYPE_{kind}", "dims": list(spec.shape[first:])}

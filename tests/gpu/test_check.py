@@ -22,7 +22,7 @@ from cotenant.config import Settings, read_profiles_file, read_samples_file
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile, write_profiles
-from cotenant.live.server import Site
+from cotenant.live.site import Site
 from cotenant.planners import Problem
 from cotenant.zoo import build
 from tests.driver import mps

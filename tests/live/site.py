@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile, write_profiles
-from cotenant.live.server import Offered, Site
+from cotenant.live.site import Offered, Site
 from cotenant.planners import Problem
 from cotenant.planners.solve import solve
 from cotenant.worker.repository import describe, find

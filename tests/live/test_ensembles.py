@@ -25,7 +25,8 @@ from cotenant.errors import ConfigError, PlanError
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest
 from cotenant.live.rpc import RpcServer
-from cotenant.live.server import Server, Site
+from cotenant.live.server import Server
+from cotenant.live.site import Site
 from cotenant.runtime.log import replay
 from tests.worker import graphs
 

@@ -14,7 +14,8 @@ from cotenant.core.plan import Device, Partition
 from cotenant.errors import FailedError, UnavailableError
 from cotenant.live import pool as pool_module
 from cotenant.live.oip import InferResponse
-from cotenant.live.server import Server, Site
+from cotenant.live.server import Server
+from cotenant.live.site import Site
 from cotenant.predictors.samples import Sample
 from tests.live.site import repository, site
 from tests.live.test_server import ask, floats, indices, run, until

@@ -32,7 +32,8 @@ from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.page import page
 from cotenant.live.rpc import RpcServer
-from cotenant.live.server import Server, Site
+from cotenant.live.server import Server
+from cotenant.live.site import Site
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 from tests.live.site import repository, site

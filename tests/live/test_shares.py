@@ -15,7 +15,8 @@ from cotenant.backends.cpu import Cpu
 from cotenant.core.plan import Partition
 from cotenant.errors import FailedError, RequestError, WorkerError
 from cotenant.live.oip import InferRequest, InferResponse
-from cotenant.live.server import Server, Site
+from cotenant.live.server import Server
+from cotenant.live.site import Site
 from cotenant.predictors.samples import Sample
 from tests.live.site import repository, site
 from tests.live.test_server import PATIENCE, floats, indices, run

@@ -1,0 +1,56 @@
+"""What `cotenant status` shows: models, plan, partitions and workers of a server at one moment."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.core.units import show_seconds
+from cotenant.live.oip import IndexEntry
+from cotenant.live.pool import WorkerStatus
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """ends: requests so far by outcome. mean: latency of the answered, in seconds."""
+
+    ends: dict[str, int]
+    attainment: float
+    mean: float
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """holds: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
+    come from outside, by model."""
+
+    backend: str
+    holds: str
+    ready: bool
+    plan: msgspec.Raw
+    targets: dict[str, float]
+    planned: dict[str, float]
+    models: list[IndexEntry]
+    statistics: dict[str, ModelStatus]
+    workers: list[WorkerStatus]
+
+    def rows(self, plan: Plan) -> list[list[str]]:
+        """For people, a row a model: name, state, target, planned/s, served, mean, in time, other ends."""
+        rows = []
+        for entry in self.models:
+            counts = self.statistics.get(entry.name)
+            if counts is None or entry.name not in self.targets:
+                rows.append([entry.name, entry.state, *[""] * 5, entry.reason])
+                continue
+            others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
+            rows.append(
+                [
+                    entry.name,
+                    entry.state,
+                    show_seconds(self.targets[entry.name]),
+                    f"{plan.rate(entry.name) or self.planned.get(entry.name, 0.0):.1f}",
+                    str(counts.ends["served"]),
+                    show_seconds(counts.mean) if counts.mean else "-",
+                    f"{counts.attainment * 100:.2f} %",
+                    entry.reason or others,
+                ]
+            )
+        return rows

@@ -1,0 +1,85 @@
+"""What Triton's users can read of a server: a model's configuration, and settings of trace and log, which stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cotenant.core.tensor import ModelInfo, TensorSpec
+from cotenant.errors import InvalidError, UnsupportedError
+from cotenant.live.site import Offered
+from cotenant.worker.repository import ENSEMBLE
+
+# Nothing is traced, and the log goes to standard error: what can be read, and what it can be set to.
+TRACE: dict[str, Any] = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+LOG: dict[str, Any] = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def model_config(info: ModelInfo, offered: Offered, lanes: Mapping[str, str]) -> dict[str, Any]:
+    """Triton's ModelConfig in its JSON shape. lanes: those that the model has, with the kind of their device."""
+    batching: dict[str, Any] = {}
+    if info.platform == ENSEMBLE:
+        batching = {"ensemble_scheduling": offered.entry.config.fields["ensemble_scheduling"]}
+    elif info.max_batch_size:
+        linger = round(offered.model.linger * 1e6)
+        batching = {
+            "dynamic_batching": {
+                "preferred_batch_size": [info.max_batch_size],
+                "max_queue_delay_microseconds": linger,
+                "priority_queue_policy": {},
+            }
+        }
+    first = 1 if info.max_batch_size else 0
+    return {
+        "name": info.name,
+        "platform": info.platform,
+        "backend": "",
+        "version_policy": {"specific": {"versions": [int(info.version)]}},
+        "max_batch_size": info.max_batch_size,
+        "input": [_tensor_config(spec, first) for spec in info.inputs],
+        "output": [_tensor_config(spec, first) for spec in info.outputs],
+        **batching,
+        "instance_group": [
+            {"name": lane, "kind": "KIND_CPU" if kind == "cpu" else "KIND_GPU", "count": 1}
+            for lane, kind in lanes.items()
+        ],
+        "default_model_filename": "" if info.platform == ENSEMBLE else offered.entry.path.name,
+        # Whoever sends made-up requests needs it, such as `cotenant load`.
+        "model_warmup": [
+            {"inputs": {name: {"dims": given.dims, "zero_data": given.zero_data} for name, given in it.inputs.items()}}
+            for it in offered.entry.config.model_warmup
+        ],
+        "parameters": {
+            name: {"string_value": parameter.string_value}
+            for name, parameter in offered.entry.config.parameters.items()
+        },
+    }
+
+
+def settled(settings: dict[str, Any], update: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+    """The settings, after an update that changes nothing; any other is refused, so that nobody believes in it."""
+    for name, value in (update or {}).items():
+        if name not in settings:
+            raise InvalidError(f"unknown {what} '{name}'; there are: {', '.join(settings)}")
+        if value not in (None, settings[name]):
+            raise UnsupportedError(f"{what} '{name}' is {settings[name]!r} and cannot be set to {value!r}")
+    return settings
+
+
+def _tensor_config(spec: TensorSpec, first: int) -> dict[str, Any]:
+    kind = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{kind}", "dims": list(spec.shape[first:])}
