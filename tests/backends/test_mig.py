@@ -151,7 +151,9 @@ def test_of_equal_shares_the_one_with_the_most_memory_is_taken(machine: Machine)
 
 def test_a_device_that_is_not_there(machine: Machine) -> None:
     backend = machine(CUT)
-    with pytest.raises(DeviceError, match=r"^lane 'h200-mig-1/0': there is no device 'h200-mig-1'; there is h200-mig-0$"):
+    with pytest.raises(
+        DeviceError, match=r"^lane 'h200-mig-1/0': there is no device 'h200-mig-1'; there is h200-mig-0$"
+    ):
         backend.open("h200-mig-1/0", ONE)
     backend.close("h200-mig-1/0")
 
@@ -264,7 +266,9 @@ def test_an_instance_that_somebody_is_still_leaving_stays_for_the_next_lane(
 def test_who_may_not_make_instances_is_told_and_nothing_is_left(function: str, machine: Machine, state: Path) -> None:
     backend = machine("h200-mig", create=True)
     state.write_text(f"error {function} 4\n")
-    with pytest.raises(DeviceError, match=r"^a MIG instance of 42.8 % on h200-mig-0: this user may not .*; run as root"):
+    with pytest.raises(
+        DeviceError, match=r"^a MIG instance of 42.8 % on h200-mig-0: this user may not .*; run as root"
+    ):
         backend.open("h200-mig-0/0", THREE)
     state.write_text("")
     lanes = itertools.count()

@@ -301,7 +301,9 @@ def test_what_does_not_start_again_says_why_and_is_tried_again(
     told(monkeypatch, refuse="MPS is not supported on this system")
     os.kill(server_of(root, mps_daemon.SERVER), signal.SIGKILL)
     until(lambda: "MPS does not start" in backend.lost().get("h200-0", ""))
-    assert "its server ended: MPS is not supported on this system; in a container, MPS needs" in backend.lost()["h200-0"]
+    assert (
+        "its server ended: MPS is not supported on this system; in a container, MPS needs" in backend.lost()["h200-0"]
+    )
     told(monkeypatch)
     until(lambda: not backend.lost())
 

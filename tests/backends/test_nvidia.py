@@ -91,7 +91,12 @@ def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path)
 
 def test_gpus_that_are_cut_otherwise_are_other_kinds(machine: Machine) -> None:
     machine("h200,h200-mig=3g.71gb+1g.18gb+1g.18gb,h200-mig,a30-mig=4g.24gb")
-    assert list(nvidia.named(nvidia.gpus())) == ["h200-0", "h200-mig-3g.71gb-2x1g.18gb-0", "h200-mig-uncut-0", "a30-mig-0"]
+    assert list(nvidia.named(nvidia.gpus())) == [
+        "h200-0",
+        "h200-mig-3g.71gb-2x1g.18gb-0",
+        "h200-mig-uncut-0",
+        "a30-mig-0",
+    ]
 
 
 def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Path) -> None:

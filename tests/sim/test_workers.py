@@ -154,7 +154,9 @@ def test_a_control_sees_rates_and_its_plans_are_gone_over_to() -> None:
 
 def test_a_failure_of_what_is_not_there_is_refused() -> None:
     watched = Watched(plan("a", "b"))
-    with pytest.raises(ConfigError, match=r"^a failure of cpu-1: no partition is there; the plan has cpu-0/0, cpu-0/1$"):
+    with pytest.raises(
+        ConfigError, match=r"^a failure of cpu-1: no partition is there; the plan has cpu-0/0, cpu-0/1$"
+    ):
         watched.workers.fail([Failure(parts=("cpu-1",), time=1.0)])
 
 
