@@ -314,7 +314,8 @@ class Pool:
         """What a process needs that serves a lane, with all others that are to share it."""
         process = lane.launch.process
         served = [it for it in self._lanes.values() if it.launch.process == process] if process else [lane]
-        modules = {runners.module_of(model, fake=it.launch.fake) for it in served for model in it.models.values()}
+        models = [(model, it.launch.fake) for it in served for model in it.models.values()]
+        modules = {module for model, fake in models for module in runners.modules_of(model, fake=fake)}
         return Outfit(bool(process), frozenset(modules))
 
     def _adopt(self, lane: _Lane, line: Line) -> None:

@@ -45,9 +45,11 @@ class Runner(Protocol):
         ...
 
 
-def module_of(model: WorkerModel, *, fake: bool) -> str:
-    """The module here that runs it. To import that is most of what comes before the model itself is loaded."""
-    return f"{__name__}.{_library(model, fake)}"
+def modules_of(model: WorkerModel, *, fake: bool) -> tuple[str, ...]:
+    """What `load` imports for it, which is most of what comes before the model itself."""
+    runner = f"{__name__}.{_library(model, fake)}"
+    # The first file of `torch.export` brings a thousand modules along.
+    return (runner, "torch.export.pt2_archive") if model.platform == "pytorch_export" and not fake else (runner,)
 
 
 def load(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
