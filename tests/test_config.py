@@ -74,7 +74,7 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ),
         ('"108ms"', "108", 'models[0].slo: \'108\' has no unit of time; write it as "25ms" or "1.5s"'),
         ('"108ms"', '"0ms"', "models[0].slo: a target of '0ms' must lie above 0"),
-        ('"108ms"', "true", "models[0].slo: Expected `int | float | str | null`, got `bool`"),
+        ('"108ms"', "true", "models[0].slo: true or false stands here; write a number or text in quotes"),
         (
             "rate = 200",
             "",
@@ -87,7 +87,7 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ('"alone"', '"linear"', "interference: 'linear' is not known; take 'alone' or"),
         ('"alone"', '{ model = "margin", factor = 0.5 }', "interference: a margin has a factor of at least 1: {"),
         ("count = 4", "count = -4", "kind 'v100': a count of -4 must be at least 0"),
-        ("count = 4", "count = 4.5", "devices[0].count: Expected `int | null`, got `float`"),
+        ("count = 4", "count = 4.5", "devices[0].count: a number stands here; write a whole number"),
         ('"32GiB"', "32", "devices[0].memory: '32' has no unit of memory; write it as"),
         ("price = 3.06", "price = -1", "devices[0].price: -1 must be finite and at least 0"),
         ("cuts = [10", "cuts = [0", "devices[0].cuts: a share of 0 % must lie above 0 and at most at 100"),
@@ -106,8 +106,32 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
             "devices[0].geometry: 'mig-v100' is not known; take 'mig-a100-40gb' or 'mig-a100-80gb' or",
         ),
         ("cuts = [10", "cuts = [110", "devices[0].cuts: a share of 110 % must lie above 0 and at most at 100"),
-        ("rate = 200", 'rate = "many"', "models[0].rate: Expected `float | null`, got `str`"),
-        ('"resnet50"', '"resnet"', "models[0].name: 'resnet' has no profile on 'v100'; measure one with"),
+        ("rate = 200", 'rate = "many"', "models[0].rate: text in quotes stands here; write a number"),
+        (
+            '"resnet50"',
+            '"resnet"',
+            "models[0].name: 'resnet' has no profile on 'v100'; measure one with `cotenant profile`, or correct the"
+            " name: did you mean 'resnet50'?",
+        ),
+        ("rate = 200", "rate = 1e300", "models[0].rate: 1e+300 requests/s; what can be planned for is 0, and 1e-06 to"),
+        (
+            "rate = 200",
+            "rate = 1e-300",
+            "models[0].rate: 1e-300 requests/s; what can be planned for is 0, and 1e-06 to",
+        ),
+        ("[[models]]", "[models]", "models: a table stands here where there may be several; write its name in two"),
+        ('["profiles.csv"]', '"profiles.csv"', "profiles: text in quotes stands here; write a list in brackets"),
+        ("profiles =", "#", "key 'profiles' is missing"),
+        (
+            "cuts = [10, 20, 40, 12.5, 100]",
+            "cuts = [0.2, 1]",
+            "devices[0].cuts: the largest share is 1 %; shares are in",
+        ),
+        (
+            "objective =",
+            "repository =",
+            "unknown key 'repository'; known here: profiles, models, applications, devices,",
+        ),
         ('["profiles.csv"]', '["profiles.csv", "profiles.csv"]', "profiles: 'resnet50' on 'v100' stands in"),
         (
             "[[models]]",
@@ -323,7 +347,7 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
         ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s must be finite and at least 0"),
         ("objective = 'speed'", "objective: 'speed' is not known; take 'devices' or 'rate'"),
         ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "models[1].name: 'a' stands twice; keep one entry"),
-        ("[[models]]\nslo = '1s'", "models[0]: Object missing required field `name`"),
+        ("[[models]]\nslo = '1s'", "models[0]: key 'name' is missing"),
     ],
 )
 def test_a_mistake_in_settings_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -408,7 +432,11 @@ def test_a_model_may_be_asked_for_directly_too_or_only_be_limited(tmp_path: Path
             "-1",
             "applications[0]: application 'street': stage 'again': a fan-out of -1 must be 0 to 10000",
         ),
-        ("{ poisson = 1.5 }", '"many"', "applications[0].stages[1].fanout: Expected `int | object`, got `str`"),
+        (
+            "{ poisson = 1.5 }",
+            '"many"',
+            "applications[0].stages[1].fanout: text in quotes stands here; write a whole number or a table",
+        ),
         ('name = "street"', 'name = "resnet50"', "application 'resnet50': the name is taken; give it another"),
         (
             'model = "resnet50"',

@@ -148,8 +148,8 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
             "model = 'minilm'\nrate = 1\ncv = 2",
             "unknown key 'cv'; known here: model, arrivals, timeout, scale, rate (arrivals = 'poisson')",
         ),
-        ("model = 'minilm'", "Object missing required field `rate` (arrivals = 'poisson')"),
-        ("model = 'minilm'\nrate = 'much'", "rate: Expected `float`, got `str` (arrivals = 'poisson')"),
+        ("model = 'minilm'", "key 'rate' is missing (arrivals = 'poisson')"),
+        ("model = 'minilm'\nrate = 'much'", "rate: text in quotes stands here; write a number (arrivals = 'poisson')"),
         ("model = 'minilm'\nrate = -1", "a rate of -1 requests/s is none; take 0 or more"),
         (
             "model = 'minilm'\narrivals = 'closed'\ncallers = 1\nthink = 5",

@@ -11,7 +11,7 @@ import msgspec
 
 from cotenant.config.application import ApplicationEntry, read_application
 from cotenant.config.interference import read_interference
-from cotenant.config.toml import cuts_of, decode, either, one_of, target_of, text_of
+from cotenant.config.toml import cuts_of, decode, either, nearest, one_of, rate_of, target_of, text_of
 from cotenant.core import mig, units
 from cotenant.core.application import Application
 from cotenant.core.model import Kind, Model
@@ -73,13 +73,17 @@ def read_problem(path: Path | str) -> Problem:
             place = f"models[{i}].name" if i < len(file.models) else _place(model.name, applications)
             raise ConfigError(
                 f"{path}: {place}: {model.name!r} has no profile on {either(kinds)}; measure one with"
-                f" `cotenant profile`, or correct the name"
+                f" `cotenant profile`, or correct {_mistaken(model.name, kinds, profiles)}"
             )
     fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
     for i, kind in enumerate(fleet):
         _useful(kind, [model.name for model in models], profiles, f"{path}: devices[{i}]")
-    rates = {entry.name: entry.rate or 0.0 for entry in file.models if entry.slo is not None}
-    rates |= {entry.name: entry.rate for entry in file.applications}
+    rates = {
+        entry.name: rate_of(entry.rate or 0.0, f"{path}: models[{i}].rate")
+        for i, entry in enumerate(file.models)
+        if entry.slo is not None
+    }
+    rates |= {it.name: rate_of(it.rate, f"{path}: applications[{i}].rate") for i, it in enumerate(file.applications)}
     try:
         return Problem(
             models=models,
@@ -104,6 +108,15 @@ def _implied(models: Sequence[Model], applications: Sequence[Application]) -> tu
 def _loosest(model: str, applications: Sequence[Application]) -> float:
     """The target of a model that only applications use: no part of theirs is longer."""
     return min((it.slo for it in applications if model in it.models()), default=math.inf)
+
+
+def _mistaken(model: str, kinds: set[str], profiles: Profiles) -> str:
+    """Which name is likely to be wrong, and what it may have to be."""
+    known = sorted({kind for name, kind in profiles if name == model})
+    if known:
+        return f"the kind of the devices: it has one on {either(known)}"
+    others = sorted({name for name, kind in profiles if kind in kinds})
+    return f"the name: {nearest(model, others)}" if others else "the names"
 
 
 def _place(model: str, applications: Sequence[Application]) -> str:

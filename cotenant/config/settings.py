@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from cotenant.config.interference import Chosen, read_interference
-from cotenant.config.toml import cuts_of, decode, either, one_of, target_of, text_of
+from cotenant.config.toml import cuts_of, decode, either, one_of, rate_of, target_of, text_of
 from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS, Objective
@@ -193,7 +193,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
 def _served(entry: _ServedEntry, place: str) -> ModelSettings:
     if entry.max_batch is not None and entry.max_batch < 1:
         raise ConfigError(f"{place}.max_batch: {entry.max_batch} must be at least 1")
-    if entry.rate is not None and not 0 <= entry.rate < float("inf"):
+    if entry.rate is not None and not 0 <= rate_of(entry.rate, f"{place}.rate") < float("inf"):
         raise ConfigError(f"{place}.rate: {entry.rate:g} requests/s must be finite and at least 0")
     return ModelSettings(
         name=entry.name,

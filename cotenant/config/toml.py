@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -13,6 +14,8 @@ import msgspec
 
 from cotenant.core import units
 from cotenant.errors import ConfigError
+
+LEAST_RATE, MOST_RATE = 1e-6, 1e7  # requests/s: two in a month, and some 100,000 GPUs full
 
 
 def one_of(value: str, literal: Any, place: str) -> Any:
@@ -39,15 +42,36 @@ File = TypeVar("File")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
 _PLACED = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<key>.*)`")
+_EXPECTED = re.compile(r"Expected `(?P<wanted>.*)`, got `(?P<got>.*)`")
+_WORDS = {
+    "str": "text in quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list in brackets",
+    "object": "a table",
+}
 
 
 def decode(text: str, type_: type[File], path: Path) -> File:
     try:
-        return msgspec.convert(tomllib.loads(text), type_)
+        entries = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    try:
+        return msgspec.convert(entries, type_)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error, type_)}") from None
+        raise ConfigError(f"{path}: {explain(error, type_)}{_mixed_up(entries, _keys(type_, ''))}") from None
+
+
+def _mixed_up(entries: Mapping[str, Any], known: Collection[str]) -> str:
+    """A hint where a problem was given for the settings of a server, or they for a problem."""
+    if "devices" in entries and "repository" in known:
+        return "; a file with [[devices]] is a problem, which `cotenant plan FILE` takes"
+    if "repository" in entries and "devices" in known:
+        return "; a file with a repository is a server's settings, which `--settings FILE` takes"
+    return ""
 
 
 def explain(error: msgspec.ValidationError, type_: type[Any]) -> str:
@@ -57,7 +81,24 @@ def explain(error: msgspec.ValidationError, type_: type[Any]) -> str:
         known = _keys(type_, place)
         return f"{place + ': ' if place else ''}unknown key {key!r}; {nearest(key, known)}"
     placed = _PLACED.fullmatch(message)
-    return f"{placed['place']}: {placed['what']}" if placed else message
+    what = _in_words(placed["what"] if placed else message)
+    return f"{placed['place']}: {what}" if placed else what
+
+
+def _in_words(what: str) -> str:
+    """What msgspec says of types, without theirs."""
+    if missing := _MISSING.fullmatch(what):
+        return f"key {missing['key']!r} is missing"
+    expected = _EXPECTED.fullmatch(what)
+    if not expected:
+        return what
+    wanted = [name for name in expected["wanted"].split(" | ") if name in _WORDS]
+    if expected["got"] == "object" and wanted == ["array"]:
+        return "a table stands here where there may be several; write its name in two brackets, [[…]]"
+    if "float" in wanted and "int" in wanted:
+        wanted.remove("int")
+    stands = _WORDS.get(expected["got"], expected["got"])
+    return f"{stands} stands here; write {' or '.join(_WORDS[name] for name in wanted)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -86,7 +127,20 @@ def target_of(text: str | float, place: str) -> float:
     return value
 
 
+def rate_of(rate: float, place: str) -> float:
+    """Requests/s, if a planner can reckon with that; what is no rate at all is for others to refuse."""
+    if 0 < rate < LEAST_RATE or MOST_RATE < rate < math.inf:
+        raise ConfigError(
+            f"{place}: {rate:g} requests/s; what can be planned for is 0, and {LEAST_RATE:g} to {MOST_RATE:g}"
+        )
+    return rate
+
+
 def cuts_of(percents: tuple[float, ...], place: str) -> tuple[int, ...]:
     if not percents:
         raise ConfigError(f"{place}: no share is legal; write at least one, such as [100]")
+    if max(percents) == 1:
+        raise ConfigError(
+            f"{place}: the largest share is 1 %; shares are in percent: [20, 50, 100] rather than [0.2, 0.5, 1]"
+        )
     return tuple(sorted({units.share(percent, place) for percent in percents}))

@@ -264,7 +264,16 @@ def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str,
         ("status localhost:http", "no server answers at 'localhost:http': nonnumeric port: 'http'; start one with"),
         ("load 127.0.0.1:1", "no server answers at '127.0.0.1:1': [Errno 111] Connection refused; start one with"),
         ("serve nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
-        ("serve problem.toml", "problem.toml: profiles: Expected `str | null`, got `array`"),
+        (
+            "serve problem.toml",
+            "problem.toml: profiles: a list in brackets stands here; write text in quotes; a file with [[devices]] is a"
+            " problem, which `cotenant plan FILE` takes",
+        ),
+        (
+            "plan serve.toml",
+            "serve.toml: unknown key 'repository'; known here: profiles, models, applications, devices, objective,"
+            " interference; a file with a repository is a server's settings, which `--settings FILE` takes",
+        ),
         ("serve --planner best", "no planner 'best'; there are "),
         ("serve --port 65534", "--port: 65534 must lie between 0 (any) and 65533: two more follow it"),
         ("serve --repository nowhere", "no model repository at 'nowhere': No such file or directory; name a folder of"),
