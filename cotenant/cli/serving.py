@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+import resource
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from cotenant.backends import Backend
 from cotenant.cli.prepare import Preparation
 from cotenant.cli.settle import settle
+from cotenant.cli.show import tell
 from cotenant.config import Settings
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
@@ -19,6 +23,8 @@ from cotenant.live.page import page
 from cotenant.live.rpc import RpcServer
 from cotenant.live.server import Server
 from cotenant.live.site import Site
+
+FILES = 1 << 16  # that a server may have open at once, where the system lets it; 1,024 are usual, for any program
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,13 +47,8 @@ async def serving(
     if not any(site.plan.placements()):
         wanted = ", ".join(f"{name} within {show_seconds(it.model.slo)}" for name, it in site.offered.items())
         raise ConfigError(f"no model can be served within its target ({wanted}); give them more time with `slo`")
-    with ExitStack() as files:
-        log = None
-        if settings.log is not None:
-            try:
-                log = files.enter_context(settings.log.open("wb"))
-            except OSError as error:
-                raise ConfigError(f"{settings.log}: cannot write the event log: {error.strerror}") from None
+    _allow_files()
+    with _event_log(settings.log) as log:
         server = Server(site, backend, preparation.site, spares=settings.spares, log=log)
         http = HttpServer(server, page=lambda: page(server), status=server.status)
         metrics, rpc = HttpServer(server, only_metrics=True), RpcServer(server)
@@ -66,6 +67,32 @@ async def serving(
             await server.drain(settings.grace)
             await asyncio.gather(http.stop(settings.grace), metrics.stop(0.0), rpc.stop(settings.grace))
             await server.stop(grace=1.0)
+
+
+def _allow_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextmanager
+def _event_log(path: Path | None) -> Iterator[BinaryIO | None]:
+    """The file to write it to. What does not fit on its disk any more is no reason for a server to fail."""
+    if path is None:
+        yield None
+        return
+    try:
+        log = path.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the event log: {error.strerror}") from None
+    try:
+        yield log
+    finally:
+        try:
+            log.close()
+        except OSError as error:
+            tell("incomplete:", f"{path}, the event log: {error.strerror}")
 
 
 def _address(host: str, port: int) -> str:

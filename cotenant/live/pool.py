@@ -19,7 +19,7 @@ from cotenant.backends import Backend, Launch
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
 from cotenant.errors import DeviceError, FailedError, RequestError, WorkerError
-from cotenant.live.process import Line, Process, own_memory, processor_time
+from cotenant.live.process import Line, NoRoomError, Process, own_memory, processor_time
 from cotenant.live.spare import Outfit, Spares
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
@@ -384,13 +384,17 @@ class Pool:
         lane.revival = asyncio.get_running_loop().create_task(self._revive(lane))
 
     async def _revive(self, lane: _Lane) -> None:
+        turned_away = 0  # by the system, which is no fault of the lane's
         while lane.quick_deaths < self._lives:
-            await asyncio.sleep(min(FIRST_DELAY * 2 ** (lane.quick_deaths - 1), LONGEST_DELAY))
+            await asyncio.sleep(min(FIRST_DELAY * 2 ** min(lane.quick_deaths + turned_away - 1, 10), LONGEST_DELAY))
             lane.restarts += 1
             try:
                 line = await self._spawn(lane)
             except WorkerError as error:
-                lane.quick_deaths += 1
+                if isinstance(error, NoRoomError):
+                    turned_away += 1
+                else:
+                    lane.quick_deaths += 1
                 lane.reason = str(error)
                 logger.warning("%s", error)
             else:

@@ -35,18 +35,22 @@ _LINGER = 2.0  # seconds that such a process, or a killed one, has to be gone
 _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
+class NoRoomError(WorkerError):
+    """The system has no room for one more process now, and may have later."""
+
+
 @contextlib.contextmanager
 def _counted(name: str) -> Iterator[None]:
-    """Within, what the system refuses for being too much is a WorkerError."""
+    """Within, what the system refuses for being too much is a NoRoomError."""
     try:
         yield
     except OSError as error:
         what = f"no process for {name}: {error.strerror}"
-        raise WorkerError(f"{what}; are there too many processes or open files, or too little memory?") from None
+        raise NoRoomError(f"{what}; are there too many processes or open files, or too little memory?") from None
 
 
 class Process:
-    """Starts at once, or raises WorkerError. It serves one lane, over its standard input, and ends with it; or, where
+    """Starts at once, or raises NoRoomError. It serves one lane, over its standard input, and ends with it; or, where
     it is `shared`, any number, each over a socket of its own that it is handed, and ends after the last.
 
     `gone` becomes the reason why it ended, once nothing is left of it. name: whose it is, for the log. arena: the
@@ -99,7 +103,7 @@ class Process:
         return True
 
     def connect(self) -> socket.socket:
-        """Our end of the socket of one more lane. Raises WorkerError where there can be none."""
+        """Our end of the socket of one more lane. Raises NoRoomError where there can be none."""
         if not self._shared:
             return self._connection
         with _counted(self._name):

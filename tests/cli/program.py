@@ -19,7 +19,7 @@ import pytest
 from cotenant.cli import main
 from cotenant.core.plan import Plan
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 COMMAND = [sys.executable, "-m", "cotenant"]
 
 

@@ -157,6 +157,18 @@ def ready(server: Served) -> set[str]:
     return {entry["name"] for entry in server.ask("POST", "/v2/repository/index", {"ready": True})[1]}
 
 
+def test_a_full_disk_under_the_event_log_costs_the_log_alone(folder: Path) -> None:
+    with serving(folder, "--log", "/dev/full") as server:
+        for _ in range(300):
+            assert server.works()
+        said = server.end(INTERRUPT)
+    assert (said.code, said.out) == (130, "")
+    assert said.err.splitlines() == [
+        "ERROR: the event log ends here, and cannot be replayed further: No space left on device",
+        "incomplete: /dev/full, the event log: No space left on device",
+    ]
+
+
 def test_a_signal_from_the_system_is_as_good_as_ctrl_c(folder: Path) -> None:
     with serving(folder) as server:
         assert server.works()

@@ -445,6 +445,19 @@ def test_bodies_and_heads_have_limits(core: StubCore) -> None:
         assert wire.answers[0].headers["connection"] == "close" and wire.eof
 
 
+def test_too_many_connections_are_turned_away(core: StubCore) -> None:
+    server = HttpServer(core, limits=Limits(connections=2))
+    first, second, third = (Wire(server) for _ in range(3))
+    assert [answer.status for answer in third.answers] == [503]
+    assert third.answers[0].headers["retry-after"] == "1" and third.closed
+    for wire in (first, third):
+        wire.protocol.connection_lost(None)
+    fourth = Wire(server)
+    for wire in (second, fourth):
+        wire.say(request("GET", "/v2"))
+        assert [answer.status for answer in wire.answers] == [200]
+
+
 def test_heads_do_not_add_up(core: StubCore) -> None:
     wire = Wire(HttpServer(core, limits=Limits(head=500)))
     wire.say(request("GET", "/v2") * 40, size=450)

@@ -38,7 +38,7 @@ from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 from tests.live.site import repository, site
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

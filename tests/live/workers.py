@@ -18,7 +18,7 @@ from cotenant.live.process import Process
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 
-PATIENCE = 20.0  # seconds until a test that waits for something fails
+PATIENCE = 60.0  # seconds until a test that waits for something fails
 
 
 class Recorder:

@@ -70,6 +70,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.server.connections.add(self)
+        if len(self.server.connections) > self.server.limits.connections:
+            self._turn_away()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
@@ -198,6 +200,14 @@ class Connection(asyncio.BufferedProtocol):
             self.body = memoryview(bytearray(self.length))
         else:
             self.body = self.block.view[self.start : self.start + self.length]
+
+    def _turn_away(self) -> None:
+        """There are too many; where files run out, no worker that died could be started again."""
+        self.deaf = True
+        exchange = Exchange(self, b"", b"", {})
+        exchange.last = True
+        self.pending.append(exchange)
+        exchange.refuse(503, "too many connections; use those that are open for more requests", b"Retry-After: 1\r\n")
 
     def _cut_off(self, status: int, message: str) -> None:
         """Answer a request whose end will not be read, after those before it."""

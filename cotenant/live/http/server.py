@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import resource
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,12 +23,20 @@ _RECEIVE = 1 << 16  # bytes read at once, of all but large bodies
 _ROUTES = 4096  # addresses that are remembered
 
 
+def _most_connections() -> int:
+    """Three in four of the files that this process may open: workers, models and gRPC need some, too."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files * 3 // 4
+
+
 class Limits(msgspec.Struct, frozen=True):
-    """body, head: bytes of a request. The others are seconds, kept to within one: how long a connection may be idle
-    between requests, how long the head of one may take, and how long nothing may move within a body or an answer."""
+    """body, head: bytes of a request. connections: at once; more are turned away. The others are seconds, kept to
+    within one: how long a connection may be idle between requests, how long the head of one may take, and how long
+    nothing may move within a body or an answer."""
 
     body: int = 1 << 30
     head: int = 1 << 16
+    connections: int = msgspec.field(default_factory=_most_connections)
     idle: int = 75
     begin: int = 10
     stall: int = 30
