@@ -220,7 +220,7 @@ def test_a_partition_that_the_driver_does_not_make_costs_no_other(machine: Machi
 def test_a_lost_gpu_costs_its_lanes_and_no_others(
     machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvidia, "LOOK", 0.03)
+    monkeypatch.setattr("cotenant.backends.nvidia.watch.LOOK", 0.03)
     monkeypatch.setattr(pool_module, "TICK", 0.05)
     backend = machine("h200,h200")
 

@@ -140,7 +140,7 @@ def test_what_a_gpu_can(
 ) -> None:
     (tmp_path / nvidia.CONTROL).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(nvidia, "find_spec", lambda package: package)  # as if all were installed
+    monkeypatch.setattr("cotenant.backends.nvidia.ways.find_spec", lambda package: package)  # as if all were installed
     machine(gpus, driver)
     (gpu,) = nvidia.gpus()
     found = nvidia.mechanisms(gpu)
@@ -149,7 +149,7 @@ def test_what_a_gpu_can(
 
 
 def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "find_spec", lambda package: package)
+    monkeypatch.setattr("cotenant.backends.nvidia.ways.find_spec", lambda package: package)
     state.write_text("mode 0 2\nmig 1\n")
     machine("h200,h200")
     prohibited, pending = nvidia.gpus()
@@ -157,10 +157,12 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
         "its compute mode prohibits all contexts; `sudo nvidia-smi"
     )
     assert nvidia.mechanisms(pending)["mig"].startswith("MIG will be on after a reset; `sudo nvidia-smi -i 1 --gpu-r")
-    monkeypatch.setattr(nvidia, "find_spec", lambda package: None if package == "cuda.bindings" else package)
+    monkeypatch.setattr(
+        "cotenant.backends.nvidia.ways.find_spec", lambda package: None if package == "cuda.bindings" else package
+    )
     missing = "it needs the Python package 'cuda.bindings'; install `cotenant[gpu]`"
     assert nvidia.mechanisms(pending)["green"] == missing
-    monkeypatch.setattr(nvidia, "find_spec", find_spec)
+    monkeypatch.setattr("cotenant.backends.nvidia.ways.find_spec", find_spec)
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.delitem(sys.modules, "cuda.bindings", raising=False)
     assert nvidia.mechanisms(pending)["green"] == missing
@@ -248,7 +250,7 @@ def test_a_gpu_that_does_not_answer_is_left_out(
 
 @pytest.fixture
 def watch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    monkeypatch.setattr(nvidia, "LOOK", 0.01)
+    monkeypatch.setattr("cotenant.backends.nvidia.watch.LOOK", 0.01)
     machine("h200,h200")
     watch = Watch(nvidia.named(nvidia.gpus()))
     yield watch

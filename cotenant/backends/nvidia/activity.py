@@ -1,0 +1,63 @@
+"""What a GPU does now, and for whom."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cotenant.backends.nvidia.nvml import asking, known, session
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU does now; None where it does not say. memory: bytes in use. utilisation, bandwidth: the fraction of
+    the last moments in which a kernel ran, or in which memory was read or written. power: watts. clock: of the
+    multiprocessors, MHz. temperature: °C."""
+
+    memory: int | None
+    utilisation: float | None
+    bandwidth: float | None
+    power: float | None
+    clock: int | None
+    temperature: int | None
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that computes on a GPU. name: empty where this user may not see it. memory: bytes on the GPU, None
+    where the driver does not say. instance: of MIG, if any."""
+
+    pid: int
+    name: str
+    memory: int | None
+    instance: int | None
+
+
+def readings(uuid: str) -> Reading:
+    """Of a GPU, or of a MIG instance, of which little is known but its memory."""
+    nvml = session()
+    with asking(f"the GPU {uuid}"):
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        rates = known(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        return Reading(
+            memory=known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            utilisation=None if rates is None else rates.gpu / 100,
+            bandwidth=None if rates is None else rates.memory / 100,
+            power=known(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+            clock=known(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            temperature=known(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        )
+
+
+def processes(uuid: str) -> tuple[Process, ...]:
+    """Those that compute on a GPU now, and that this process may see: from within a container, those of it."""
+    nvml = session()
+    with asking(f"the GPU {uuid}"):
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        none = 0xFFFFFFFF
+        return tuple(
+            Process(
+                pid=it.pid,
+                name=known(nvml, lambda pid=it.pid: nvml.nvmlSystemGetProcessName(pid)) or "",  # type: ignore[misc]
+                memory=it.usedGpuMemory,
+                instance=None if it.gpuInstanceId == none else it.gpuInstanceId,
+            )
+            for it in known(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+        )

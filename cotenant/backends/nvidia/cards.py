@@ -1,0 +1,213 @@
+"""Which GPUs there are, what they are called, and which of them are meant."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cotenant.backends.nvidia.nvml import asking, known, session, words
+from cotenant.core.model import Kind
+from cotenant.core.plan import device_name
+from cotenant.core.units import WHOLE
+from cotenant.errors import DeviceError
+
+logger = logging.getLogger(__name__)
+
+# CUDA cores of one multiprocessor, by compute capability (CUDA C++ programming guide, "Compute Capabilities").
+_CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64} | dict.fromkeys(
+    [(8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)], 128
+)
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """A MIG instance with all of its compute.
+
+    id: of the GPU instance, on its GPU. profile: such as ``3g.71gb``. share: its slices of those of the GPU, in ‰,
+    rounded down. memory: bytes.
+    """
+
+    uuid: str
+    id: int
+    profile: str
+    share: int
+    memory: int
+    multiprocessors: int
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """kind: the name that its kind of devices has, such as ``h200``, and ``h200-mig`` where MIG is on.
+
+    memory: bytes. multiprocessors: 0 where the driver does not say. capability: such as ``9.0``. instances: where MIG
+    is on, those that it is cut into, by their place on it.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    kind: str
+    memory: int
+    multiprocessors: int
+    capability: str
+    mig: bool = False
+    instances: tuple[Instance, ...] = ()
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Those of this machine, or of this container, in the order of their place on the bus. One that does not answer is
+    left out, and the log says so."""
+    nvml = session()
+    with asking("the GPUs of this machine"):
+        count = nvml.nvmlDeviceGetCount()
+    found = []
+    for index in range(count):
+        try:
+            found.append(_gpu(nvml, index))
+        except nvml.NVMLError as error:
+            logger.warning("GPU %d is left out: %s", index, words(nvml, error))
+    return apart(found, {gpu.uuid: [one.profile for one in gpu.instances] for gpu in found})
+
+
+def driver() -> tuple[str, str]:
+    """The versions of the driver and of the newest CUDA that it knows, such as ``580.95.05`` and ``13.0``."""
+    nvml = session()
+    with asking("the version of the driver"):
+        number = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        return nvml.nvmlSystemGetDriverVersion(), f"{number // 1000}.{number % 1000 // 10}"
+
+
+def chosen(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, ...]:
+    """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all. By
+    the UUID of an instance of MIG, a GPU with no others."""
+    place = "gpu.devices"
+    if not wanted:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            return tuple(every)
+        place = "CUDA_VISIBLE_DEVICES"
+        wanted = [text.strip() for text in visible.split(",")]
+        if wanted[0] in ("", "-1"):
+            raise DeviceError("CUDA_VISIBLE_DEVICES hides all GPUs; unset it, or name some")
+    found: dict[Gpu, set[str]] = {}  # GPU → its instances that are meant
+    for text in wanted:
+        matching = [gpu for gpu in every if _meant(gpu, text)]
+        if len(matching) != 1:
+            there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in every) or "none"
+            what = "several GPUs begin with" if matching else "no GPU"
+            raise DeviceError(f"{place}: {what} {text!r}; there is {there}")
+        (gpu,) = matching
+        parts = {one.uuid for one in gpu.instances}
+        found.setdefault(gpu, set()).update({text} if text in parts else parts)
+    return tuple(
+        msgspec.structs.replace(gpu, instances=tuple(one for one in gpu.instances if one.uuid in parts))
+        for gpu, parts in found.items()
+    )
+
+
+def _meant(gpu: Gpu, text: str) -> bool:
+    if text.isdecimal():
+        return gpu.index == int(text)
+    return (text.startswith("GPU-") and gpu.uuid.startswith(text)) or text in {one.uuid for one in gpu.instances}
+
+
+def apart(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
+    """With kinds by which GPUs of one product differ that are cut differently. cuts: profiles by the GPU's UUID."""
+    pieces = {uuid: Counter(profiles) for uuid, profiles in cuts.items()}
+    found = []
+    for gpu in some:
+        if any(pieces[other.uuid] != pieces[gpu.uuid] for other in some if other.kind == gpu.kind):
+            cut = "-".join(f"{n}x{name}" if n > 1 else name for name, n in sorted(pieces[gpu.uuid].items())[::-1])
+            gpu = msgspec.structs.replace(gpu, kind=f"{gpu.kind}-{cut or 'uncut'}")
+        found.append(gpu)
+    return tuple(found)
+
+
+def named(some: Iterable[Gpu]) -> dict[str, Gpu]:
+    """By the names that they have as devices of a fleet: those of a kind are numbered."""
+    count: Counter[str] = Counter()
+    names = {}
+    for gpu in some:
+        names[device_name(gpu.kind, count[gpu.kind])] = gpu
+        count[gpu.kind] += 1
+    return names
+
+
+def kinds(some: Iterable[Gpu], cuts: Callable[[Gpu], tuple[int, ...]] = lambda gpu: (WHOLE,)) -> tuple[Kind, ...]:
+    """The kinds of these GPUs, each with as many devices as there are. cuts: the legal shares of one, in ‰."""
+    groups: dict[str, list[Gpu]] = {}
+    for gpu in some:
+        groups.setdefault(gpu.kind, []).append(gpu)
+    return tuple(
+        Kind(name=name, count=len(group), memory=min(gpu.memory for gpu in group), cuts=cuts(group[0]))
+        for name, group in groups.items()
+    )
+
+
+def size(some: Iterable[Gpu]) -> str:
+    """What these are, in words that change when they do."""
+    version, cuda = driver()
+    cards = sorted({f"{gpu.name}, {gpu.multiprocessors} multiprocessors" for gpu in some})
+    return f"{'; '.join(cards)}; driver {version}, CUDA {cuda}"
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    name = nvml.nvmlDeviceGetName(handle)
+    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    mode = known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    mig = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    memory = known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
+    if mig:  # then only root is told about the GPU as a whole
+        offered = profiles(nvml, handle)
+        memory = memory or max((info.memorySizeMB << 20 for info in offered), default=0)
+        multiprocessors = max((info.multiprocessorCount for info in offered), default=0)
+    else:
+        cores = known(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle)) or 0
+        multiprocessors = cores // _CORES.get(tuple(capability), cores + 1)
+    return Gpu(
+        index=index,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        name=name,
+        kind=_slug(name) + ("-mig" if mig else ""),
+        memory=memory,
+        multiprocessors=multiprocessors,
+        capability=".".join(map(str, capability)),
+        mig=mig,
+        instances=tuple(instances(nvml, handle)) if mig else (),
+    )
+
+
+def profiles(nvml: Any, handle: Any) -> list[Any]:
+    """What a GPU with MIG can be cut into, as NVML describes it."""
+    every = range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
+    found = [known(nvml, lambda n=number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, n)) for number in every]  # type: ignore[misc]
+    return [info for info in found if info is not None]
+
+
+def instances(nvml: Any, handle: Any) -> Iterator[Instance]:
+    """Those on a GPU now. One whose compute is cut again is left out."""
+    slices = max((info.sliceCount for info in profiles(nvml, handle)), default=7)
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        it = known(nvml, lambda i=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))  # type: ignore[misc]
+        if it is None:
+            continue
+        attributes = nvml.nvmlDeviceGetAttributes(it)
+        if attributes.computeInstanceSliceCount == attributes.gpuInstanceSliceCount:
+            yield Instance(
+                uuid=nvml.nvmlDeviceGetUUID(it),
+                id=nvml.nvmlDeviceGetGpuInstanceId(it),
+                profile=nvml.nvmlDeviceGetName(it).rpartition(" ")[2],
+                share=WHOLE * attributes.gpuInstanceSliceCount // slices,
+                memory=attributes.memorySizeMB << 20,
+                multiprocessors=attributes.multiprocessorCount,
+            )
+
+
+def _slug(name: str) -> str:
+    """``NVIDIA A100-SXM4-80GB`` → ``a100-sxm4-80gb``."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"^(NVIDIA|Tesla|\s)+", "", name).lower()).strip("-")

@@ -1,0 +1,83 @@
+"""Questions to NVML, the library that NVIDIA's driver is asked with: what it refuses is said with the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from cotenant.errors import DeviceError
+
+_T = TypeVar("_T")
+
+# What the driver says has to be done before anything runs again (NVML's GPU recovery action); draining can wait.
+NEEDED = {
+    1: "it needs a reset; `sudo nvidia-smi --gpu-reset` does that",
+    2: "its machine has to be restarted",
+    6: "its bus has to be reset",
+    7: "its machine has to be restarted",
+}
+
+
+@functools.cache
+def session() -> Any:
+    """pynvml, connected to the driver until this process ends."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        raise DeviceError("NVIDIA GPUs need nvidia-ml-py; install `cotenant[gpu]`") from None
+    with asking(""):
+        pynvml.nvmlInit()
+    return pynvml
+
+
+@contextlib.contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Turn the driver's refusal to tell or do that into DeviceError."""
+    import pynvml
+
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise DeviceError(f"{what}: {words(pynvml, error)}".removeprefix(": ")) from None
+
+
+def words(nvml: Any, error: Any) -> str:
+    """Why the driver refused, and the way out."""
+    known = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+            "no NVIDIA driver was found (there is no libnvidia-ml.so.1); install it, in a container start that with "
+            '`--gpus all`, or serve on the CPU with backend = "cpu"'
+        ),
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+            "NVIDIA's driver is installed, but not loaded; `sudo modprobe nvidia` loads it, and `nvidia-smi` says more"
+        ),
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            "NVIDIA's driver was updated while an older one is still loaded; restart the machine"
+        ),
+        nvml.NVML_ERROR_NO_PERMISSION: (
+            "this user may not ask NVIDIA's driver that; run as root, or see to the rights of /dev/nvidia*"
+        ),
+        nvml.NVML_ERROR_GPU_IS_LOST: "it is off the bus, or cannot be reached; reset it, or restart the machine",
+        nvml.NVML_ERROR_RESET_REQUIRED: NEEDED[1],
+        nvml.NVML_ERROR_IN_USE: "somebody still computes on it",
+        nvml.NVML_ERROR_NOT_FOUND: "it is not there; `nvidia-smi -L` lists what is",
+    }
+    return known.get(error.value, f"NVIDIA's driver says: {error}")
+
+
+def known(nvml: Any, ask: Callable[[], _T]) -> _T | None:
+    """What the driver answers, or None where this GPU, this driver or this user is not given that."""
+    try:
+        return ask()
+    except nvml.NVMLError as error:
+        withheld = (
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            nvml.NVML_ERROR_NO_PERMISSION,
+            nvml.NVML_ERROR_NOT_FOUND,
+        )
+        if error.value not in withheld:
+            raise
+        return None

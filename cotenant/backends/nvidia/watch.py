@@ -1,0 +1,124 @@
+"""Whether GPUs are still there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cotenant.backends.nvidia.cards import Gpu
+from cotenant.backends.nvidia.nvml import NEEDED, known, session, words
+
+logger = logging.getLogger(__name__)
+
+WATCH = "cotenant-gpus"  # the name of threads that look whether all GPUs are there
+LOOK = 0.25  # seconds between two of their looks
+HUNG = 5.0  # seconds after which a driver that does not answer counts as lost
+SILENT = "NVIDIA's driver does not answer; `nvidia-smi` and the kernel's log say more"
+
+# After these nothing runs on the GPU until somebody resets it (NVIDIA, "Analyzing Xid errors with the Xid catalog":
+# those of an A100 or H100 whose immediate action is a reset or a restart). The others end a program, or warn.
+FATAL = {
+    46: "it stopped processing, and did not stop when told",
+    62: "its controller halted",
+    64: "a broken row of its memory could not be replaced",
+    79: "it has fallen off the bus",
+    95: "an error of its memory was not contained",
+    119: "its system processor does not answer",
+    120: "its system processor failed",
+    140: "an error of its memory was not recovered",
+    143: "it could not be initialised",
+}
+
+
+class Watch:
+    """Says which of some devices are lost: gone from the bus, in need of a reset, or after a fatal Xid.
+
+    A thread asks the driver, since that may hang when a GPU is lost; `lost` never waits for longer than its first look.
+    A fatal Xid counts until this process ends. What comes back of itself is there again.
+    """
+
+    def __init__(self, devices: Mapping[str, Gpu]) -> None:
+        """devices: by their names, as `named` gives them."""
+        self._devices = dict(devices)
+        self._lost: dict[str, str] = {}
+        self._broken: dict[str, str] = {}  # device → after which Xid, and what it means
+        self._begun = math.inf  # when the look that is under way began
+        self._looked = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def lost(self) -> dict[str, str]:
+        """Device name → why nothing can run on it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=WATCH, daemon=True)
+            self._thread.start()
+            self._looked.wait(HUNG)
+        if time.monotonic() - self._begun > HUNG:
+            return dict.fromkeys(self._devices, SILENT)
+        return dict(self._lost)
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(HUNG)
+
+    def _run(self) -> None:
+        self._begun = time.monotonic()
+        nvml = session()
+        events = self._register(nvml)
+        while not self._closed.wait(LOOK if self._looked.is_set() else 0.0):
+            self._begun = time.monotonic()
+            if events is not None:
+                self._listen(nvml, events)
+            self._lost = {
+                name: reason
+                for name, gpu in self._devices.items()
+                if (reason := self._broken.get(name) or _gone(nvml, gpu.uuid))
+            }
+            self._looked.set()
+            self._begun = math.inf
+        if events is not None:
+            with contextlib.suppress(nvml.NVMLError):  # the driver went before
+                nvml.nvmlEventSetFree(events)
+
+    def _register(self, nvml: Any) -> Any:
+        """A set of events that gets the devices' Xids; None where the driver offers none."""
+        events = None
+        for gpu in self._devices.values():
+            with contextlib.suppress(nvml.NVMLError):  # such a device is only asked whether it is there
+                events = events or nvml.nvmlEventSetCreate()
+                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+        return events
+
+    def _listen(self, nvml: Any, events: Any) -> None:
+        """Take the events that have come in."""
+        names = {gpu.uuid: name for name, gpu in self._devices.items()}
+        with contextlib.suppress(nvml.NVMLError):  # a timeout: there are no more
+            while True:
+                event = nvml.nvmlEventSetWait(events, 0)
+                name = names[nvml.nvmlDeviceGetUUID(event.device)]
+                xid = int(event.eventData)
+                logger.warning("%s reports Xid %d%s", name, xid, f": {FATAL[xid]}" if xid in FATAL else "")
+                if xid in FATAL:
+                    self._broken[name] = f"Xid {xid}, {FATAL[xid]}; reset it, then start the server again"
+
+
+def _gone(nvml: Any, uuid: str) -> str:
+    """Why this GPU cannot be used now; empty where it can."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        action = known(
+            nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
+        )
+    except nvml.NVMLError as error:
+        return words(nvml, error)
+    if action is None or action.nvmlReturn != nvml.NVML_SUCCESS:  # a driver that does not know of such actions
+        return ""
+    return NEEDED.get(action.value.uiVal, "")
