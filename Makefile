@@ -40,7 +40,8 @@ OUT ?= build/gpu
 KNOWN ?= data/gpu
 LIMIT ?= 570
 gpu-check:
-	$(GPU_PYTHON) -m benchmarks.gpu --stage $(STAGE) --backend $(BACKEND) --out $(OUT) --known $(KNOWN) --seconds $(LIMIT)
+	$(GPU_PYTHON) -m benchmarks.gpu --stage $(STAGE) --backend $(BACKEND) --out $(OUT) --known $(KNOWN) --seconds $(LIMIT) \
+		$(if $(MODELS),--models $(MODELS))
 
 clean:
 	rm -rf .venv build dist

@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.gpu import checks, live, pairs, profiles
-from benchmarks.gpu.session import PAPER, SMALL, Session
+from benchmarks.gpu.session import PAPER, SMALL, Session, Target
 from cotenant.errors import CotenantError, DeviceError
 from cotenant.live.site import Offered
+from cotenant.zoo import TORCH
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
 WEIGHTS = {1: 4.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; what one does not need is for those that follow
@@ -39,15 +40,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder for results")
     parser.add_argument("--known", type=Path, help="results of earlier runs to go on with: a folder, or one of kinds")
     parser.add_argument("--repository", type=Path, default=Path("build/gpu-models"))
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these of the models")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone, of the zoo; by default gpulet's")
     parser.add_argument("--seconds", type=float, default=570.0, help="until all must be done")
     given = parser.parse_args()
     if "cpu" in given.backend and len(given.backend) > 1:
         parser.error("--backend: cpu goes alone")
-    targets = SMALL if given.backend == ["cpu"] else PAPER
+    usual = SMALL if given.backend == ["cpu"] else PAPER
+    targets = usual if usual is SMALL else {name: Target(recipe.slo) for name, recipe in TORCH.items()} | usual
     if strange := [name for name in given.models or () if name not in targets]:
         parser.error(f"--models: no {strange[0]!r}; there are {', '.join(targets)}")
-    chosen = {name: target for name, target in targets.items() if not given.models or name in given.models}
+    chosen = {name: targets[name] for name in given.models or usual}
     session = Session(given.out, given.repository, chosen, tuple(given.backend), given.seconds - SPARE)
     try:
         about = session.provenance(given.stage)

@@ -1,7 +1,8 @@
 """Stage 2: profiles of the models at ten shares and six batches under each backend, and what their kernels ask for.
 
-`profiles-<backend>.csv` has latency and memory and, on a GPU, `cuda_ms`, and power and clock as NVML read them; with
-`kernels.json`, which has what Nsight Compute counted on the whole device, its points get features for predictors.
+`profiles-<backend>.csv` has latency and memory and, on a GPU, `cuda_ms` and what NVML read: power, clock, how
+busy it was. With `kernels.json`, which has what Nsight Compute counted on the whole device, its points get features for
+predictors.
 """
 
 from __future__ import annotations
@@ -59,17 +60,15 @@ async def _measured(session: Session, models: Mapping[str, Offered], name: str, 
     """rest: seconds that are to be left for what follows."""
     kind, file = first(backend), f"profiles-{name}.csv"
     grid = _grid(session, backend)
-    found: Points = {model: [] for model in models}
-    found |= {
-        model: list(profile.points) for model, profile in read(session.out / file, kind.name).items() if model in found
-    }
+    known = read(session.out / file, kind.name)
+    found: Points = {model: list(known[model].points) if model in known else [] for model in models}
     candidates = {model: candidate(offer) for model, offer in models.items()}
     before, begun = sum(map(len, found.values())), time.monotonic()
     session.say(f"{name}: {before} of {len(models) * grid.points} points are known; {kind.name}, {backend.holds()}")
 
     def write() -> None:
-        profiles = [Profile(model, kind.name, points) for model, points in found.items() if points]
-        session.write(file, write_profiles(profiles))
+        profiles = known | {model: Profile(model, kind.name, points) for model, points in found.items() if points}
+        session.write(file, write_profiles(profiles.values()))
 
     points = measure(backend, candidates, device=device_name(kind.name), grid=grid, known=found)
     with _watched(session) as readings:
@@ -109,8 +108,8 @@ def _unmeasured(found: Points, grid: Grid) -> str:
 
 @contextmanager
 def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
-    """Gives the medians of what NVML read of the GPU since they were last asked for. How busy it is NVML says for too
-    long a time to be of one point."""
+    """Gives the medians of what NVML read of the GPU since they were last asked for. How busy it is NVML says of the
+    last sixth of a second or more (of a second on some products): of short points that is partly of those before."""
     if session.cpu:
         yield dict
         return
@@ -127,6 +126,8 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
         columns: dict[str, list[float]] = {
             "power_w": [it.power for it in some if it.power is not None],
             "clock_mhz": [it.clock for it in some if it.clock is not None],
+            "nvml_busy_pct": [100 * it.utilisation for it in some if it.utilisation is not None],
+            "nvml_memory_busy_pct": [100 * it.bandwidth for it in some if it.bandwidth is not None],
         }
         return {name: statistics.median(values) for name, values in columns.items() if values}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -15,6 +16,8 @@ import pytest
 from cotenant.backends import nvidia
 from cotenant.backends.mps import Mps
 from cotenant.errors import DeviceError
+from cotenant.worker.runners import modules_of
+from cotenant.worker.wire import WorkerModel
 
 pytestmark = pytest.mark.gpu
 
@@ -23,9 +26,13 @@ Figure = Callable[..., None]
 SEEN = 1.0  # seconds until a fault is told
 BACK = 60.0  # seconds until MPS takes clients again
 
-# A client says how many multiprocessors it sees. Told to, it has a kernel write where no memory is.
+# A client says how many multiprocessors it sees. Told to, it has a kernel write where no memory is. One that was
+# started ahead has the libraries of its models before it is told, in the first line, what share it has.
 PROGRAM = """
-import sys
+import importlib, json, os, sys
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+os.environ.update(json.loads(sys.stdin.readline()))
 from tests.gpu.kernels import Kernels
 kernels = Kernels()
 print(kernels.multiprocessors, flush=True)
@@ -36,17 +43,19 @@ if sys.stdin.readline().strip() == "fault":
 
 
 class Client:
-    """said: the multiprocessors that it sees, or how it failed."""
+    """said: the multiprocessors that it sees, or how it failed. ahead: modules that it has imported before it knows its
+    environment."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], ahead: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env={**os.environ, **env},
+            [sys.executable, "-c", PROGRAM, *ahead],
+            env={**os.environ} if ahead else {**os.environ, **env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.tell(json.dumps(env))
         assert self.process.stdout
         self.said = self.process.stdout.readline().strip()
 
@@ -57,8 +66,8 @@ class Client:
 
 
 @contextmanager
-def client(backend: Mps, lane: str, env: Mapping[str, str]) -> Iterator[Client]:
-    it = Client(env)
+def client(backend: Mps, lane: str, env: Mapping[str, str], ahead: Sequence[str] = ()) -> Iterator[Client]:
+    it = Client(env, ahead)
     backend.attach(lane, it.process.pid)
     try:
         yield it
@@ -120,6 +129,18 @@ def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int
         figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)
         exact = gpu.multiprocessors * share / 1000
         assert exact - 2 <= int(it.said) <= exact  # rounded down, to pairs where the hardware has pairs
+
+
+@pytest.mark.parametrize("platform", ["pytorch_libtorch", "pytorch_export"])
+def test_who_was_started_ahead_sees_its_share(backend: Mps, platform: str, figure: Figure) -> None:
+    """Importing its libraries has asked CUDA for nothing: that would have read what the environment was then."""
+    (gpu,) = backend._gpus
+    lane, share = f"{gpu.kind}0/0", 200
+    modules = modules_of(WorkerModel(name="any", platform=platform, inputs=()), fake=False)
+    with client(backend, lane, backend.open(lane, share).env, modules) as it:
+        figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)
+        exact = gpu.multiprocessors * share / 1000
+        assert exact - 2 <= int(it.said) <= exact
 
 
 def test_a_fault_is_told_in_time_and_mps_comes_back(backend: Mps, figure: Figure) -> None:

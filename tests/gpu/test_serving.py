@@ -151,7 +151,8 @@ class Busy(Recorder):
 
 
 def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: Path, figure: Figure) -> None:
-    """Memory that a lane gives back stops a GPU for a moment: for how long is to be known."""
+    """Memory that a lane gives back stops a GPU for a moment. Under green contexts nobody waits for longer than a
+    change may take; of another backend the time is to be known."""
     if backend.name == "mig":
         pytest.skip("instances have nothing in common")
     kind = backend.fleet()[0]
@@ -182,6 +183,7 @@ def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: P
 
     quiet, beside = asyncio.run(scenario())
     figure(backend=backend.name, longest_without_an_answer_s={"quiet": quiet, "beside changes": beside})
+    assert backend.name != "green" or max(beside) < quiet + QUICK["green"]
 
 
 def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figure: Figure) -> None:
