@@ -166,8 +166,17 @@ def _draw_growth(offers: Sequence[Offer], best: Offer | None, total: float, path
         for name, it in last.level.models.items()
     ]
     title = f"{last.growth:.3g} x the rates: {_named(_counts(last.plan))}" if best else "not all can be served"
-    chosen = "" if best is None else _choice(best)
-    save_growth(lines, bars, path, best=chosen, cost=cost, per_multiple=total, title=title)
+    chosen = [] if best is None else [offer for offer in offers if offer.kinds == best.kinds and offer.serves]
+    save_growth(
+        lines,
+        bars,
+        path,
+        best="" if best is None else _choice(best),
+        told=["\n".join(f"{count} {kind}" for kind, count in _counts(offer.plan).items()) for offer in chosen],
+        cost=cost,
+        per_multiple=total,
+        title=title,
+    )
 
 
 def _asks(workload: Workload, rates: Mapping[str, float]) -> None:

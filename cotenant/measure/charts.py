@@ -108,12 +108,20 @@ def save_capacity(
 
 
 def save_growth(
-    lines: Sequence[Line], bars: Sequence[Line], path: Path, *, best: str, cost: bool, per_multiple: float, title: str
+    lines: Sequence[Line],
+    bars: Sequence[Line],
+    path: Path,
+    *,
+    best: str,
+    told: Sequence[str],
+    cost: bool,
+    per_multiple: float,
+    title: str,
 ) -> None:
     """Devices, or their cost, over traffic, a line for each choice of kinds; and what models attain at last.
 
-    bars: of each model one point, attained against promised (in percent), with its interval. best: label of the choice.
-    per_multiple: requests/s that one times the rates is.
+    bars: of each model one point, attained against promised (in percent), with its interval. best: label of the choice;
+    told: what is written at each of its points. per_multiple: requests/s that one times the rates is.
     """
     figure = figure_for(path, 11, 4.8)
     growth, attained = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -121,10 +129,13 @@ def save_growth(
         chosen = line.label == best
         growth.plot(line.x, line.y, marker="o", ms=5, lw=2.4 if chosen else 1.2, color=colour, label=line.label)
         if chosen:
-            for x, y in zip(line.x, line.y, strict=True):
-                text = f"{y:.2f}" if cost else f"{y:.0f}"
-                growth.annotate(text, (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
-    growth.set_ylim(0, max((y for line in lines for y in line.y), default=1.0) * 1.18)
+            # On white: a line goes through it.
+            for x, y, text in zip(line.x, line.y, told, strict=True):
+                box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+                away = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+                growth.annotate(text, (x, y), fontsize=8.5, bbox=box, **away)
+    growth.set_ylim(0, max((y for line in lines for y in line.y), default=1.0) * 1.3)
+    growth.margins(x=0.09)
     growth.set_xlabel("times the rates")
     growth.set_ylabel("cost per hour" if cost else "devices")
     if len(lines) > 1:
