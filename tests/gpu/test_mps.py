@@ -135,7 +135,7 @@ def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int
 def test_who_was_started_ahead_sees_its_share(backend: Mps, platform: str, figure: Figure) -> None:
     """Importing its libraries has asked CUDA for nothing: that would have read what the environment was then."""
     (gpu,) = backend._gpus
-    lane, share = f"{gpu.kind}0/0", 200
+    lane, share = f"{gpu.kind}-0/0", 200
     modules = modules_of(WorkerModel(name="any", platform=platform, inputs=()), fake=False)
     with client(backend, lane, backend.open(lane, share).env, modules) as it:
         figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)

@@ -214,7 +214,7 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
 
 
 def test_out_of_memory_is_one_request(backend: Backend, tmp_path: Path) -> None:
-    lane = f"{backend.fleet()[0].name}0/0"
+    lane = f"{backend.fleet()[0].name}-0/0"
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
@@ -232,7 +232,7 @@ def test_out_of_memory_is_one_request(backend: Backend, tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_comes_back(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     """Beside another lane: of the same process it goes with it, of another it goes on."""
-    device = f"{backend.fleet()[0].name}0"
+    device = f"{backend.fleet()[0].name}-0"
     lanes = [f"{device}/0", f"{device}/1"]
     burn = model(tmp_path, "burn", BURN)
 
