@@ -44,7 +44,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     memory: bytes of the device. A model that fails on a share, and that was seen to take more than half of the memory
     in it, is too large for it and has no points there. inputs: so many different batches take turns. apart: each row
     comes as a request of its own, as callers send them, and not all as one: where batches take little time, what
-    putting them together takes is much of it. pause: seconds before each batch. One that follows at once finds its
+    putting them together takes is much of it. pause: seconds of rest before each batch. One that follows at once finds its
     weights in the caches and the processor awake, and the smallest models are three to five times as quick then as
     where others have run in between, or nobody has.
     """
@@ -313,14 +313,16 @@ class _Bench:
         timings: list[Timing] = []
         begun = time.monotonic()
         first = True
+        rest = 0.0
         least = LEAST
         while len(latencies) < least or (time.monotonic() - begun < grid.seconds and len(latencies) < MOST):
-            await asyncio.sleep(grid.pause)
+            await asyncio.sleep(max(grid.pause - rest, 0.0))
             self._listener.waiting = asyncio.get_running_loop().create_future()
             sent = time.monotonic()
             self._pool.run(self._lane, next(self._numbers), name, next(batches))
             timing = await self._listener.waiting
             taken = time.monotonic() - sent
+            rest = timing.pause  # a small share is a rest
             if first and taken < SLOW:
                 first = False
                 continue  # it had cold caches, and memory that was not yet touched
