@@ -44,8 +44,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     memory: bytes of the device. A model that fails on a share, and that was seen to take more than half of the memory
     in it, is too large for it and has no points there. inputs: so many different batches take turns. apart: each row
     comes as a request of its own, as callers send them, and not all as one: where batches take little time, what
-    putting them together takes is much of it. pause: seconds of rest before each batch. One that follows at once finds its
-    weights in the caches and the processor awake, and the smallest models are three to five times as quick then as
+    putting them together takes is much of it. pause: seconds of rest before each batch. One that follows at once finds
+    its weights in the caches and the processor awake, and the smallest models are three to five times as quick then as
     where others have run in between, or nobody has.
     """
 
