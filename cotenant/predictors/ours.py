@@ -7,14 +7,14 @@ sure of those.
 The process' own standard deviations are not believed. Its errors on samples that are left out, in units of them, say
 where a quantile lies (conformal prediction: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005).
 There are two tables of those: samples left out one by one, for victims that were measured, and victim by victim, for
-those that were not.
+those that were not. Few samples are left out in parts, and scales chosen without them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,11 +22,15 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
-from cotenant.predictors import Load, remembered
-from cotenant.predictors.process import Matrix, Prior, Process, Side, Terms, learnt
+from cotenant.predictors import REMEMBERED, Load, remembered
+from cotenant.predictors.posterior import Posterior, Side
+from cotenant.predictors.process import LOOKED_AT, Matrix, Prior, Process, Terms, learnt
 from cotenant.predictors.process import telling as in_order
 from cotenant.predictors.samples import Sample
 from cotenant.predictors.traits import TRAITS, traits
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 FEWEST = 8  # samples
 MOST = 1500  # samples that are learnt from, spread over all: time goes with the cube
@@ -34,6 +38,7 @@ QUANTILE = 0.9  # that planners reckon with, unless told
 KNOTS = np.linspace(0, 1, 41)  # quantiles of a calibration
 BEYOND = 2  # times the largest batch of the samples: what a larger one suffers is a guess
 SIDES = 2000  # loads that are kept as they look to the samples: of 1,500 samples 48 kB each
+FOLDS = 3  # of few samples
 FADING = 0.98  # what an observation counts, of before, when the next comes
 
 
@@ -52,13 +57,12 @@ class Seen(msgspec.Struct, frozen=True):
     count: float = 0.0
 
 
-class _Foreseen(NamedTuple):
-    """Of the log of a slowdown. noise: what of the squared deviation no sample takes away. table: at the KNOTS."""
+class _Doubt(NamedTuple):
+    """Of a victim. noise: what of the squared deviation no sample takes away. table: at the KNOTS. at: the quantile."""
 
-    mean: float
-    deviation: float
     noise: float
     table: Sequence[float]
+    at: float
 
 
 class Ours:
@@ -91,27 +95,33 @@ class Ours:
         self._observed = observed
         self._kind = samples[0].victim.kind
         self._names = _names(samples)
-        self._noises = _noises(process, [sample.victim.model for sample in samples])
-        self._noise = sum(self._noises.values()) / len(self._noises)
-        self._sides: dict[tuple[Load, bool], Side] = {}
+        self._posterior = Posterior(process)
+        noises = _noises(process, [sample.victim.model for sample in samples])
+        self._doubts = {model: self._doubt(noise, calibration.seen) for model, noise in noises.items()}
+        self._strange = self._doubt(sum(noises.values()) / len(noises), calibration.unseen)
+        self._victims: dict[Load, Side] = {}
+        self._neighbours: dict[Load, Side] = {}
+        self._pairs: dict[tuple[Load, Load], tuple[float, float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process is sent: answers are small, what loads look like is not."""
-        return {**self.__dict__, "_sides": {}}
+        return {**self.__dict__, "_victims": {}, "_neighbours": {}}
 
     @remembered
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         """Raises PlanError for a model that has neither samples nor a profile."""
-        (answer,) = self.quantiles(victim, neighbours, (self.quantile,))
-        return answer
+        mean, deviation, doubt = self._foreseen(victim, neighbours)
+        if self._observed:
+            mean += self._correction(victim, neighbours, doubt.noise / deviation**2)
+        return max(1.0, math.exp(mean + deviation * doubt.at))
 
     def quantiles(self, victim: Load, neighbours: Sequence[Load], wanted: Sequence[float]) -> list[float]:
         """Slowdowns that are not exceeded with these probabilities."""
         if not neighbours:
             return [1.0] * len(wanted)
-        it = self._foreseen(victim, neighbours)
-        middle = it.mean + self._correction(victim, neighbours, it.noise / it.deviation**2)
-        return [max(1.0, math.exp(middle + it.deviation * z)) for z in np.interp(wanted, KNOTS, it.table).tolist()]
+        mean, deviation, doubt = self._foreseen(victim, neighbours)
+        middle = mean + self._correction(victim, neighbours, doubt.noise / deviation**2)
+        return [max(1.0, math.exp(middle + deviation * z)) for z in np.interp(wanted, KNOTS, doubt.table).tolist()]
 
     def asking(self, quantile: float) -> Ours:
         """The same, with another quantile."""
@@ -124,8 +134,8 @@ class Ours:
         """Corrected by one more run: what was seen often counts more, and less as time goes on."""
         key = _key(sample.victim, sample.neighbours)
         before = self._observed.get(key, Seen())
-        it = self._foreseen(sample.victim, sample.neighbours)
-        median = it.mean + it.deviation * float(np.interp(0.5, KNOTS, it.table))
+        mean, deviation, doubt = self._foreseen(sample.victim, sample.neighbours)
+        median = mean + deviation * float(np.interp(0.5, KNOTS, doubt.table))
         count = FADING * before.count + 1
         excess = before.excess + (math.log(sample.slowdown) - median - before.excess) / count
         return self._with(observed={**self._observed, key: Seen(excess, count)})
@@ -161,26 +171,40 @@ class Ours:
             found.setdefault(load.model, why)
         return found
 
-    def _foreseen(self, victim: Load, neighbours: Sequence[Load]) -> _Foreseen:
-        sides = [self._side(load, victim=False) for load in neighbours]
-        mean, variance = self._process.at(self._side(victim, victim=True), sides)
-        if victim.kind == self._kind and victim.model in self._noises:
-            table, noise = self._calibration.seen, self._noises[victim.model]
-        else:
-            table, noise = self._calibration.unseen, self._noise
-        return _Foreseen(mean, math.sqrt(variance + noise), noise, table)
+    def _doubt(self, noise: float, table: Sequence[float]) -> _Doubt:
+        return _Doubt(noise, table, float(np.interp(self.quantile, KNOTS, table)))
 
-    def _side(self, load: Load, *, victim: bool) -> Side:
-        side = self._sides.get((load, victim))
-        if side is None:
-            # A model on another kind of device is another one: of that, only traits carry over.
-            number = self._names.get(load.model, -1) if load.kind == self._kind else -1
-            known = self._known.get(load)
-            traits = self._new(load) if known is None else known
-            if len(self._sides) >= SIDES:
-                self._sides.clear()
-            side = self._sides[load, victim] = self._process.side(traits, number, victim=victim)
-        return side
+    def _foreseen(self, victim: Load, neighbours: Sequence[Load]) -> tuple[float, float, _Doubt]:
+        """Mean and standard deviation of the log of a slowdown.
+
+        What a victim is misjudged by beside one neighbour, it is beside others: their deviations add up, not their
+        squares.
+        """
+        mean = unsure = 0.0
+        for load in neighbours:
+            known = self._pairs.get((victim, load))
+            if known is None:
+                known = self._paired(victim, load)
+            mean += known[0]
+            unsure += known[1]
+        doubt = self._doubts.get(victim.model, self._strange) if victim.kind == self._kind else self._strange
+        return mean, math.sqrt(unsure * unsure + doubt.noise), doubt
+
+    def _paired(self, victim: Load, neighbour: Load) -> tuple[float, float]:
+        one, other = self._victims.get(victim), self._neighbours.get(neighbour)
+        if one is None:
+            one = _room(self._victims, SIDES)[victim] = self._posterior.victim(*self._seen(victim))
+        if other is None:
+            other = _room(self._neighbours, SIDES)[neighbour] = self._posterior.neighbour(*self._seen(neighbour))
+        mean, variance = self._posterior.at(one, other)
+        found = _room(self._pairs, REMEMBERED)[victim, neighbour] = mean, math.sqrt(variance)
+        return found
+
+    def _seen(self, load: Load) -> tuple[Matrix, int]:
+        """Traits, and the number of its name. On another kind of device it is another model: only traits carry over."""
+        known = self._known.get(load)
+        number = self._names.get(load.model, -1) if load.kind == self._kind else -1
+        return self._new(load) if known is None else known, number
 
     def _new(self, load: Load) -> Matrix:
         profile = self._profiles.get((load.model, load.kind))
@@ -299,8 +323,12 @@ def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:
     models = [sample.victim.model for sample in samples]
     noises = _noises(process, models)
     own = np.array([noises[model] for model in models])
-    errors, variances = process.left_out()
-    seen = np.quantile(errors / np.sqrt(variances + own), KNOTS)
+    if len(samples) > LOOKED_AT:
+        errors, variances = process.left_out()
+        scaled = errors / np.sqrt(variances + own)
+    else:
+        scaled = _unlearnt(process.terms, process.values, models)
+    seen = np.quantile(scaled, KNOTS)
     if len(noises) == 1:
         return Calibration(seen.tolist(), seen.tolist())
     errors, variances = process.left_out(np.unique(models, return_inverse=True)[1])
@@ -311,6 +339,26 @@ def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:
     return Calibration(seen.tolist(), unseen.tolist())
 
 
+def _unlearnt(terms: Terms, values: Matrix, models: Sequence[str]) -> Matrix:
+    """Errors on each of FOLDS parts, in standard deviations, of a process that was learnt from the others.
+
+    With few samples all of them choose the scales, which fit the one that is left out, too.
+    """
+    groups = np.random.default_rng(0).permutation(len(values)) % FOLDS
+    every, scaled = np.array(models), np.empty_like(values)
+    for group in range(FOLDS):
+        own, rest = groups == group, np.flatnonzero(groups != group)
+        part = learnt(terms.of(rest), values[rest])
+        outlying = np.ones_like(values)
+        outlying[rest] = part.outlying
+        errors, variances = Process(part.prior, terms, values, outlying).left_out(groups)
+        noises = _noises(part, every[rest].tolist())
+        usual = sum(noises.values()) / len(noises)
+        noise = np.array([noises.get(model, usual) for model in every[own].tolist()])
+        scaled[own] = errors[own] / np.sqrt(variances[own] + noise)
+    return scaled
+
+
 def _noises(process: Process, victims: Sequence[str]) -> dict[str, float]:
     """Variance of the noise of each victim's samples: some models' latencies vary more."""
     every = np.array(victims)
@@ -318,6 +366,13 @@ def _noises(process: Process, victims: Sequence[str]) -> dict[str, float]:
         model: process.prior.noise**2 * float(process.outlying[every == model].mean())
         for model in dict.fromkeys(victims)
     }
+
+
+def _room(kept: dict[K, V], most: int) -> dict[K, V]:
+    """For one more."""
+    if len(kept) >= most:
+        kept.clear()
+    return kept
 
 
 def _names(samples: Sequence[Sample]) -> dict[str, int]:

@@ -11,7 +11,6 @@ Statistical Association 84, 1989).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,8 +26,6 @@ STEPS = 40  # of that choice
 FREEDOM = 3.0  # degrees, of Student's t
 ROUNDS = 4  # of reweighting
 LEAST = 0.05  # of the usual variance that a sample may have
-FEW = 300  # samples that are all asked how sure an answer is
-NEAREST = 32  # of more, so many: the others hardly tell more
 JITTER = 1e-7  # variance that keeps a matrix of equal samples regular
 PULL = 0.25  # of a scale towards where it starts, in log-likelihood per squared log
 
@@ -106,33 +103,12 @@ class Terms(msgspec.Struct, frozen=True):
         return Terms(self.columns[chosen], self.victims[chosen], self.neighbours[chosen], owners)
 
 
-class Side(NamedTuple):
-    """A load as a victim, or as a neighbour. columns: traits, scaled. number: stands for its name.
-
-    alike: to the loads that have this role in the terms of the samples, for each function: (functions, terms).
-    """
-
-    columns: Matrix
-    number: int
-    alike: Matrix
-
-
-class _Role(NamedTuple):
-    """The loads that are victims in the samples, or neighbours. numbers: of their names. places: of each term's load.
-
-    centre, width: of this role's columns. functions: of each the groups of columns that it looks at, with their reach
-    and those of the loads in units of it; its amount; and whether names have to be the same.
-    """
-
-    numbers: Numbers
-    places: Numbers
-    centre: Matrix
-    width: Matrix
-    functions: list[tuple[list[tuple[list[int], float, Matrix]], float, bool]]
-
-
 class Process:
-    """A prior and samples: values (samples,), and how many times the variance of the noise each has."""
+    """A prior and samples: values (samples,), and how many times the variance of the noise each has.
+
+    scaled: columns of the terms, as functions see them. starts: first term of each sample. noises: variance of each
+    sample's. covariance: of the values without noise; precision: inverse of that with it; pull: that times the values.
+    """
 
     def __init__(
         self, prior: Prior, terms: Terms, values: Matrix, outlying: Matrix, covariance: Matrix | None = None
@@ -142,72 +118,15 @@ class Process:
         self.terms = terms
         self.values = values
         self.outlying = outlying
-        self._scaled = _scaled(prior, terms)
-        self._starts = np.searchsorted(terms.owners, np.arange(len(values)))
+        self.scaled = _scaled(prior, terms)
+        self.starts = np.searchsorted(terms.owners, np.arange(len(values)))
         counts = np.bincount(terms.owners, minlength=len(values))
-        self._noises = prior.noise**2 * outlying + JITTER
+        self.noises = prior.noise**2 * outlying + JITTER
         if covariance is None:
-            covariance = _by_sample(_gram(prior, self._scaled, terms, self._scaled, terms), self._starts, self._starts)
-        self._covariance = covariance
-        self._precision = np.linalg.inv(covariance + np.diag(self._noises))
-        self._pull = self._precision @ (values - prior.mean * counts)
-        self._alone = sum(scales.amount**2 for scales in prior.functions.values())
-        self._victims = _role(prior, self._scaled, terms.victims, victim=True)
-        self._neighbours = _role(prior, self._scaled, terms.neighbours, victim=False)
-
-    def side(self, traits: Matrix, number: int, *, victim: bool) -> Side:
-        """A load in a role. number: of its name; negative, where no sample has it."""
-        role = self._victims if victim else self._neighbours
-        columns = (traits - role.centre) / role.width
-        columns[np.isnan(columns)] = 0.0  # as usual
-        named = role.numbers == number
-        alike = np.empty((len(role.functions), len(named)))
-        for i, (groups, amount, by_name) in enumerate(role.functions):
-            far = np.zeros(len(named))
-            for group, reach, others in groups:
-                far += ((columns[group] / reach - others) ** 2).sum(axis=1)
-            alike[i] = amount * np.exp(-0.5 * far)
-            if by_name:
-                alike[i] *= named
-        return Side(columns, number, alike.take(role.places, axis=1))
-
-    def at(self, victim: Side, neighbours: Sequence[Side]) -> tuple[float, float]:
-        """Mean and variance, without noise, of one sample that is not among these.
-
-        The covariance of two terms is, in each function, a product of how like their victims are and how like their
-        neighbours, so that a load that was asked for before costs no more than a look at what it is like.
-        """
-        beside = neighbours[0].alike if len(neighbours) == 1 else np.sum([side.alike for side in neighbours], axis=0)
-        across = np.einsum("ft,ft->t", victim.alike, beside)
-        if len(across) > len(self.values):
-            across = np.add.reduceat(across, self._starts)
-        mean = self.prior.mean * len(neighbours) + across @ self._pull
-        own = self._alone if len(neighbours) == 1 else self._own(victim, neighbours)
-        return float(mean), max(0.0, own - self._explained(across))
-
-    def _own(self, victim: Side, neighbours: Sequence[Side]) -> float:
-        """Variance before any sample."""
-        columns = np.array([np.concatenate((victim.columns, side.columns)) for side in neighbours])
-        numbers = np.array([side.number for side in neighbours])
-        terms = Terms(columns, np.full(len(numbers), victim.number), numbers, np.zeros(len(numbers), dtype=np.int64))
-        return float(_gram(self.prior, columns, terms, columns, terms).sum())
-
-    def _explained(self, across: Matrix, but: Numbers | None = None) -> float:
-        """What samples take off a variance. across: its covariances with them. but: of them all, not these.
-
-        Of many samples the nearest are asked, which say nearly as much and take time with the cube of how many they
-        are, rather than with the square of all. They are never more sure than all of them.
-        """
-        if but is None and len(across) <= FEW:
-            return float(across @ self._precision @ across)
-        if but is not None:
-            across = across.copy()
-            across[but] = 0.0
-        near = np.argpartition(across, -NEAREST)[-NEAREST:] if len(across) > NEAREST else np.arange(len(across))
-        near = near[across[near] > 0]
-        covariance = self._covariance[np.ix_(near, near)]
-        covariance.flat[:: len(near) + 1] += self._noises[near]
-        return float(across[near] @ np.linalg.solve(covariance, across[near]))
+            covariance = _by_sample(covariances(prior, terms, terms), self.starts, self.starts)
+        self.covariance = covariance
+        self.precision = np.linalg.inv(covariance + np.diag(self.noises))
+        self.pull = self.precision @ (values - prior.mean * counts)
 
     def left_out(self, groups: Numbers | None = None) -> tuple[Matrix, Matrix]:
         """What was measured less what the rest says of it, and the variance of that without noise, for each sample.
@@ -219,38 +138,18 @@ class Process:
         errors, variances = np.empty_like(self.values), np.empty_like(self.values)
         for group in np.unique(groups):
             own = np.flatnonzero(groups == group)
-            covariance = np.linalg.inv(self._precision[np.ix_(own, own)])
-            errors[own] = covariance @ self._pull[own]
-            if len(self.values) <= FEW:
-                variances[own] = np.diag(covariance) - self._noises[own]
-            else:
-                variances[own] = [self._covariance[i, i] - self._explained(self._covariance[i], own) for i in own]
+            covariance = np.linalg.inv(self.precision[np.ix_(own, own)])
+            errors[own] = covariance @ self.pull[own]
+            variances[own] = np.diag(covariance) - self.noises[own]
         return errors, np.maximum(0.0, variances)
 
     def reweighted(self) -> Process:
         """With the noise that each sample seems to have: the expectation of Student's t, given its error."""
-        errors = self._noises * self._pull
-        variances = self._noises - self._noises**2 * np.diag(self._precision)
+        errors = self.noises * self.pull
+        variances = self.noises - self.noises**2 * np.diag(self.precision)
         noise = self.prior.noise**2
         outlying = (FREEDOM + (errors**2 + variances) / noise) / (FREEDOM + 1)
-        return Process(self.prior, self.terms, self.values, np.maximum(outlying, LEAST), self._covariance)
-
-
-def _role(prior: Prior, scaled: Matrix, numbers: Numbers, *, victim: bool) -> _Role:
-    """scaled, numbers: of all terms."""
-    first = 0 if victim else len(TRAITS)
-    own = slice(first, first + len(TRAITS))
-    loads, places = np.unique(np.column_stack([numbers, scaled[:, own]]), axis=0, return_inverse=True)
-    functions = []
-    for name, function in FUNCTIONS.items():
-        scales, groups = prior.functions[name], []
-        for (group, _), reach in zip(function.groups, scales.reach, strict=True):
-            if own.start <= group[0] < own.stop:
-                mine = [column - first for column in group]
-                groups.append((mine, reach, loads[:, 1:][:, mine] / reach))
-        functions.append((groups, scales.amount, function.victim if victim else function.neighbour))
-    centre, width = np.array(prior.centre[own]), np.array(prior.width[own])
-    return _Role(loads[:, 0].astype(np.int64), places.ravel(), centre, width, functions)
+        return Process(self.prior, self.terms, self.values, np.maximum(outlying, LEAST), self.covariance)
 
 
 def learnt(terms: Terms, values: Matrix) -> Process:
@@ -353,12 +252,13 @@ def _scaled(prior: Prior, terms: Terms) -> Matrix:
     return scaled
 
 
-def _gram(prior: Prior, a: Matrix, of_a: Terms, b: Matrix, of_b: Terms) -> Matrix:
-    """Covariances of terms, all functions together. a, b: their columns, scaled."""
-    total = np.zeros((len(a), len(b)))
+def covariances(prior: Prior, a: Terms, b: Terms) -> Matrix:
+    """Of each term of one to each of the other, all functions together."""
+    one, other = _scaled(prior, a), _scaled(prior, b)
+    total = np.zeros((len(one), len(other)))
     for name, function in FUNCTIONS.items():
-        distances = [_distances(a[:, group], b[:, group]) for group, _ in function.groups]
-        total += _reached(prior.functions[name], distances) * _alike(function, of_a, of_b)
+        distances = [_distances(one[:, group], other[:, group]) for group, _ in function.groups]
+        total += _reached(prior.functions[name], distances) * _alike(function, a, b)
     return total
 
 
@@ -402,8 +302,7 @@ def telling(terms: Terms, groups: Numbers, measured: Sequence[int] = ()) -> Iter
     9, 2008, section 3). Memory and time for each go with the square of the terms.
     """
     prior = _start(terms, np.zeros(len(terms.owners)))
-    scaled = _scaled(prior, terms)
-    covariance = _gram(prior, scaled, terms, scaled, terms)
+    covariance = covariances(prior, terms, terms)
     members = [np.flatnonzero(groups == group) for group in range(int(groups.max()) + 1)]
     left = np.ones(len(members), dtype=bool)
 

@@ -9,9 +9,10 @@ import pytest
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.predictors import Load, Margin, process
+from cotenant.predictors import Load, Margin
 from cotenant.predictors.fitting import guessed
 from cotenant.predictors.ours import FEWEST, Ours, fit
+from cotenant.predictors.process import Terms, covariances
 from cotenant.predictors.samples import Sample
 
 BATCHES, SHARES = (1, 4, 16), (200, 500, 800)
@@ -192,37 +193,39 @@ def test_one_observation_does_not_outweigh_what_was_measured(split: tuple[Ours, 
         assert least < moved <= most
 
 
-def test_asking_the_nearest_is_nearly_as_sure_as_asking_all(
-    monkeypatch: pytest.MonkeyPatch, split: tuple[Ours, list[Sample]]
-) -> None:
+def test_few_samples_that_are_like_a_pair_tell_nearly_as_much_of_it_as_all(split: tuple[Ours, list[Sample]]) -> None:
     """And never more."""
     ours, rest = split
-    runs = [(it.victim, it.neighbours) for it in rest]
-    exact = np.array([ours._foreseen(*run)[:2] for run in runs])
-    monkeypatch.setattr(process, "FEW", 0)
-    near = np.array([ours._foreseen(*run)[:2] for run in runs])
-    assert near[:, 0] == pytest.approx(exact[:, 0])
-    ratios = near[:, 1] / exact[:, 1]
-    assert ratios.min() >= 1 - 1e-9
-    assert np.median(ratios) < 1.1
-    assert ratios.max() < 1.3
+    process, posterior = ours._process, ours._posterior
+    for it in rest:
+        (number, traits), (other, beside) = (
+            (ours._names[load.model], ours._known[load]) for load in (it.victim, it.neighbours[0])
+        )
+        one, two = posterior.victim(traits, number), posterior.neighbour(beside, other)
+        mean, variance = posterior.at(one, two)
+        own = Terms(np.concatenate([traits, beside])[None], np.array([number]), np.array([other]), np.array([0]))
+        across = covariances(process.prior, own, process.terms)[0]
+        assert mean == pytest.approx(process.prior.mean + across @ process.pull, abs=1e-9)
+        exact = covariances(process.prior, own, own)[0, 0] - across @ process.precision @ across
+        noise = ours._doubts[it.victim.model].noise
+        assert 1 - 1e-6 <= math.sqrt((variance + noise) / (exact + noise)) < 1.3
 
 
-def test_many_samples_cover_what_they_say(monkeypatch: pytest.MonkeyPatch, split: tuple[Ours, list[Sample]]) -> None:
-    """As the few above, but asked as many are."""
-    monkeypatch.setattr(process, "FEW", 0)
-    samples, (_, rest) = pairs(noise=0.03), split
-    held = {(it.victim, it.neighbours) for it in rest}
-    ours = fit([it for it in samples if (it.victim, it.neighbours) not in held], PROFILES).asking(0.9)
-    covered = np.mean([it.slowdown <= ours.slowdown(it.victim, it.neighbours) for it in rest])
-    assert covered == pytest.approx(0.9, abs=0.07)
+def test_what_is_foreseen_beside_several_is_what_is_beside_each(split: tuple[Ours, list[Sample]]) -> None:
+    """Means and doubts add up, and noise counts once."""
+    ours, rest = split
+    victim, beside = rest[0].victim, [it.neighbours[0] for it in rest[:3]]
+    means, unsure = zip(*(ours._paired(victim, load) for load in beside), strict=True)
+    mean, deviation, doubt = ours._foreseen(victim, beside)
+    assert mean == pytest.approx(sum(means))
+    assert deviation**2 == pytest.approx(sum(unsure) ** 2 + doubt.noise)
 
 
 def test_another_process_gets_the_answers_and_little_else(split: tuple[Ours, list[Sample]]) -> None:
     ours, rest = split[0].asking(0.9), split[1]
     answers = [ours.slowdown(it.victim, it.neighbours) for it in rest]
     sent = copy.copy(ours)  # made of what would be sent
-    assert (sent._sides, ours._sides == {}) == ({}, False)
+    assert not sent._victims and not sent._neighbours and ours._victims and ours._neighbours
     assert sent.__dict__["_answers"] == ours.__dict__["_answers"]
     assert [sent.asking(0.9).slowdown(it.victim, it.neighbours) for it in rest] == answers
 
