@@ -7,7 +7,7 @@ such a plan may break promises that it keeps on paper, so what users ask for goe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -20,14 +20,32 @@ from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.polish import lacking, polish
 from cotenant.planners.split import best, bound_of
+from cotenant.predictors import Alone, Interference, Load
 
 Accept = Callable[[Plan, Problem], bool]
 
 CLOSE = 1.005  # how near the largest multiple of the rates is found
 MORE = 1.15  # times its rate, what a model is planned for whose promise chance would break
 WIDER = 12  # times that more is planned for, at most
-TIGHT = (0.8, 0.65)  # of the targets, what is planned for as well
+# What is planned for as well: parts of the targets, and of what neighbours are said to cost. Half of the targets leaves
+# room for neighbours and for chance at once.
+ROOMS = ((0.8, 1.0), (0.65, 1.0), (0.65, 0.5), (0.65, 0.0), (0.5, 0.0))
 PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in turn
+
+
+class Milder(msgspec.Struct, frozen=True):
+    """Neighbours that cost a part of what they are said to."""
+
+    of: Interference
+    part: float
+
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        return 1.0 + self.part * (self.of.slowdown(victim, neighbours) - 1.0)
+
+
+def holds(plan: Plan, problem: Problem) -> bool:
+    """Whether a plan is sound, and the forecast sees every promise kept."""
+    return not check(plan, problem) and attains(plan, problem)
 
 
 def solve(name: str, problem: Problem) -> Plan:
@@ -56,7 +74,7 @@ def _cost(planner: Planner, problem: Problem) -> tuple[float, ...]:
     """What is left unserved, what it takes, and by how much promises would be broken: evenly spaced requests first."""
     plan = planner(problem)
     if problem.objective == "rate":
-        most = plan if plan.objective == "rate" else largest_scale(planner, problem, accept=lambda plan, scaled: True)
+        most = plan if plan.objective == "rate" else largest_scale(planner, problem, accept=_sound)
         return (-most.scale,)
     asked = sum(problem.rates.values())
     takes = float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
@@ -88,15 +106,16 @@ def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> P
     return msgspec.structs.replace(accounted(plan, problem), bound=bound)
 
 
-def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = attains) -> Plan:
-    """The plan for the largest multiple of the rates that is served soundly and that `accept` takes, to 0.5 %.
+def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds) -> Plan:
+    """The plan for the largest multiple of the rates that `accept` takes, to 0.5 %.
 
     That for evenly spaced requests comes first, and is lowered until chance has room. A planner that answers the
-    objective itself goes to the very limit of the targets, and is asked for tighter ones, too: shorter rounds may leave
-    more room, and so may a plan of the quick planners. Another is asked for multiples in between, with room for chance
-    in each.
+    objective itself goes to the very limit of the targets, and is asked for tighter ones, too, and with neighbours that
+    cost less: shorter rounds may leave more room, and so may a plan of the quick planners. Another is asked for
+    multiples in between, with room for chance in each.
 
-    accept: given a plan and the problem at those rates; by default, whether the forecast keeps every promise.
+    accept: given a plan and the problem at those rates; by default, whether it is sound and its forecast keeps every
+    promise. Who takes one that is not sound has a better judge than the prediction of what neighbours cost.
     """
     endless = next((kind.name for kind in problem.fleet if kind.count is None), None)
     if endless is not None:
@@ -119,8 +138,10 @@ def _with_room(most: Plan, planner: Planner, problem: Problem, accept: Accept) -
     best = lowered(most, problem, accept=accept)
     if best.scale * CLOSE >= most.scale:
         return best  # where chance takes nothing, nothing is to be won
-    for part in TIGHT:
-        other = planner(_tight(problem, part))
+    for part, beside in ROOMS:
+        if beside < 1 and isinstance(problem.interference, Alone):
+            continue
+        other = planner(_roomier(problem, part, beside))
         if other.scale > best.scale:
             best = lowered(other, problem, accept=accept, above=best)
     # The most that is served on paper may leave so little room that a simpler plan keeps more.
@@ -136,7 +157,7 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
         return not plan.unserved and not check(plan, scaled)
 
     def kept(plan: Plan, scaled: Problem) -> bool:
-        return served(plan, scaled) and accept(plan, scaled)
+        return not plan.unserved and accept(plan, scaled)
 
     most = _largest(planner, problem, served, above=above, below=math.inf)
     if most.scale <= above.scale * CLOSE:
@@ -151,7 +172,7 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
     return _largest(roomy, problem, kept, above=best, below=most.scale)
 
 
-def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Plan | None = None) -> Plan:
+def lowered(plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan | None = None) -> Plan:
     """The plan for the largest multiple of the rates, up to what it carries, that `accept` takes.
 
     It keeps its devices, cut anew where promises would break: the less they have to do, the better they do it.
@@ -164,7 +185,7 @@ def lowered(plan: Plan, problem: Problem, *, accept: Accept = attains, above: Pl
 
     def taken(lower: Plan, scaled: Problem) -> bool:
         nonlocal best
-        if check(lower, scaled) or not accept(lower, scaled):
+        if not accept(lower, scaled):
             return False
         best = lower
         return True
@@ -204,9 +225,17 @@ def _largest(planner: Planner, problem: Problem, taken: Accept, *, above: Plan, 
     return accounted(best, problem)
 
 
-def _tight(problem: Problem, part: float) -> Problem:
-    models = (msgspec.structs.replace(model, slo=model.slo * part) for model in problem.models)
-    return msgspec.structs.replace(problem, models=tuple(models))
+def _roomier(problem: Problem, part: float, beside: float) -> Problem:
+    """With parts of the targets, and of what neighbours cost."""
+    models = tuple(msgspec.structs.replace(model, slo=model.slo * part) for model in problem.models)
+    interference = problem.interference
+    if beside < 1:
+        interference = Milder(interference, beside) if beside else Alone()
+    return msgspec.structs.replace(problem, models=models, interference=interference)
+
+
+def _sound(plan: Plan, problem: Problem) -> bool:
+    return not check(plan, problem)
 
 
 def _nothing(plan: Plan, problem: Problem) -> Plan:

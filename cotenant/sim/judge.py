@@ -14,8 +14,7 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem, load
 from cotenant.planners.applications import carried, plain
-from cotenant.planners.forecast import attains
-from cotenant.planners.solve import divided, largest_scale, promised, solve, split_of
+from cotenant.planners.solve import divided, holds, largest_scale, promised, solve, split_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
@@ -35,7 +34,7 @@ def judged(planner: str, problem: Problem) -> Plan:
         def kept(plan: Plan, scaled: Problem) -> bool:
             looks = (LOOK_REQUESTS / 6, LOOK_REQUESTS)  # a short look tells most of those apart that are far off
             whole = msgspec.structs.replace(plan, split=split)
-            return attains(plan, scaled) and not any(_late(whole, problem, look) for look in looks)
+            return holds(plan, scaled) and not any(_late(whole, problem, look) for look in looks)
 
         plan = largest_scale(load(planner), plain(problem, split), accept=kept)
         return divided(load(planner), problem, plan, split)

@@ -6,8 +6,9 @@ spaced requests, and requests come at random; so each is also asked to plan for 
 every round, or for easier ones, as what it believes of neighbours may be too dark. Of these plans the one that keeps
 most counts. None is given more than it was made for.
 
-Geometry is what `cotenant plan` makes of it: for the largest rate that asks the quick planners, too, and takes a plan
-of theirs where that leaves more room for chance (`planners.solve.largest_scale`).
+Geometry is what `cotenant plan` makes of it: for the largest rate that plans for tighter targets and for neighbours
+that cost less, too, asks the quick planners, and takes what keeps most (`planners.solve.largest_scale`). The simulator
+alone judges it here, as it does the others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from experiments.gpulet.world import world
 
 CLOSE = 0.01  # how near a rate is found
 PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 1.15)  # of the targets, what is planned for
+OWN_PARTS = (1.0, 0.8, 1.15)  # where the planner looks for room by itself
 LOOK = 20_000  # requests in one run
 GLANCE = 4_000  # requests that tell most rates apart that are far off,
 FAR = 0.98  # in time being less than this of them
@@ -60,7 +62,7 @@ def most_kept(trial: Trial) -> Kept:
     machines = world(cast, group.devices, trial.seed)
     unit = math.fsum(group.mix.values())
     best = Kept(0.0, 0.0, 0.0, 1.0)
-    for part in PARTS:
+    for part in OWN_PARTS if group.way.planner == "geometry" else PARTS:
         scale, plan = largest_plan(group.way, eased(cast, part), group.mix, group.devices, cast.units[0])
         if plan is None or (scale * unit <= best.most and group.way.planner != "geometry"):
             continue

@@ -15,7 +15,8 @@ from cotenant.planners.capacity import Cut, accounted, partitions
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.polish import lacking, polish
-from cotenant.planners.solve import largest_scale, lowered, promised, solve
+from cotenant.planners.solve import ROOMS, Milder, largest_scale, lowered, promised, solve
+from cotenant.predictors import Alone, Load, Margin
 from cotenant.sim.run import simulate
 from tests.planners.problems import embedded, linear
 
@@ -86,6 +87,46 @@ def test_a_planner_that_answers_the_largest_rate_is_asked_for_tighter_targets_to
     assert asked == [("rate", 1.0), ("rate", pytest.approx(0.8)), ("rate", pytest.approx(0.65))]
     assert 1.0 < careful.scale < 2.4
     assert attains(careful, rate(one_device(40.0)))
+
+
+def halved(interference: Margin | Alone) -> Problem:
+    """Two models of 10 ms a request on the whole device, which has two halves."""
+    return Problem(
+        models=(Model(name="a", slo=0.4), Model(name="b", slo=0.4)),
+        rates={"a": 10.0, "b": 10.0},
+        fleet=(Kind(name="k", cuts=(500,)),),
+        profiles={(name, "k"): linear(name, "k", 0.0, 0.010, cuts=(500, 1000), batches=(1, 4)) for name in "ab"},
+        objective="rate",
+        interference=interference,
+    )
+
+
+def test_plans_are_made_for_neighbours_that_cost_less_as_well_where_any_cost_something() -> None:
+    victim, neighbour = (Load(name, "k", 1, 500) for name in "ab")
+    assert Milder(Margin(1.2), 0.5).slowdown(victim, [neighbour]) == pytest.approx(1.1)
+    assert Milder(Margin(1.2), 0.5).slowdown(victim, []) == 1.0
+    asked: list[tuple[float, float]] = []
+
+    def planner(problem: Problem) -> Plan:
+        asked.append((problem.models[0].slo / 0.4, problem.interference.slowdown(victim, [neighbour])))
+        most = 4.9 if isinstance(problem.interference, Alone) else 4.0
+        return msgspec.structs.replace(accounted(elastic(_at(problem, most)), problem), objective="rate")
+
+    largest_scale(planner, halved(Margin(1.2)))
+    assert asked == [(1.0, 1.2), *((pytest.approx(part), pytest.approx(1 + 0.2 * of)) for part, of in ROOMS)]
+    asked.clear()
+    largest_scale(planner, halved(Alone()))
+    assert asked == [(1.0, 1.0), *((pytest.approx(part), 1.0) for part, of in ROOMS if of == 1)]
+
+
+def test_a_plan_that_is_not_sound_is_only_for_who_judges_by_something_else() -> None:
+    """Neighbours are said to double every latency: a plan that does not count them promises twice what is sound."""
+    problem = halved(Margin(2.0))
+    plan = accounted(elastic(_at(halved(Alone()), 4.5)), problem)
+    assert lowered(plan, problem, accept=always).scale == pytest.approx(4.5)
+    sound = lowered(plan, problem)
+    assert 0 < sound.scale <= 2.5 * (1 + 1e-9)
+    assert check(sound, problem) == []
 
 
 def test_a_bound_is_that_of_the_rates_asked_for_and_not_of_those_planned_for() -> None:
