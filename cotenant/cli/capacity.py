@@ -316,7 +316,7 @@ def _grows(
             "best": None if best is None else _plain(best),
             "capacity": borne,
         }
-        show_json(msgspec.json.format(msgspec.json.encode(result), indent=2))
+        show_json(result)
     else:
         console.print(growth_view(found, best, borne, sum(problem.rates.values()), len(seeds)))
 

@@ -101,7 +101,7 @@ def colocate(
     )
     options = asked.compared() if compare else asked.options(policy or asked.default)
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(options), indent=2))
+        show_json(options)
     else:
         console.print(asked.view(options[:SHOWN], compare=compare))
 

@@ -107,7 +107,7 @@ def zoo(
     if list_:
         recipes = TORCH if torch else ZOO
         if json:
-            show_json(msgspec.json.format(msgspec.json.encode(recipes), indent=2))
+            show_json(recipes)
         else:
             for name, recipe in recipes.items():
                 console.print(f"{name:16} {recipe.summary}", highlight=False)
@@ -222,7 +222,7 @@ def side_by_side(
     names = chosen(planners)
     found = compared(within(time_limit, problem_of(problem, settings, repository)), names)
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        show_json(found)
     else:
         console.print(comparison_view(found))
 
@@ -333,7 +333,7 @@ def devices(json: Json = False) -> None:
 
     machine = looked()
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(machine), indent=2))
+        show_json(machine)
     else:
         console.print(view(machine))
 
@@ -348,6 +348,6 @@ def status(
 
     found = fetch_status(address)
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        show_json(found)
     else:
         console.print(status_view(found))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -118,7 +117,7 @@ def _report(
         save_verdicts(verdicts, plot)
         aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(verdicts), indent=2))
+        show_json(verdicts)
     else:
         console.print(verdict_table(verdicts, samples))
 

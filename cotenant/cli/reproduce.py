@@ -42,7 +42,7 @@ def reproduce(
     known = titles()
     if listed:
         if json:
-            show_json(msgspec.json.format(msgspec.json.encode(known), indent=2))
+            show_json(known)
         else:
             for name, title in known.items():
                 console.print(f"{name:16} {title}", highlight=False, markup=False, soft_wrap=True)
@@ -72,7 +72,7 @@ def reproduce(
         if not json:
             console.print(table_of(experiment.TITLE, rows))
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(results), indent=2))
+        show_json(results)
 
 
 def titles() -> dict[str, str]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -29,7 +30,9 @@ def tell(word: str, text: str, to: Console = aside) -> None:
     to.print(Text.assemble((word, "red"), f" {text}"), soft_wrap=True)
 
 
-def show_json(text: bytes) -> None:
+def show_json(value: object) -> None:
+    """On standard output. Bytes are JSON already."""
+    text = value if isinstance(value, bytes) else msgspec.json.format(msgspec.json.encode(value), indent=2)
     console.file.write(text.decode() + "\n")
     console.file.flush()  # a program that started us may wait for it
 

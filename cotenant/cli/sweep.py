@@ -93,7 +93,7 @@ def sweep(
         write(output, _csv(rows))
         _part(output).unlink()
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(rows), indent=2))
+        show_json(rows)
     else:
         console.print(sweep_view(points, rows))
 

@@ -95,7 +95,7 @@ def validate(
     flags += ["--planner", planner] if planner is not None else []
     result = uvloop.run(compared(site.problem, flags, load or LOADS, seconds, warm_up, seed))
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode(result), indent=2))
+        show_json(result)
     else:
         console.print(result_view(result))
 

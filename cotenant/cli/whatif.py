@@ -47,7 +47,7 @@ def what_ifs(
             progress.advance(task)
     found = [outcomes[number] for number in range(len(trials))]
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode([_plain(outcome) for outcome in found]), indent=2))
+        show_json([_plain(outcome) for outcome in found])
     else:
         console.print(side_by_side(found))
 

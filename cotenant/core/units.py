@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from cotenant.errors import ConfigError
 
@@ -93,3 +94,13 @@ def show_memory(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def show_count(count: int | str, one: str, many: str = "") -> str:
+    """1, ``device`` → ``1 device``; 2 → ``2 devices``. many: where it is not `one` with an s."""
+    return f"{count} {one if str(count) == '1' else many or one + 's'}"
+
+
+def show_names(names: Sequence[str]) -> str:
+    """At least one, as in a sentence: ``a, b and c``."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

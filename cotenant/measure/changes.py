@@ -8,7 +8,7 @@ from rich.text import Text
 
 from cotenant.core.difference import STAY, Change, Difference, Verb
 from cotenant.core.plan import Partition
-from cotenant.core.units import show_rate, show_share
+from cotenant.core.units import show_count, show_rate, show_share
 from cotenant.measure.table import table
 
 LINES = 40
@@ -46,14 +46,14 @@ def summary(difference: Difference) -> str:
     if not any(change.verb != "keep" for change in difference.changes):
         return "nothing changes: the plan in force is the new one"
     tuned = sum(change.verb == "tune" for change in difference.changes)
-    kept = f"{_number(difference.workers_kept, 'worker stays', 'workers stay')}"
+    kept = show_count(difference.workers_kept, "worker stays", "workers stay")
     if tuned:
         kept += f" ({tuned} with another rate or a smaller batch)"
     text = f"{kept}, {difference.workers_started} to start, {difference.workers_stopped} to stop"
     for names, word in ((difference.devices_added, "added"), (difference.devices_removed, "given up")):
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            text += f"; {_number(len(names), 'device', 'devices')} {word}: {shown}"
+            text += f"; {show_count(len(names), 'device')} {word}: {shown}"
     if difference.rates:
         rates = [f"{model} {show_rate(was)} to {show_rate(will)}/s" for model, (was, will) in difference.rates.items()]
         text += f"\nrates: {', '.join(rates[:8])}" + (f" and {len(rates) - 8} more" if len(rates) > 8 else "")
@@ -82,7 +82,3 @@ def _batches(partition: Partition | None) -> str:
         return "-"
     each = (f"{it.model} batch {it.batch} {show_rate(it.rate)}/s" for it in partition.placements)
     return f"{show_share(partition.share)} {', '.join(each)}"
-
-
-def _number(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -17,7 +17,7 @@ from cotenant.core.alike import Alike, alike
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.profile import Profile
-from cotenant.core.units import WHOLE, show_rate, show_seconds, show_share
+from cotenant.core.units import WHOLE, show_count, show_rate, show_seconds, show_share
 from cotenant.errors import ConfigError
 from cotenant.measure.table import table
 
@@ -257,8 +257,8 @@ def _write(axes: Axes, row: float, start: int, end: int, lines: Sequence[Line]) 
 
 
 def _summary(plan: Plan) -> str:
-    devices = f"{plan.devices_used} device{'' if plan.devices_used == 1 else 's'}"
-    parts = [devices, f"{show_rate(plan.scale)} x the rates" if plan.objective == "rate" else ""]
+    parts = [show_count(plan.devices_used, "device")]
+    parts.append(f"{show_rate(plan.scale)} x the rates" if plan.objective == "rate" else "")
     parts.append("" if plan.cost_per_hour is None else f"{plan.cost_per_hour:.2f} per hour")
     parts.append("" if plan.bound is None else f"proven bound {plan.bound:.4g}")
     free = sum(device.free for device in plan.devices if device.free >= CRUMB)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome
-from cotenant.core.units import show_seconds
+from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError
 from cotenant.measure.stats import Tally
 from cotenant.measure.table import table
@@ -184,8 +184,7 @@ def compare(one: Report, other: Report) -> Table:
 
 def _fleet(line: Timeline) -> str:
     """What devices did and cost, in a line or two."""
-    count = f"{max(line.devices, default=0.0):.3g}"
-    devices = f"{count} device{'' if count == '1' else 's'}"
+    devices = show_count(f"{max(line.devices, default=0.0):.3g}", "device")
     busiest = max(line.busy, default=0.0)
     told = f"{devices}, busy {line.utilisation:.0%} of the time, at most {busiest:.0%} in {show_seconds(line.step)}; "
     told = told.replace("%", " %") + f"{mean(line.waiting):.3g} requests waiting, at most {max(line.waiting):.3g}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cotenant.core.plan import Plan
+from cotenant.core.units import show_names
 from cotenant.planners import Problem
 from cotenant.planners.applications import promise, rates_of_models
 from cotenant.planners.check import check
@@ -148,7 +149,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
         told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more", SLACK)]
         short = [row.planner for row in sound if row.unserved]
         if short:
-            told.append(f"{_and(short)} cannot serve all.")
+            told.append(f"{show_names(short)} cannot serve all.")
     if bound is not None and best.gap is not None:
         told.append(_against(problem, best, bound))
     if best.worst is not None and not best.keeps:
@@ -180,7 +181,7 @@ def _ahead(rows: Sequence[Row], does: str, others_do: str, word: str, near: floa
 def _does(names: Sequence[str], text: str) -> str:
     """``a needs 5``, ``a and b need 5``."""
     verb, rest = text.split(" ", 1)
-    return f"{_and(names)} {verb if len(names) == 1 else verb.removesuffix('s')} {rest}"
+    return f"{show_names(names)} {verb if len(names) == 1 else verb.removesuffix('s')} {rest}"
 
 
 def _against(problem: Problem, best: Row, bound: float) -> str:
@@ -197,7 +198,3 @@ def _number(value: float) -> str:
 
 def _percent(part: float) -> str:
     return f"{part * 100:.3g} %" if part < 0.99 or part >= 1 else f"{part * 100:.4g} %"
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -16,7 +16,7 @@ from cotenant.core import mig
 from cotenant.core.alike import Alike, alike
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Plan
-from cotenant.core.units import show_memory, show_rate, show_seconds, show_share
+from cotenant.core.units import show_count, show_memory, show_names, show_rate, show_seconds, show_share
 from cotenant.planners import Problem
 from cotenant.planners.capacity import Cut, curve, footprint, housed, partitions, saturate
 from cotenant.planners.forecast import forecast
@@ -136,7 +136,7 @@ def _buys(before: Plan, after: Plan) -> str:
         return f"{after.scale:.3g} x the rates instead of {before.scale:.3g} x{change}"
     missing, left = sum(before.unserved.values()), sum(after.unserved.values())
     if abs(left - missing) > LITTLE * missing:
-        devices = f"on {_devices(after.devices_used)}"
+        devices = f"on {show_count(after.devices_used, 'device')}"
         return (
             f"all is served, {devices}"
             if not left
@@ -147,7 +147,7 @@ def _buys(before: Plan, after: Plan) -> str:
         text = f"{will:.2f} per hour instead of {was:.2f}"
     else:
         was, will, little = before.devices_used, after.devices_used, 0.0
-        text = f"{_devices(after.devices_used)} instead of {before.devices_used}"
+        text = f"{show_count(after.devices_used, 'device')} instead of {before.devices_used}"
     if abs(will - was) <= little * was:
         proven = after.bound is not None and not before.split and not left and after.bound >= was * (1 - little)
         return f"nothing: even then no plan does with less than {_now(before)}" if proven else _unproven(after)
@@ -161,11 +161,7 @@ def _unproven(after: Plan) -> str:
 def _now(plan: Plan) -> str:
     if plan.cost_per_hour is not None:
         return f"{plan.cost_per_hour:.2f} per hour"
-    return _devices(plan.devices_used)
-
-
-def _devices(number: int) -> str:
-    return f"{number} device{'' if number == 1 else 's'}"
+    return show_count(plan.devices_used, "device")
 
 
 def _with_kind(problem: Problem, kind: Kind, **changes: int) -> Problem:
@@ -267,12 +263,12 @@ def _by_chance(
         return dict.fromkeys(names, ("room", f"{less}: would do"))
     guilty = [name for name in names if name in broken]
     if not guilty:
-        return dict.fromkeys(names, ("other", f"{less}: {_and(list(broken))} too slow"))
+        return dict.fromkeys(names, ("other", f"{less}: {show_names(list(broken))} too slow"))
     return {name: ("chance", broken[name]) if name in broken else _shares_with(guilty) for name in names}
 
 
 def _shares_with(guilty: Sequence[str]) -> tuple[Bind, str]:
-    return "other", f"beside {_and(guilty)}"
+    return "other", f"beside {show_names(guilty)}"
 
 
 def _cut(partition: Partition, share: int, idle: Sequence[str]) -> Cut:
@@ -371,7 +367,3 @@ def _only_memory(problem: Problem, kind: Kind, device: Device, model: str) -> bo
     if kind.geometry and mig.fit(kind.geometry, [(cut.share, 0) for cut in cuts]) is None:
         return False
     return partitions(problem, kind, cuts) is None and partitions(problem, _boundless(kind), cuts) is not None
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
