@@ -206,22 +206,26 @@ def slowdowns(plan: Plan, problem: Problem, seen: Seen) -> dict[str, float]:
 
 class Outside(msgspec.Struct, frozen=True):
     """Seconds that requests of a model spend outside of the dispatcher: on sockets, being read and written, and in the
-    load generator. What callers saw over what its event log tells, by mean and by median: a few that wait long for a
-    processor make the mean the larger."""
+    load generator. What callers saw over what its event log tells of the same requests, by mean and by quantile: the
+    few that wait long for a processor are late at the p99 and not at the median."""
 
     mean: float = 0.0
-    median: float = 0.0
+    p50: float = 0.0
+    p99: float = 0.0
 
 
 def outside_of(report: Report, seen: Seen) -> dict[str, Outside]:
-    """By model, of those that had answers."""
-    return {
-        row.model: Outside(
-            mean=max(0.0, row.mean - statistics.fmean(inside)), median=max(0.0, row.p50 - statistics.median(inside))
-        )
-        for row in report.models
-        if (inside := seen.requests.get(row.model)) and row.mean is not None and row.p50 is not None
-    }
+    """By model, of those that had answers. Few requests tell no p99: there it is the mean."""
+    found = {}
+    for row in report.models:
+        inside = seen.requests.get(row.model)
+        if not inside or row.mean is None or row.p50 is None or row.p99 is None:
+            continue
+        mean = max(0.0, row.mean - statistics.fmean(inside))
+        p50, p99 = np.quantile(inside, (0.5, 0.99)).tolist()
+        last = max(0.0, row.p99 - p99) if len(inside) >= ENOUGH else mean
+        found[row.model] = Outside(mean=mean, p50=max(0.0, row.p50 - p50), p99=last)
+    return found
 
 
 def _closer(problem: Problem, outside: Mapping[str, Outside]) -> Problem:
@@ -238,7 +242,7 @@ def _farther(report: Report, outside: Mapping[str, Outside], names: Sequence[str
 
     def later(row: ModelReport) -> ModelReport:
         more = outside.get(row.model, Outside())
-        times = dict.fromkeys(("target", "mean", "p99", "p999"), more.mean) | {"p50": more.median}
+        times = {"target": more.mean, "mean": more.mean, "p50": more.p50, "p99": more.p99, "p999": more.p99}
         changed = {name: time + extra for name, extra in times.items() if (time := getattr(row, name)) is not None}
         return msgspec.structs.replace(row, **changed)
 
