@@ -1,10 +1,11 @@
 """Requests simulated per second on one core, with the real dispatcher: eight models on four lanes, at 80 % load.
 
-    python -m benchmarks.simulator [--fleet SECONDS]
+    python -m benchmarks.simulator [--fleet SECONDS] [--overload]
 
 The best of three runs, since other work on the machine can only slow them. With `--fleet`, also 64 devices of two
 partitions with two of twenty models each, 20,000 requests/s, for a quarter of so many seconds and then for all of them:
-the speed, and the most memory that the process held until then.
+the speed, and the most memory that the process held until then. With `--overload`, what a lane of two models answers
+in time, of which one is asked for ten times as much as the other, at up to three times what it can do.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ SECONDS = 60.0
 RATES = {"a": 400.0, "b": 240.0, "c": 400.0, "d": 240.0, "e": 400.0, "f": 240.0, "g": 400.0, "h": 240.0}
 PAIRS = ("ab", "cd", "ef", "gh")
 LATENCIES = tuple(0.004 + 0.001 * rows for rows in range(1, 17))
+
+SHARED = {"a": 650.0, "b": 65.0}  # about what one of the four lanes can do
+TIMES = (0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
 
 MODELS = [f"m{number}" for number in range(20)]
 FLEET = dict.fromkeys(MODELS, 1000.0)
@@ -71,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fleet", type=float, default=0.0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--overload", action="store_true")
     given = parser.parse_args()
     spent, report = min((once(lanes(PAIRS), RATES, 0.1, SECONDS) for _ in range(3)), key=lambda result: result[0])
     text, measured = figures(spent, report)
@@ -83,6 +88,14 @@ def main() -> None:
             line, fleet = figures(spent, report)
             text += f"; a fleet for {part * given.fleet:,.0f} s: {line}, at most {peak:.1f} MiB"
             measured |= {f"fleet_{name}": value for name, value in fleet.items()} | {f"peak_mib_{part:g}": peak}
+    if given.overload:
+        for times in TIMES:
+            rates = {name: rate * times for name, rate in SHARED.items()}
+            _, report = once(lanes(PAIRS[:1]), rates, 0.1, SECONDS)
+            in_time = sum(row.ends["served"] for row in report.models) / SECONDS
+            expired = sum(row.ends["expired"] for row in report.models) / SECONDS
+            text += f"; at {times:g} times {in_time:,.0f}/s in time, {expired:,.0f}/s expire"
+            measured[f"overload_{times:g}"] = in_time
     show("simulator", text, **measured)
 
 

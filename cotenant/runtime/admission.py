@@ -15,6 +15,10 @@ def finish_time(own: Queue, rows: int, now: float) -> float:
     Own batches count as full ones, since what arrives while the lane is busy fills them up. The plan has room for that
     (DESIGN.md, the referee: D + L(b) ≤ SLO); without it a request that was taken at the last moment would be late as
     soon as others joined its batch.
+
+    Over several rounds others will come that are not there yet: after the first turn with what waits now, they are
+    reckoned to run as long as they were seen to (`Queue.between`). A backlog that is promised all of its lane's time is
+    taken in, draws ever more requests to the lane, and expires.
     """
     lane = own.lane
     batch = lane.batch
@@ -25,13 +29,21 @@ def finish_time(own: Queue, rows: int, now: float) -> float:
     else:
         start = lane.free_at if lane.free_at > now else now
         start += rounds * own.latencies[-1] * own.pace
+    turns = rounds if batch is not None and batch.queue is own else rounds - 1  # of others, between own batches
+    there = first = 0.0
     for queue in own.others:
         if queue.rows:
-            turns = rounds - 1 if batch is not None and queue is batch.queue else rounds
+            most = rounds - 1 if batch is not None and queue is batch.queue else rounds
             whole = queue.rows // queue.batch
             rest = queue.rows % queue.batch
-            if whole >= turns:
-                start += turns * queue.expected(queue.batch)
+            if whole >= most:
+                there += most * queue.expected(queue.batch)
             else:
-                start += whole * queue.expected(queue.batch) + (queue.expected(rest) if rest else 0.0)
-    return start
+                there += whole * queue.expected(queue.batch) + (queue.expected(rest) if rest else 0.0)
+            if turns > 1:
+                first += queue.expected(queue.batch if whole else rest)
+    if turns > 1:
+        seen = first + (turns - 1) * own.between
+        if seen > there:
+            there = seen
+    return start + there

@@ -175,6 +175,7 @@ class Dispatcher:
             commands.append(WakeAt(lane.id, due))
 
     def _run(self, lane: Lane, queue: Queue, count: int, rows: int, now: float, commands: list[Command]) -> None:
+        queue.begin(queue.waiting[0], now)
         requests = tuple(queue.take(count, rows))
         self._batches += 1
         queue.ran = self._batches
@@ -196,6 +197,7 @@ class Dispatcher:
             return []
         lane, batch = released
         batch.queue.observe(batch.rows, now - batch.started)
+        batch.queue.ended = now
         commands: list[Command] = []
         self._proceed(lane, now, commands)  # before the answers: the lane should not idle while they are written
         requests = self._open(batch)

@@ -25,13 +25,16 @@ Entry = tuple[float, int, "Queue"]
 class Queue:
     """One model's requests on one lane, the most urgent first: by priority, then deadline, then arrival.
 
-    `pace` corrects the predicted latencies by what was observed here: neighbours, overheads, an old profile.
+    `pace` corrects the predicted latencies by what was observed here: neighbours, overheads, an old profile. `between`
+    is how long others were seen to run between two of its batches where it had more waiting, smoothed.
     `number` and `entry` are for `routing.Routes`.
     """
 
     __slots__ = (
         "batch",
+        "between",
         "deviation",
+        "ended",
         "entry",
         "idle",
         "lane",
@@ -66,6 +69,8 @@ class Queue:
         self.ratio = 1.0  # observed over predicted latency, smoothed
         self.deviation = 0.0  # and how far it strays
         self.pace = 1.0
+        self.ended = -math.inf  # when its last batch did
+        self.between = 0.0
         self.update(spec)
 
     def update(self, spec: LaneModel) -> None:
@@ -84,6 +89,17 @@ class Queue:
         self.ratio += GAIN * error
         self.deviation += DEVIATION_GAIN * (abs(error) - self.deviation)
         self.pace = min(self.ratio + self.deviation, SLOWEST)
+
+    def begin(self, head: Request, now: float) -> None:
+        """A batch of it begins; if its head waited since the last one, others had their turns meanwhile.
+
+        They have a batch each at most; else the worker was down, or the batch held back.
+        """
+        if self.others and head.arrived <= self.ended:
+            most = 0.0
+            for other in self.others:
+                most += other.expected(other.batch)
+            self.between += GAIN * (min(now - self.ended, most) - self.between)
 
     def push(self, request: Request, size: int, priority: int, deadline: float) -> None:
         """Take a request in; these are its own, which the caller has looked up already."""

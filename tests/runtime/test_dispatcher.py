@@ -324,6 +324,29 @@ def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
     assert runs(arrive(dispatcher, 51.0, request(100, 51.0, within=0.0221))) == [[100]]
 
 
+def test_a_backlog_is_promised_no_more_time_than_others_were_seen_to_leave_it() -> None:
+    """In every round another model takes a batch, and it comes while the first one runs: nobody sees it wait."""
+    shared = lane("a", LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
+
+    def third_round(learnt: int) -> Outcome | None:
+        """Of m's last batch, which needs 4 of 12 ms and so 48 ms by itself, and has 60."""
+        dispatcher = started(shared)
+        now = 0.0
+        arrive(dispatcher, now, request(0, within=9), request(1, within=9), request(2, within=9))
+        for batch in range(1, 2 * learnt, 2):
+            arrive(dispatcher, now, *(request(10 * batch + i, now, within=9) for i in (0, 1)))
+            arrive(dispatcher, now, *(request(10 * batch + i, now, model="n", within=9) for i in (2, 3)))
+            dispatcher.handle(Finished("a", batch), now := now + 0.012)
+            dispatcher.handle(Finished("a", batch + 1), now := now + 0.012)
+            dispatcher.invariants()
+        queue = dispatcher.lanes["a"].queues["m"]
+        new = [request(10**6 + i, now, within=9) for i in range(5 - queue.rows)]
+        return ends(arrive(dispatcher, now, *new, request(10**7, now, within=0.06, priority=1))).get(10**7)
+
+    assert third_round(0) is None
+    assert third_round(20) is Outcome.REFUSED
+
+
 def test_one_wild_batch_does_not_close_a_lane_for_good() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))

@@ -148,6 +148,22 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
     assert sum(sum(model.ends.values()) for model in report.models) == len(arrived)
 
 
+def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much() -> None:
+    """One of them is asked for ten times as much as the other, whose batches come between its own."""
+    latencies = tuple(0.004 + 0.001 * rows for rows in range(1, 17))
+    lane = LaneSpec(id="k0/0", models=tuple(LaneModel(model=name, latencies=latencies) for name in "ab"))
+    batches = {("k0/0", name): Batches(latencies, Noise(0.05)) for name in "ab"}
+
+    def goodput(times: float) -> float:
+        models = [Model(name=name, slo=0.1) for name in "ab"]
+        workload = Workload.poisson({"a": 650 * times, "b": 65 * times})
+        report = run([lane], models, workload, Service([lane], 0, batches), seconds=20)
+        return sum(each.ends["served"] for each in report.models) / 20
+
+    within = goodput(0.9)
+    assert all(goodput(times) > 0.75 * within for times in (1.2, 1.5, 2.0))
+
+
 def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
     """M/D/1: a mean wait of rho / (2 (1 - rho)) services (Pollaczek 1930, Khinchine 1932)."""
     lanes = (LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)

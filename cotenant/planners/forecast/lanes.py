@@ -39,7 +39,16 @@ class Queue(msgspec.Struct, frozen=True):
     @property
     def busy(self) -> float:
         """The part of its time that a worker would need for such a rate in full batches."""
-        return self.rate * self.slow * self.profile.latency(self.batch, self.share, self.procs) / self.batch
+        return self.rate * self.takes(self.batch) / self.batch
+
+    def takes(self, rows: float) -> float:
+        """Seconds of a batch of so many rows on average, up to the largest: of less than one, now and then."""
+        curve = self.profile.curve(self.share, self.procs)
+        if rows >= self.batch:
+            return self.slow * curve[self.batch - 1]
+        whole = int(rows)
+        low = curve[whole - 1] if whole else 0.0
+        return self.slow * (low + (rows - whole) * (curve[whole] - low))
 
 
 class Turns(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from cotenant.planners.forecast.counts import POOL
 from cotenant.planners.forecast.lanes import KNOWN, Queue, Turns, turns_of
 from cotenant.predictors import Load
 
+ROUNDS = 6  # until the length of one hardly changes
 LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
 
 
@@ -103,13 +104,25 @@ def _route(lanes: Sequence[list[Queue]]) -> None:
     for several in places.values():
         if len(several) > 1:
             queues = [lane[i] for lane, i in several]
-            rooms = [
-                queue.procs * queue.rate / queue.busy * max(1 - sum(q.busy for q in lane) + queue.busy, LEAST_ROOM)
-                for queue, (lane, _) in zip(queues, several, strict=True)
-            ]
+            rooms = [queue.procs * _room(lane, i) for lane, i in several]
             rate = sum(queue.rate * queue.procs for queue in queues) / sum(rooms)
             for queue, room, (lane, i) in zip(queues, rooms, several, strict=True):
                 lane[i] = msgspec.structs.replace(queue, rate=rate * room / queue.procs)
+
+
+def _room(lane: Sequence[Queue], i: int) -> float:
+    """Requests/s that a worker of one model of a lane can serve beside the others: in the time that they leave it, and
+    no more than a batch a round, in which each of them runs what gathers."""
+    queue = lane[i]
+    full = queue.takes(queue.batch)
+    if len(lane) == 1:
+        return queue.batch / full
+    others = [it for it in lane if it is not queue]
+    left = max(1 - sum(it.busy for it in others), LEAST_ROOM)
+    length = full
+    for _ in range(ROUNDS):
+        length = full + sum([it.takes(it.rate * length) for it in others])
+    return queue.batch * min(left / full, 1 / length)
 
 
 @lru_cache(KNOWN)
