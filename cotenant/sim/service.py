@@ -96,10 +96,10 @@ class Service:
     def open(self, lanes: Iterable[LaneSpec], batches: Mapping[Key, Batches]) -> None:
         """There are these lanes, too, or they have other latencies from now on; noise goes on where it was."""
         predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
-        rngs = streams(self._seed, [f"service {lane} {model}" for lane, model in predicted])
-        for (key, curve), rng in zip(predicted.items(), rngs.values(), strict=True):
+        rngs = streams(self._seed, map(_stream, predicted))
+        for key, curve in predicted.items():
             own = batches.get(key, Batches(curve, Noise()))
-            draws = self._placements[key][2] if key in self._placements else own.noise.draws(rng)
+            draws = self._placements[key][2] if key in self._placements else own.noise.draws(rngs[_stream(key)])
             self._placements[key] = (curve, own.latencies, draws, self._overhead.per_row(key[1]))
 
     def takes(self, run: Run) -> tuple[int, float, float]:
@@ -111,3 +111,10 @@ class Service:
             rows += request.size
         extra = self._per_batch + self._per_request * len(requests) + per_row * rows
         return rows, predicted[rows - 1], latencies[rows - 1] * next(noise) + extra
+
+
+def _stream(key: Key) -> str:
+    """What a placement's noise is drawn by. The device stands in it without its dash (``v1000/1``), as it once was
+    named: a seed then gives the very runs that were published with it."""
+    lane, model = key
+    return f"service {''.join(lane.rpartition('-')[::2])} {model}"
