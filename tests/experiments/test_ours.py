@@ -12,10 +12,12 @@ from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError
 from cotenant.predictors import Interference, Load
 from cotenant.predictors.kernels import Run
-from cotenant.predictors.ours import fit
+from cotenant.predictors.ours import Ours, fit
+from cotenant.predictors.samples import Sample
 from cotenant.profiling.judging import judged
 from experiments.data import a100, kace, v100
 from experiments.kace import protocol
+from experiments.kace.protocol import Values
 from experiments.ours import table1
 from experiments.spread import Options
 from tests.experiments.data import needs_data
@@ -43,6 +45,28 @@ def test_on_kaces_splits_it_comes_near_to_who_knows_all() -> None:
 
         found.append(protocol.mean(protocol.relative(test, policy)))
     assert np.mean(found) >= 0.94
+
+
+@needs_data
+@pytest.mark.slow
+def test_sets_of_three_need_some_that_were_measured() -> None:
+    """Pairs alone say what half of them cost within an eighth, and of too few what they cost at most."""
+    pairs, sets, profiles = kace.samples(), kace.runs(kace.TRIPLES), kace.profiles()
+    order = np.random.default_rng(0).permutation(len(sets))
+    some, rest = (kace.samples([sets[i] for i in part]) for part in (order[:120], order[120:]))
+    errors, covered = off(fit(pairs, profiles), rest)
+    assert np.median(errors) <= 0.125
+    assert covered < 0.8
+    errors, covered = off(fit([*pairs, *some], profiles), rest)
+    assert np.median(errors) <= 0.07
+    assert covered == pytest.approx(0.9, abs=0.05)
+
+
+def off(ours: Ours, samples: Sequence[Sample]) -> tuple[Values, float]:
+    """Sizes of the relative errors of medians, and how many slowdowns do not exceed the quantile 0.9."""
+    said = np.array([ours.quantiles(it.victim, it.neighbours, (0.5, 0.9)) for it in samples])
+    seen = np.array([it.slowdown for it in samples])
+    return np.abs(said[:, 0] / seen - 1), float((seen <= said[:, 1]).mean())
 
 
 @needs_data
