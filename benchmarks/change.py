@@ -127,7 +127,7 @@ async def measure(
         busy.go()
         for number in range(1, times + 1):
             following, after = f"{device}/{number}", shares[number % 2]
-            await _prepared(pool, spares)
+            await prepared(pool, spares)
             await busy.until(STEADY)
             changes.append(await _change(pool, busy, model, (lane, before), (following, after)))
             lane, before = following, after
@@ -137,7 +137,7 @@ async def measure(
     return changes
 
 
-async def _prepared(pool: Pool, spares: int) -> None:
+async def prepared(pool: Pool, spares: int) -> None:
     """Until so many processes have been started ahead."""
     try:
         async with asyncio.timeout(AHEAD):
