@@ -29,7 +29,9 @@ def finish_time(own: Queue, rows: int, now: float) -> float:
     else:
         start = lane.free_at if lane.free_at > now else now
         start += rounds * own.latencies[-1] * own.pace
-    turns = rounds if batch is not None and batch.queue is own else rounds - 1  # of others, between own batches
+    turns = 0  # of others between own batches, where there are several
+    if rounds > 1:
+        turns = rounds if batch is not None and batch.queue is own else rounds - 1
     there = first = 0.0
     for queue in own.others:
         if queue.rows:

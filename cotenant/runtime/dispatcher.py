@@ -175,7 +175,8 @@ class Dispatcher:
             commands.append(WakeAt(lane.id, due))
 
     def _run(self, lane: Lane, queue: Queue, count: int, rows: int, now: float, commands: list[Command]) -> None:
-        queue.begin(queue.waiting[0], now)
+        if queue.waiting[0].arrived <= queue.ended and queue.others:
+            queue.waited(now - queue.ended)
         requests = tuple(queue.take(count, rows))
         self._batches += 1
         queue.ran = self._batches

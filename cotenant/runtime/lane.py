@@ -90,16 +90,15 @@ class Queue:
         self.deviation += DEVIATION_GAIN * (abs(error) - self.deviation)
         self.pace = min(self.ratio + self.deviation, SLOWEST)
 
-    def begin(self, head: Request, now: float) -> None:
-        """A batch of it begins; if its head waited since the last one, others had their turns meanwhile.
+    def waited(self, seconds: float) -> None:
+        """A batch begins so long after the last one, with a head that waited already then: others had their turns.
 
         They have a batch each at most; else the worker was down, or the batch held back.
         """
-        if self.others and head.arrived <= self.ended:
-            most = 0.0
-            for other in self.others:
-                most += other.expected(other.batch)
-            self.between += GAIN * (min(now - self.ended, most) - self.between)
+        most = 0.0
+        for other in self.others:
+            most += other.latencies[-1] * other.pace
+        self.between += GAIN * ((seconds if seconds < most else most) - self.between)
 
     def push(self, request: Request, size: int, priority: int, deadline: float) -> None:
         """Take a request in; these are its own, which the caller has looked up already."""
