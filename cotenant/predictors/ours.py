@@ -197,7 +197,9 @@ class Ours:
         if other is None:
             other = _room(self._neighbours, SIDES)[neighbour] = self._posterior.neighbour(*self._seen(neighbour))
         mean, variance = self._posterior.at(one, other)
-        found = _room(self._pairs, REMEMBERED)[victim, neighbour] = mean, math.sqrt(variance)
+        if len(self._pairs) >= REMEMBERED:
+            self._pairs.clear()
+        found = self._pairs[victim, neighbour] = mean, math.sqrt(variance)
         return found
 
     def _seen(self, load: Load) -> tuple[Matrix, int]:
