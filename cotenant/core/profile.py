@@ -23,6 +23,7 @@ from cotenant.errors import ConfigError
 REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
 MIB = 1 << 20
 FEATURE = "; further columns are features of a point, in numbers"
+ENDLESS = 1e9  # seconds, and MiB
 LARGEST = 1 << 16  # batch: a curve has an entry for each up to it
 
 
@@ -135,6 +136,8 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
     rows = csv_rows(lines, place)
     header = [column.strip() for column in next(rows, (1, []))[1]]
     missing = [column for column in REQUIRED if column not in header]
+    if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
+        raise ConfigError(f"{place}:1: {mark!r} stands between the columns; write commas, and points in numbers")
     if missing:
         raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; a profile has {', '.join(REQUIRED)}")
     if len(set(header)) != len(header):
@@ -167,6 +170,8 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
             raise ConfigError(f"{place}:{line}: batch {batch:g} is not a whole number from 1 to {LARGEST}")
         if procs < 1 or procs != int(procs):
             raise ConfigError(f"{place}:{line}: procs {procs:g} is not a whole number of at least 1")
+        if max(latency, memory) > ENDLESS:
+            raise ConfigError(f"{place}:{line}: a latency or memory above {ENDLESS:g} is more than there can be")
         if latency <= 0:
             raise ConfigError(f"{place}:{line}: latency_ms {latency * 1e3:g} must lie above 0")
         if memory < 0:
