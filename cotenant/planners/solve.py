@@ -29,7 +29,8 @@ MORE = 1.15  # times its rate, what a model is planned for whose promise chance 
 WIDER = 12  # times that more is planned for, at most
 # What is planned for as well: parts of the targets, and of what neighbours are said to cost. Half of the targets leaves
 # room for neighbours and for chance at once.
-ROOMS = ((0.8, 1.0), (0.65, 1.0), (0.65, 0.5), (0.65, 0.0), (0.5, 0.0))
+ROOMS = ((0.8, 1.0), (0.65, 1.0), (0.65, 0.0), (0.5, 0.0))
+QUICK_ROOMS = ((0.8, 0.5), (0.6, 0.0), (0.5, 0.0))  # the same, of the quick planners
 PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in turn
 
 
@@ -147,19 +148,20 @@ def _with_room(most: Plan, planner: Planner, problem: Problem, accept: Accept) -
     # The most that is served on paper may leave so little room that a simpler plan keeps more.
     for name in QUICK:
         best = _by_multiples(load(name), problem, accept, best)
+        for part, beside in QUICK_ROOMS if not isinstance(problem.interference, Alone) else ():
+            most = _largest(load(name), _roomier(problem, part, beside), _served, above=best, below=math.inf)
+            if most.scale > best.scale * CLOSE:
+                best = lowered(most, problem, accept=accept, above=best)
     return best
 
 
 def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Plan) -> Plan:
     """The largest multiple that is kept, of a planner that is asked for one after the other; no less than `above`."""
 
-    def served(plan: Plan, scaled: Problem) -> bool:
-        return not plan.unserved and not check(plan, scaled)
-
     def kept(plan: Plan, scaled: Problem) -> bool:
         return not plan.unserved and accept(plan, scaled)
 
-    most = _largest(planner, problem, served, above=above, below=math.inf)
+    most = _largest(planner, problem, _served, above=above, below=math.inf)
     if most.scale <= above.scale * CLOSE:
         return above
     best = lowered(most, problem, accept=accept, above=above)
@@ -175,7 +177,8 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
 def lowered(plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan | None = None) -> Plan:
     """The plan for the largest multiple of the rates, up to what it carries, that `accept` takes.
 
-    It keeps its devices, cut anew where promises would break: the less they have to do, the better they do it.
+    It may stand as it is. Else it keeps its devices, cut anew where promises would break: the less they have to do, the
+    better they do it.
     above: a plan that is taken, and the answer unless there is more.
     """
     best = plan
@@ -191,9 +194,12 @@ def lowered(plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan
         return True
 
     above = above or _nothing(plan, problem)
+    below = most = accounted(plan, problem).scale
+    full = _times(problem, most)
+    if most > above.scale and accept(stands := _carrying(plan, full), full):
+        return accounted(stands, problem)
     if not _more(attempt, problem, taken, above):
         return above
-    below = most = accounted(plan, problem).scale
     for part in PARTS:
         if most * part <= above.scale:
             break
@@ -232,6 +238,10 @@ def _roomier(problem: Problem, part: float, beside: float) -> Problem:
     if beside < 1:
         interference = Milder(interference, beside) if beside else Alone()
     return msgspec.structs.replace(problem, models=models, interference=interference)
+
+
+def _served(plan: Plan, problem: Problem) -> bool:
+    return not plan.unserved and _sound(plan, problem)
 
 
 def _sound(plan: Plan, problem: Problem) -> bool:

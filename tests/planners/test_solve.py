@@ -123,7 +123,9 @@ def test_a_plan_that_is_not_sound_is_only_for_who_judges_by_something_else() -> 
     """Neighbours are said to double every latency: a plan that does not count them promises twice what is sound."""
     problem = halved(Margin(2.0))
     plan = accounted(elastic(_at(halved(Alone()), 4.5)), problem)
-    assert lowered(plan, problem, accept=always).scale == pytest.approx(4.5)
+    as_it_stands = lowered(plan, problem, accept=always)
+    assert as_it_stands.scale == pytest.approx(4.5)
+    assert as_it_stands.devices == plan.devices
     sound = lowered(plan, problem)
     assert 0 < sound.scale <= 2.5 * (1 + 1e-9)
     assert check(sound, problem) == []
