@@ -73,7 +73,7 @@ class Ours:
 
     def __init__(
         self,
-        process: Process,
+        posterior: Posterior,
         calibration: Calibration,
         samples: Sequence[Sample],
         known: Mapping[Load, Matrix],
@@ -87,7 +87,8 @@ class Ours:
         observed: by the names of the victim and, in order, its neighbours.
         """
         self.quantile = quantile
-        self._process = process
+        self._posterior = posterior
+        self._process = process = posterior.process
         self._calibration = calibration
         self._samples = samples
         self._known = known
@@ -95,7 +96,6 @@ class Ours:
         self._observed = observed
         self._kind = samples[0].victim.kind
         self._names = _names(samples)
-        self._posterior = Posterior(process)
         noises = _noises(process, [sample.victim.model for sample in samples])
         self._doubts = {model: self._doubt(noise, calibration.seen) for model, noise in noises.items()}
         self._strange = self._doubt(sum(noises.values()) / len(noises), calibration.unseen)
@@ -142,7 +142,7 @@ class Ours:
 
     def _with(self, **changes: Any) -> Ours:
         now = {"quantile": self.quantile, "profiles": self._profiles, "observed": self._observed}
-        return Ours(self._process, self._calibration, self._samples, self._known, **{**now, **changes})
+        return Ours(self._posterior, self._calibration, self._samples, self._known, **{**now, **changes})
 
     def _correction(self, victim: Load, neighbours: Sequence[Load], known: float) -> float:
         """Log of a factor: the mean of what exceeded the forecast, shrunk by how much that is noise.
@@ -252,7 +252,7 @@ class Ours:
         ]
         terms = _terms(_runs(samples), _names(samples), known.__getitem__)
         return cls(
-            Process(file.prior, terms, _values(samples), np.array([it.outlying for it in file.samples])),
+            Posterior(Process(file.prior, terms, _values(samples), np.array([it.outlying for it in file.samples]))),
             file.calibration,
             samples,
             known,
@@ -303,7 +303,7 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Ours:
     with threadpool_limits(1):  # more threads gain an eighth on an idle machine, and wait for each other on a busy one
         process = learnt(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
         calibration = _calibration(process, samples)
-    return Ours(process, calibration, samples, known, profiles=profiles, observed={})
+    return Ours(Posterior(process), calibration, samples, known, profiles=profiles, observed={})
 
 
 def telling(runs: Sequence[Sequence[Load]], profiles: Profiles, measured: Iterable[int] = ()) -> Iterator[int]:
