@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -14,6 +15,9 @@ def main() -> None:
     from cotenant.cli.commands import app
     from cotenant.cli.interrupt import Interrupted
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the locale cannot write is a question mark, and no traceback
+            stream.reconfigure(errors="replace")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         app(prog_name="cotenant")

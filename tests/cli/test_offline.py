@@ -15,7 +15,7 @@ from cotenant.backends import cgroup
 from cotenant.core.plan import Plan
 from cotenant.planners import PLANNERS
 from cotenant.zoo import ZOO
-from tests.cli.program import COMMAND, PATIENCE, Program, alive, environment, workers_of
+from tests.cli.program import COMMAND, PATIENCE, Program, alive, environment, started, workers_of
 
 
 def test_the_zoo_is_listed(program: Program) -> None:
@@ -360,3 +360,11 @@ def test_output_that_nobody_takes(folder: Path, arguments: list[str]) -> None:
     failed = run(full)
     os.close(full)
     assert (failed.returncode, failed.stderr) == (1, "error: [Errno 28] No space left on device\n")
+
+
+def test_a_locale_that_cannot_write_all_signs_gets_question_marks(folder: Path) -> None:
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    process = started(folder, "plan", "problem.toml", env=ascii_alone)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "")
+    assert "identity" in out and out.isascii()
