@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from cotenant.control.scaling import Policy
+from cotenant.core.plan import Plan
 from cotenant.planners.check import check
 from cotenant.predictors import Load, Margin
 from cotenant.predictors.samples import Sample
@@ -106,11 +107,32 @@ def test_an_application_is_in_time_when_all_its_models_are() -> None:
         scale, plan = kept.largest_plan(SBP, its, group.mix, group.devices, its.units[0])
         assert plan is not None
         trial = kept.Trial(group=group, look=1500)
-        whole = kept.in_time(plan, world(its), trial, scale)
-        models = msgspec.structs.replace(group, application=None)
-        each = kept.in_time(plan, world(its), msgspec.structs.replace(trial, group=models), scale)
-        assert 0 < whole <= each + 0.01
+        models = msgspec.structs.replace(trial, group=msgspec.structs.replace(group, application=None))
         assert kept.in_time(plan, world(its), trial, scale / 10) == 1
+        assert kept.in_time(plan, world(its), models, scale / 10) == 1
+        # Without one of its models nobody has an answer, however the others do.
+        missing = min(group.mix)
+        less = without(plan, missing)
+        assert kept.in_time(less, world(its), trial, scale / 10) == 0
+        others = 1 - group.mix[missing] / sum(group.mix.values())
+        assert kept.in_time(less, world(its), models, scale / 10) == pytest.approx(others, abs=0.05)
+
+
+def without(plan: Plan, model: str) -> Plan:
+    """The plan, but nobody serves the model."""
+    devices = [
+        msgspec.structs.replace(
+            device,
+            partitions=tuple(
+                msgspec.structs.replace(
+                    partition, placements=tuple(it for it in partition.placements if it.model != model)
+                )
+                for partition in device.partitions
+            ),
+        )
+        for device in plan.devices
+    ]
+    return msgspec.structs.replace(plan, devices=tuple(devices))
 
 
 @needs_data
