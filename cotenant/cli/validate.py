@@ -1,10 +1,10 @@
 """`cotenant validate`: the same plan and the same arrivals through the live server and through the simulator.
 
-The server is a process of its own, as when it serves. Before each load is compared, other arrivals of the same load
-are sent as a rehearsal, and what the simulator cannot know is taken from that: what batches take beside the neighbours
-that they really have, and how much that varies, by the server's event log; and what a request spends outside of the
-server. Both depend on the load: caches grow cold where batches come seldom, and processors are short where they come
-often.
+The server is a process of its own, as when it serves. Before and after each load that is compared, other arrivals of
+the same load are sent as a rehearsal, and what the simulator cannot know is taken from that: what batches take beside
+the neighbours that they really have, and how much that varies, by the server's event log; and what a request spends
+outside of the server. Both depend on the load: caches grow cold where batches come seldom, and processors are short
+where they come often. Both drift, too: on a shared machine batches take a tenth longer in some minutes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def validate(
     ] = None,
     seconds: Seconds = 60.0,
     warm_up: Annotated[
-        float, typer.Option("--warm-up", min=1.0, help="Seconds of other arrivals before each load.")
+        float,
+        typer.Option("--warm-up", min=1.0, help="Seconds of other arrivals, half before and half after each load."),
     ] = 20.0,
     seed: Seed = 0,
     json: Json = False,
@@ -125,13 +126,18 @@ async def compared(
 
         found = []
         for load in loads:
-            aside.print(f"{load:g} x the planned rates, {warm_up:g} s to warm up and {seconds:g} s", highlight=False)
-            rehearsal, known = await live(load, warm_up, seed + ASIDE)
-            if (rehearsal.lag or 0.0) > BUSY:
-                late = show_seconds(rehearsal.lag or 0.0)
+            aside.print(
+                f"{load:g} x the planned rates, {seconds:g} s, and {warm_up / 2:g} s before and after", highlight=False
+            )
+            first, known = await live(load, warm_up / 2, seed + ASIDE)
+            if (first.lag or 0.0) > BUSY:
+                late = show_seconds(first.lag or 0.0)
                 tell("the machine is busy:", f"requests leave up to {late} late; compare later")
-            outside, batches = outside_of(rehearsal, known), observed(lanes, known.batches)
             report, told = await live(load, seconds, seed)
+            last, known_after = await live(load, warm_up / 2, seed + 2 * ASIDE)
+            outside = _both(outside_of(first, known), outside_of(last, known_after))
+            known = known.and_also(known_after)
+            batches = observed(lanes, known.batches)
             workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
             simulated = simulate(
                 _closer(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches
@@ -228,6 +234,15 @@ def outside_of(report: Report, seen: Seen) -> dict[str, Outside]:
     return found
 
 
+def _both(one: Mapping[str, Outside], other: Mapping[str, Outside]) -> dict[str, Outside]:
+    """What lies between two of each model, or the one that there is."""
+
+    def between(a: Outside, b: Outside) -> Outside:
+        return Outside(mean=(a.mean + b.mean) / 2, p50=(a.p50 + b.p50) / 2, p99=(a.p99 + b.p99) / 2)
+
+    return {**one, **other} | {model: between(one[model], other[model]) for model in one.keys() & other.keys()}
+
+
 def _closer(problem: Problem, outside: Mapping[str, Outside]) -> Problem:
     """The problem with targets less by what requests spend outside."""
     models = tuple(
@@ -266,7 +281,7 @@ def result_view(result: Result) -> RenderableType:
     for it in result.loads:
         slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in it.slowdowns.items())
         outside = show_seconds(max(it.outside.values(), default=0.0))
-        seen = f"while warming up, batches over profile: {slowdowns or '-'}; outside of the server up to {outside}"
+        seen = f"before and after, batches over profile: {slowdowns or '-'}; outside of the server up to {outside}"
         parts += [comparison_table(it), Text(verdict(it)), Text(seen, style="dim"), ""]
     return Group(*parts[:-1])
 

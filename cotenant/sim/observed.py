@@ -29,6 +29,18 @@ class Seen(msgspec.Struct, frozen=True):
     batches: dict[Key, dict[int, list[float]]]
     requests: dict[str, list[float]]
 
+    def and_also(self, other: Seen) -> Seen:
+        """What two stretches of time tell together."""
+        batches: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        requests: defaultdict[str, list[float]] = defaultdict(list)
+        for seen in (self, other):
+            for key, by_rows in seen.batches.items():
+                for rows, seconds in by_rows.items():
+                    batches[key][rows] += seconds
+            for model, seconds in seen.requests.items():
+                requests[model] += seconds
+        return Seen({key: dict(by_rows) for key, by_rows in batches.items()}, dict(requests))
+
 
 def seen(lines: Iterable[LogLine], since: float, until: float) -> Seen:
     """Of batches that ran and requests that came and were answered, from `since` to `until` (by the log's clock)."""

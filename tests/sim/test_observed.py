@@ -43,6 +43,14 @@ def test_requests_last_from_their_arrival_to_their_answer_if_they_are_served() -
     assert seen(lines, 1.05, 2.0).requests == {"a": [pytest.approx(0.4)], "b": [pytest.approx(0.4)]}
 
 
+def test_two_stretches_of_time_tell_together_what_either_does() -> None:
+    lines = [*ran(1, 1, 0.5, 0.6), *ran(2, 2, 1.0, 1.25), *ran(3, 1, 1.5, 1.7)]
+    first, last = seen(lines[:2], 0.0, 1.0), seen(lines[2:], 1.0, 2.0)
+    both = first.and_also(last)
+    assert both == seen(lines, 0.0, 2.0)
+    assert len(first.batches["cpu-0/0", "a"][1]) == 1  # as it was
+
+
 def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
     took = {("cpu-0/0", "a"): {1: [0.025] * 100, 3: [0.033] * 5}}
     batches = observed([LANE], took)["cpu-0/0", "a"]
