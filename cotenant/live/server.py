@@ -292,7 +292,8 @@ class Server:
                         f"no share of the devices is free that serves '{wanted}' within its target; "
                         "unload another model, or give it more time"
                     )
-            await self._apply(site)
+            # What was unloaded before stays in the index, and can be loaded again.
+            await self._apply(msgspec.structs.replace(site, offered=self._site.offered | site.offered))
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Take a model out of its partitions; the others stay where they are. Harmless where it is not served."""

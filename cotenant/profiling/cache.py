@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from cotenant.core.profile import Profile, read_profiles, write_profiles
@@ -55,9 +56,12 @@ def keep(name: str, profile: Profile) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".csv")
-        with os.fdopen(handle, "w") as file:
-            file.write(write_profiles([profile]))
-        Path(temporary).replace(path)
+        with ExitStack() as failed:
+            failed.callback(Path(temporary).unlink)
+            with os.fdopen(handle, "w") as file:
+                file.write(write_profiles([profile]))
+            Path(temporary).replace(path)
+            failed.pop_all()
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot keep the profile: {error.strerror}; set XDG_CACHE_HOME to a folder that can be written"

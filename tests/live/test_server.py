@@ -195,6 +195,21 @@ def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
     run(main())
 
 
+def test_what_was_unloaded_stays_in_the_index_when_another_model_is_loaded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            await server.unload("identity", {})
+            await server.unload("lookup", {})
+            await server.load("lookup", {})
+            states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
+            assert states["identity"] == ("UNAVAILABLE", "unloaded")
+            assert states["lookup"] == ("READY", "")
+            await server.load("identity", {})
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
+
+    run(main())
+
+
 def test_a_worker_that_dies_while_others_start_is_given_nothing_before_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

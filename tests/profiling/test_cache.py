@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,13 @@ def test_a_folder_that_cannot_be_written(base: Path) -> None:
     ):
         cache.keep("key", PROFILE)
     assert cache.load("key") is None
+
+
+def test_of_a_profile_that_cannot_be_kept_nothing_is_left(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        cache.keep("key", PROFILE)
+    assert list(cache.folder().iterdir()) == []
