@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -62,8 +62,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     story: str
 
 
-def compare(problem: Problem, plans: Sequence[Plan], refusals: dict[str, str]) -> Comparison:
-    """refusals: by planner, why it has no plan."""
+def compare(problem: Problem, plans: Sequence[Plan], refusals: Mapping[str, str] = {}) -> Comparison:
+    """Plans for one problem side by side, the best first. refusals: by planner, why it has no plan."""
     proven = [plan.bound for plan in plans if plan.bound is not None]
     bound = None if not proven else min(proven) if problem.objective == "rate" else max(proven)
     rows = [_row(problem, plan, bound) for plan in plans]
