@@ -404,6 +404,8 @@ class Pool:
         logger.error("%s is given up: its worker died %d times in a row: %s", lane.name, lane.quick_deaths, lane.reason)
 
     def _tick(self) -> None:
+        if self._closed:
+            return
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
         self._look_for_lost()
         if not any(lane.state in ("starting", "restarting") for lane in self._lanes.values()):

@@ -33,6 +33,7 @@ class Spares:
         self._count = count
         self._arena = arena
         self._kept: defaultdict[Outfit, list[Process]] = defaultdict(list)
+        self._leaving: set[Process] = set()  # killed, and not gone yet
         self._failed: set[Outfit] = set()  # not tried again before a process of that outfit was needed
 
     @property
@@ -54,6 +55,8 @@ class Spares:
         for outfit in self._kept.keys() - wanted:
             for process in self._kept.pop(outfit):
                 process.kill("it is not needed any more")
+                self._leaving.add(process)
+                process.gone.add_done_callback(functools.partial(self._gone, process))
         if self._count:
             for outfit in wanted - self._failed:
                 self._fill(outfit)
@@ -61,7 +64,7 @@ class Spares:
     async def close(self) -> None:
         kept = [process for processes in self._kept.values() for process in processes]
         self._kept.clear()
-        await asyncio.gather(*(process.stop("the server has stopped") for process in kept))
+        await asyncio.gather(*(process.stop("the server has stopped") for process in [*kept, *self._leaving]))
 
     def _fill(self, outfit: Outfit) -> None:
         while len(self._kept[outfit]) < self._count:
@@ -73,6 +76,9 @@ class Spares:
                 return
             self._kept[outfit].append(process)
             process.gone.add_done_callback(functools.partial(self._left, outfit, process))
+
+    def _gone(self, process: Process, gone: asyncio.Future[str]) -> None:
+        self._leaving.discard(process)
 
     def _left(self, outfit: Outfit, process: Process, gone: asyncio.Future[str]) -> None:
         if process in self._kept[outfit]:
