@@ -107,7 +107,7 @@ def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> P
     return msgspec.structs.replace(accounted(plan, problem), bound=bound)
 
 
-def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds) -> Plan:
+def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds, sound: bool = True) -> Plan:
     """The plan for the largest multiple of the rates that `accept` takes, to 0.5 %.
 
     That for evenly spaced requests comes first, and is lowered until chance has room. A planner that answers the
@@ -116,7 +116,8 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds)
     multiples in between, with room for chance in each.
 
     accept: given a plan and the problem at those rates; by default, whether it is sound and its forecast keeps every
-    promise. Who takes one that is not sound has a better judge than the prediction of what neighbours cost.
+    promise. sound: whether no other plan is accepted. Who takes those that are not has a better judge than the
+    prediction of what neighbours cost, and so the most that is sound is not all that may be had.
     """
     endless = next((kind.name for kind in problem.fleet if kind.count is None), None)
     if endless is not None:
@@ -128,16 +129,16 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds)
     if most.objective == "rate" and most.scale == 0:
         return most  # some model cannot be served at all; the others are, as far as they ask
     if most.objective == "rate":
-        best = _with_room(most, planner, problem, accept)
+        best = _with_room(most, planner, problem, accept, sound=sound)
     else:
         best = _by_multiples(planner, problem, accept, _nothing(most, problem))
     return msgspec.structs.replace(best, planner=most.planner, objective="rate", bound=most.bound)
 
 
-def _with_room(most: Plan, planner: Planner, problem: Problem, accept: Accept) -> Plan:
+def _with_room(most: Plan, planner: Planner, problem: Problem, accept: Accept, *, sound: bool) -> Plan:
     """The largest multiple that is kept, of a planner whose own answer to that is `most`."""
     best = lowered(most, problem, accept=accept)
-    if best.scale * CLOSE >= most.scale:
+    if sound and best.scale * CLOSE >= most.scale:
         return best  # where chance takes nothing, nothing is to be won
     for part, beside in ROOMS:
         if beside < 1 and isinstance(problem.interference, Alone):

@@ -106,7 +106,7 @@ def as_asked(cast: Cast, machines: Problem, trial: Trial) -> float:
     def keeps(plan: Plan, scaled: Problem) -> bool:
         return enough(plan, machines, trial, scaled.rates[role] / group.mix[role])
 
-    return largest_scale(geometry.plan, problem, accept=keeps).scale
+    return largest_scale(geometry.plan, problem, accept=keeps, sound=False).scale
 
 
 def enough(plan: Plan, machines: Problem, trial: Trial, x: float) -> bool:

@@ -115,6 +115,12 @@ def test_plans_are_made_for_neighbours_that_cost_less_as_well_where_any_cost_som
     largest_scale(planner, halved(Margin(1.2)))
     assert asked == [(1.0, 1.2), *((pytest.approx(part), pytest.approx(1 + 0.2 * of)) for part, of in ROOMS)]
     asked.clear()
+    largest_scale(planner, halved(Margin(1.2)), accept=always)
+    assert asked == [(1.0, 1.2)], "all that is sound was taken, and no more would be"
+    most = largest_scale(planner, halved(Margin(1.2)), accept=always, sound=False)
+    assert len(asked) == 2 + len(ROOMS)
+    assert 4.9 <= most.scale <= 5.0, "who judges for himself gets more than is sound"
+    asked.clear()
     largest_scale(planner, halved(Alone()))
     assert asked == [(1.0, 1.0), *((pytest.approx(part), 1.0) for part, of in ROOMS if of == 1)]
 
