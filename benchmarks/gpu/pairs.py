@@ -19,13 +19,13 @@ from cotenant.errors import ModelError
 from cotenant.live.site import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Grid, grid_of
-from cotenant.profiling.pairs import measure, measured, pairs
+from cotenant.profiling.pairs import choices, measure, measured
 
-COUNT = 300
-SECONDS = 0.3  # for a pair
-AT_ONCE = 100  # pairs: workers of other processes start anew for each cut of so many
+COUNT = 300  # runs
+SECONDS = 0.3  # for one
+AT_ONCE = 100  # of them: workers of other processes start anew for each cut of so many
 EVERY = 20  # samples; then they are written down
-TRIES = 3  # a pair that seems faster than alone is tried again among others
+TRIES = 3  # what seems faster than alone is tried again among others
 
 
 def run(session: Session, models: Mapping[str, Offered]) -> None:
@@ -46,13 +46,13 @@ async def _measured(
 ) -> None:
     """rest: seconds that are to be left for what follows."""
     kind, path = first(backend), session.out / f"pairs-{name}.csv"
-    runs = pairs(known, kind)
+    runs = choices(known, kind)
     wanted = 6 if session.cpu else min(COUNT, len(runs))
     samples: list[Sample] = read_samples_file(path) if path.exists() else []
     candidates = {model: candidate(offer) for model, offer in models.items()}
     grid = Grid() if session.cpu else grid_of(kind)
     begun, before = time.monotonic(), len(measured(runs, samples))
-    session.say(f"{name}: {before} of {wanted} pairs are known, {len(runs)} to choose from")
+    session.say(f"{name}: {before} of {wanted} runs are known, {len(runs)} to choose from")
     try:
         async with asyncio.timeout(session.left - rest):
             for _ in range(TRIES):
@@ -63,9 +63,9 @@ async def _measured(
                 )
                 try:
                     async with aclosing(found):
-                        async for both in found:
-                            samples.extend(both)
-                            if len(samples) % EVERY == 0:
+                        async for together in found:
+                            samples.extend(together)
+                            if len(samples) % EVERY < len(together):
                                 session.write(path.name, write_samples(samples))
                     break
                 except ModelError as error:
@@ -73,8 +73,8 @@ async def _measured(
             else:
                 session.lacks(f"{name}: pairs fail again and again")
     except TimeoutError:
-        session.lacks(f"{name}: the time is up after {len(measured(runs, samples))} of {wanted} pairs")
+        session.lacks(f"{name}: the time is up after {len(measured(runs, samples))} of {wanted} runs")
     after = len(measured(runs, samples))
     if after > before:
         session.write(path.name, write_samples(samples))
-    session.say(f"{name}: {after - before} pairs in {time.monotonic() - begun:.0f} s; {after} in all")
+    session.say(f"{name}: {after - before} runs in {time.monotonic() - begun:.0f} s; {after} in all")

@@ -16,25 +16,23 @@ from cotenant.errors import ConfigError
 from cotenant.live.site import Offered
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Candidate, grid_of
-from cotenant.profiling.pairs import measure, measured, pairs
+from cotenant.profiling.pairs import choices, enough, measure, measured
 from cotenant.worker.repository import loadable, sample
-
-PART = 0.2  # of all pairs that are measured, unless told: what more would tell is little
 
 
 def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) -> None:
-    """Pairs of the site's models, into a CSV file as they come. What stands there already is not measured again."""
+    """The site's models side by side, into a CSV file as they come. What stands there already is not measured again."""
     if backend.name == "fake":
         raise ConfigError("backend fake runs nothing that could be measured; take the backend cpu, or one of a GPU")
     kinds = site.problem.fleet
-    runs = [run for kind in kinds for run in pairs(site.problem.profiles, kind)]
+    runs = [run for kind in kinds for run in choices(site.problem.profiles, kind)]
     if not runs:
         raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
     samples = _written(path)
     done = measured(runs, samples)
-    wanted = max(1, round(PART * len(runs))) if count is None else min(count, len(runs))
+    wanted = enough(runs) if count is None else min(count, len(runs))
     if done:
-        aside.print(f"{path} has {len(done)} of {wanted} pairs", highlight=False, markup=False, soft_wrap=True)
+        _say(f"{path} has {len(done)} of {wanted} runs")
     names = {load.model for run in runs for load in run}
     candidates = {name: candidate(offer) for name, offer in site.offered.items() if name in names}
 
@@ -42,20 +40,19 @@ def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) ->
         finished, left = len(done), max(0, wanted - len(done))
         grid = grid_of(kinds[0])
         found = measure(backend, candidates, runs, site.problem.profiles, done=done, count=left, grid=grid)
-        async for both in found:
-            samples.extend(both)
+        async for together in found:
+            samples.extend(together)
             write(path, write_samples(samples), quiet=True)
             finished += 1
-            told("pairs", finished, wanted)
+            told("side by side", finished, wanted)
 
     with bars("running") as progress:
         asyncio.run(run_all(ProfileProgress(progress)))
-    aside.print(
-        f"{len(samples)} samples in {path}; `cotenant fit {path} --profiles PROFILES` makes a predictor of them",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    _say(f"{len(samples)} samples in {path}; `cotenant fit {path} --profiles PROFILES` makes a predictor of them")
+
+
+def _say(text: str) -> None:
+    aside.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _written(path: Path) -> list[Sample]:

@@ -306,19 +306,21 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Ours:
     return Ours(Posterior(process), calibration, samples, known, profiles=profiles, observed={})
 
 
-def telling(runs: Sequence[Sequence[Load]], profiles: Profiles, measured: Iterable[int] = ()) -> Iterator[int]:
+def telling(
+    runs: Sequence[Sequence[Load]], profiles: Profiles, turns: Mapping[int, int], measured: Iterable[int] = ()
+) -> Iterator[int]:
     """Places of runs of two loads or more, the one first that tells most of all of them; each load is a victim of the
-    others. measured: places of those that are done, which are left out."""
+    others. turns: of so many loads so many runs come. measured: places of those that are done, which are left out."""
     samples = [
-        ((victim, (load,)), place)
+        ((victim, (*loads[:i], *loads[i + 1 :])), place)
         for place, loads in enumerate(runs)
         for i, victim in enumerate(loads)
-        for load in (*loads[:i], *loads[i + 1 :])
     ]
     names = {model: i for i, model in enumerate(dict.fromkeys(load.model for loads in runs for load in loads))}
     known = {load: traits(profiles[load.model, load.kind], load) for loads in runs for load in loads}
     terms = _terms([run for run, _ in samples], names, known.__getitem__)
-    return in_order(terms, np.array([place for _, place in samples]), list(measured))
+    places = np.array([place for _, place in samples])
+    return in_order(terms, places, [len(loads) for loads in runs], turns, list(measured))
 
 
 def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:

@@ -10,7 +10,7 @@ Statistical Association 84, 1989).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -294,30 +294,38 @@ def _by_sample(gram: Matrix, starts: Numbers, others: Numbers) -> Matrix:
     return summed
 
 
-def telling(terms: Terms, groups: Numbers, measured: Sequence[int] = ()) -> Iterator[int]:
-    """Groups of samples of one term, in the order in which to measure them, without knowing any outcome.
+def telling(
+    terms: Terms, runs: Numbers, parts: Sequence[int], weights: Mapping[int, int], measured: Sequence[int] = ()
+) -> Iterator[int]:
+    """Runs in the order in which to measure them, without knowing any outcome.
 
-    groups: of each term, from 0. measured: groups that are known already. Next comes always the group that tells most
-    of all: that takes most off the sum of variances (Krause, Singh and Guestrin, Journal of Machine Learning Research
-    9, 2008, section 3). Memory and time for each go with the square of the terms.
+    runs: of each sample, from 0. parts: of each run, what it belongs to; of each part come as many as it weighs.
+    measured: runs that are known already. Next comes, of the part whose turn it is, always the run that tells most of
+    all samples: that takes most off the sum of variances (Krause, Singh and Guestrin, Journal of Machine Learning
+    Research 9, 2008, section 3). Memory and time for each go with the square of the samples.
     """
-    prior = _start(terms, np.zeros(len(terms.owners)))
-    covariance = covariances(prior, terms, terms)
-    members = [np.flatnonzero(groups == group) for group in range(int(groups.max()) + 1)]
-    left = np.ones(len(members), dtype=bool)
+    prior = _start(terms, np.zeros(len(runs)))
+    starts = np.searchsorted(terms.owners, np.arange(len(runs)))
+    covariance = _by_sample(covariances(prior, terms, terms), starts, starts)
+    members = [np.flatnonzero(runs == run) for run in range(len(parts))]
+    part = np.array(parts)
+    left = np.ones(len(parts), dtype=bool)
+    come = dict.fromkeys(weights, 0)
 
-    def know(group: int) -> None:
+    def know(run: int) -> None:
         nonlocal covariance
-        left[group] = False
-        for term in members[group]:
-            row = covariance[term] / np.sqrt(covariance[term, term] + prior.noise**2)
+        left[run] = False
+        come[parts[run]] += 1
+        for sample in members[run]:
+            row = covariance[sample] / np.sqrt(covariance[sample, sample] + prior.noise**2)
             covariance -= np.outer(row, row)
 
-    for group in measured:
-        know(group)
+    for run in measured:
+        know(run)
     while left.any():
+        turn = min(np.unique(part[left]).tolist(), key=lambda it: (come[it] + 1) / weights[it])
         told = (covariance**2).sum(axis=0) / (np.diag(covariance) + prior.noise**2)
-        gains = np.bincount(groups, weights=told)
-        best = int(np.where(left, gains, -1.0).argmax())
+        gains = np.bincount(runs, weights=told)
+        best = int(np.where(left & (part == turn), gains, -1.0).argmax())
         yield best
         know(best)

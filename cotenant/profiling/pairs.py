@@ -1,7 +1,8 @@
-"""Measuring models side by side, on the path that serves them: two workers at once, each on its share, always busy.
+"""Measuring models side by side, on the path that serves them: a worker for each, on its share, always busy.
 
-Which pairs are run first is a question of how much each tells of all the others (`predictors.ours.telling`). Pairs that
-cut the device alike share their workers.
+Which runs come first is a question of how much each tells of all the others (`predictors.ours.telling`). Most are
+pairs. What several neighbours cost adds up only nearly, and how nearly is told by sets of three and four. Runs that cut
+the device alike share their workers.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import msgspec
 import numpy as np
 
 from cotenant.backends import Backend
+from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.plan import device_name
 from cotenant.core.profile import Profiles
-from cotenant.core.units import WHOLE
+from cotenant.core.units import WHOLE, show_names
 from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.pool import Pool
 from cotenant.predictors import Load
@@ -29,45 +31,83 @@ from cotenant.profiling.grid import ARENA, LEAST, Candidate, Grid, Listener, Ten
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 
-SPLITS = (250, 500)  # ‰ of the first of a pair, at most half; the other has the rest
+FIRST = ((250,), (500,), (250, 250), (250, 250, 250))  # ‰; one more has the rest of the device
+TURNS = {2: 6, 3: 1, 4: 1}  # of so many models side by side so many runs
 BATCHES = 3  # of each model and share, from one row to the largest that is worth it
 LONGEST = 0.25  # seconds alone
-SECONDS = 0.6  # for a pair, and at least LEAST batches of each
+SECONDS = 0.6  # for a run, and at least LEAST batches of each
 TRIES = 3
-AT_ONCE = 24  # pairs that are chosen, then run by cut
+AT_ONCE = 32  # runs that are chosen, then run by cut
+PART = 0.2  # of all pairs: what more of them would tell is little
 MOST = 700  # pairs to choose among: of more, an even part
+DRAWN = 60  # sets to choose among, for each way to cut the device
 
-Run = tuple[Load, Load]
+Run = tuple[Load, ...]
 
 
-def pairs(profiles: Profiles, kind: Kind, batches: int = BATCHES) -> list[Run]:
-    """All pairs worth measuring, the smaller share first, or an even part of very many. A model may be its own."""
+def choices(profiles: Profiles, kind: Kind, batches: int = BATCHES) -> list[Run]:
+    """What is worth measuring, the smaller shares first: all pairs, or an even part of very many, and some larger sets,
+    drawn at random. A model may be beside itself."""
     found: list[Run] = []
-    for share, rest in splits(kind.cuts):
-        small, large = _loads(profiles, kind.name, share, batches), _loads(profiles, kind.name, rest, batches)
-        alike = share == rest  # then either order is the same pair
-        found += [(one, other) for i, one in enumerate(small) for j, other in enumerate(large) if not alike or i <= j]
-    if len(found) <= MOST:
-        return found
-    some = np.random.default_rng(0).permutation(len(found))[:MOST]
-    return [found[i] for i in sorted(some.tolist())]
+    for cut in cuts(kind):
+        loads = [_loads(profiles, kind.name, share, batches) for share in cut]
+        found += _pairs(*loads) if len(cut) == 2 else _drawn(loads)
+    fitting = [run for run in found if sum(profiles[it.model, it.kind].memory(it.batch) for it in run) <= kind.memory]
+    pairs = [run for run in fitting if len(run) == 2]
+    if len(pairs) > MOST:
+        some = np.random.default_rng(0).permutation(len(pairs))[:MOST]
+        pairs = [pairs[i] for i in sorted(some.tolist())]
+    return pairs + [run for run in fitting if len(run) > 2]
+
+
+def _pairs(small: Sequence[Load], large: Sequence[Load]) -> list[Run]:
+    alike = small == large  # then either order is the same pair
+    return [(one, other) for i, one in enumerate(small) for j, other in enumerate(large) if not alike or i <= j]
+
+
+def _drawn(loads: Sequence[Sequence[Load]]) -> list[Run]:
+    if not all(loads):
+        return []
+    rng = np.random.default_rng(0)
+    drawn = (sorted((it[int(rng.integers(len(it)))] for it in loads), key=_order) for _ in range(DRAWN))
+    return list(dict.fromkeys(map(tuple, drawn)))
+
+
+def _order(load: Load) -> tuple[int, str, int]:
+    return load.share, load.model, load.batch
+
+
+def enough(runs: Sequence[Run]) -> int:
+    """How many of them to measure: a fifth of all pairs, and what comes of larger sets by turns."""
+    pairs = sum(len(run) == 2 for run in runs)
+    turns = sum(TURNS[size] for size in {len(run) for run in runs})
+    return min(len(runs), max(1, round(PART * pairs * turns / TURNS[2])))
 
 
 def measured(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
-    """Places of runs of which there are both samples."""
+    """Places of runs of which there are all samples."""
     seen = {(sample.victim, *sample.neighbours) for sample in samples}
-    return [place for place, run in enumerate(runs) if run in seen and run[::-1] in seen]
+    return [place for place, run in enumerate(runs) if seen.issuperset((it, *rest) for it, rest in _views(run))]
 
 
-def splits(cuts: Sequence[int]) -> list[tuple[int, int]]:
-    """A device cut in two, by legal shares: next to each of SPLITS, and the largest that fits beside it."""
-    found: dict[tuple[int, int], None] = {}
-    for share in SPLITS:
-        beside = [cut for cut in cuts if cut <= WHOLE - nearest(share, cuts)]
-        if beside:
-            small, large = sorted((nearest(share, cuts), beside[-1]))
-            found[small, large] = None
+def _views(run: Run) -> list[tuple[Load, Run]]:
+    """Each load with the others."""
+    return [(load, (*run[:i], *run[i + 1 :])) for i, load in enumerate(run)]
+
+
+def cuts(kind: Kind) -> list[tuple[int, ...]]:
+    """Ways to cut a device for two and more: by legal shares next to FIRST, and the largest that fits beside them."""
+    found: dict[tuple[int, ...], None] = {}
+    for wanted in FIRST:
+        shares = [nearest(share, kind.cuts) for share in wanted]
+        beside = [cut for cut in kind.cuts if cut <= WHOLE - sum(shares)]
+        if beside and _legal(cut := tuple(sorted((*shares, beside[-1]))), kind):
+            found[cut] = None
     return list(found)
+
+
+def _legal(cut: Sequence[int], kind: Kind) -> bool:
+    return kind.geometry is None or mig.fit(kind.geometry, [(share, 0) for share in cut]) is not None
 
 
 def _loads(profiles: Profiles, kind: str, share: int, batches: int) -> list[Load]:
@@ -92,29 +132,29 @@ async def measure(
     grid: Grid,
     seconds: float = SECONDS,
     at_once: int = AT_ONCE,
-) -> AsyncGenerator[tuple[Sample, Sample], None]:
-    """Run `count` of the pairs, those first that tell most, on the first device of their kind, which must have nothing
+) -> AsyncGenerator[list[Sample], None]:
+    """Do `count` of the runs, those first that tell most, on the first device of their kind, which must have nothing
     else to do meanwhile.
 
     done: places of runs that were measured before. grid: how inputs come, as when profiles are measured. at_once: of so
-    many pairs those that cut the device alike come together; with more, workers start less often. Gives of each run a
-    sample with either as the victim: medians, in seconds, from handing a batch to a worker to having its answer. Raises
+    many runs those that cut the device alike come together; with more, workers start less often. Gives of each run a
+    sample with each as the victim: medians, in seconds, from handing a batch to a worker to having its answer. Raises
     ModelError where a model fails.
     """
-    order = itertools.islice(telling(runs, profiles, done), count)
-    two = _Two(backend, candidates, grid)
+    order = itertools.islice(telling(runs, profiles, TURNS, done), count)
+    bench = _Bench(backend, candidates, grid)
     try:
         while chunk := list(itertools.islice(order, at_once)):
             by_cut = sorted((runs[place] for place in chunk), key=_cut)
             for _, some in itertools.groupby(by_cut, key=_cut):
                 alike = list(some)
-                await two.cut(alike)
+                await bench.cut(alike)
                 for run in alike:
-                    yield await two.measured(run, seconds)
+                    yield await bench.measured(run, seconds)
     except WorkerError as error:
-        raise ModelError(f"pairs cannot be measured: {error}") from None
+        raise ModelError(f"models cannot be measured side by side: {error}") from None
     finally:
-        await two.close()
+        await bench.close()
 
 
 def _cut(run: Run) -> tuple[str, ...]:
@@ -140,7 +180,7 @@ class _Listeners:
         self.of[lane] = Listener()
 
 
-class _Two:
+class _Bench:
     """Workers side by side."""
 
     def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], grid: Grid) -> None:
@@ -155,16 +195,16 @@ class _Two:
         self._alone: dict[Load, float] = {}
 
     async def cut(self, runs: Sequence[Run]) -> None:
-        """From now on there are two workers that are cut as in all these runs, each with every model that it is to
-        run. Raises WorkerError where one does not start."""
+        """From now on there are workers that are cut as in all these runs, each with every model that it is to run.
+        Raises WorkerError where one does not start."""
         number = next(self._cuts)
         device = device_name(runs[0][0].kind)
-        before, self._lanes = self._lanes, tuple(f"{device}/pairs-{number}-{place}" for place in (0, 1))
+        before, self._lanes = self._lanes, tuple(f"{device}/pairs-{number}-{place}" for place in range(len(runs[0])))
         # Where lanes share a process it must not end, with what it has loaded, before the next are open.
         stays = any(self._pool.shares_process(lane) for lane in before)
         if not stays:
             await self._stop(before)
-        for place in (1, 0):  # the larger share first, as the backend wants it
+        for place in reversed(range(len(runs[0]))):  # the larger share first, as the backend wants it
             largest: dict[str, int] = {}
             for load in (run[place] for run in runs):
                 largest[load.model] = max(load.batch, largest.get(load.model, 0))
@@ -182,24 +222,28 @@ class _Two:
     async def _stop(self, lanes: Iterable[str]) -> None:
         await asyncio.gather(*(self._pool.stop(lane, grace=1.0) for lane in lanes))
 
-    async def measured(self, run: Run, seconds: float) -> tuple[Sample, Sample]:
-        one, other = run
+    async def measured(self, run: Run, seconds: float) -> list[Sample]:
+        first, *others = (repr(load.model) for load in run)
+        who = f"{first} beside {show_names(others)}"
         for _ in range(TRIES):
             try:
                 for lane, load in zip(self._lanes, run, strict=True):
                     if load not in self._alone:
                         (self._alone[load],) = await self._busy({lane: load}, seconds / 2)
-                a, b = await self._busy(dict(zip(self._lanes, run, strict=True)), seconds)
+                together = await self._busy(dict(zip(self._lanes, run, strict=True)), seconds)
             except (ModelError, WorkerError) as error:
-                raise ModelError(f"{one.model!r} beside {other.model!r} cannot be measured: {error}") from None
-            both = Sample(one, (other,), self._alone[one], a), Sample(other, (one,), self._alone[other], b)
-            if all(sample.slowdown >= FASTEST for sample in both):
-                return both
+                raise ModelError(f"{who} cannot be measured: {error}") from None
+            samples = [
+                Sample(load, rest, self._alone[load], took)
+                for (load, rest), took in zip(_views(run), together, strict=True)
+            ]
+            if all(sample.slowdown >= FASTEST for sample in samples):
+                return samples
             for load in run:  # it was held up when it ran alone
                 self._alone.pop(load, None)
         raise ModelError(
-            f"{one.model!r} beside {other.model!r} seems faster than alone, again and again; this machine has something"
-            " else to do: try when it is quiet, and what was measured will be gone on with"
+            f"{who} seems faster than alone, again and again; this machine has something else to do: try when it is"
+            " quiet, and what was measured will be gone on with"
         )
 
     async def _busy(self, loads: Mapping[str, Load], seconds: float) -> list[float]:

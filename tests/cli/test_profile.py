@@ -55,7 +55,7 @@ def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest
     assert "6 samples in pairs.csv" in said.err
     first = (folder / "pairs.csv").read_text()
     again = program("profile", "--repository", "mine", "--pairs", "pairs.csv", "--count", "5")
-    assert again.code == 0 and "pairs.csv has 3 of 5 pairs" in again.err
+    assert again.code == 0 and "pairs.csv has 3 of 5 runs" in again.err
     assert (folder / "pairs.csv").read_text().startswith(first)
     samples = read_samples((folder / "pairs.csv").read_text().splitlines(), "pairs.csv")
     runs = {frozenset((it.victim, *it.neighbours)) for it in samples}

@@ -1,10 +1,11 @@
-"""Which pairs are run, in what order; and real workers side by side, with few of them."""
+"""What is run side by side, in what order; and real workers, with few of them."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 import uvloop
 
 from cotenant.backends.cpu import Cpu
+from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
@@ -20,7 +22,7 @@ from cotenant.errors import ModelError
 from cotenant.predictors.ours import telling
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.grid import Candidate, Grid
-from cotenant.profiling.pairs import LONGEST, MOST, measure, pairs, splits
+from cotenant.profiling.pairs import DRAWN, LONGEST, MOST, TURNS, choices, cuts, enough, measure, measured
 from cotenant.worker.wire import WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.worker import graphs
@@ -37,43 +39,77 @@ def profile(model: str, seconds: float, batches: tuple[int, ...] = (1, 2, 4, 8))
     return Profile(model, "cpu", points)
 
 
-def test_pairs_fill_the_device_and_take_no_longer_than_is_worth_it() -> None:
+def test_runs_fill_the_device_and_take_no_longer_than_is_worth_it() -> None:
     profiles = {(name, "cpu"): profile(name, seconds) for name, seconds in (("a", 0.001), ("b", 0.02), ("c", 1.0))}
-    found = pairs(profiles, CPU)
+    found = choices(profiles, CPU)
     assert len(set(found)) == len(found)
-    for one, other in found:
-        assert one.share + other.share == 1000 and one.share <= 500
-        assert max(profiles[it.model, "cpu"].latency(it.batch, it.share) for it in (one, other)) <= LONGEST
+    for run in found:
+        assert sum(it.share for it in run) == 1000
+        assert max(profiles[it.model, "cpu"].latency(it.batch, it.share) for it in run) <= LONGEST
     assert {it.model for run in found for it in run} == {"a", "b"}
-    halves = [run for run in found if run[0].share == 500]
+    halves = [run for run in found if [it.share for it in run] == [500, 500]]
     assert not [run for run in halves if run[0] != run[1] and run[::-1] in halves]
-    assert not pairs(profiles, Kind(name="gpu", cuts=CPU.cuts))
+    assert not choices(profiles, Kind(name="gpu", cuts=CPU.cuts))
+
+
+def test_most_are_pairs_and_some_are_larger() -> None:
+    profiles = {(name, "cpu"): profile(name, 0.001) for name in "ab"}
+    runs = choices(profiles, CPU)
+    sizes = Counter(map(len, runs))
+    assert set(sizes) == set(TURNS) and sizes[3] <= DRAWN and sizes[4] <= DRAWN
+    assert enough(runs) == round(0.2 * sizes[2] * 8 / 6)
+    first = [len(runs[place]) for place in itertools.islice(telling(runs, profiles, TURNS), 16)]
+    assert Counter(first) == {size: 2 * turns for size, turns in TURNS.items()}
+    assert enough([run for run in runs if len(run) == 2]) == round(0.2 * sizes[2])
+
+
+def test_what_finds_no_room_side_by_side_is_left_out() -> None:
+    profiles = {("a", "cpu"): profile("a", 0.001)}
+    assert {len(run) for run in choices(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=3))} == {2, 3}
+    assert not choices(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=1))
 
 
 def test_a_device_is_cut_where_it_can_be() -> None:
     """A green context has whole groups of multiprocessors; of 132 there are 16 of eight, and the whole device."""
     green = (*(1000 * 8 * groups // 132 for groups in range(1, 17)), 1000)
-    for small, large in splits(green):
-        assert {small, large} <= set(green) and small <= large and 900 < small + large <= 1000
-    assert splits(CPU.cuts) == [(250, 750), (500, 500)]
-    assert splits((500, 1000)) == [(500, 500)]
-    assert splits((1000,)) == []
+    for cut in cuts(Kind(name="h200", cuts=green)):
+        assert set(cut) <= set(green) and sorted(cut) == list(cut) and 900 < sum(cut) <= 1000
+    assert cuts(CPU) == [(250, 750), (500, 500), (250, 250, 500), (250, 250, 250, 250)]
+    assert cuts(Kind(name="half", cuts=(500, 1000))) == [(500, 500)]
+    assert cuts(Kind(name="whole")) == []
+
+
+def test_instances_lie_side_by_side() -> None:
+    """2g, 2g, 2g and 1g have room on an A100; on an A30 a half and two quarters have."""
+    a100, a30 = (Kind(name=name, cuts=mig.cuts(name), geometry=name) for name in ("mig-a100-40gb", "mig-a30-24gb"))
+    assert cuts(a100) == [(285, 571), (428, 571), (285, 285, 428), (142, 285, 285, 285)]
+    assert cuts(a30) == [(250, 500), (500, 500), (250, 250, 500), (250, 250, 250, 250)]
 
 
 def test_very_many_pairs_are_thinned() -> None:
     profiles = {(f"m{i}", "cpu"): profile(f"m{i}", 0.001) for i in range(12)}
-    found = pairs(profiles, CPU)
-    assert len(found) == MOST == len(set(found))
-    assert found == pairs(profiles, CPU)
+    found = choices(profiles, CPU)
+    assert sum(len(run) == 2 for run in found) == MOST
+    assert len(found) == len(set(found)) <= MOST + 2 * DRAWN
+    assert found == choices(profiles, CPU)
 
 
 def test_every_run_comes_once_and_none_that_was_done() -> None:
-    runs = pairs({(name, "cpu"): profile(name, 0.001) for name in "abc"}, CPU)
     profiles = {(name, "cpu"): profile(name, 0.001) for name in "abc"}
-    order = list(telling(runs, profiles, [3, 5]))
+    runs = choices(profiles, CPU)
+    order = list(telling(runs, profiles, TURNS, [3, 5]))
     assert sorted([*order, 3, 5]) == list(range(len(runs)))
-    first = [runs[place] for place in itertools.islice(telling(runs, profiles), 6)]
+    first = [runs[place] for place in itertools.islice(telling(runs, profiles, TURNS), 6)]
     assert {load.model for run in first for load in run} == set("abc")
+
+
+def test_a_run_was_measured_when_each_of_it_was() -> None:
+    runs = choices({(name, "cpu"): profile(name, 0.001) for name in "ab"}, CPU)
+    three = next(place for place, run in enumerate(runs) if len(set(run)) == 3)
+    a, b, c = runs[three]
+    samples = [Sample(a, (b, c), 1, 1), Sample(b, (a, c), 1, 1)]
+    assert measured(runs, samples) == []
+    assert measured(runs, [*samples, Sample(c, (a, b), 1, 1)]) == [three]
 
 
 def floats(rows: int) -> tuple[Tensor, ...]:
@@ -84,14 +120,13 @@ def index(rows: int) -> tuple[Tensor, ...]:
     return (Tensor("x", "INT64", (rows, 1), np.full((rows, 1), 99, np.int64).tobytes()),)
 
 
-def run_all(candidates: dict[str, Candidate], count: int) -> list[tuple[Sample, Sample]]:
+def run_all(candidates: dict[str, Candidate], count: int) -> list[list[Sample]]:
     profiles = {(name, "cpu"): profile(name, 0.001, (1, 4)) for name in candidates}
-    runs = pairs(profiles, CPU)
+    runs = choices(profiles, CPU)
 
-    async def main() -> list[tuple[Sample, Sample]]:
-        return [
-            both async for both in measure(Cpu(), candidates, runs, profiles, count=count, grid=Grid(), seconds=0.02)
-        ]
+    async def main() -> list[list[Sample]]:
+        found = measure(Cpu(), candidates, runs, profiles, count=count, grid=Grid(), seconds=0.02)
+        return [samples async for samples in found]
 
     try:
         return uvloop.run(asyncio.wait_for(main(), 60))
@@ -99,15 +134,16 @@ def run_all(candidates: dict[str, Candidate], count: int) -> list[tuple[Sample, 
         assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
-def test_two_models_side_by_side(tmp_path: Path) -> None:
+def test_models_side_by_side(tmp_path: Path) -> None:
     first = graphs.identity(tmp_path / "model.onnx")
     second = msgspec.structs.replace(first, name="second")
-    found = run_all({"identity": Candidate(first, floats), "second": Candidate(second, floats)}, 5)
-    assert len(found) == 5
-    for one, other in found:
-        assert (one.victim, one.neighbours) == (other.neighbours[0], (other.victim,))
-        assert one.victim.share + other.victim.share == 1000
-        for sample in (one, other):
+    found = run_all({"identity": Candidate(first, floats), "second": Candidate(second, floats)}, 8)
+    assert Counter(map(len, found)) == {2: 6, 3: 1, 4: 1}
+    for samples in found:
+        run = [sample.victim for sample in samples]
+        assert sum(load.share for load in run) == 1000
+        for i, sample in enumerate(samples):
+            assert sample.neighbours == (*run[:i], *run[i + 1 :])
             assert 0 < sample.alone < 5 and 0 < sample.together < 5
 
 
