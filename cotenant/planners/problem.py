@@ -1,0 +1,104 @@
+"""What any planner is asked: a `Problem`, which makes sense."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import msgspec
+
+from cotenant.core import mig
+from cotenant.core.application import Application
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Profile, Profiles
+from cotenant.core.units import WHOLE
+from cotenant.errors import PlanError
+from cotenant.predictors import Alone, Interference
+
+Objective = Literal["devices", "rate"]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that any planner may need.
+
+    rates: requests per second that come from outside, by model or application. objective: "devices" asks for the fewest
+    devices (the least cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates
+    that the fleet can serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds
+    that a planner may search for something better than it has. bounded: whether a close bound is wanted, too; to prove
+    one takes time. applications: graphs of these models; planners never see any, since `solve` splits their targets
+    first.
+    """
+
+    models: tuple[Model, ...]
+    rates: dict[str, float]
+    fleet: tuple[Kind, ...]
+    profiles: Profiles
+    objective: Objective = "devices"
+    interference: Interference = msgspec.field(default_factory=Alone)
+    current: Plan | None = None
+    time_limit: float = 1.0
+    bounded: bool = True
+    applications: tuple[Application, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises PlanError for what makes no sense, so that no planner has to look."""
+        if self.objective not in get_args(Objective):
+            raise PlanError(f"no objective {self.objective!r}; there are {' and '.join(get_args(Objective))}")
+        _once("model", [model.name for model in self.models])
+        _once("kind of device", [kind.name for kind in self.fleet])
+        for model in self.models:
+            where = f"model {model.name!r}"
+            if not 0 < model.slo < math.inf:
+                raise PlanError(f"{where}: a target of {model.slo:g} s must lie above 0 and be finite")
+            if not 0 < model.attainment <= 1:
+                raise PlanError(f"{where}: attainment {model.attainment:g} must lie above 0 and at most at 1")
+            if model.max_batch is not None and model.max_batch < 1:
+                raise PlanError(f"{where}: a largest batch of {model.max_batch} must be at least 1")
+        names = {model.name for model in self.models}
+        for application in self.applications:
+            if application.name in names:
+                raise PlanError(f"application {application.name!r}: the name is taken; give it another")
+            names.add(application.name)
+            for stage in application.stages:
+                self.model(stage.model)
+        for name, rate in self.rates.items():
+            if name not in names:
+                self.model(name)  # says which there are
+            if not (math.isfinite(rate) and rate >= 0):
+                raise PlanError(f"model {name!r}: a rate of {rate:g} requests/s must be finite and at least 0")
+        for kind in self.fleet:
+            where = f"kind {kind.name!r}"
+            if kind.count is not None and kind.count < 0:
+                raise PlanError(f"{where}: a count of {kind.count} must be at least 0")
+            if kind.max_partitions is not None and kind.max_partitions < 1:
+                raise PlanError(f"{where}: max_partitions {kind.max_partitions} must be at least 1")
+            if not kind.cuts or list(kind.cuts) != sorted(set(kind.cuts)) or kind.cuts[0] < 1 or kind.cuts[-1] > WHOLE:
+                raise PlanError(f"{where}: the cuts {kind.cuts} must ascend, from at least 1 to at most {WHOLE} ‰")
+            if kind.geometry is not None:
+                if not mig.known(kind.geometry):
+                    known = ", ".join(mig.GEOMETRIES)
+                    raise PlanError(f"{where}: no MIG geometry {kind.geometry!r}; there are {known}")
+                if not set(kind.cuts) <= set(legal := mig.cuts(kind.geometry)):
+                    raise PlanError(f"{where}: the cuts {kind.cuts} are not all shares of MIG instances, {legal} ‰")
+
+    def model(self, name: str) -> Model:
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise PlanError(f"no model {name!r} in this problem; it has {', '.join(m.name for m in self.models)}")
+
+    def kind(self, name: str) -> Kind:
+        for kind in self.fleet:
+            if kind.name == name:
+                return kind
+        raise PlanError(f"no devices of kind {name!r} in this problem")
+
+    def profile(self, model: str, kind: str) -> Profile | None:
+        return self.profiles.get((model, kind))
+
+
+def _once(what: str, names: list[str]) -> None:
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise PlanError(f"two entries for the {what} {name!r}; each may stand once")

@@ -1,0 +1,114 @@
+"""Which planners there are: those of this package, and those of other packages that are installed.
+
+A package brings a planner by an entry in its pyproject.toml:
+
+    [project.entry-points."cotenant.planners"]
+    mine = "my_package.my_module:plan"
+
+To read what is installed takes longer than most commands take to start. So others' planners are looked for where a name
+is none of these, or all are asked for; and what is wrong with one is said when it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.errors import CotenantError, PlanError
+from cotenant.planners.problem import Problem
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+# One that answers the objective "rate" itself says so in its plan's objective; `solve` asks any other for fixed rates.
+Planner = Callable[[Problem], Plan]
+
+# Name → module with a function `plan(problem) -> Plan`, loaded on use.
+PLANNERS: dict[str, str] = {
+    "squishy": "cotenant.planners.squishy",
+    "bestfit": "cotenant.planners.bestfit",
+    "elastic": "cotenant.planners.elastic",
+    "ideal": "cotenant.planners.ideal",
+    "geometry": "cotenant.planners.geometry",
+}
+# Those quick enough to be asked beside another, so that it is never behind them.
+QUICK = ("elastic", "bestfit", "squishy")
+GROUP = "cotenant.planners"
+
+
+def load(name: str) -> Planner:
+    """The planner of that name. Raises PlanError, listing the known ones; and for one of another package that cannot be
+    loaded."""
+    if name in PLANNERS:
+        planner: Planner = importlib.import_module(PLANNERS[name]).plan
+        return planner
+    brought = _brought()
+    if name not in brought:
+        raise PlanError(f"no planner {name!r}; there are {', '.join(sorted(names()))}")
+    return _loaded(brought[name])
+
+
+def names() -> list[str]:
+    """Of all planners; those of this package first."""
+    return [*PLANNERS, *_brought()]
+
+
+@cache
+def _brought() -> dict[str, EntryPoint]:
+    """Planners of other packages, by name. Raises PlanError for a name that two would have."""
+    from importlib.metadata import entry_points  # takes as long to import as many a module of ours
+
+    found = {}
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    for name, same in groupby(points, key=lambda point: point.name):
+        first, *more = same
+        if name in PLANNERS or more:
+            whose = "cotenant" if name in PLANNERS else _package(more[0])
+            raise PlanError(
+                f"planner {name!r} of {_package(first)}: {whose} has one of that name, too; rename one in the entry"
+                f" points of its package, or uninstall it"
+            )
+        found[name] = first
+    return found
+
+
+@cache
+def _loaded(point: EntryPoint) -> Planner:
+    """A planner that another package brings, whose faults are told as such."""
+    whose = f"planner {point.name!r} of {_package(point)}"
+    try:
+        function = point.load()
+    except Exception as error:
+        raise PlanError(f"{whose} cannot be loaded: {_told(error)}") from error
+    if not callable(function):
+        raise PlanError(f"{whose}: {point.value} is {type(function).__name__}, not a function from a Problem to a Plan")
+
+    def planner(problem: Problem) -> Plan:
+        try:
+            plan = function(problem)
+        except CotenantError:
+            raise
+        except Exception as error:
+            raise PlanError(f"{whose} failed: {_told(error)}") from error
+        if not isinstance(plan, Plan):
+            raise PlanError(f"{whose} gave {type(plan).__name__}, not a Plan")
+        return msgspec.structs.replace(plan, planner=point.name)
+
+    return planner
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "a package without a name"
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, and where: who wrote the planner looks for the line."""
+    (*_, last) = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
