@@ -233,12 +233,12 @@ def _largest(planner: Planner, problem: Problem, taken: Accept, *, above: Plan, 
 
 
 def _roomier(problem: Problem, part: float, beside: float) -> Problem:
-    """With parts of the targets, and of what neighbours cost."""
+    """With parts of the targets, and of what neighbours cost. Nobody asks for its bound."""
     models = tuple(msgspec.structs.replace(model, slo=model.slo * part) for model in problem.models)
     interference = problem.interference
     if beside < 1:
         interference = Milder(interference, beside) if beside else Alone()
-    return msgspec.structs.replace(problem, models=models, interference=interference)
+    return msgspec.structs.replace(problem, models=models, interference=interference, bounded=False)
 
 
 def _served(plan: Plan, problem: Problem) -> bool:

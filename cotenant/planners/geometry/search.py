@@ -171,7 +171,7 @@ class Search:
             if relaxed is None:
                 return None
         limit = relaxed.value
-        if sum(relaxed.cuttings) <= MANY and self.bounding is not None:
+        if self.problem.bounded and sum(relaxed.cuttings) <= MANY and self.bounding is not None:
             if self.scale:
                 limit = self.bounding.largest(self.rates, ask.counts, limit)
             else:
