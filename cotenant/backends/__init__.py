@@ -50,11 +50,14 @@ class Backend(Protocol):
 
     def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         """Set a partition of that share (‰) up, for a worker that is about to start. It may stand where lanes are that
-        are `leaving`: they close once this one has taken over."""
+        are `leaving`: they close once this one has taken over. Raises DeviceError, ConfigError.
+
+        Like `attach` and `close` it may take its time, and none of them is called while another is under way; but the
+        other methods are, from other threads."""
         ...
 
     def attach(self, lane: str, pid: int) -> None:
-        """The worker of that partition runs as this process."""
+        """The worker of that partition runs as this process. Raises DeviceError, ConfigError."""
         ...
 
     def close(self, lane: str) -> None:

@@ -109,9 +109,14 @@ class Quotas:
             raise refused(folder, error) from None
 
     def put(self, lane: str, pid: int) -> None:
-        """Move a process with all its threads there."""
-        with contextlib.suppress(ProcessLookupError):  # it died meanwhile
-            (self._folder(lane) / "cgroup.procs").write_text(str(pid))
+        """Move a process with all its threads there. Raises ConfigError."""
+        folder = self._folder(lane)
+        try:
+            (folder / "cgroup.procs").write_text(str(pid))
+        except ProcessLookupError:
+            pass  # it died meanwhile
+        except OSError as error:
+            raise refused(folder, error) from None
 
     def remove(self, lane: str) -> None:
         """Once its processes are gone."""

@@ -10,15 +10,17 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, Protocol, TypeVar, cast
 
 import msgspec
 
 from cotenant.backends import Backend, Launch
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
-from cotenant.errors import DeviceError, FailedError, RequestError, WorkerError
+from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
 from cotenant.live.process import Line, NoRoomError, Process, own_memory, processor_time
 from cotenant.live.spare import Outfit, Spares
 from cotenant.worker import runners
@@ -33,8 +35,11 @@ STEADY = 10.0  # a worker that lived for so many seconds did not die quickly
 TICK = 0.5  # seconds between two looks at all workers and devices
 WINDOW = 2.0  # seconds over which an obeyed share is taken, at least
 EXCESS = 30  # ‰ above its share from which on a lane is in breach
+_STOPPED = "it was stopped while it loaded its models"
 
 Payload = tuple[Tensor, ...]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Listener(Protocol):
@@ -89,10 +94,10 @@ class _Flight(msgspec.Struct):
 
 
 class _Lane:
-    def __init__(self, name: str, share: int, launch: Launch, models: Sequence[WorkerModel]) -> None:
+    def __init__(self, name: str, share: int, models: Sequence[WorkerModel]) -> None:
         self.name = name
         self.share = share
-        self.launch = launch
+        self.launch = Launch()  # until the backend has said
         self.models = {model.name: model for model in models}
         self.state = "starting"
         self.line: Line | None = None
@@ -105,6 +110,10 @@ class _Lane:
         self.sample_due = False
         self.obeyed: float | None = None
         self.breach = False
+
+    @property
+    def stops(self) -> bool:
+        return self.state.startswith("stop")
 
 
 class Pool:
@@ -133,9 +142,10 @@ class Pool:
         self._lanes: dict[str, _Lane] = {}
         self._lines: dict[Line, _Lane] = {}
         self._flights: dict[Line, _Flight] = {}
-        self._processes: set[Process] = set()  # all of which something is left
+        self._processes: set[Process] = set()  # all of which something is left, spares too
         self._shared: dict[str, Process] = {}  # by their names
-        self._spares = Spares(spares, arena.fd)
+        self._spares = Spares(spares, self._begin)
+        self._turns = ThreadPoolExecutor(1, "cotenant-backend")
         self._lost: dict[str, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -149,19 +159,18 @@ class Pool:
             raise WorkerError(f"the worker of {lane} did not start: the server stops")
         if lane in self._lanes:
             raise WorkerError(f"lane {lane!r} has a worker already; stop it first")
-        try:
-            launch = self._backend.open(lane, share, leaving)
-        except DeviceError as error:
-            raise WorkerError(f"the worker of {lane} did not start: {error}") from None
-        it = self._lanes[lane] = _Lane(lane, share, launch, models)
+        it = self._lanes[lane] = _Lane(lane, share, models)
         self._timer = self._timer or asyncio.get_running_loop().call_later(TICK, self._tick)
         line = None
         try:
+            it.launch = await self._in_turn(self._backend.open, lane, share, leaving)
             line = await self._spawn(it)
+        except DeviceError as error:
+            raise WorkerError(f"the worker of {lane} did not start: {error}") from None
         finally:
             if line is None and self._lanes.get(lane) is it:  # else `stop` has seen to it
                 del self._lanes[lane]
-                self._backend.close(lane)
+                await self._in_turn(self._backend.close, lane)
         self._adopt(it, line)
 
     def run(self, lane: str, batch: int, model: str, payloads: Sequence[Payload]) -> None:
@@ -197,7 +206,7 @@ class Pool:
         it.state = "stopped"
         if it.line in self._flights:  # its process goes on for others, and what it answers is not waited for
             self._listener.died(lane, f"it did not stop within {grace:g} s")
-        self._backend.close(lane)
+        await self._in_turn(self._backend.close, lane)
 
     async def close(self, grace: float) -> None:
         """Stop all lanes; none starts any more."""
@@ -205,9 +214,10 @@ class Pool:
         if self._timer:
             self._timer.cancel()
         await asyncio.gather(*(self.stop(lane, grace) for lane in list(self._lanes)))
-        # Some may have no lane any more, and be about to exit: a shared one, one whose device is lost.
-        left = [process.stop("the server has stopped") for process in self._processes]
-        await asyncio.gather(self._spares.close(), *left)
+        self._spares.keep(set())
+        # Others may have no lane any more, and be about to exit: a shared one, one whose device is lost.
+        await asyncio.gather(*(process.stop("the server has stopped") for process in self._processes))
+        self._turns.shutdown(wait=False)
 
     def is_ready(self, lane: str) -> bool:
         """Whether the lane can take a batch, or is at work on one."""
@@ -252,15 +262,18 @@ class Pool:
             return Part(tensor.name, tensor.datatype, tensor.shape, None, block.offset, size)
         return Part(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
 
+    async def _in_turn(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """What the backend does, in a thread: a driver may take its time. One after the other, as they were asked for,
+        and to its end, also where nobody stays to hear of it."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._turns, partial(call, *args, **kwargs)))
+
     async def _spawn(self, lane: _Lane) -> Line:
         """A worker that is ready. Raises WorkerError, and leaves nothing behind, where it does not get there."""
         launch = lane.launch
-        if reason := self._lost.get(_device(lane.name), ""):
+        if reason := _STOPPED if lane.stops else self._lost.get(_device(lane.name), ""):
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
-        process = self._process(lane)
-        self._processes.add(process)
-        process.gone.add_done_callback(lambda gone: self._processes.discard(process))
-        line = Line(process, answered=self._answered, left=self._left)
+        line = Line(self._process(lane), answered=self._answered, left=self._left)
         self._lines[line] = lane
         line.send(
             Setup(
@@ -275,17 +288,21 @@ class Pool:
                 env=launch.env,
             )
         )
-        reason = "it was stopped while it loaded its models"
+        reason = _STOPPED
         try:
             async with asyncio.timeout(self._patience):
-                await line.started
+                failure = await line.started
+                if not failure and not lane.stops:
+                    await self._in_turn(self._backend.attach, lane.name, line.process.pid)
             # It may have died since, or `stop` was called, before this task had its turn.
             if line.gone.done():
                 reason = line.gone.result()
-            elif not lane.state.startswith("stop"):
-                reason = line.started.result()
+            elif not lane.stops:
+                reason = failure
         except TimeoutError:
             reason = f"it was not ready after {self._patience:g} s; is a model too large, or its disk too slow?"
+        except (ConfigError, DeviceError) as error:
+            reason = str(error)
         finally:
             if reason:
                 if line.process.lines <= {line}:
@@ -293,7 +310,6 @@ class Pool:
                 await line.stop(grace=0.0)
         if reason:
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
-        self._backend.attach(lane.name, line.process.pid)
         return line
 
     def _process(self, lane: _Lane) -> Process:
@@ -303,11 +319,15 @@ class Pool:
         if shared is not None and not shared.ending:
             return shared
         outfit = self._outfit(lane)
-        process = self._spares.take(outfit, name or lane.name) or Process(
-            name or lane.name, self._arena.fd, shared=outfit.shared
-        )
+        process = self._spares.take(outfit, name or lane.name) or self._begin(name or lane.name, outfit)
         if name:
             self._shared[name] = process
+        return process
+
+    def _begin(self, name: str, outfit: Outfit, ahead: Sequence[str] | None = None) -> Process:
+        process = Process(name, self._arena.fd, shared=outfit.shared, ahead=ahead)
+        self._processes.add(process)
+        process.gone.add_done_callback(lambda gone: self._processes.discard(process))
         return process
 
     def _outfit(self, lane: _Lane) -> Outfit:
@@ -364,7 +384,7 @@ class Pool:
         lane = self._lines.pop(line)
         if lane.line is line:
             lane.line = None
-            if not lane.state.startswith("stop"):
+            if not lane.stops:
                 self._restart(lane, reason)
             elif flight and lane.state == "stopping":
                 self._listener.died(lane.name, reason)
@@ -376,12 +396,12 @@ class Pool:
         if _device(lane.name) in self._lost:
             lane.state = "lost"
         else:
-            self._begin_revival(lane)
+            self._begin_revival(lane, self._revive(lane))
         self._listener.died(lane.name, reason)
 
-    def _begin_revival(self, lane: _Lane) -> None:
+    def _begin_revival(self, lane: _Lane, work: Coroutine[None, None, None]) -> None:
         lane.state = "restarting"
-        lane.revival = asyncio.get_running_loop().create_task(self._revive(lane))
+        lane.revival = asyncio.get_running_loop().create_task(work)
 
     async def _revive(self, lane: _Lane) -> None:
         turned_away = 0  # by the system, which is no fault of the lane's
@@ -439,19 +459,19 @@ class Pool:
                 lane.revival = None
                 lane.state, lane.reason = "lost", lost[_device(lane.name)]
             elif lane.state == "lost" and _device(lane.name) not in lost:
-                self._return(lane)
+                lane.quick_deaths = 1
+                self._begin_revival(lane, self._return(lane))
 
-    def _return(self, lane: _Lane) -> None:
+    async def _return(self, lane: _Lane) -> None:
         """To a device that is back, but may not have kept what was set up for the lane."""
-        self._backend.close(lane.name)
+        await self._in_turn(self._backend.close, lane.name)
         try:
-            lane.launch = self._backend.open(lane.name, lane.share)
+            lane.launch = await self._in_turn(self._backend.open, lane.name, lane.share)
         except DeviceError as error:
             lane.state, lane.reason = "failed", str(error)
             logger.error("%s is given up: %s", lane.name, error)
         else:
-            lane.quick_deaths = 1
-            self._begin_revival(lane)
+            await self._revive(lane)
 
     def _sample(self, lane: _Lane) -> None:
         """Look from outside at what a lane uses."""

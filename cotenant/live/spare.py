@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from cotenant.errors import WorkerError
@@ -27,13 +27,13 @@ class Outfit(NamedTuple):
 
 
 class Spares:
-    """count: how many there are to be of each outfit. arena: the descriptor that they inherit."""
+    """count: how many there are to be of each outfit. begin: starts one, by its name, outfit and the modules that it is
+    to import ahead."""
 
-    def __init__(self, count: int, arena: int) -> None:
+    def __init__(self, count: int, begin: Callable[[str, Outfit, Sequence[str]], Process]) -> None:
         self._count = count
-        self._arena = arena
+        self._begin = begin
         self._kept: defaultdict[Outfit, list[Process]] = defaultdict(list)
-        self._leaving: set[Process] = set()  # killed, and not gone yet
         self._failed: set[Outfit] = set()  # not tried again before a process of that outfit was needed
 
     @property
@@ -55,30 +55,20 @@ class Spares:
         for outfit in self._kept.keys() - wanted:
             for process in self._kept.pop(outfit):
                 process.kill("it is not needed any more")
-                self._leaving.add(process)
-                process.gone.add_done_callback(functools.partial(self._gone, process))
         if self._count:
             for outfit in wanted - self._failed:
                 self._fill(outfit)
 
-    async def close(self) -> None:
-        kept = [process for processes in self._kept.values() for process in processes]
-        self._kept.clear()
-        await asyncio.gather(*(process.stop("the server has stopped") for process in [*kept, *self._leaving]))
-
     def _fill(self, outfit: Outfit) -> None:
         while len(self._kept[outfit]) < self._count:
             try:
-                process = Process("a spare", self._arena, shared=outfit.shared, ahead=sorted(outfit.modules))
+                process = self._begin("a spare", outfit, sorted(outfit.modules))
             except WorkerError as error:
                 self._failed.add(outfit)
                 logger.warning("%s", error)
                 return
             self._kept[outfit].append(process)
             process.gone.add_done_callback(functools.partial(self._left, outfit, process))
-
-    def _gone(self, process: Process, gone: asyncio.Future[str]) -> None:
-        self._leaving.discard(process)
 
     def _left(self, outfit: Outfit, process: Process, gone: asyncio.Future[str]) -> None:
         if process in self._kept[outfit]:

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.core.tensor import Tensor
-from cotenant.errors import FailedError, WorkerError
+from cotenant.errors import DeviceError, FailedError, WorkerError
 from cotenant.live import pool as pool_module
 from cotenant.worker.wire import Run, WorkerModel
 from tests.cli.program import alive, workers_of
@@ -600,6 +601,94 @@ def test_a_lane_that_is_stopped_in_the_moment_in_which_it_is_ready_does_not_retu
     asyncio.run(scenario())
 
 
+class Slow(Fake):
+    """Its driver takes its time, and refuses processes where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Semaphore(0)
+        self.may = threading.Semaphore(0)
+        self.done: list[str] = []
+        self.refuses = False
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        self.asked.release()
+        assert self.may.acquire(timeout=PATIENCE)
+        self.done.append(f"open {lane}")
+        return Launch(fake=True)
+
+    def attach(self, lane: str, pid: int) -> None:
+        if self.refuses:
+            raise DeviceError("there is no room for it")
+
+    def close(self, lane: str) -> None:
+        self.done.append(f"close {lane}")
+
+
+def test_lanes_go_on_while_a_partition_is_set_up() -> None:
+    backend = Slow()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            backend.may.release()
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            await told.next()
+            starting = asyncio.create_task(pool.start("cpu-0/1", share=500, models=[sleeper(0.0)]))
+            assert await asyncio.to_thread(lambda: backend.asked.acquire() and backend.asked.acquire(timeout=PATIENCE))
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 1)
+            with pytest.raises(WorkerError, match=r"^lane 'cpu-0/1' has a worker already; stop it first$"):
+                await pool.start("cpu-0/1", share=500, models=[sleeper(0.0)])
+            assert [status.state for status in pool.status()] == ["ready", "starting"] and not starting.done()
+            backend.may.release()
+            await starting
+            assert await told.next() == ("ready", "cpu-0/1")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_a_partition_that_nobody_waits_for_any_more_is_set_up_and_taken_down(how: str) -> None:
+    backend = Slow()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            starting = asyncio.create_task(pool.start(LANE, share=500, models=[sleeper(0.0)]))
+            assert await asyncio.to_thread(backend.asked.acquire, timeout=PATIENCE)
+            if how == "stop":
+                stopping = asyncio.create_task(pool.stop(LANE, grace=5.0))
+                await asyncio.sleep(0)
+                backend.may.release()
+                await stopping
+                with pytest.raises(WorkerError, match=r"^the worker of cpu-0/0 did not start: it was stopped while it"):
+                    await starting
+            else:
+                starting.cancel()
+                await asyncio.sleep(0)
+                backend.may.release()
+                with pytest.raises(asyncio.CancelledError):
+                    await starting
+            assert backend.done == [f"open {LANE}", f"close {LANE}"]
+            assert pool.status() == [] and workers_of(os.getpid()) == [] and told.told.empty()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_its_partition_does_not_take_is_ended() -> None:
+    backend = Slow()
+    backend.refuses = True
+    backend.may.release()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, told, _):
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/0 did not start: there is no room for it$"):
+                await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            assert pool.status() == [] and workers_of(os.getpid()) == [] and told.told.empty()
+            assert backend.done == [f"open {LANE}", f"close {LANE}"]
+
+    asyncio.run(scenario())
+
+
 def test_a_pool_that_has_closed_starts_nothing() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, _, _):
@@ -633,26 +722,30 @@ def test_a_pool_that_closes_leaves_no_process_however_many_lanes_hang(folder: Pa
 class Fragile(Fake):
     """Its devices can be lost."""
 
-    gone: dict[str, str]
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: dict[str, str] = {}
 
     def lost(self) -> dict[str, str]:
         return self.gone
 
 
-def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
-    backend = Fragile()
-    backend.gone = {}
+@pytest.fixture
+def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
+    monkeypatch.setattr(pool_module, "TICK", 0.05)  # between two looks at what is lost
+    return Fragile()
 
+
+def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
+    fragile: Fragile, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
-        async with pool_of(backend) as (pool, told, _):
+        async with pool_of(fragile) as (pool, told, _):
             for lane in ("gpu-0/0", "gpu-1/0"):
                 await pool.start(lane, share=1000, models=[sleeper(100.0, name="long"), sleeper(0.0)])
                 await told.next()
             pool.run("gpu-0/0", 1, "long", [floats(1, 2)])
-            backend.gone = {"gpu-0": "Xid 79, it has fallen off the bus"}
+            fragile.gone = {"gpu-0": "Xid 79, it has fallen off the bus"}
             reason = "gpu-0 is lost: Xid 79, it has fallen off the bus"
             assert await told.next() == ("died", "gpu-0/0", reason)
             first, second = pool.status()
@@ -664,7 +757,7 @@ def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
                 await pool.start("gpu-0/1", share=500, models=[sleeper(0.0)])
             pool.run("gpu-1/0", 3, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "gpu-1/0", 3)
-            backend.gone = {}
+            fragile.gone = {}
             assert await told.next() == ("ready", "gpu-0/0")
             pool.run("gpu-0/0", 4, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "gpu-0/0", 4)
@@ -678,19 +771,13 @@ def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
     ]
 
 
-def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
-    backend = Fragile()
-    backend.gone = {}
-
+def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been_lost(fragile: Fragile) -> None:
     async def scenario() -> None:
-        async with pool_of(backend) as (pool, told, _):
+        async with pool_of(fragile) as (pool, told, _):
             await pool.start("gpu-0/0", share=1000, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
-            backend.gone = {"gpu-0": "off the bus"}
+            fragile.gone = {"gpu-0": "off the bus"}
             assert (await told.next())[0] == "died"
             await pool.close(grace=5.0)
             assert not Path(f"/proc/{pid}").exists()
@@ -698,15 +785,14 @@ def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been
     asyncio.run(scenario())
 
 
-def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(
+    fragile: Fragile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may notice before the driver tells."""
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
     monkeypatch.setattr(pool_module, "FIRST_DELAY", 30.0)
-    backend = Fragile()
-    backend.gone = {}
 
     async def scenario() -> None:
-        async with pool_of(backend) as (pool, told, _):
+        async with pool_of(fragile) as (pool, told, _):
             await pool.start("gpu-0/0", share=1000, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
@@ -714,13 +800,13 @@ def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(monkeypatch
             os.kill(pid, signal.SIGKILL)
             assert (await told.next())[0] == "died"
             assert pool.status()[0].state == "restarting"
-            backend.gone = {"gpu-0": "off the bus"}
+            fragile.gone = {"gpu-0": "off the bus"}
             async with asyncio.timeout(PATIENCE):
                 while pool.status()[0].state != "lost":
                     await asyncio.sleep(0.01)
             assert pool.status()[0].reason == "gpu-0 is lost: off the bus"
             monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.0)
-            backend.gone = {}
+            fragile.gone = {}
             assert await told.next() == ("ready", "gpu-0/0")
 
     asyncio.run(scenario())
