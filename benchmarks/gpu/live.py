@@ -36,7 +36,7 @@ from cotenant.planners import Problem
 from cotenant.runtime.dispatcher import HOPELESS, PASSED
 from cotenant.runtime.lanes import lanes_of
 from cotenant.runtime.log import entries
-from cotenant.sim.observed import observed, seen
+from cotenant.sim.observed import recorded, seen
 from cotenant.sim.run import simulate
 from cotenant.worker.repository import sample
 from cotenant.workload import Workload
@@ -208,7 +208,7 @@ class _Bench:
         lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
         since = time.monotonic()
         await self._driven(models, plan, LOADS[1], COMPARED / 2, seed=1000)
-        took = observed(lanes, seen(entries(self._written()), since, time.monotonic()).batches)
+        took = recorded(lanes, seen(entries(self._written()), since, time.monotonic()).batches)
         rows = []
         for load in LOADS:
             live = await self._driven(models, plan, load, COMPARED, seed=0)

@@ -1,10 +1,10 @@
 """`cotenant validate`: the same plan and the same arrivals through the live server and through the simulator.
 
-The server is a process of its own, as when it serves. Before and after each load that is compared, other arrivals of
-the same load are sent as a rehearsal, and what the simulator cannot know is taken from that: what batches take beside
-the neighbours that they really have, and how much that varies, by the server's event log; and what a request spends
-outside of the server. Both depend on the load: caches grow cold where batches come seldom, and processors are short
-where they come often. Both drift, too: on a shared machine batches take a tenth longer in some minutes.
+The server is a process of its own, as when it serves. Each load is sent twice, and two things are asked of the
+simulator. With the very batches of the second run, each as slow as it was then, what is left between the two is the
+simulator's own: who waits for whom, and what is refused (known as the correlated inspection of a trace-driven model).
+And what it would have foretold from the first run alone; that cannot be nearer than the two live runs are to each
+other, which is shown beside it: on a shared machine batches take a tenth longer in some minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rich.text import Text
 from cotenant.cli.asked import read, site_of
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.options import Json, PlannerName, Repository, Seconds, Seed, SettingsFile
+from cotenant.cli.settle import settle
 from cotenant.cli.show import aside, console, show_json, tell
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds, show_share
@@ -42,9 +43,10 @@ from cotenant.runtime.log import entries
 if TYPE_CHECKING:
     from cotenant.planners import Problem
     from cotenant.sim.observed import Seen
+    from cotenant.sim.service import Batches, Key, Record
+    from cotenant.workload import Workload
 
 LOADS = (0.3, 0.6, 0.9, 1.2)
-ASIDE = 1000  # added to the seed of a rehearsal: it is not to be what is compared
 CLOSE = 0.05
 ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
 BUSY = 0.01  # seconds by which requests are sent late where something else uses the machine
@@ -52,16 +54,20 @@ PATIENCE = 10.0
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load.
+    """One load. Each report is of the same arrivals.
 
-    batches: how long batches took live over how long they took simulated, by model. Of the rehearsal, slowdowns: what
-    batches took over their profile, by model and share in percent; outside: seconds that a request spends outside of
-    the server, by model.
+    live: of the second run; first: of the one before it. simulated: with the batches of the second run, each when it
+    ran. foretold: with batches as in the first run on the whole.
+    batches: how long batches took in the second run over how long they took in the first, by model. slowdowns: what
+    they took over their profile, by model and share in percent; outside: seconds that a request spent outside of the
+    server, by model; both of the second run.
     """
 
     load: float
-    simulated: Report
     live: Report
+    simulated: Report
+    foretold: Report
+    first: Report
     batches: dict[str, float]
     slowdowns: dict[str, float]
     outside: dict[str, float]
@@ -80,10 +86,6 @@ def validate(
         typer.Option("--load", min=0.01, help="Multiple of the planned rates; several may be given. 0.3 to 1.2 else."),
     ] = None,
     seconds: Seconds = 60.0,
-    warm_up: Annotated[
-        float,
-        typer.Option("--warm-up", min=1.0, help="Seconds of other arrivals, half before and half after each load."),
-    ] = 20.0,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -94,63 +96,61 @@ def validate(
     flags = [str(settings)] if settings is not None else []
     flags += ["--repository", str(repository)] if repository is not None else []
     flags += ["--planner", planner] if planner is not None else []
-    result = uvloop.run(compared(site.problem, flags, load or LOADS, seconds, warm_up, seed))
+    result = uvloop.run(compared(site.problem, flags, load or LOADS, seconds, seed))
     if json:
         show_json(result)
     else:
         console.print(result_view(result))
 
 
-async def compared(
-    problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, warm_up: float, seed: int
-) -> Result:
+async def compared(problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int) -> Result:
     """flags: of `cotenant serve`, whose plan must be for this problem."""
-    from cotenant.cli.client import body_for, under_load
+    from cotenant.cli.client import body_for
+    from cotenant.live.load import load as send
     from cotenant.runtime.lanes import lanes_of
-    from cotenant.sim.observed import observed, seen
+    from cotenant.sim.observed import observed, recorded, seen
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
+    from cotenant.workload.arrivals import arrivals
 
     async with interruptible(), served(flags) as (plan, http, log):
         models = [model for model in problem.models if plan.rate(model.name)]
         rng = np.random.default_rng(seed)
         bodies = {model.name: await asyncio.to_thread(body_for, http, model.name, rng) for model in models}
-
         lanes = list(lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles))
 
-        async def live(load: float, seconds: float, seed: int) -> tuple[Report, Seen]:
+        async def live(workload: Workload) -> tuple[Report, Seen]:
+            asked = arrivals(workload, seconds, seed)
+            settle()
             since, written = time.monotonic(), log.stat().st_size
-            rates = {name: rate * load for name, rate in plan.rates().items()}
-            report = await under_load(http, models, bodies, rates, seconds=seconds, seed=seed, quiet=True)
+            report = await send(http, models, bodies, asked, seconds)
             return report, seen(entries(_lines(log, written), str(log)), since, time.monotonic())
+
+        def simulated(
+            workload: Workload, batches: Mapping[Key, Batches | Record], outside: Mapping[str, Outside]
+        ) -> Report:
+            report = simulate(_closer(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches)
+            return _farther(report, outside, [model.name for model in models])
 
         found = []
         for load in loads:
-            aside.print(
-                f"{load:g} x the planned rates, {seconds:g} s, and {warm_up / 2:g} s before and after", highlight=False
-            )
-            first, known = await live(load, warm_up / 2, seed + ASIDE)
+            workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
+            aside.print(f"{load:g} x the planned rates, twice {seconds:g} s", highlight=False)
+            first, before = await live(workload)
             if (first.lag or 0.0) > BUSY:
                 late = show_seconds(first.lag or 0.0)
                 tell("the machine is busy:", f"requests leave up to {late} late; compare later")
-            report, told = await live(load, seconds, seed)
-            last, known_after = await live(load, warm_up / 2, seed + 2 * ASIDE)
-            outside = _both(outside_of(first, known), outside_of(last, known_after))
-            known = known.and_also(known_after)
-            batches = observed(lanes, known.batches)
-            workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
-            simulated = simulate(
-                _closer(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches
-            )
-            simulated = _farther(simulated, outside, [model.name for model in models])
-            means = {row.model: _mean(told, row.model) / row.observed for row in simulated.models if row.observed}
+            second, told = await live(workload)
+            outside = outside_of(second, told)
             found.append(
                 Comparison(
                     load=load,
-                    simulated=simulated,
-                    live=report,
-                    batches=means,
-                    slowdowns=slowdowns(plan, problem, known),
+                    live=second,
+                    simulated=simulated(workload, recorded(lanes, told.batches), outside),
+                    foretold=simulated(workload, observed(lanes, before.batches), outside_of(first, before)),
+                    first=first,
+                    batches=drift(before, told),
+                    slowdowns=slowdowns(plan, problem, told),
                     outside={name: spent.mean for name, spent in outside.items()},
                 )
             )
@@ -204,10 +204,25 @@ def slowdowns(plan: Plan, problem: Problem, seen: Seen) -> dict[str, float]:
             for placement in partition.placements:
                 curve = problem.profiles[placement.model, device.kind].curve(partition.share, placement.procs)
                 key = f"{placement.model} {show_share(partition.share)}"
-                for rows, seconds in seen.batches.get((lane_id(device, slot), placement.model), {}).items():
-                    sums[key][0] += sum(seconds)
-                    sums[key][1] += curve[rows - 1] * len(seconds)
+                for batch in seen.batches.get((lane_id(device, slot), placement.model), ()):
+                    sums[key][0] += batch.seconds
+                    sums[key][1] += curve[batch.rows - 1]
     return {key: taken / alone for key, (taken, alone) in sums.items() if alone > 0}
+
+
+def drift(before: Seen, after: Seen) -> dict[str, float]:
+    """How long batches took over what those of as many rows took before, by model."""
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for key in before.batches.keys() & after.batches.keys():
+        took: defaultdict[int, list[float]] = defaultdict(list)
+        for batch in before.batches[key]:
+            took[batch.rows].append(batch.seconds)
+        means = {rows: statistics.fmean(seconds) for rows, seconds in took.items()}
+        for batch in after.batches[key]:
+            if batch.rows in means:
+                sums[key[1]][0] += batch.seconds
+                sums[key[1]][1] += means[batch.rows]
+    return {model: now / then for model, (now, then) in sorted(sums.items())}
 
 
 class Outside(msgspec.Struct, frozen=True):
@@ -234,15 +249,6 @@ def outside_of(report: Report, seen: Seen) -> dict[str, Outside]:
     return found
 
 
-def _both(one: Mapping[str, Outside], other: Mapping[str, Outside]) -> dict[str, Outside]:
-    """What lies between two of each model, or the one that there is."""
-
-    def between(a: Outside, b: Outside) -> Outside:
-        return Outside(mean=(a.mean + b.mean) / 2, p50=(a.p50 + b.p50) / 2, p99=(a.p99 + b.p99) / 2)
-
-    return {**one, **other} | {model: between(one[model], other[model]) for model in one.keys() & other.keys()}
-
-
 def _closer(problem: Problem, outside: Mapping[str, Outside]) -> Problem:
     """The problem with targets less by what requests spend outside."""
     models = tuple(
@@ -264,32 +270,22 @@ def _farther(report: Report, outside: Mapping[str, Outside], names: Sequence[str
     return msgspec.structs.replace(report, models=tuple(later(row) for row in report.models if row.model in names))
 
 
-def _mean(seen: Seen, model: str) -> float:
-    own = [
-        one
-        for (_, name), by_rows in seen.batches.items()
-        if name == model
-        for seconds in by_rows.values()
-        for one in seconds
-    ]
-    return statistics.fmean(own) if own else 0.0
-
-
 def result_view(result: Result) -> RenderableType:
-    """A table for each load, and how far apart the two are at most."""
+    """A table for each load, and how far apart runs are."""
     parts: list[RenderableType] = []
     for it in result.loads:
         slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in it.slowdowns.items())
         outside = show_seconds(max(it.outside.values(), default=0.0))
-        seen = f"before and after, batches over profile: {slowdowns or '-'}; outside of the server up to {outside}"
-        parts += [comparison_table(it), Text(verdict(it)), Text(seen, style="dim"), ""]
+        seen = f"batches over profile: {slowdowns or '-'}; outside of the server up to {outside}"
+        parts += [comparison_table(it), *map(Text, verdicts(it)), Text(seen, style="dim"), ""]
     return Group(*parts[:-1])
 
 
 def comparison_table(it: Comparison) -> RenderableType:
     headings = (">requests", ">p50", ">Δ", ">p99", ">Δ", ">in time", ">Δ", ">batches Δ")
-    rows = table(f"{it.load:g} x the planned rates: simulated, and live from that", "model", *headings)
-    for simulated, live in _pairs(it):
+    title = f"{it.load:g} x the planned rates: simulated, and live from that; batches from one run to the next"
+    rows = table(title, "model", *headings)
+    for simulated, live in _pairs(it.simulated, it.live):
         took = it.batches.get(simulated.model)
         rows.add_row(
             escape(simulated.model),
@@ -305,33 +301,41 @@ def comparison_table(it: Comparison) -> RenderableType:
     return rows
 
 
-def verdict(it: Comparison) -> str:
-    """How far apart simulator and server are at most, of models that were asked often enough to tell."""
+def verdicts(it: Comparison) -> list[str]:
+    """How far the live run is from the simulator with its batches, from what was foretold, and from the run before."""
+    lag = it.live.lag or 0.0
+    busy = f". Not to be trusted: the machine was busy, requests were sent up to {show_seconds(lag)} late"
+    return [
+        f"simulated with its own batches: {apart(it.simulated, it.live)}" + (busy if lag > BUSY else ""),
+        f"foretold from the first run: {apart(it.foretold, it.live)}",
+        f"the first run, as it was: {apart(it.first, it.live)}",
+    ]
+
+
+def apart(one: Report, other: Report) -> str:
+    """How far apart two runs are at most, by models that were asked often enough to tell."""
     told = []
-    pairs = [(a, b) for a, b in _pairs(it) if min(_count(a), _count(b)) >= ENOUGH]
-    for name, field in (("p50", "p50"), ("p99", "p99")):
-        apart = {
-            a.model: abs(getattr(b, field) / getattr(a, field) - 1)
+    pairs = [(a, b) for a, b in _pairs(one, other) if min(_count(a), _count(b)) >= ENOUGH]
+    for name in ("p50", "p99"):
+        parts = {
+            a.model: abs(getattr(b, name) / getattr(a, name) - 1)
             for a, b in pairs
-            if getattr(a, field) and getattr(b, field)
+            if getattr(a, name) and getattr(b, name)
         }
-        if apart:
-            worst = max(apart, key=lambda model: apart[model])
-            told.append(f"{name} within {apart[worst] * 100:.0f} % ({worst})")
+        if parts:
+            worst = max(parts, key=lambda model: parts[model])
+            half = statistics.median(parts.values())
+            told.append(f"{name} within {parts[worst] * 100:.1f} % ({worst}), half within {half * 100:.1f}")
     points = {a.model: abs((b.attainment or 0.0) - (a.attainment or 0.0)) for a, b in pairs}
     if points:
         worst = max(points, key=lambda model: points[model])
         told.append(f"in time within {points[worst] * 100:.1f} points ({worst})")
-    if not told:
-        return f"no model had {ENOUGH} requests; run longer with --seconds"
-    lag = it.live.lag or 0.0
-    busy = f". Not to be trusted: the machine was busy, requests were sent up to {show_seconds(lag)} late"
-    return ", ".join(told) + (busy if lag > BUSY else "")
+    return ", ".join(told) or f"no model had {ENOUGH} requests; run longer with --seconds"
 
 
-def _pairs(it: Comparison) -> list[tuple[ModelReport, ModelReport]]:
-    live = {row.model: row for row in it.live.models}
-    return [(row, live[row.model]) for row in it.simulated.models if row.model in live]
+def _pairs(one: Report, other: Report) -> list[tuple[ModelReport, ModelReport]]:
+    rows = {row.model: row for row in other.models}
+    return [(row, rows[row.model]) for row in one.models if row.model in rows]
 
 
 def _count(row: ModelReport) -> int:

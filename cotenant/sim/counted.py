@@ -26,8 +26,8 @@ class Counted:
         self._service = service
         self._follow = follow
 
-    def serve(self, run: Run) -> float:
-        rows, predicted, took = self._service.takes(run)
+    def serve(self, run: Run, now: float) -> float:
+        rows, predicted, took = self._service.takes(run, now)
         self._tallies[run.model].ran(rows, predicted, took)
         return took
 

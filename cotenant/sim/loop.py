@@ -17,18 +17,18 @@ Handle = Callable[[Event, float], list[Command]]
 def play(
     handle: Handle | Dispatcher,
     requests: Iterable[Request],
-    service: Callable[[Run], float],
+    service: Callable[[Run, float], float],
     ended: Callable[[Reply, float], Iterable[Request]],
     events: Iterable[tuple[float, Event]] = (),
 ) -> float:
     """Run until nothing is left to do; the time of the last event, in seconds.
 
     handle: of a dispatcher, or what stands before it and wants to see every event; or a dispatcher itself.
-    requests: in the order of their arrival. service: seconds that a batch takes. ended: is told of each reply and when,
-    and gives the requests that follow from it, which arrive then or later. events: what else happens (workers ready,
-    deaths, new plans) and when, in the order of time; each is asked for only once the one before it was handled, and
-    so may depend on what came of that. Of events at the same time these come first, then those asked for earlier, then
-    `requests`.
+    requests: in the order of their arrival. service: seconds that a batch takes which starts at that time. ended: is
+    told of each reply and when, and gives the requests that follow from it, which arrive then or later. events: what
+    else happens (workers ready, deaths, new plans) and when, in the order of time; each is asked for only once the one
+    before it was handled, and so may depend on what came of that. Of events at the same time these come first, then
+    those asked for earlier, then `requests`.
     """
     dispatcher = handle if isinstance(handle, Dispatcher) else None
     tell = handle.handle if isinstance(handle, Dispatcher) else handle
@@ -53,7 +53,7 @@ class _Agenda:
     def __init__(
         self,
         handle: Handle,
-        service: Callable[[Run], float],
+        service: Callable[[Run, float], float],
         ended: Callable[[Reply, float], Iterable[Request]],
         events: Iterable[tuple[float, Event]],
     ) -> None:
@@ -84,7 +84,7 @@ class _Agenda:
         """Carry out what the dispatcher wants. Of a lane that is drained there is no worker to stop."""
         for command in commands:  # not by isinstance: of a struct, no is a slow answer
             if type(command) is Run:
-                self._at(now + self._service(command), Finished(command.lane, command.batch))
+                self._at(now + self._service(command, now), Finished(command.lane, command.batch))
             elif type(command) is Reply:
                 for follower in self._ended(command, now):
                     self._at(follower.arrived, Arrived(follower))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cotenant.core.request import Outcome
 from cotenant.runtime.events import Finished, LaneSpec, Reply, Run
 from cotenant.runtime.log import LogLine
-from cotenant.sim.service import Batches, Key, Noise
+from cotenant.sim.service import Batches, Key, Noise, Record
 
 Array = NDArray[np.float64]
 
@@ -22,29 +22,25 @@ ENOUGH = 30  # batches of one size, whose median is taken as it is
 PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
+class Ran(msgspec.Struct, frozen=True):
+    """A batch. start, seconds: from its stretch of time's begin, and how long."""
+
+    start: float
+    rows: int
+    seconds: float
+
+
 class Seen(msgspec.Struct, frozen=True):
-    """batches: seconds that they took, by lane and model, by rows. requests: seconds from arrival to answer of those
-    that were served, by model."""
+    """batches: as they started, by lane and model. requests: seconds from arrival to answer of those that were served,
+    by model."""
 
-    batches: dict[Key, dict[int, list[float]]]
+    batches: dict[Key, list[Ran]]
     requests: dict[str, list[float]]
-
-    def and_also(self, other: Seen) -> Seen:
-        """What two stretches of time tell together."""
-        batches: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        requests: defaultdict[str, list[float]] = defaultdict(list)
-        for seen in (self, other):
-            for key, by_rows in seen.batches.items():
-                for rows, seconds in by_rows.items():
-                    batches[key][rows] += seconds
-            for model, seconds in seen.requests.items():
-                requests[model] += seconds
-        return Seen({key: dict(by_rows) for key, by_rows in batches.items()}, dict(requests))
 
 
 def seen(lines: Iterable[LogLine], since: float, until: float) -> Seen:
     """Of batches that ran and requests that came and were answered, from `since` to `until` (by the log's clock)."""
-    batches: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    batches: defaultdict[Key, list[Ran]] = defaultdict(list)
     requests: defaultdict[str, list[float]] = defaultdict(list)
     running: dict[tuple[str, int], tuple[Run, float]] = {}
     for line in lines:
@@ -54,7 +50,7 @@ def seen(lines: Iterable[LogLine], since: float, until: float) -> Seen:
             run, started = running.pop((line.event.lane, line.event.batch), (None, 0.0))
             if run is not None and since <= started:
                 rows = sum(request.size for request in run.requests)
-                batches[run.lane, run.model][rows].append(line.now - started)
+                batches[run.lane, run.model].append(Ran(started - since, rows, line.now - started))
         for command in line.commands:
             if isinstance(command, Run):
                 running[command.lane, command.batch] = command, line.now
@@ -62,33 +58,64 @@ def seen(lines: Iterable[LogLine], since: float, until: float) -> Seen:
                 for request in command.requests:
                     if since <= request.arrived:
                         requests[request.model].append(line.now - request.arrived)
-    return Seen({key: dict(by_rows) for key, by_rows in batches.items()}, dict(requests))
+    return Seen(dict(batches), dict(requests))
 
 
-def observed(lanes: Iterable[LaneSpec], took: Mapping[Key, Mapping[int, Sequence[float]]]) -> dict[Key, Batches]:
-    """By lane and model, of those that ran at all.
+def observed(lanes: Iterable[LaneSpec], batches: Mapping[Key, Sequence[Ran]]) -> dict[Key, Batches]:
+    """How long batches take and how much that varies, by lane and model, of those that ran at all: for a run with other
+    arrivals, or at another time."""
+    return {key: _batches(_curve(predicted, ran), ran) for key, predicted, ran in _known(lanes, batches)}
+
+
+def recorded(lanes: Iterable[LaneSpec], batches: Mapping[Key, Sequence[Ran]]) -> dict[Key, Record]:
+    """The very batches, by lane and model, of those that ran at all: for a run with the same arrivals, from the same
+    time on. What is left between it and what was seen is not for the batches."""
+    return {key: _record(_curve(predicted, ran), ran) for key, predicted, ran in _known(lanes, batches)}
+
+
+def _known(
+    lanes: Iterable[LaneSpec], batches: Mapping[Key, Sequence[Ran]]
+) -> Iterator[tuple[Key, Sequence[float], Sequence[Ran]]]:
+    """With what the lane predicts of 1, 2, … rows."""
+    predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
+    return ((key, predicted[key], ran) for key, ran in batches.items() if ran and key in predicted)
+
+
+def _curve(predicted: Sequence[float], ran: Sequence[Ran]) -> tuple[float, ...]:
+    """Medians of 1, 2, … rows.
 
     Sizes that did not run often lie on a line: so many times what the lane predicts, and something for every batch, as
     those that ran have it by least squares.
     """
-    predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
-    return {key: _batches(predicted[key], by_rows) for key, by_rows in took.items() if key in predicted}
-
-
-def _batches(predicted: Sequence[float], took: Mapping[int, Sequence[float]]) -> Batches:
+    took: defaultdict[int, list[float]] = defaultdict(list)
+    for batch in ran:
+        took[batch.rows].append(batch.seconds)
     medians = {rows: statistics.median(seconds) for rows, seconds in took.items()}
     fixed, times = _line(
         np.array([predicted[rows - 1] for rows in medians]),
         np.array(list(medians.values())),
         np.array([float(len(seconds)) for seconds in took.values()]),
     )
-    curve = [fixed + times * seconds for seconds in predicted]
-    for rows, seconds in took.items():
-        if len(seconds) >= ENOUGH:
-            curve[rows - 1] = medians[rows]
-    ratios = np.concatenate([np.array(seconds) / curve[rows - 1] for rows, seconds in took.items()])
-    levels = tuple(np.quantile(ratios, PARTS).tolist())
-    return Batches(tuple(curve), Noise(float(ratios.std()), levels, PARTS))
+    often = {rows for rows, seconds in took.items() if len(seconds) >= ENOUGH}
+    return tuple(
+        medians[rows] if rows in often else fixed + times * seconds for rows, seconds in enumerate(predicted, 1)
+    )
+
+
+def _batches(curve: tuple[float, ...], ran: Sequence[Ran]) -> Batches:
+    factors = np.array([batch.seconds / curve[batch.rows - 1] for batch in ran])
+    levels = tuple(np.quantile(factors, PARTS).tolist())
+    return Batches(curve, Noise(float(factors.std()), levels, PARTS))
+
+
+def _record(curve: tuple[float, ...], ran: Sequence[Ran]) -> Record:
+    ran = sorted(ran, key=lambda batch: batch.start)
+    return Record(
+        latencies=curve,
+        starts=tuple(batch.start for batch in ran),
+        rows=tuple(batch.rows for batch in ran),
+        factors=tuple(batch.seconds / curve[batch.rows - 1] for batch in ran),
+    )
 
 
 def _line(x: Array, y: Array, weight: Array) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from cotenant.sim.applications import drawn, promises
 from cotenant.sim.callers import Callers
 from cotenant.sim.counted import Counted
 from cotenant.sim.loop import Handle, play
-from cotenant.sim.service import Batches, Key, Noise, Overhead, Service
+from cotenant.sim.service import Batches, Key, Noise, Overhead, Record, Service
 from cotenant.sim.workers import Control, Workers
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import Arrivals, merge, streams
@@ -54,7 +54,7 @@ def simulate(
     control: Control | None = None,
     startup: float | None = None,
     overhead: Overhead | None = None,
-    observed: Mapping[Key, Batches] = MappingProxyType({}),
+    observed: Mapping[Key, Batches | Record] = MappingProxyType({}),
     handle: Handle | None = None,
 ) -> Report:
     """What a plan does under a workload, or else under Poisson arrivals at the problem's own rates. Applications are
@@ -185,10 +185,10 @@ def _stands(plan: Plan, problem: Problem) -> None:
         raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
 
 
-def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches]:
+def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches | Record]:
     """What batches take, by lane and model. How much slower than planned, and how much they vary, is that of the
     largest batch, which is the one that matters under load."""
-    found: dict[Key, Batches] = {}
+    found: dict[Key, Batches | Record] = {}
     for name, lane in lanes.items():
         kind, share = lane.device.kind, lane.partition.share
         others = list(lane.device.partitions)

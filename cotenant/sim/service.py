@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,6 +76,26 @@ class Batches(msgspec.Struct, frozen=True):
     noise: Noise
 
 
+class Record(msgspec.Struct, frozen=True):
+    """Batches as they ran once, to run again with the same arrivals: slow ones where they were slow then.
+
+    latencies: seconds of 1, 2, … rows, the median of each. starts: seconds, ascending; rows and factors (over their
+    latency) of the batches that started then.
+    """
+
+    latencies: tuple[float, ...]
+    starts: tuple[float, ...]
+    rows: tuple[int, ...]
+    factors: tuple[float, ...]
+
+    def takes(self, rows: int, now: float) -> float:
+        """As long as the nearer in time of the batches before and after, rather of one with as many rows."""
+        after = bisect.bisect(self.starts, now)
+        near = range(max(after - 1, 0), min(after + 1, len(self.starts)))
+        nearest = min(near, key=lambda n: (self.rows[n] != rows, abs(self.starts[n] - now)))
+        return self.latencies[rows - 1] * self.factors[nearest]
+
+
 class Service:
     """batches: what they take, by lane and model; what the lane predicts where absent. Each has random numbers of its
     own."""
@@ -83,32 +104,38 @@ class Service:
         self,
         lanes: Iterable[LaneSpec] = (),
         seed: int = 0,
-        batches: Mapping[Key, Batches] | None = None,
+        batches: Mapping[Key, Batches | Record] | None = None,
         overhead: Overhead | None = None,
     ) -> None:
         self._seed = seed
         self._overhead = overhead or Overhead()
         self._per_batch = self._overhead.per_batch
         self._per_request = self._overhead.per_request
+        self._records: dict[Key, Record] = {}
         self._placements: dict[Key, tuple[tuple[float, ...], tuple[float, ...], Iterator[float], float]] = {}
         self.open(lanes, batches or {})
 
-    def open(self, lanes: Iterable[LaneSpec], batches: Mapping[Key, Batches]) -> None:
+    def open(self, lanes: Iterable[LaneSpec], batches: Mapping[Key, Batches | Record]) -> None:
         """There are these lanes, too, or they have other latencies from now on; noise goes on where it was."""
         predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
         rngs = streams(self._seed, map(_stream, predicted))
         for key, curve in predicted.items():
             own = batches.get(key, Batches(curve, Noise()))
+            if isinstance(own, Record):
+                self._records[key] = own
+                own = Batches(own.latencies, Noise())
             draws = self._placements[key][2] if key in self._placements else own.noise.draws(rngs[_stream(key)])
             self._placements[key] = (curve, own.latencies, draws, self._overhead.per_row(key[1]))
 
-    def takes(self, run: Run) -> tuple[int, float, float]:
+    def takes(self, run: Run, now: float) -> tuple[int, float, float]:
         """Rows, seconds that the lane predicts, seconds until it is `Finished`."""
         predicted, latencies, noise, per_row = self._placements[run.lane, run.model]
         requests = run.requests
         rows = 0
         for request in requests:
             rows += request.size
+        if self._records and (record := self._records.get((run.lane, run.model))) is not None:
+            return rows, predicted[rows - 1], record.takes(rows, now)
         extra = self._per_batch + self._per_request * len(requests) + per_row * rows
         return rows, predicted[rows - 1], latencies[rows - 1] * next(noise) + extra
 

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.agree import settings
-from cotenant.cli.validate import Comparison, Outside, _lines, outside_of, slowdowns, verdict
+from cotenant.cli.validate import Comparison, Outside, _lines, apart, drift, outside_of, slowdowns, verdicts
 from cotenant.config import read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
-from cotenant.sim.observed import Seen
+from cotenant.sim.observed import Ran, Seen
 from cotenant.sim.run import simulate
 from tests.cli.program import Program
 
 
 def test_the_same_requests_go_through_both(program: Program) -> None:
-    command = ("validate", "serve.toml", "--load", "0.5", "--seconds", "3", "--warm-up", "2", "--json")
+    command = ("validate", "serve.toml", "--load", "0.5", "--seconds", "2", "--json")
     said = program(*command)
     assert said.code == 0, said.err
-    assert "0.5 x the planned rates, 3 s, and 1 s before and after" in said.err.splitlines()
+    assert "0.5 x the planned rates, twice 2 s" in said.err.splitlines()
     found = json.loads(said.out)
     (it,) = found["loads"]
-    both = [{row["model"]: sum(row["ends"].values()) for row in it[name]["models"]} for name in ("simulated", "live")]
-    assert both[0] == both[1]
-    assert set(both[0]) == {"identity", "lookup"}
-    assert it["batches"].keys() == both[0].keys()
-    assert it["outside"].keys() == both[0].keys()
+    runs = [it[name]["models"] for name in ("live", "simulated", "foretold", "first")]
+    asked, *others = [{row["model"]: sum(row["ends"].values()) for row in rows} for rows in runs]
+    assert others == [asked] * 3
+    assert set(asked) == {"identity", "lookup"}
+    assert it["batches"].keys() == asked.keys()
+    assert it["outside"].keys() == asked.keys()
     assert any(name.startswith("identity ") for name in it["slowdowns"])
 
 
@@ -73,13 +73,20 @@ PROBLEM = Problem(
 def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
     """Whatever the plan reckons with; on the two small shares, batches took 1.5 and 1.1 times that."""
     took = {
-        ("cpu-0/0", "a"): {1: [0.002, 0.002]},
-        ("cpu-0/1", "a"): {1: [0.006, 0.006]},
-        ("cpu-0/2", "a"): {1: [0.0044, 0.0044]},
+        ("cpu-0/0", "a"): [Ran(0.0, 1, 0.002)] * 2,
+        ("cpu-0/1", "a"): [Ran(0.0, 1, 0.006)] * 2,
+        ("cpu-0/2", "a"): [Ran(0.0, 1, 0.0044)] * 2,
     }
     found = slowdowns(PLAN, PROBLEM, Seen(took, {}))
     assert found == {"a 50 %": pytest.approx(1.0), "a 25 %": pytest.approx(1.3)}
     assert slowdowns(PLAN, PROBLEM, Seen({}, {})) == {}
+
+
+def test_batches_drift_by_what_they_took_over_those_of_as_many_rows_before() -> None:
+    before = Seen({("cpu-0/0", "a"): [Ran(0.0, 1, 0.002), Ran(1.0, 1, 0.004), Ran(2.0, 2, 0.010)]}, {})
+    after = Seen({("cpu-0/0", "a"): [Ran(0.0, 2, 0.012), Ran(1.0, 3, 9.0)], ("cpu-0/1", "b"): [Ran(0.0, 1, 1.0)]}, {})
+    assert drift(before, after) == {"a": pytest.approx(1.2)}
+    assert drift(after, before) == {"a": pytest.approx(1 / 1.2)}
 
 
 def test_what_requests_spend_outside_is_what_callers_saw_over_the_log() -> None:
@@ -111,11 +118,18 @@ def run(source: str, seed: int, lag: float | None = None) -> Report:
     return Report(source=source, seconds=5, models=report.models, lag=lag)
 
 
-BARE: dict[str, Any] = {"batches": {}, "slowdowns": {}, "outside": {}}
-
-
 def test_how_far_apart_they_are_in_words() -> None:
-    same = Comparison(load=0.5, simulated=run("simulated", 0), live=run("live", 0, 0.0001), **BARE)
-    assert verdict(same) == "p50 within 0 % (a), p99 within 0 % (a), in time within 0.0 points (a)"
-    busy = Comparison(load=0.5, simulated=run("simulated", 0), live=run("live", 1, 0.02), **BARE)
-    assert verdict(busy).endswith(". Not to be trusted: the machine was busy, requests were sent up to 20 ms late")
+    same, other = run("live", 0, 0.0001), run("live", 1, 0.02)
+    assert apart(same, same) == "p50 within 0.0 % (a), half within 0.0, p99 within 0.0 % (a), half within 0.0, " + (
+        "in time within 0.0 points (a)"
+    )
+    few = Report(source="live", seconds=0.1, models=simulate(PROBLEM, PLAN, seconds=0.1).models)
+    assert apart(same, few) == "no model had 200 requests; run longer with --seconds"
+    it = Comparison(
+        load=0.5, live=other, simulated=same, foretold=same, first=other, batches={}, slowdowns={}, outside={}
+    )
+    own, foretold, first = verdicts(it)
+    assert own.startswith(f"simulated with its own batches: {apart(same, other)}. Not to be trusted: ")
+    assert own.endswith("the machine was busy, requests were sent up to 20 ms late")
+    assert foretold == f"foretold from the first run: {apart(same, other)}"
+    assert first == f"the first run, as it was: {apart(other, other)}"

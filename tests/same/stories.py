@@ -52,7 +52,7 @@ def told(
     planned = {(lane.id, model.model): model.latencies for lane in specs for model in lane.models}
     noise = np.random.default_rng(1)
 
-    def service(run: Run) -> float:
+    def service(run: Run, now: float) -> float:
         rows = sum(request.size for request in run.requests)
         return planned[run.lane, run.model][rows - 1] * float(noise.lognormal(0.0, 0.2))
 

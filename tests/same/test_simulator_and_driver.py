@@ -68,7 +68,7 @@ def arrivals(load: float, seed: int, count: int = 400) -> list[Request]:
 def simulated(requests: Iterable[Request]) -> Story:
     recorder = Recorder()
     events: list[tuple[float, Event]] = [(0.0, Applied(LANES)), *((0.0, Ready(lane.id)) for lane in LANES)]
-    play(recorder.handle, requests, takes, lambda reply, now: (), events)
+    play(recorder.handle, requests, lambda run, now: takes(run), lambda reply, now: (), events)
     return recorder.story
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,9 @@ from cotenant.measure.report import ModelReport
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Command, Event, Finished, LaneModel, LaneSpec, Reply, Run
 from cotenant.runtime.log import LogLine
-from cotenant.sim.observed import observed, seen
+from cotenant.sim.observed import Ran, observed, recorded, seen
 from cotenant.sim.run import simulate
-from cotenant.sim.service import Batches, Noise
+from cotenant.sim.service import Batches, Noise, Record
 from tests.sim.test_run import PLAN, PROBLEM, row
 
 LANE = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.010, 0.012, 0.014, 0.016)),))
@@ -30,7 +32,9 @@ def test_batches_last_from_their_start_to_their_end_within_the_time() -> None:
     lines = [*ran(1, 1, 0.5, 0.6), *ran(2, 2, 1.0, 1.25), *ran(3, 2, 1.5, 1.7), *ran(4, 1, 1.9, 2.1)]
     ((key, took),) = seen(lines, 1.0, 2.0).batches.items()
     assert key == ("cpu-0/0", "a")
-    assert took == {2: [pytest.approx(0.25), pytest.approx(0.2)]}
+    assert [batch.rows for batch in took] == [2, 2]
+    assert [batch.start for batch in took] == pytest.approx([0.0, 0.5])
+    assert [batch.seconds for batch in took] == pytest.approx([0.25, 0.2])
 
 
 def test_requests_last_from_their_arrival_to_their_answer_if_they_are_served() -> None:
@@ -43,30 +47,26 @@ def test_requests_last_from_their_arrival_to_their_answer_if_they_are_served() -
     assert seen(lines, 1.05, 2.0).requests == {"a": [pytest.approx(0.4)], "b": [pytest.approx(0.4)]}
 
 
-def test_two_stretches_of_time_tell_together_what_either_does() -> None:
-    lines = [*ran(1, 1, 0.5, 0.6), *ran(2, 2, 1.0, 1.25), *ran(3, 1, 1.5, 1.7)]
-    first, last = seen(lines[:2], 0.0, 1.0), seen(lines[2:], 1.0, 2.0)
-    both = first.and_also(last)
-    assert both == seen(lines, 0.0, 2.0)
-    assert len(first.batches["cpu-0/0", "a"][1]) == 1  # as it was
+def batches(took: dict[int, list[float]]) -> list[Ran]:
+    return [Ran(0.0, rows, seconds) for rows, all_ in took.items() for seconds in all_]
 
 
 def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
-    took = {("cpu-0/0", "a"): {1: [0.025] * 100, 3: [0.033] * 5}}
-    batches = observed([LANE], took)["cpu-0/0", "a"]
+    took = {("cpu-0/0", "a"): batches({1: [0.025] * 100, 3: [0.033] * 5})}
+    known = observed([LANE], took)["cpu-0/0", "a"]
     # Twice what was predicted, and 5 ms for each batch.
-    assert batches.latencies == pytest.approx((0.025, 0.029, 0.033, 0.037))
-    assert batches.noise.levels == pytest.approx((1.0,) * len(batches.noise.parts))
+    assert known.latencies == pytest.approx((0.025, 0.029, 0.033, 0.037))
+    assert known.noise.levels == pytest.approx((1.0,) * len(known.noise.parts))
 
 
 def test_one_size_alone_says_how_many_times_as_long() -> None:
-    batches = observed([LANE], {("cpu-0/0", "a"): {2: [0.018, 0.018, 0.018]}})["cpu-0/0", "a"]
-    assert batches.latencies == pytest.approx((0.015, 0.018, 0.021, 0.024))
-    assert observed([LANE], {("cpu-9/0", "a"): {1: [1.0]}}) == {}
+    known = observed([LANE], {("cpu-0/0", "a"): batches({2: [0.018, 0.018, 0.018]})})["cpu-0/0", "a"]
+    assert known.latencies == pytest.approx((0.015, 0.018, 0.021, 0.024))
+    assert observed([LANE], {("cpu-9/0", "a"): batches({1: [1.0]})}) == {}
 
 
 def test_what_falls_with_size_is_taken_as_fixed() -> None:
-    took = {("cpu-0/0", "a"): {1: [0.020] * 5, 4: [0.018] * 5}}
+    took = {("cpu-0/0", "a"): batches({1: [0.020] * 5, 4: [0.018] * 5})}
     first, *_, last = observed([LANE], took)["cpu-0/0", "a"].latencies
     assert first == pytest.approx(last) == pytest.approx(0.019, rel=0.02)
 
@@ -88,11 +88,45 @@ def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
 
     specs = lines[0].event.lanes  # type: ignore[union-attr]
     again = observed(specs, seen(lines, 0.0, 60.0).batches)["cpu-0/0", "a"]
-    often = [n for n, seconds in seen(lines, 0.0, 60.0).batches["cpu-0/0", "a"].items() if len(seconds) > 300]
+    sizes = Counter(batch.rows for batch in seen(lines, 0.0, 60.0).batches["cpu-0/0", "a"])
+    often = [n for n, count in sizes.items() if count > 300]
     assert len(often) > 3
     for n in often:
         assert again.latencies[n - 1] == pytest.approx(real["cpu-0/0", "a"].latencies[n - 1], rel=0.05)
     assert np.interp(0.9, again.noise.parts, again.noise.levels) == pytest.approx(1.28, abs=0.05)
+
+
+def test_batches_run_again_as_they_did() -> None:
+    """With a spell in which they take four times as long: the same requests wait, to the last one."""
+    lines: list[LogLine] = []
+    handle = Dispatcher().handle
+
+    def noted(event: Event, now: float) -> list[Command]:
+        commands = handle(event, now)
+        lines.append(LogLine(now, event, commands))
+        return commands
+
+    starts = tuple(n / 10 for n in range(600))
+    factors = tuple(4.0 if 20 <= start < 25 else 1.0 for start in starts)
+    spell = Record(tuple(0.008 + 0.001 * n for n in range(1, 17)), starts, (1,) * 600, factors)
+    once = simulate(PROBLEM, PLAN, seconds=60, observed={("cpu-0/0", "a"): spell}, handle=noted)
+    specs = lines[0].event.lanes  # type: ignore[union-attr]
+    told = seen(lines, 0.0, 60.0).batches
+    again = simulate(PROBLEM, PLAN, seconds=60, observed=recorded(specs, told))
+    a, b = row(once, "a"), row(again, "a")
+    assert (a.ends, a.attainment) == (b.ends, b.attainment)
+    assert [b.p50, b.p99, b.mean] == pytest.approx([a.p50, a.p99, a.mean], rel=1e-9)
+    whole = simulate(PROBLEM, PLAN, seconds=60, observed=observed(specs, told))
+    assert row(whole, "a").attainment != a.attainment  # slow ones here and there are not a slow spell
+
+
+def test_of_the_batches_around_the_one_of_as_many_rows_counts() -> None:
+    record = Record((0.010, 0.020), (1.0, 2.0, 3.0), (1, 2, 1), (1.5, 2.0, 3.0))
+    assert record.takes(1, 0.0) == pytest.approx(0.015)
+    assert record.takes(2, 0.5) == pytest.approx(0.030)  # there is none of two rows near
+    assert record.takes(2, 1.1) == pytest.approx(0.040)
+    assert record.takes(1, 2.0) == pytest.approx(0.030)
+    assert record.takes(1, 9.0) == pytest.approx(0.030)
 
 
 def mean(report: ModelReport) -> float:

@@ -184,7 +184,7 @@ def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None
 def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
     lane = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
     service = Service([lane], 0, {("cpu-0/0", "a"): Batches((0.01,), Noise(0.3))})
-    taken = [service.takes(Run("cpu-0/0", n, "a", (Request(n, "a", 0, 1),)))[2] / 0.01 for n in range(20_000)]
+    taken = [service.takes(Run("cpu-0/0", n, "a", (Request(n, "a", 0, 1),)), 0.0)[2] / 0.01 for n in range(20_000)]
     assert statistics.median(taken) == pytest.approx(1, rel=0.01)
     assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
     assert statistics.fmean(taken) == pytest.approx(1.0407, rel=0.01)  # of a lognormal distribution
@@ -217,7 +217,7 @@ def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:
     lane = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.01, 0.02)),))
     overhead = Overhead(per_batch=0.001, per_request=0.0001, bandwidth=1e9, sizes={"a": 6e5})
     service = Service([lane], overhead=overhead)
-    rows, predicted, took = service.takes(Run("cpu-0/0", 1, "a", (Request(1, "a", 0, 1, size=2),)))
+    rows, predicted, took = service.takes(Run("cpu-0/0", 1, "a", (Request(1, "a", 0, 1, size=2),)), 0.0)
     assert (rows, predicted) == (2, 0.02)
     assert took == pytest.approx(0.02 + 0.001 + 0.0001 + 2 * 6e-4)
 
