@@ -13,17 +13,18 @@ from cotenant.cli.show import aside, bars
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, PlanError
 from cotenant.measure.table import table
-from cotenant.planners import PLANNERS, Problem, load
+from cotenant.planners import Problem, load
+from cotenant.planners import names as planners
 from cotenant.planners.compare import Comparison, Row, compare
 
 
 def chosen(names: str | None) -> list[str]:
     """Planners from ``a,b``, all of them where nothing is said. Raises PlanError for one that there is not."""
     if names is None:
-        return list(PLANNERS)
+        return planners()
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
-        raise ConfigError(f"--planners {names!r} names none; write some of {','.join(PLANNERS)}")
+        raise ConfigError(f"--planners {names!r} names none; write some of {','.join(planners())}")
     for name in wanted:
         load(name)
     return wanted

@@ -20,7 +20,9 @@ Repository = Annotated[Path | None, typer.Option("--repository", "-r", help="Fol
 ServerSettings = Annotated[
     Path | None, typer.Option("--settings", help="Take the models, targets and rates that a server is given.")
 ]
-PlannerName = Annotated[str | None, typer.Option("--planner", "-p", help=f"Who plans: {', '.join(PLANNERS)}.")]
+PlannerName = Annotated[
+    str | None, typer.Option("--planner", "-p", help=f"Who plans: {', '.join(PLANNERS)}, or one that is installed.")
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", metavar="SECONDS", min=0.01, help="How long a planner may search at a time."),

@@ -11,7 +11,7 @@ from cotenant.config.interference import Chosen, read_interference
 from cotenant.config.toml import cuts_of, decode, either, one_of, rate_of, target_of, text_of
 from cotenant.core import units
 from cotenant.errors import ConfigError
-from cotenant.planners import PLANNERS, Objective
+from cotenant.planners import PLANNERS, Objective, names
 
 Hold = Literal["bucket", "quota"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
@@ -158,8 +158,8 @@ def read_settings(path: Path | str | None = None) -> Settings:
     file = _SettingsFile() if path is None else decode(text_of(path), _SettingsFile, path)
     place = "settings" if path is None else str(path)
     base = Path() if path is None else path.parent
-    if file.planner not in PLANNERS:
-        raise ConfigError(f"{place}: planner: {file.planner!r} is not known; take {either(PLANNERS)}")
+    if file.planner not in PLANNERS and file.planner not in names():
+        raise ConfigError(f"{place}: planner: {file.planner!r} is not known; take {either(names())}")
     models = tuple(_served(entry, f"{place}: models[{i}]") for i, entry in enumerate(file.models))
     for i, model in enumerate(models):
         if model.name in {other.name for other in models[:i]}:

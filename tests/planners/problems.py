@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
-from cotenant.predictors import Alone, Interference, Load
+from cotenant.planners.contract import EVERY_5 as EVERY_5
+from cotenant.planners.contract import MIB as MIB
+from cotenant.planners.contract import Crowded as Crowded
+from cotenant.planners.contract import random_problem
 
-MIB = 1 << 20
-EVERY_5 = tuple(range(50, 1001, 50))
+T = TypeVar("T")
 
 
 def profile(model: str, kind: str, latency: Mapping[tuple[int, int], float], memory: int = MIB) -> Profile:
@@ -34,56 +37,23 @@ def linear(
     return profile(model, kind, {(s, b): (fixed + work * b) * 1000 / s for s in cuts for b in batches}, memory)
 
 
-class Crowded:
-    """Every neighbour slows in proportion to its batch and share."""
+class _Drawn:
+    """Dice of hypothesis, which finds the simplest throws that break something."""
 
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
+    def __init__(self, draw: st.DrawFn) -> None:
+        self._draw = draw
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return 1 + self.factor * sum(load.share / 1000 * (1 + load.batch / 32) for load in neighbours)
+    def choice(self, options: Sequence[T]) -> T:
+        return self._draw(st.sampled_from(options))
+
+    def between(self, low: float, high: float) -> float:
+        return self._draw(st.floats(low, high))
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     """Any sound problem: hopeless models, kinds that lack a profile, tight memory, too few devices."""
-    kinds = []
-    for name in draw(st.sampled_from((["k"], ["k"], ["k", "l"]))):
-        cuts = draw(st.sampled_from((EVERY_5, (100, 200, 400, 500, 600, 800, 1000), (1000,), (140, 280, 420, 570))))
-        kinds.append(
-            Kind(
-                name=name,
-                count=draw(st.sampled_from((None, 0, 1, 2, 4))),
-                memory=draw(st.sampled_from((1 << 40, 3 * MIB))),
-                price=draw(st.sampled_from((None, 1.0, 2.5))),
-                cuts=cuts,
-                max_partitions=draw(st.sampled_from((None, 1, 2, 3))),
-            )
-        )
-    models, rates, profiles = [], {}, {}
-    for i in range(draw(st.integers(1, 6))):
-        name = f"m{i}"
-        fixed, work = draw(st.floats(0.0005, 0.02)), draw(st.floats(0.0001, 0.01))
-        for kind in kinds:
-            if draw(st.integers(0, 9)):
-                bend = draw(st.sampled_from((0.0, 0.5, 1.0)))
-                latency = {
-                    (s, b): (fixed + work * b) * (bend + (1 - bend) * 1000 / s)
-                    for s in kind.cuts
-                    for b in (1, 3, 8, 20)
-                }
-                profiles[name, kind.name] = profile(name, kind.name, latency)
-        largest = draw(st.sampled_from((None, None, 1, 5)))
-        models.append(Model(name=name, slo=draw(st.floats(0.005, 0.6)), max_batch=largest))
-        rates[name] = draw(st.sampled_from((0.0, 0.2)) | st.floats(0.1, 2000.0))
-    neighbours: list[Interference] = [Alone(), Alone(), Crowded(0.1), Crowded(1.0)]
-    return Problem(
-        models=tuple(models),
-        rates=rates,
-        fleet=tuple(kinds),
-        profiles=profiles,
-        interference=draw(st.sampled_from(neighbours)),
-    )
+    return random_problem(_Drawn(draw))
 
 
 def embedded(scale: float = 1.0) -> Problem:

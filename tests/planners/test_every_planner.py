@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.plan import Plan
-from cotenant.planners import PLANNERS, Problem, load
+from cotenant.planners import PLANNERS, Problem, contract, load
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 from cotenant.planners.geometry import search
@@ -28,10 +27,7 @@ def hurried(problem: Problem) -> Problem:
 
 def sound(name: str, problem: Problem) -> None:
     plan = load(name)(problem)
-    assert [str(violation) for violation in check(plan, problem)] == []
-    for model, rate in problem.rates.items():
-        assert plan.rate(model) + plan.unserved.get(model, 0.0) == pytest.approx(rate)
-    assert [str(violation) for violation in check(Plan.from_json(plan.to_json()), problem)] == []
+    assert contract.breaches(plan, problem) == []
     expected = forecast(plan, problem)
     assert all(0 <= model.attainment <= 1 for model in expected.models.values())
     assert all(0 <= busy <= 1 for busy in expected.utilisation.values())

@@ -1,0 +1,131 @@
+"""What every planner keeps, on any problem: to be run on planners of one's own, as it is on those of this package.
+
+    import pytest
+    from cotenant.planners import contract
+
+    @pytest.mark.parametrize("problem", contract.problems(100))
+    def test_contract(problem):
+        assert contract.breaches(my_planner(problem), problem) == []
+
+A planner serves what it can, and says what it cannot; for what makes no sense to it it raises PlanError. Whether a plan
+is any good is for `cotenant plan --compare` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.planners.check import check
+from cotenant.planners.problem import Problem
+from cotenant.predictors import Alone, Interference, Load
+
+T = TypeVar("T")
+
+CLOSE = 1e-6  # parts of a bound
+MIB = 1 << 20
+EVERY_5 = tuple(range(50, 1001, 50))
+
+
+def breaches(plan: Plan, problem: Problem) -> list[str]:
+    """What is wrong with a planner's answer, in words; nothing where it keeps to the contract."""
+    found = [str(violation) for violation in check(plan, problem)]
+    if not any(problem.rates.values()) and plan.devices:
+        found.append(f"nothing is asked for, and {plan.devices_used} devices are used")
+    if not found:
+        found += [f"read from its file: {violation}" for violation in check(Plan.from_json(plan.to_json()), problem)]
+    return found + _beyond(plan)
+
+
+def _beyond(plan: Plan) -> list[str]:
+    """A bound that the plan itself disproves."""
+    if plan.bound is None or plan.unserved:
+        return []
+    if plan.objective == "rate":
+        beaten = plan.scale > plan.bound * (1 + CLOSE)
+        reached = f"{plan.scale:g} times the rates"
+    else:
+        takes = plan.devices_used if plan.cost_per_hour is None else plan.cost_per_hour
+        beaten = takes < plan.bound * (1 - CLOSE)
+        reached = f"{takes:g}"
+    return [f"the plan comes to {reached}, which its bound of {plan.bound:g} says is impossible"] if beaten else []
+
+
+class Dice(Protocol):
+    """What decides of a random problem."""
+
+    def choice(self, options: Sequence[T]) -> T: ...
+    def between(self, low: float, high: float) -> float: ...
+
+
+class Rolled:
+    """Dice of a generator of random numbers."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def choice(self, options: Sequence[T]) -> T:
+        return options[int(self._rng.integers(len(options)))]
+
+    def between(self, low: float, high: float) -> float:
+        return float(self._rng.uniform(low, high))
+
+
+def problems(count: int, seed: int = 0) -> list[Problem]:
+    """So many random problems, the first of them the same for any `count`."""
+    return [random_problem(Rolled(rng)) for rng in np.random.default_rng(seed).spawn(count)]
+
+
+class Crowded(msgspec.Struct, frozen=True):
+    """Every neighbour slows in proportion to its batch and share."""
+
+    factor: float
+
+    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+        return 1 + self.factor * sum(load.share / 1000 * (1 + load.batch / 32) for load in neighbours)
+
+
+def random_problem(dice: Dice) -> Problem:
+    """Any sound problem: hopeless models, kinds that lack a profile, tight memory, too few devices."""
+    names: Sequence[str] = dice.choice((("k",), ("k",), ("k", "l")))
+    kinds = tuple(_kind(dice, name) for name in names)
+    models, rates, profiles = [], {}, {}
+    for i in range(dice.choice(range(1, 7))):
+        name = f"m{i}"
+        fixed, work = dice.between(0.0005, 0.02), dice.between(0.0001, 0.01)
+        for kind in kinds:
+            if dice.choice(range(10)):
+                bend = dice.choice((0.0, 0.5, 1.0))
+                points = [
+                    Point(share=s, batch=b, latency=(fixed + work * b) * (bend + (1 - bend) * 1000 / s), memory=MIB)
+                    for s in kind.cuts
+                    for b in (1, 3, 8, 20)
+                ]
+                profiles[name, kind.name] = Profile(name, kind.name, points)
+        models.append(Model(name=name, slo=dice.between(0.005, 0.6), max_batch=dice.choice((None, None, 1, 5))))
+        rates[name] = dice.choice((0.0, 0.2, dice.between(0.1, 2000.0), dice.between(0.1, 2000.0)))
+    neighbours: tuple[Interference, ...] = (Alone(), Alone(), Crowded(0.1), Crowded(1.0))
+    return Problem(
+        models=tuple(models),
+        rates=rates,
+        fleet=kinds,
+        profiles=profiles,
+        interference=dice.choice(neighbours),
+    )
+
+
+def _kind(dice: Dice, name: str) -> Kind:
+    return Kind(
+        name=name,
+        count=dice.choice((None, 0, 1, 2, 4)),
+        memory=dice.choice((1 << 40, 3 * MIB)),
+        price=dice.choice((None, 1.0, 2.5)),
+        cuts=dice.choice((EVERY_5, (100, 200, 400, 500, 600, 800, 1000), (1000,), (140, 280, 420, 570))),
+        max_partitions=dice.choice((None, 1, 2, 3)),
+    )
