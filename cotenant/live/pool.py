@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import ParamSpec, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, TypeVarTuple, cast
 
 import msgspec
 
@@ -38,7 +37,7 @@ EXCESS = 30  # ‰ above its share from which on a lane is in breach
 _STOPPED = "it was stopped while it loaded its models"
 
 Payload = tuple[Tensor, ...]
-_P = ParamSpec("_P")
+_Args = TypeVarTuple("_Args")
 _T = TypeVar("_T")
 
 
@@ -262,11 +261,10 @@ class Pool:
             return Part(tensor.name, tensor.datatype, tensor.shape, None, block.offset, size)
         return Part(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
 
-    async def _in_turn(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def _in_turn(self, call: Callable[[*_Args], _T], *args: *_Args) -> _T:
         """What the backend does, in a thread: a driver may take its time. One after the other, as they were asked for,
         and to its end, also where nobody stays to hear of it."""
-        loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._turns, partial(call, *args, **kwargs)))
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._turns, call, *args))
 
     async def _spawn(self, lane: _Lane) -> Line:
         """A worker that is ready. Raises WorkerError, and leaves nothing behind, where it does not get there."""

@@ -274,8 +274,8 @@ class Dispatcher:
         if lane.draining:
             del self.lanes[lane.id]
             commands.append(Drained(lane.id))
-        self._reroute(again, lane, DIED_LATE, now, commands)
-        self._reroute(waiting, lane, DIED_LATE, now, commands)
+        self._reroute(again, lane, Outcome.FAILED, DIED_LATE, now, commands)
+        self._reroute(waiting, lane, Outcome.FAILED, DIED_LATE, now, commands)
         return commands
 
     def _take_all(self, lane: Lane) -> list[Request]:
@@ -285,10 +285,10 @@ class Dispatcher:
         return taken
 
     def _reroute(
-        self, requests: Iterable[Request], home: Lane, reason: str, now: float, commands: list[Command]
+        self, requests: Iterable[Request], home: Lane, end: Outcome, reason: str, now: float, commands: list[Command]
     ) -> None:
-        """Find another lane for requests that left theirs. Where no other is up they wait at home for its worker to
-        come back, unless home is gone."""
+        """Find another lane for requests that left theirs, which end like that where there is none in time. Where no
+        other is up they wait at home for its worker to come back, unless home is gone."""
         touched: dict[str, Lane] = {}
         for request in requests:
             routes = self._routes.get(request.model)
@@ -302,7 +302,7 @@ class Dispatcher:
                 else:
                     queue, finish = own, now
             if queue is None or routes is None or finish > deadline:
-                self._end((request,), Outcome.FAILED, why, commands)
+                self._end((request,), end, why, commands)
                 continue
             self._held[request.id] = queue
             routes.push(queue, request, size, priority, deadline)
@@ -337,7 +337,7 @@ class Dispatcher:
                 holding.setdefault(queue.model, []).append(queue)
         self._routes = {model: Routes(queues) for model, queues in holding.items()}
         for home, requests in homeless:
-            self._reroute(requests, home, MOVED, now, commands)
+            self._reroute(requests, home, Outcome.EXPIRED, MOVED, now, commands)
         return commands
 
     def invariants(self) -> None:

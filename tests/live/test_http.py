@@ -492,6 +492,20 @@ def test_time_limits(server: HttpServer, core: StubCore) -> None:
     assert working.answers[0].status == 200
 
 
+def test_a_body_that_trickles_in_is_not_waited_for(core: StubCore) -> None:
+    server = HttpServer(core, limits=Limits(pace=100))
+    paces = {pace: Wire(server) for pace in (1, 90, 110, 50_000)}
+    for wire in paces.values():
+        wire.say(request("POST", INFER, Content_Length="100000"))
+    for _ in range(800):
+        server.sweep(1)
+        for pace, wire in paces.items():
+            if not wire.got:
+                wire.say(b"x" * pace)
+    assert [wire.answers[0].status if wire.got else 0 for wire in paces.values()] == [408, 408, 0, 500]
+    assert [wire.eof for wire in paces.values()] == [True, True, False, False]
+
+
 def test_draining(server: HttpServer, core: StubCore) -> None:
     async def run() -> None:
         idle, busy = Wire(server), Wire(server)

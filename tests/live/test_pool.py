@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -312,6 +313,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(folder: Path, caplog: py
 @contextmanager
 def no_more_files() -> Iterator[None]:
     """As on a server with too many connections."""
+    gc.collect()  # what earlier tests left open would be room later
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(least := os.dup(0))  # all below it are taken
     resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))

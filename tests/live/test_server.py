@@ -195,6 +195,20 @@ def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
     run(main())
 
 
+def test_what_waits_for_a_model_that_is_unloaded_may_be_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path), ("identity",)) as server:
+            asked = [asyncio.ensure_future(ask(server, "identity", floats())) for _ in range(50)]
+            await asyncio.sleep(0)
+            await server.unload("identity", {})
+            answers = await asyncio.gather(*asked)
+            turned_away = [answer for answer in answers if isinstance(answer, UnavailableError)]
+            assert turned_away and all(isinstance(answer, InferResponse | UnavailableError) for answer in answers)
+            assert str(turned_away[0]).startswith("request for model 'identity' expired: its partition was taken out")
+
+    run(main())
+
+
 def test_what_was_unloaded_stays_in_the_index_when_another_model_is_loaded(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:

@@ -283,6 +283,14 @@ def test_a_lane_that_is_taken_out_finishes_its_batch_and_hands_on_what_waits() -
     assert set(dispatcher.lanes) == {"b"}
 
 
+def test_what_waits_for_a_model_that_is_taken_out_is_told_to_try_again() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), request(1))
+    (reply,) = [command for command in dispatcher.handle(Applied(()), 0.001) if isinstance(command, Reply)]
+    assert ([it.id for it in reply.requests], reply.outcome, reply.reason) == ([1], Outcome.EXPIRED, words.MOVED)
+    assert ends(dispatcher.handle(Finished("a", 1), 0.011)) == {0: Outcome.SERVED}
+
+
 def test_an_idle_lane_that_is_taken_out_is_drained_at_once() -> None:
     assert started(A).handle(Applied(()), 0.0) == [Drained("a")]
 
@@ -300,7 +308,7 @@ def test_what_waits_with_more_rows_than_the_new_plan_allows_ends_and_holds_nobod
     arrive(dispatcher, 0.0, request(1, within=1.0), request(2, size=3, within=1.0), request(3, within=1.0))
     commands = dispatcher.handle(Applied((lane("a", LaneModel(model="m", latencies=linear(2))),)), 0.001)
     (reply,) = [command for command in commands if isinstance(command, Reply)]
-    assert ([it.id for it in reply.requests], reply.outcome, reply.reason) == ([2], Outcome.FAILED, words.TOO_LARGE)
+    assert ([it.id for it in reply.requests], reply.outcome, reply.reason) == ([2], Outcome.EXPIRED, words.TOO_LARGE)
     dispatcher.invariants()
     assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[3]]
 

@@ -156,18 +156,17 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
-        body = self.body
+        body, start = self.body, self.filled
+        self.filled = end = start + len(data)
         if isinstance(body, memoryview):
-            end = self.filled + len(data)
-            body[self.filled : end] = data
-            self.filled = end
+            body[start:end] = data
         elif not body:
             self.body = data
         else:
             if not isinstance(body, bytearray):
                 self.body = body = bytearray(body)
             body += data
-            if len(body) > self.server.limits.body:
+            if end > self.server.limits.body:
                 raise _Refused(413, f"a body of more than {self.server.limits.body} bytes, which are the most")
 
     def on_message_complete(self) -> None:
@@ -279,9 +278,11 @@ class Connection(asyncio.BufferedProtocol):
         elif self.in_head:
             if now - self.began > limits.begin:
                 self._cut_off(408, f"the head of this request took more than {limits.begin} s")
-        elif self.in_body:
+        elif self.in_body and not self.paused:
             if quiet > limits.stall:
                 self._cut_off(408, f"the body of this request stopped for more than {limits.stall} s")
+            elif now - self.began > 2 * limits.stall + self.filled / limits.pace:
+                self._cut_off(408, f"the body of this request comes at less than {limits.pace} bytes/s")
         elif not self.pending and quiet > limits.idle:
             transport.close()
 

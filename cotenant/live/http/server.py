@@ -30,9 +30,9 @@ def _most_connections() -> int:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """body, head: bytes of a request. connections: at once; more are turned away. The others are seconds, kept to
+    """body, head: bytes of a request. connections: at once; more are turned away. idle, begin, stall: seconds, kept to
     within one: how long a connection may be idle between requests, how long the head of one may take, and how long
-    nothing may move within a body or an answer."""
+    nothing may move within a body or an answer. A body may take twice `stall`, and as long as `pace` bytes/s do."""
 
     body: int = 1 << 30
     head: int = 1 << 16
@@ -40,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
     idle: int = 75
     begin: int = 10
     stall: int = 30
+    pace: int = 1 << 10
 
 
 class HttpServer:
