@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cotenant.planners import PLANNERS, Problem, contract, load
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
-from cotenant.planners.geometry import search
+from cotenant.planners.geometry import small
 from cotenant.planners.solve import solve
 from tests.planners.problems import embedded, problems
 
@@ -53,7 +53,7 @@ def test_plans_of_a_search_are_sound_and_unserved_is_honest(name: str, problem: 
 def test_planning_is_deterministic(name: str, problem: Problem) -> None:
     """As long as time is no question, which on a busy machine it may be for the integer program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "STEPS", 1)
+        patch.setattr(small, "STEPS", 1)
         problem = msgspec.structs.replace(problem, time_limit=100.0)
         assert load(name)(problem) == load(name)(problem)
 

@@ -6,9 +6,9 @@ common multiple of the rates. The program's size depends on models, shares and k
 
 1. Modes of one model give the linear relaxation, and with it a bound (see modes.py). Where models are few it is
    tightened by what partitions can really hold of what is asked, and by their being whole (see bounding.py).
-2. Up to sixteen devices or so, modes are put on partitions by ruin and recreate (exchange.py), at the prices of the
+2. Up to sixteen devices or so, modes are put on partitions by ruin and recreate (small.py), at the prices of the
    relaxation: the program would be hundreds of columns for a few partitions. Beyond, most is as the relaxation has it,
-   and the integer program settles the rest, with the modes of several models that its prices pick.
+   and the integer program settles the rest (large.py), with the modes of several models that its prices pick.
 3. The plan in force is where the search begins: it may stand as it is, or change by a few partitions. The papers' quick
    planners are tried as well, and the best plan is taken, of equal ones the one that moves least.
 4. Devices are composed, neighbours paired so that they slow each other least, and every promise is checked.
@@ -21,13 +21,14 @@ The bound counts no slowdown; whether the rates can be served at all is asked wi
 from __future__ import annotations
 
 from cotenant.core.plan import Plan
-from cotenant.planners import Problem
-from cotenant.planners.geometry.search import Search
+from cotenant.planners.geometry import search
+from cotenant.planners.geometry.space import Space
+from cotenant.planners.problem import Problem
 
 
 def plan(problem: Problem) -> Plan:
     """The best plan that was found within the problem's time limit, with the bound."""
-    return Search(problem).plan()
+    return search.planned(problem)
 
 
 def bound(problem: Problem) -> float | None:
@@ -35,9 +36,9 @@ def bound(problem: Problem) -> float | None:
 
     Where there are too few devices, how many it would take. None where there is no limit, or nothing can be served.
     """
-    return Search(problem).bound()
+    return Space(problem).bound()
 
 
 def feasible(problem: Problem) -> Plan | None:
     """A sound plan that serves the rates, on however many of the devices; None where none was found."""
-    return Search(problem).feasible()
+    return search.feasible(problem)

@@ -19,7 +19,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.planners import PLANNERS, Problem, bestfit, elastic, geometry, ideal, load
 from cotenant.planners.check import check
 from cotenant.planners.compare import AS_GOOD
-from cotenant.planners.geometry.search import Search
+from cotenant.planners.geometry.space import Space
 from cotenant.predictors import Alone, Interference, Margin
 from cotenant.predictors.linear import Coefficients, Linear, Utilisation
 from tests.planners.problems import MIB, Crowded, linear, problems, profile
@@ -116,7 +116,7 @@ def cost(plan: Plan, problem: Problem) -> float:
 
 def least(plan: Plan, problem: Problem) -> float:
     """The least part of a rate that is served, of models that can be served at all."""
-    able = Search(problem).names
+    able = Space(problem).names
     return min((plan.rate(name) / problem.rates[name] for name in able), default=1.0)
 
 
@@ -131,7 +131,7 @@ def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
         problem = msgspec.structs.replace(problem, fleet=fleet)
     ours = geometry.plan(problem)
     bound = geometry.bound(problem)
-    hopeless = len(Search(problem).names) < sum(rate > 0 for rate in problem.rates.values())
+    hopeless = len(Space(problem).names) < sum(rate > 0 for rate in problem.rates.values())
     for name in PLANNERS:
         plan = ours if name == "geometry" else load(name)(problem)
         part = least(plan, problem)
@@ -408,8 +408,8 @@ def test_what_is_refuted_beside_neighbours_serves_nobody() -> None:
     refuted = 0
     for seed in range(12):
         problem = msgspec.structs.replace(tiny(seed), interference=Margin(1.3))
-        search = Search(problem)
-        if search.names and search.relaxed is not None and search._refuted():
+        space = Space(problem)
+        if space.names and space.relaxed is not None and space.refuted():
             refuted += 1
             assert ideal.feasible(problem) is None
             assert geometry.plan(problem).unserved
