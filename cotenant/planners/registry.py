@@ -109,6 +109,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _told(error: Exception) -> str:
-    """What went wrong, and where: who wrote the planner looks for the line."""
+    """What went wrong, and where, as who wrote the planner looks for the line; that of an import says nothing."""
     (*_, last) = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+    place = "" if "importlib" in last.filename else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{place}"

@@ -85,8 +85,8 @@ def test_it_is_used_as_those_of_this_package_are(
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("others_absent:plan", r"cannot be loaded: ModuleNotFoundError: No module named 'others_absent' \(.*\)"),
-        ("others_planners:absent", r"cannot be loaded: AttributeError: .*'absent' \(.*\)"),
+        ("others_absent:plan", r"cannot be loaded: ModuleNotFoundError: No module named 'others_absent'"),
+        ("others_planners:absent", r"cannot be loaded: AttributeError: .*'absent'"),
         ("others_planners:number", ": .* is int, not a function from a Problem to a Plan"),
         ("others_planners:nothing", "gave NoneType, not a Plan"),
     ],
