@@ -92,7 +92,7 @@ class Record(msgspec.Struct, frozen=True):
         """As long as the nearer in time of the batches before and after, rather of one with as many rows."""
         after = bisect.bisect(self.starts, now)
         near = range(max(after - 1, 0), min(after + 1, len(self.starts)))
-        nearest = min(near, key=lambda n: (self.rows[n] != rows, abs(self.starts[n] - now)))
+        _, _, nearest = min([(self.rows[n] != rows, abs(self.starts[n] - now), n) for n in near])
         return self.latencies[rows - 1] * self.factors[nearest]
 
 
