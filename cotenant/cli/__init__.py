@@ -18,6 +18,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the locale cannot write is a question mark, and no traceback
             stream.reconfigure(errors="replace")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime tells its makers what it runs, unless it is told
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         app(prog_name="cotenant")
@@ -28,5 +29,6 @@ def main() -> None:
         sys.exit(130)
     except OSError as error:  # such as a full disk under the output; what is left of that goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"error: {error}\n")
+        place = error.filename or "standard output"
+        sys.stderr.write(f"error: {place}: {error.strerror or error}\n")
         sys.exit(1)

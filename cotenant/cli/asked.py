@@ -110,7 +110,7 @@ def text_of(path: Path) -> str:
 
 def write(path: Path, text: str, *, quiet: bool = False) -> None:
     """All of it or, where that fails, nothing: what was there before stays until then."""
-    part = path.with_name(f".{path.name}.new")
+    part = path.parent / f".{path.name}.new"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() or not path.exists():

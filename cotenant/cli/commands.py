@@ -138,8 +138,10 @@ def profile(
 ) -> None:
     """Measure every model of a repository over batch and share of this machine's CPU. Kept for the next time."""
     from cotenant.core.profile import write_profiles
-    from cotenant.measure.draw import profile_table, save_profiles
+    from cotenant.measure.draw import drawable, profile_table, save_profiles
 
+    if plot is not None:
+        drawable(plot)  # an error now, not after minutes
     if count is not None and pairs is None:
         raise ConfigError("--count says how many pairs; it goes with --pairs")
     asked = read(settings, repository)
@@ -187,8 +189,10 @@ def plan(
 ) -> None:
     """Decide which model runs where, on what share, in batches of what size; and say what it promises."""
     from cotenant.cli.plan import Answer, explained, show
-    from cotenant.measure.draw import save_plan
+    from cotenant.measure.draw import drawable, save_plan
 
+    if plot is not None:
+        drawable(plot)  # an error now, not after profiling
     if compare:
         given = {"--planner": planner, "--explain": explain, "--diff": diff, "--output": output, "--plot": plot}
         if wrong := [flag for flag, value in given.items() if value]:

@@ -75,12 +75,13 @@ def show_share(thousandths: int) -> str:
 
 
 def show_seconds(value: float) -> str:
-    """Three significant digits in the unit that suits: 0.0254 → ``25.4 ms``."""
+    """Three significant digits in the unit that suits, or all before the point: 0.0254 → ``25.4 ms``, 7200 →
+    ``7200 s``."""
     if not math.isfinite(value):
         return "never" if value > 0 else "-"
     if value < 1e-3:
         return f"{value * 1e6:.3g} µs"
-    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{show_rate(value)} s"
 
 
 def show_rate(per_second: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from cotenant.core.units import show_seconds
 from cotenant.measure.draw import COLOURS, figure_for, save
 from cotenant.measure.report import Report
 
@@ -22,7 +23,8 @@ def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> N
     """
     line = report.timeline
     assert line is not None, "the run was not recorded"
-    times = line.times
+    unit, word = _unit(line.step * len(line.times))
+    times = [time / unit for time in line.times]
     figure = figure_for(path, 10, 9.5)
     rates, latency, queue, busy = figure.subplots(4, 1, sharex=True, height_ratios=(3, 3, 1.6, 1.8))
     names = [name for name, offered in line.offered.items() if any(offered)]
@@ -64,14 +66,20 @@ def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> N
         other.step(times, line.devices, where="mid", color="black", lw=1.2)
         other.set_ylabel("devices")
     other.set_ylim(0, max(max(line.cost or line.devices, default=0.0) * 1.25, 1e-9))
-    busy.set_xlabel("seconds")
-    busy.set_xlim(0, line.step * len(times))
+    busy.set_xlabel(word)
+    busy.set_xlim(0, line.step * len(times) / unit)
     for axes in (rates, latency, queue, busy):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=9)
     other.spines["top"].set_visible(False)
-    figure.suptitle(f"{report.source}, {report.seconds:.4g} s", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{report.source}, {show_seconds(report.seconds)}", x=0.01, ha="left", fontsize=11)
     save(figure, path)
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """In which unit people think of a run of that length: so many seconds, and its name."""
+    units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
+    return next((unit for unit in units if seconds > 3 * unit[0]), (1.0, "seconds"))
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,26 +186,32 @@ def save_profiles(profiles: Sequence[Profile], path: Path | str) -> None:
 
 
 def drawable(path: Path) -> None:
-    """Raises ConfigError for a path whose suffix cannot be drawn: for those who will draw only after a while."""
+    """Raises ConfigError for what cannot be drawn, by its suffix or without matplotlib: for those who will draw only
+    after a while."""
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"{path}: cannot draw a {path.suffix or 'file without suffix'}; take .svg, .png or .pdf")
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"{path}: drawing needs matplotlib; install `cotenant[plot]`")
 
 
 def figure_for(path: Path, width: float, height: float) -> Figure:
-    """A figure, in inches, for a path whose suffix can be drawn."""
+    """A figure, in inches, for a path that can be drawn."""
     drawable(path)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(f"{path}: drawing needs matplotlib; install `cotenant[plot]`") from None
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path) -> None:
+    """All of it or, where that fails, nothing: what was there before stays until then."""
+    part = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        figure.savefig(part, dpi=150, format=path.suffix[1:])
+        part.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 

@@ -250,6 +250,7 @@ def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str,
         ("plan nowhere.toml --compare", "nowhere.toml: cannot be read: No such file or directory"),
         ("plan problem.toml --compare --settings serve.toml", "--repository and --settings go without a PROBLEM"),
         ("plan problem.toml --output models", "models: cannot be written: Is a directory"),
+        ("plan problem.toml --output .", ".: cannot be written: Is a directory"),
         ("simulate problem.toml --rate nobody=3", "--rate nobody=3: no model 'nobody'; there are identity, lookup"),
         ("simulate problem.toml --rate identity", "--rate identity: write MODEL=REQUESTS_PER_SECOND, such as"),
         ("simulate problem.toml --rate identity=-1", "--rate identity=-1: write MODEL=REQUESTS_PER_SECOND"),
@@ -359,7 +360,7 @@ def test_output_that_nobody_takes(folder: Path, arguments: list[str]) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     failed = run(full)
     os.close(full)
-    assert (failed.returncode, failed.stderr) == (1, "error: [Errno 28] No space left on device\n")
+    assert (failed.returncode, failed.stderr) == (1, "error: standard output: No space left on device\n")
 
 
 def test_a_locale_that_cannot_write_all_signs_gets_question_marks(folder: Path) -> None:

@@ -64,6 +64,7 @@ def test_other_text_is_refused_with_its_place(read: Callable[..., float], text: 
         (units.show_seconds(0.0254), "25.4 ms"),
         (units.show_seconds(25.4e-6), "25.4 µs"),
         (units.show_seconds(2.0), "2 s"),
+        (units.show_seconds(7200.0), "7200 s"),
         (units.show_seconds(0.0), "0 µs"),
         (units.show_seconds(math.inf), "never"),
         (units.show_memory(1610612736), "1.5 GiB"),

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import builtins
+import errno
 import io
+import os
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError
+from cotenant.measure import draw
 from cotenant.measure.draw import GROUPS, WIDTH, plan_bars, plan_table, profile_table, save_plan, save_profiles
 
 PLAN = Plan(
@@ -165,13 +166,24 @@ def test_a_picture_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match=r"plan\.svg: cannot be written: "):
         save_plan(PLAN, tmp_path / "file" / "plan.svg")
 
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(draw, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"drawing needs matplotlib; install `cotenant\[plot\]`$"):
         save_plan(PLAN, tmp_path / "plan.svg")
+
+
+def test_a_picture_that_does_not_fit_on_the_disk_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    path = tmp_path / "plan.png"
+    save_plan(PLAN, path)
+    before = path.read_bytes()
+
+    def full(self: object, file: Path, **options: object) -> None:
+        file.write_bytes(b"half of")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(figure.Figure, "savefig", full)
+    with pytest.raises(ConfigError, match=r"plan\.png: cannot be written: No space left on device$"):
+        save_plan(PLAN, path)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before

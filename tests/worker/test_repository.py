@@ -314,7 +314,7 @@ def test_a_dynamic_dimension_needs_a_sample(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         repository.sample(entry, info, 1, rng)
     assert str(caught.value) == (
-        f"{tmp_path}/m/config.pbtxt: input 'x' has dims [-1, 8], and model_warmup gives []; add `{hint}`"
+        f"input 'x' has dims [-1, 8], and nothing says which are usual; put into {tmp_path}/m/config.pbtxt: `{hint}`"
     )
     (tmp_path / "m" / "config.pbtxt").write_text(hint.replace("dims", "zero_data: true dims"))
     entry = repository.find(tmp_path, "m")

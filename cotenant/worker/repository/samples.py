@@ -33,9 +33,10 @@ def _sample(entry: Entry, info: ModelInfo, spec: TensorSpec, rows: int, rng: np.
     agree = len(dims) == len(fixed) and all(want in (-1, dim) for dim, want in zip(dims, fixed, strict=True))
     if not agree or min(dims, default=1) < 0:
         example = [dim if dim >= 0 else 16 for dim in fixed]
+        given = f"model_warmup gives {list(warmup.dims)}" if warmup.dims else "nothing says which are usual"
         raise ModelError(
-            f"{entry.folder / CONFIG}: input {spec.name!r} has dims {list(fixed)}, and model_warmup gives "
-            f'{list(warmup.dims)}; add `model_warmup {{ inputs {{ key: "{spec.name}" value {{ dims: {example} }} }} }}`'
+            f"input {spec.name!r} has dims {list(fixed)}, and {given}; put into {entry.folder / CONFIG}: "
+            f'`model_warmup {{ inputs {{ key: "{spec.name}" value {{ dims: {example} }} }} }}`'
         )
     shape = (*lead, *dims)
     return Tensor(spec.name, spec.datatype, shape, _data(spec.datatype, shape, rng, zero=warmup.zero_data))
