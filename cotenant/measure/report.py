@@ -15,6 +15,7 @@ from cotenant.core.model import Model
 from cotenant.core.request import Outcome
 from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError
+from cotenant.measure.chance import by_chance
 from cotenant.measure.stats import Tally
 from cotenant.measure.table import table
 from cotenant.measure.timeline import Timeline, mean
@@ -69,31 +70,21 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     @property
+    def stayed(self) -> int:
+        """Requests whose caller did."""
+        return sum(self.ends.values()) - self.ends.get(Outcome.CANCELLED.value, 0)
+
+    @property
+    def missed(self) -> int:
+        """Those of them that were not answered in time."""
+        return 0 if self.attainment is None else round(self.stayed * (1 - self.attainment))
+
+    @property
     def kept(self) -> bool:
-        """Whether its promise was kept, or nobody asked, or it was missed by no more than chance: a model that keeps
-        it would miss as many of so few requests in one run of twenty."""
+        """Whether its promise was kept, or nobody asked, or it was missed by no more than chance."""
         if self.attainment is None or self.attainment >= self.required:
             return True
-        stayed = sum(self.ends.values()) - self.ends.get(Outcome.CANCELLED.value, 0)
-        missed = round(stayed * (1 - self.attainment))
-        return self.required < 1 and _chance(stayed, missed, 1 - self.required) > 0.05
-
-
-def _chance(tries: int, hits: int, rate: float) -> float:
-    """How likely so many hits or more are, of independent tries at that rate below 1: the tail of a binomial."""
-    if hits > tries * rate + 10 * math.sqrt(tries * rate):
-        return 0.0
-    fewer = math.fsum(
-        math.exp(
-            math.lgamma(tries + 1)
-            - math.lgamma(n + 1)
-            - math.lgamma(tries - n + 1)
-            + n * math.log(rate)
-            + (tries - n) * math.log1p(-rate)
-        )
-        for n in range(hits)
-    )
-    return 1 - fewer
+        return by_chance(self.missed, self.stayed, 1 - self.required)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +131,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def table(self) -> RenderableType:
         """One row a model; and another table on batches, where they are known."""
         numbers = (">offered /s", ">goodput /s", ">p50", ">p99", ">p99.9", ">target", ">attained")
-        rows = table(f"{self.source}, {self.seconds:.3g} s", "model", *numbers, "other ends")
+        rows = table(f"{self.source}, {show_seconds(self.seconds)}", "model", *numbers, "other ends")
         for row in self.models:
             times = *(_duration(time) for time in (row.p50, row.p99, row.p999)), _target(row.target)
             others = (f"{count} {name}" for name, count in row.ends.items() if count and name != "served")

@@ -120,7 +120,12 @@ class Tally:
         return self.served + sum(self.ends.values())
 
     @property
+    def stayed(self) -> int:
+        """Of those all whose caller did not leave."""
+        return self.arrived - self.ends[Outcome.CANCELLED]
+
+    @property
     def attainment(self) -> float:
         """Of all that arrived and stayed, the fraction answered in time; nan where there was none."""
-        stayed = self.arrived - self.ends[Outcome.CANCELLED]
+        stayed = self.stayed
         return self.on_time / stayed if stayed else math.nan

@@ -25,6 +25,7 @@ from cotenant.predictors import Alone, Interference, Load
 Accept = Callable[[Plan, Problem], bool]
 
 CLOSE = 1.005  # how near the largest multiple of the rates is found
+COARSE = 1.02  # the same, of each plan, where a judge is asked
 MORE = 1.15  # times its rate, what a model is planned for whose promise chance would break
 WIDER = 12  # times that more is planned for, at most
 # What is planned for as well: parts of the targets, and of what neighbours are said to cost. Half of the targets leaves
@@ -107,8 +108,10 @@ def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> P
     return msgspec.structs.replace(accounted(plan, problem), bound=bound)
 
 
-def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds, sound: bool = True) -> Plan:
-    """The plan for the largest multiple of the rates that `accept` takes, to 0.5 %.
+def largest_scale(
+    planner: Planner, problem: Problem, *, accept: Accept = holds, judge: Accept | None = None, sound: bool = True
+) -> Plan:
+    """The plan for the largest multiple of the rates that `accept` takes, and the judge where there is one, to 0.5 %.
 
     That for evenly spaced requests comes first, and is lowered until chance has room. A planner that answers the
     objective itself goes to the very limit of the targets, and is asked for tighter ones, too, and with neighbours that
@@ -116,8 +119,9 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds,
     multiples in between, with room for chance in each.
 
     accept: given a plan and the problem at those rates; by default, whether it is sound and its forecast keeps every
-    promise. sound: whether no other plan is accepted. Who takes those that are not has a better judge than the
-    prediction of what neighbours cost, and so the most that is sound is not all that may be had.
+    promise. judge: the same of what was accepted, and dear: it is asked about the likeliest plans first. sound: whether
+    no other plan is accepted. Who takes those that are not has a better judge than the prediction of what neighbours
+    cost, and so the most that is sound is not all that may be had.
     """
     endless = next((kind.name for kind in problem.fleet if kind.count is None), None)
     if endless is not None:
@@ -129,34 +133,60 @@ def largest_scale(planner: Planner, problem: Problem, *, accept: Accept = holds,
     if most.objective == "rate" and most.scale == 0:
         return most  # some model cannot be served at all; the others are, as far as they ask
     if most.objective == "rate":
-        best = _with_room(most, planner, problem, accept, sound=sound)
+        best = _with_room(most, planner, problem, accept, judge, sound=sound)
     else:
-        best = _by_multiples(planner, problem, accept, _nothing(most, problem))
+        best = _by_multiples(planner, problem, _both(accept, judge), _nothing(most, problem))
+    if judge is not None and best.scale:
+        best = _finer(best, problem, _both(accept, judge))
     return msgspec.structs.replace(best, planner=most.planner, objective="rate", bound=most.bound)
 
 
-def _with_room(most: Plan, planner: Planner, problem: Problem, accept: Accept, *, sound: bool) -> Plan:
+def _both(accept: Accept, judge: Accept | None) -> Accept:
+    return accept if judge is None else lambda plan, problem: accept(plan, problem) and judge(plan, problem)
+
+
+def _finer(plan: Plan, problem: Problem, accept: Accept) -> Plan:
+    """The plan for a little more than a coarse search found."""
+
+    def attempt(scaled: Problem) -> Plan:
+        return polish(_carrying(plan, scaled), scaled)
+
+    return _largest(attempt, problem, accept, above=plan, below=plan.scale * COARSE)
+
+
+def _with_room(
+    most: Plan, planner: Planner, problem: Problem, accept: Accept, judge: Accept | None, *, sound: bool
+) -> Plan:
     """The largest multiple that is kept, of a planner whose own answer to that is `most`."""
     best = lowered(most, problem, accept=accept)
-    if sound and best.scale * CLOSE >= most.scale:
+    stands = best.scale * CLOSE >= most.scale and (judge is None or judge(best, _times(problem, best.scale)))
+    if sound and stands:
         return best  # where chance takes nothing, nothing is to be won
-    for part, beside in ROOMS:
-        if beside < 1 and isinstance(problem.interference, Alone):
-            continue
-        other = planner(_roomier(problem, part, beside))
-        if other.scale > best.scale:
-            best = lowered(other, problem, accept=accept, above=best)
+    rooms = [room for room in ROOMS if room[1] == 1 or not isinstance(problem.interference, Alone)]
+    others = (planner(_roomier(problem, part, beside)) for part, beside in rooms)
+    if judge is None:
+        for other in others:
+            if other.scale > best.scale:
+                best = lowered(other, problem, accept=accept, above=best)
+    else:
+        likely = [best, *(lowered(other, problem, accept=accept) for other in others)]
+        best = best if stands else _nothing(most, problem)
+        accept = _both(accept, judge)
+        for other in sorted(likely, key=lambda plan: -plan.scale):
+            if other.scale > best.scale * CLOSE:
+                best = lowered(other, problem, accept=accept, above=best, close=COARSE)
+    close = CLOSE if judge is None else COARSE
     # The most that is served on paper may leave so little room that a simpler plan keeps more.
     for name in QUICK:
-        best = _by_multiples(load(name), problem, accept, best)
+        best = _by_multiples(load(name), problem, accept, best, close)
         for part, beside in QUICK_ROOMS if not isinstance(problem.interference, Alone) else ():
             most = _largest(load(name), _roomier(problem, part, beside), _served, above=best, below=math.inf)
             if most.scale > best.scale * CLOSE:
-                best = lowered(most, problem, accept=accept, above=best)
+                best = lowered(most, problem, accept=accept, above=best, close=close)
     return best
 
 
-def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Plan) -> Plan:
+def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Plan, close: float = CLOSE) -> Plan:
     """The largest multiple that is kept, of a planner that is asked for one after the other; no less than `above`."""
 
     def kept(plan: Plan, scaled: Problem) -> bool:
@@ -165,23 +195,26 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
     most = _largest(planner, problem, _served, above=above, below=math.inf)
     if most.scale <= above.scale * CLOSE:
         return above
-    best = lowered(most, problem, accept=accept, above=above)
+    best = lowered(most, problem, accept=accept, above=above, close=close)
 
     def roomy(scaled: Problem) -> Plan:
         return promised(planner, scaled)
 
     if not _more(roomy, problem, kept, best):
         return best
-    return _largest(roomy, problem, kept, above=best, below=most.scale)
+    return _largest(roomy, problem, kept, above=best, below=most.scale, close=close)
 
 
-def lowered(plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan | None = None) -> Plan:
+def lowered(
+    plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan | None = None, close: float = CLOSE
+) -> Plan:
     """The plan for the largest multiple of the rates, up to what it carries, that `accept` takes.
 
     It may stand as it is. Else it keeps its devices, cut anew where promises would break: the less they have to do, the
     better they do it.
     above: a plan that is taken, and the answer unless there is more.
     """
+    above = above or _nothing(plan, problem)
     best = plan
 
     def attempt(scaled: Problem) -> Plan:
@@ -194,10 +227,10 @@ def lowered(plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan
         best = lower
         return True
 
-    above = above or _nothing(plan, problem)
     below = most = accounted(plan, problem).scale
     full = _times(problem, most)
-    if most > above.scale and accept(stands := _carrying(plan, full), full):
+    stands = _carrying(plan, full)
+    if most > above.scale and accept(stands, full):
         return accounted(stands, problem)
     if not _more(attempt, problem, taken, above):
         return above
@@ -205,11 +238,12 @@ def lowered(plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan
         if most * part <= above.scale:
             break
         scaled = _times(problem, most * part)
-        if taken(attempt(scaled), scaled):
+        lower = attempt(scaled)
+        if lower != stands and taken(lower, scaled):
             above = accounted(best, problem)
             break
         below = most * part
-    return _largest(attempt, problem, taken, above=above, below=below)
+    return _largest(attempt, problem, taken, above=above, below=below, close=close)
 
 
 def _more(planner: Planner, problem: Problem, taken: Accept, above: Plan) -> bool:
@@ -219,10 +253,12 @@ def _more(planner: Planner, problem: Problem, taken: Accept, above: Plan) -> boo
     return above.scale == 0 or taken(planner(little), little)
 
 
-def _largest(planner: Planner, problem: Problem, taken: Accept, *, above: Plan, below: float) -> Plan:
+def _largest(
+    planner: Planner, problem: Problem, taken: Accept, *, above: Plan, below: float, close: float = CLOSE
+) -> Plan:
     """The plan for the largest multiple of the rates that is taken, from that of one plan up to another multiple."""
     best, low, high = above, above.scale, below
-    while high > low * CLOSE and high > 1e-6:
+    while high > low * close and high > 1e-6:
         scale = (low * 2 or 1.0) if math.isinf(high) else high / 4 if low == 0 else (low + high) / 2
         plan = planner(scaled := _times(problem, scale))
         if taken(plan, scaled):

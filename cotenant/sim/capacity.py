@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from cotenant.core.plan import Plan
-from cotenant.core.request import Outcome
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.sim.judge import judged
@@ -101,7 +100,7 @@ def level(multiple: float, reports: Sequence[Report]) -> Level:
     """What models attain over runs that differ in their seeds."""
     models = {}
     for rows in zip(*(report.models for report in reports), strict=True):
-        stayed = [sum(row.ends.values()) - row.ends.get(Outcome.CANCELLED.value, 0) for row in rows]
+        stayed = [row.stayed for row in rows]
         parts = [row.attainment for row in rows if row.attainment is not None]
         if parts:
             mean = sum(n * (row.attainment or 0.0) for n, row in zip(stayed, rows, strict=True)) / sum(stayed)

@@ -3,43 +3,61 @@
 The forecast, which `planners.solve` goes by, knows nothing of batches that take longer at times, and where models share
 a partition it is up to two points too hopeful. So each plan is simulated before it is given, and made anew where that
 breaks a promise.
+
+A look at a plan is several runs with seeds of their own, counted together, and ends as soon as its verdict is as good
+as sure: that more are missed than chance would have it, or that no more will be in the end, were as many missed from
+here on as may be. While the largest rate is looked for, plans are told apart by one run; the one that is given stood
+all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
-from cotenant.core.plan import Plan
+from cotenant.core.plan import Device, Plan
+from cotenant.measure.chance import CHANCE, at_most, by_chance, most_missed
+from cotenant.measure.stats import Tally
 from cotenant.planners import Problem, load
-from cotenant.planners.applications import carried, plain
-from cotenant.planners.solve import divided, holds, largest_scale, promised, solve, split_of
+from cotenant.planners.applications import carried, plain, promise
+from cotenant.planners.solve import divided, holds, largest_scale, lowered, promised, solve, split_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
-# How much the simulator looks at, at most, and how many plans after the first; what becomes of the targets of models
-# that are late.
+# How much the simulator looks at, at most, with each seed, and how many plans after the first; what becomes of the
+# targets of models that are late.
 LOOK_SECONDS = 300.0
 LOOK_REQUESTS = 30_000
+SEEDS = 3
 LOOKS = 3
 TIGHTER = 0.9
+DOUBT = 0.02  # how likely a verdict may be another one in the end
+EVEN = 0.2  # how often plans that miss as much as is allowed are passed over where others are left
 
 
 def judged(planner: str, problem: Problem) -> Plan:
     """The plan of a named planner that keeps promises in the simulator, or comes nearest to it."""
     if problem.objective == "rate":
         split = split_of(load(planner), problem)
+        asked = plain(problem, split)
+        known: dict[tuple[Device, ...], bool] = {}  # planners often come to the same plan
 
         def kept(plan: Plan, scaled: Problem) -> bool:
-            looks = (LOOK_REQUESTS / 6, LOOK_REQUESTS)  # a short look tells most of those apart that are far off
-            whole = msgspec.structs.replace(plan, split=split)
-            return holds(plan, scaled) and not any(_late(whole, problem, look) for look in looks)
+            if plan.devices not in known:
+                known[plan.devices] = _Look(msgspec.structs.replace(plan, split=split), problem, 1, EVEN).kept()
+            return known[plan.devices]
 
-        plan = largest_scale(load(planner), plain(problem, split), accept=kept)
+        def kept_always(plan: Plan, scaled: Problem) -> bool:
+            return holds(plan, scaled) and _Look(msgspec.structs.replace(plan, split=split), problem).kept()
+
+        plan = largest_scale(load(planner), asked, judge=kept)
+        if plan.scale:
+            sure = lowered(plan, asked, accept=kept_always)
+            plan = msgspec.structs.replace(sure, objective="rate", bound=plan.bound)
         return divided(load(planner), problem, plan, split)
     plan = solve(planner, problem)
-    late = _late(plan, problem, LOOK_REQUESTS)
+    late = _Look(plan, problem).late()
     return _in_time(planner, problem, plan, late) if late else plan
 
 
@@ -51,7 +69,7 @@ def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float])
     for _ in range(LOOKS):
         asked = _tighter(asked, set().union(*(models.get(name, {name}) for name in late)))
         plan = msgspec.structs.replace(promised(load(planner), asked, plan), split=plan.split)
-        late = _late(plan, problem, LOOK_REQUESTS)
+        late = _Look(plan, problem).late()
         if sum(late.values()) < sum(least.values()):
             best, least = plan, late
         if not late:
@@ -59,17 +77,80 @@ def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float])
     return best
 
 
-def _late(plan: Plan, problem: Problem, requests: float) -> dict[str, float]:
-    """By how much models and applications miss the fraction promised in the simulator, at the rates that are served;
-    those that miss it by more than chance would have it."""
-    rates = carried(plan, problem)
-    if not any(rates.values()):
-        return {}
-    seconds = min(LOOK_SECONDS, requests / sum(plan.rates().values()))
-    report = simulate(problem, plan, Workload.poisson(rates), seconds=seconds)
-    return {
-        row.model: row.required - row.attainment for row in report.models if row.attainment is not None and not row.kept
-    }
+class _Count:
+    """The requests of one name. total: how many there will be, about; rate: the part that may miss; chance: how often
+    who misses at that rate is taken to be late."""
+
+    def __init__(self, total: float, rate: float, chance: float) -> None:
+        self.stayed = self.missed = 0
+        self._total = round(total)
+        self._rate = rate
+        self._chance = chance
+        self._allowed = most_missed(self._total, rate, chance)
+
+    def kept(self, stayed: int, missed: int) -> bool | None:
+        """Whether no more miss than may, once so many more have stayed and missed; None as long as that is open."""
+        stayed, missed = self.stayed + stayed, self.missed + missed
+        if missed > stayed * self._rate and not by_chance(missed, stayed, self._rate, DOUBT):
+            return False
+        # Where nothing may be missed, one is counted upon: else it would seem sure from the start that none is.
+        coming = max(self._rate, 1 / max(self._total, 1))
+        return at_most(self._allowed - missed, max(self._total - stayed, 0), coming) > 1 - DOUBT or None
+
+    @property
+    def lacks(self) -> float:
+        """How much of its promise it missed, where that is more than chance."""
+        late = self.missed > most_missed(self.stayed, self._rate, self._chance)
+        return self.missed / self.stayed - self._rate if late else 0.0
+
+
+class _Look:
+    """At a plan, in the simulator, at the rates that are served. runs: at most, each with a seed of its own; chance: as
+    of `_Count`."""
+
+    def __init__(self, plan: Plan, problem: Problem, runs: int = SEEDS, chance: float = CHANCE) -> None:
+        self._plan = plan
+        self._problem = problem
+        self._runs = runs
+        self._rates = {name: rate for name, rate in carried(plan, problem).items() if rate}
+        self._seconds = min(LOOK_SECONDS, LOOK_REQUESTS / sum(plan.rates().values())) if self._rates else 0.0
+        self._counts = {
+            name: _Count(runs * self._seconds * rate, 1 - promise(problem, name).attainment, chance)
+            for name, rate in self._rates.items()
+        }
+
+    def late(self) -> dict[str, float]:
+        """By how much models and applications miss the fraction promised; those that miss it by more than chance."""
+        self._run(each=True)
+        return {name: count.lacks for name, count in self._counts.items() if count.lacks > 0}
+
+    def kept(self) -> bool:
+        """Whether nobody misses more than chance may have it."""
+        self._run(each=False)
+        return not any(count.lacks > 0 for count in self._counts.values())
+
+    def _run(self, *, each: bool) -> None:
+        """each: until it is known of all whether they are late, and not only that one is."""
+        decided = False
+
+        def over(tallies: Mapping[str, Tally]) -> bool:
+            nonlocal decided
+            verdicts = []
+            for name, count in self._counts.items():
+                stayed = tallies[name].stayed
+                verdicts.append(count.kept(stayed, stayed - tallies[name].on_time))
+            decided = None not in verdicts or (False in verdicts and not each)
+            return decided
+
+        workload = Workload.poisson(self._rates)
+        for seed in range(self._runs if self._counts else 0):
+            report = simulate(self._problem, self._plan, workload, seconds=self._seconds, seed=seed, over=over)
+            for row in report.models:
+                if row.model in self._counts:
+                    self._counts[row.model].stayed += row.stayed
+                    self._counts[row.model].missed += row.missed
+            if decided:
+                break
 
 
 def _tighter(problem: Problem, names: Collection[str]) -> Problem:

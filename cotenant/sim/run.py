@@ -36,7 +36,11 @@ from cotenant.workload.arrivals import Arrivals, merge, streams
 from cotenant.workload.failures import Failure
 from cotenant.workload.sources import Closed
 
+# Whether a run has shown enough, given the tallies by name.
+Over = Callable[[Mapping[str, Tally]], bool]
+
 _BLOCK = 256  # requests that are made at a time
+_GLANCE = 1024  # requests after which it is asked whether that was enough
 
 # What a plan must keep to stand on its devices at all; a target that it misses is for the run to show.
 _STANDS = ("kind", "count", "id", "sum", "geometry", "memory")
@@ -56,6 +60,7 @@ def simulate(
     overhead: Overhead | None = None,
     observed: Mapping[Key, Batches | Record] = MappingProxyType({}),
     handle: Handle | None = None,
+    over: Over | None = None,
 ) -> Report:
     """What a plan does under a workload, or else under Poisson arrivals at the problem's own rates. Applications are
     asked for, and reported, like models.
@@ -66,8 +71,8 @@ def simulate(
     changes: plans to go over to, and when workers begin to start for them; control: decides that during the run.
     startup: seconds that a worker takes until it is warm; None: as profiled (``start_s``), or no time. observed: what
     batches were seen to take on a lane, in place of what profiles and interference say. handle: takes the place of a
-    fresh dispatcher's, to record what it is told and answers. Raises PlanError for a plan that cannot stand on the
-    problem's devices.
+    fresh dispatcher's, to record what it is told and answers. over: looks now and then at what has become of requests
+    so far; when it says so, no more arrive. Raises PlanError for a plan that cannot stand on the problem's devices.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
@@ -97,7 +102,7 @@ def simulate(
         workers.control(control, lambda: {name: tally.arrived for name, tally in tallies.items()}, seconds)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn(problem.applications, seed)).handle
-    _run(workers.events(), watched, tallies, workload, service, seconds, seed, handle)
+    _run(workers.events(), watched, tallies, workload, service, seconds, seed, handle, over)
     return Report.of("simulated", watched, tallies, seconds, timeouts=workload.timeouts)
 
 
@@ -127,9 +132,12 @@ def _run(
     seconds: float,
     seed: int,
     handle: Handle | None,
+    over: Over | None = None,
 ) -> None:
     """The tallies are filled as requests end."""
     requests, follow = asked(models, workload, seconds, seed)
+    if over is not None:
+        requests = _until(requests, lambda: over(tallies))
     counted = Counted(tallies, service, follow)
     play(handle or Dispatcher(), requests, counted.serve, counted.ended, events)
 
@@ -176,6 +184,14 @@ def _blocks(chunks: Arrivals) -> Arrivals:
     for times, sources in chunks:
         for start in range(0, len(times), _BLOCK):
             yield times[start : start + _BLOCK], sources[start : start + _BLOCK]
+
+
+def _until(requests: Iterator[Request], over: Callable[[], bool]) -> Iterator[Request]:
+    """Those that arrive before it is over, which is asked after every so many."""
+    while block := list(itertools.islice(requests, _GLANCE)):
+        yield from block
+        if over():
+            return
 
 
 def _stands(plan: Plan, problem: Problem) -> None:
