@@ -5,13 +5,23 @@ from __future__ import annotations
 import io
 import logging
 import os
+import signal
 import sys
 
 from cotenant.errors import CotenantError
 
 
 def main() -> None:
-    """The program `cotenant`. Exits with 1 where something cannot be done, having said why."""
+    """The program `cotenant`. Exits with 1 where something cannot be done, having said why; with 130 where it was
+    stopped by SIGINT or SIGTERM, leaving no process behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers have handlers of their own
+    try:
+        _run()
+    except KeyboardInterrupt:  # at any moment, as while modules are being imported
+        sys.exit(130)
+
+
+def _run() -> None:
     from cotenant.cli.commands import app
     from cotenant.cli.interrupt import Interrupted
 
@@ -25,7 +35,7 @@ def main() -> None:
     except CotenantError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
-    except (Interrupted, KeyboardInterrupt):
+    except Interrupted:
         sys.exit(130)
     except OSError as error:  # such as a full disk under the output; what is left of that goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

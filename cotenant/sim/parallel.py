@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -34,6 +36,19 @@ class Processes:
         return [result for _, result in sorted(self.each(work, tasks), key=lambda done: done[0])]
 
 
+def _begin() -> None:
+    """Of a process of a pool: Ctrl-C reaches it, too, and ends it without a word; and so does its parent's end."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _follow() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Processes]:
     """So many processes, which end with the block, at once where it is left by an error or by Ctrl-C."""
@@ -41,10 +56,7 @@ def processes(jobs: int) -> Iterator[Processes]:
         yield Processes(None)
         return
     # Spawned rather than forked: a progress bar has a thread, and a fork would copy its locks.
-    # Ctrl-C reaches these processes, too, and ends them without a word.
-    ended = (signal.SIGINT, signal.SIG_DFL)
-    spawned = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, spawned, initializer=signal.signal, initargs=ended)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin)
     try:
         yield Processes(pool)
     except BaseException:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import cotenant.sim.sweep
 from cotenant.core.profile import write_profiles
 from cotenant.predictors.samples import write_samples
 from cotenant.sim.sweep import Point, Row
-from tests.cli.program import Program
+from tests.cli.program import PATIENCE, Program, alive, started, until
 from tests.predictors.test_fitting import PROFILES, pairs
 
 COMMAND = (
@@ -135,3 +138,28 @@ def test_a_combination_without_a_plan_says_why_and_stops_no_other(program: Progr
     said = program("sweep", "problem.toml", "--over", "planner=elastic,squishy", "--seconds", "1", "--jobs", "1")
     assert said.code == 0
     assert "elastic" in said.out and "squishy" in said.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_sweep_that_is_ended(folder: Path, number: int) -> None:
+    process = started(folder, "sweep", "problem.toml", "--over", "rate=0.5,1", "--planner", "elastic", "-s", "1e6")
+    try:
+        until(lambda: len(group(process.pid)) == 4)  # itself, two at work, and Python's tracker of what they share
+        process.send_signal(number)
+        until(lambda: not group(process.pid))
+        out, err = process.communicate(timeout=PATIENCE)
+        if number == signal.SIGTERM:
+            assert (process.returncode, out, err) == (130, "", "")
+    finally:
+        with process, contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def group(leader: int) -> list[int]:
+    """The processes of a group that live."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ProcessLookupError):
+            if os.getpgid(int(folder.name)) == leader and alive(int(folder.name)):
+                found.append(int(folder.name))
+    return found
