@@ -62,6 +62,19 @@ def test_sets_of_three_need_some_that_were_measured() -> None:
     assert covered == pytest.approx(0.9, abs=0.05)
 
 
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_few_sets_of_three_say_most_of_it(seed: int) -> None:
+    """One for six pairs, as `cotenant profile --pairs` measures them."""
+    pairs, sets, profiles = kace.samples(), kace.runs(kace.TRIPLES), kace.profiles()
+    order = np.random.default_rng(seed).permutation(len(sets))
+    some, rest = (kace.samples([sets[i] for i in part]) for part in (order[:30], order[120:]))
+    errors, covered = off(fit([*pairs, *some], profiles), rest)
+    assert np.median(errors) <= 0.1
+    assert covered >= 0.8
+
+
 def off(ours: Ours, samples: Sequence[Sample]) -> tuple[Values, float]:
     """Sizes of the relative errors of medians, and how many slowdowns do not exceed the quantile 0.9."""
     said = np.array([ours.quantiles(it.victim, it.neighbours, (0.5, 0.9)) for it in samples])
