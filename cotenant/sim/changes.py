@@ -31,6 +31,7 @@ from cotenant.sim.recorder import Recorder, slots_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
+MOST_VALUES = 10_000  # in a range
 SPELLINGS = "rate=2, devices=-1, kind=v100:t4, slo=resnet50:50ms, planner=elastic"
 
 
@@ -77,11 +78,13 @@ def read_values(text: str, flag: str = "--over") -> tuple[Change, ...]:
         prefix = f"{name}:" if name else ""
         first, dots, last = value.partition("..")
         if dots and first.isdigit() and last.isdigit() and int(first) <= int(last):
+            if int(last) - int(first) >= MOST_VALUES:
+                raise ConfigError(f"{flag} {text}: {value} are more than {MOST_VALUES:,} values; take some of them")
             changes += [_change(f"{key}={prefix}{n}", flag) for n in range(int(first), int(last) + 1)]
         else:
             changes.append(_change(f"{key}={prefix}{value}", flag))
-    for i, change in enumerate(changes):
-        if change in changes[:i]:
+    for change, times in Counter(changes).items():
+        if times > 1:
             raise ConfigError(f"{flag} {text}: {change.text} stands twice")
     return tuple(changes)
 

@@ -17,6 +17,7 @@ Stretches = tuple[Floats, Floats, Floats, Floats]
 
 _STAYS = 512
 _TINY = 1e-300
+_MOST = 1e9  # requests/s: an hour of them would take a year to simulate
 _AT_ONCE = 10_000_000  # requests: a few GiB
 
 
@@ -232,6 +233,8 @@ class Offline(msgspec.Struct, frozen=True):
 def _known(rate: float) -> None:
     if not (math.isfinite(rate) and rate >= 0):
         raise ConfigError(f"a rate of {rate:g} requests/s is none; take 0 or more")
+    if rate > _MOST:
+        raise ConfigError(f"a rate of {rate:g} requests/s is more than can be simulated; take {_MOST:g} at most")
 
 
 def _whole(number: float) -> int:

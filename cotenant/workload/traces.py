@@ -51,13 +51,20 @@ def read_minutes(file: Path, column: str = "HashFunction") -> Iterator[tuple[str
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise ConfigError(f"{file}:{line}: {len(row)} cells where the header names {len(header)}")
-        try:
-            counts = np.array([float(row[index]) for index in minutes])
-        except ValueError as error:
-            raise ConfigError(f"{file}:{line}: {error}") from None
-        if not (np.isfinite(counts).all() and (counts >= 0).all()):
-            raise ConfigError(f"{file}:{line}: a count is not a finite number of 0 or more")
+        counts = np.array([_count(row[index]) for index in minutes])
+        if not (counts >= 0).all():
+            minute, text = next((header[i], row[i]) for i in minutes if not _count(row[i]) >= 0)
+            raise ConfigError(f"{file}:{line}: minute {minute}: {text!r} is not a number of 0 or more")
         yield row[name], counts / MINUTE
+
+
+def _count(text: str) -> float:
+    """Requests in a minute; nan for what cannot be that."""
+    try:
+        count = float(text)
+    except ValueError:
+        return math.nan
+    return count if count < math.inf else math.nan
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,6 +100,7 @@ def test_values_to_try_one_after_the_other() -> None:
         ("rate", "--over rate: write KEY=VALUE,VALUE,"),
         ("rate=,", "--over rate=,: write KEY=VALUE,VALUE,"),
         ("rate=1,1", "--over rate=1,1: rate=1 stands twice"),
+        ("devices=1..999999999", "--over devices=1..999999999: 1..999999999 are more than 10,000 values; take some of"),
         ("devices=4..1", "devices=4..1: '4..1' is no number of devices"),
     ):
         with pytest.raises(ConfigError) as error:

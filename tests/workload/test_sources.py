@@ -163,6 +163,7 @@ def test_a_workload_is_scaled_as_a_whole() -> None:
     ("make", "message"),
     [
         (lambda: Poisson(math.nan), r"^a rate of nan requests/s is none; take 0 or more$"),
+        (lambda: Poisson(1e300), r"^a rate of 1e\+300 requests/s is more than can be simulated; take 1e\+09 at most$"),
         (lambda: Uniform(math.inf), r"^a rate of inf requests/s is none; take 0 or more$"),
         (lambda: Gamma(1.0, -1.0), r"^cv -1 of the gaps between arrivals must lie above 0$"),
         (lambda: Modulated((1.0, 2.0), (1.0,)), r"^2 rates and 1 stays; give one stay for each rate$"),

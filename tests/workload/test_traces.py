@@ -31,8 +31,8 @@ def test_counts_a_minute_become_rates_by_function(tmp_path: Path) -> None:
         ("HashFunction,rate\nx,2\n", r"t\.csv:1: no column is headed by the number of a minute: 1, 2, …$"),
         ("HashFunction,1,2,4\nx,2,1,1\n", r"t\.csv:1: minute 3 is missing: a column 4 is in its place$"),
         ("HashFunction,1,2\nx,2\n", r"t\.csv:2: 2 cells where the header names 3$"),
-        ("HashFunction,1\nx,2\ny,many\n", r"t\.csv:3: could not convert string to float: 'many'$"),
-        ("HashFunction,1\nx,-2\n", r"t\.csv:2: a count is not a finite number of 0 or more$"),
+        ("HashFunction,1\nx,2\ny,many\n", r"t\.csv:3: minute 1: 'many' is not a number of 0 or more$"),
+        ("HashFunction,1\nx,-2\n", r"t\.csv:2: minute 1: '-2' is not a number of 0 or more$"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
