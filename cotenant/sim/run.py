@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -12,12 +13,13 @@ import numpy as np
 from cotenant.core.model import Model
 from cotenant.core.plan import Partition, Plan
 from cotenant.core.request import Request, made
+from cotenant.core.units import show_memory
 from cotenant.errors import PlanError
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
 from cotenant.planners.applications import budgets_of, promise
-from cotenant.planners.capacity import slowdown
+from cotenant.planners.capacity import footprint, slowdown
 from cotenant.planners.check import check
 from cotenant.predictors import Load
 from cotenant.runtime.applications import Applications, specs_of
@@ -72,7 +74,8 @@ def simulate(
     startup: seconds that a worker takes until it is warm; None: as profiled (``start_s``), or no time. observed: what
     batches were seen to take on a lane, in place of what profiles and interference say. handle: takes the place of a
     fresh dispatcher's, to record what it is told and answers. over: looks now and then at what has become of requests
-    so far; when it says so, no more arrive. Raises PlanError for a plan that cannot stand on the problem's devices.
+    so far; when it says so, no more arrive. Raises PlanError for a plan that cannot stand on the problem's devices, or
+    that cannot be gone over to, as a device has no memory for the workers of both.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
@@ -95,7 +98,7 @@ def simulate(
     def wholes(plan: Plan) -> tuple[ApplicationSpec, ...]:
         return specs_of(problem.applications, {it.name: budgets_of(it, plan.split) for it in problem.applications})
 
-    workers = Workers(plan, lanes, opened, starts, wholes)
+    workers = Workers(plan, lanes, opened, starts, wholes, lambda lanes: _crowded(lanes, problem))
     workers.fail(failures)
     workers.change(changes)
     if control is not None:
@@ -199,6 +202,20 @@ def _stands(plan: Plan, problem: Problem) -> None:
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
+
+
+def _crowded(lanes: Iterable[Laid], problem: Problem) -> str:
+    """What device lacks memory for all these lanes together; empty where none does."""
+    needs: Counter[str] = Counter()
+    for lane in lanes:
+        kind = lane.device.kind
+        needs[lane.device.name] += sum(
+            it.procs * footprint(problem, kind, it.model, it.batch) for it in lane.partition.placements
+        )
+        has = problem.kind(kind).memory
+        if needs[lane.device.name] > has:
+            return f"the old and the new workers of {lane.device.name} need more than its {show_memory(has)} together"
+    return ""
 
 
 def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches | Record]:

@@ -1,9 +1,9 @@
 """What becomes of workers in a simulated run: failures strike, plans change, and what starts takes its time.
 
 A change of plan is made as the server makes it: workers of new partitions start beside the old ones, and when all are
-up they take over at one moment, and the old ones drain. One that cannot come up leaves the plan as it was. Changes are
-made one after the other; of those that come meanwhile, the last is next. What the old and the new workers together cost
-the device while both are there is not modelled.
+up they take over at one moment, and the old ones drain. New ones that cannot come up, or for which a device has no
+memory beside the old, leave the plan as it was. Changes are made one after the other; of those that come meanwhile, the
+last is next. That the old and the new workers slow each other while both are there is not modelled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from cotenant.core.plan import Plan
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, PlanError
 from cotenant.runtime.events import ApplicationSpec, Applied, Died, Event, LaneSpec, Ready, Woke
 from cotenant.runtime.layout import Laid, Layout
 from cotenant.workload.failures import Failure
@@ -41,7 +41,8 @@ class Workers:
 
     lanes: what `lanes_of` makes of a plan; wholes: what `specs_of` does. opened: told of lanes before they run
     anything. startup: seconds from the start of a lane's worker until it is warm. Those of the first plan are warm from
-    the beginning.
+    the beginning. crowded: which device has no room for the workers of all these lanes at once, in words; empty where
+    each has.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Workers:
         opened: Callable[[Mapping[str, Laid]], None],
         startup: Callable[[Laid], float],
         wholes: Callable[[Plan], tuple[ApplicationSpec, ...]] = lambda plan: (),
+        crowded: Callable[[Iterable[Laid]], str] = lambda lanes: "",
     ) -> None:
         self.layout = Layout()
         self._lanes = lanes
@@ -58,12 +60,13 @@ class Workers:
         self._applications = wholes(plan)  # of the plan in force
         self._opened = opened
         self._startup = startup
+        self._crowded = crowded
         self._failures: list[Failure] = []
         self._deaths: Counter[str] = Counter()  # by lane: news of a worker that died meanwhile is stale
         self._next: dict[str, Laid] | None = None  # the lanes that are to take over
         self._coming = self._applications  # the applications then
         self._due: dict[str, float] = {}  # when those of them that start are up
-        self._asked: Plan | None = None  # what comes after that
+        self._asked: tuple[Plan, bool] | None = None  # what comes after that, and whether it must
         self._agenda: list[tuple[float, int, Step]] = []
         self._order = itertools.count()
         self.layout.lanes = self.layout.match(plan, lanes(plan))
@@ -80,9 +83,10 @@ class Workers:
             self._at(failure.time, partial(self._fail, failure))
 
     def change(self, changes: Iterable[tuple[float, Plan]]) -> None:
-        """At that time the workers of that plan begin to start."""
+        """At that time the workers of that plan begin to start. `events` raises PlanError where there is no memory for
+        them beside those of the plan before; what a control asks for does not happen then."""
         for time, plan in changes:
-            self._at(time, partial(self._change, plan))
+            self._at(time, partial(self._change, plan, True))
 
     def control(self, control: Control, ended: Callable[[], Mapping[str, int]], until: float) -> None:
         """ended: how many requests have ended so far, by model. until: no look at that time or later."""
@@ -97,7 +101,7 @@ class Workers:
             if now + control.period < until:
                 self._at(now + control.period, look)
             if plan is not None:
-                yield from self._change(plan, now)
+                yield from self._change(plan, False, now)
 
         self._at(control.period, look)
 
@@ -143,13 +147,19 @@ class Workers:
 
     # Plans
 
-    def _change(self, plan: Plan, now: float) -> Iterator[Event]:
+    def _change(self, plan: Plan, must: bool, now: float) -> Iterator[Event]:
         if self._next is not None:
-            self._asked = plan
+            self._asked = plan, must
             return
-        self._next, self._coming = self.layout.match(plan, self._lanes(plan)), self._wholes(plan)
-        self._due = {name: self._up(name, now) for name in self._next if name not in self.layout.lanes}
-        yield from self._take_over(now)
+        wanted = self.layout.match(plan, self._lanes(plan))
+        fresh = {name: lane for name, lane in wanted.items() if name not in self.layout.lanes}
+        crowded = self._crowded((self.layout.lanes | fresh).values())
+        if crowded and must:
+            raise PlanError(f"the plan cannot change after {now:g} s: {crowded}; go there by a plan with fewer workers")
+        if not crowded:
+            self._next, self._coming = wanted, self._wholes(plan)
+            self._due = {name: self._up(name, now) for name in fresh}
+            yield from self._take_over(now)
 
     def _take_over(self, now: float) -> Iterator[Event]:
         """When all that start are up; if that is not now, it is looked at again then."""
@@ -168,6 +178,6 @@ class Workers:
             self.layout.lanes = wanted
             self._opened(wanted)  # not before: a lane that stays may have had larger batches until now
             yield self._applied(wanted)
-        plan, self._asked = self._asked, None
-        if plan is not None:
-            yield from self._change(plan, now)
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            yield from self._change(*asked, now)

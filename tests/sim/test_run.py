@@ -286,3 +286,22 @@ def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: 
     )
     assert ended == Counter(arrived)
     assert sum(sum(model.ends.values()) for model in report.models) == len(arrived)
+
+
+def test_old_and_new_workers_share_the_memory_of_a_device() -> None:
+    """A worker takes 400 MiB: two stand on 1 GiB, but while they make way for two others there are four."""
+    points = [msgspec.structs.replace(point, memory=400 << 20) for point in profile("a", 0.0).points]
+    profiles = {(name, "cpu"): Profile(name, "cpu", points) for name in "ab"}
+
+    def changed(memory: int) -> Report:
+        fleet = (Kind(name="cpu", count=1, memory=memory),)
+        problem = msgspec.structs.replace(PROBLEM, fleet=fleet, profiles=profiles)
+        return simulate(problem, PLAN, seconds=2, changes=[(1.0, SHARED)])
+
+    assert changed(2 << 30).models
+    refused = (
+        r"^the plan cannot change after 1 s: the old and the new workers of cpu-0 need more than its 1 GiB together;"
+        r" go there by a plan with fewer workers$"
+    )
+    with pytest.raises(PlanError, match=refused):
+        changed(1 << 30)

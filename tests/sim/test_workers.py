@@ -1,10 +1,10 @@
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
 from cotenant.core.plan import Device, Partition, Placement, Plan
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, PlanError
 from cotenant.runtime.events import Applied, Died, Event, LaneModel, LaneSpec, Ready, Woke
 from cotenant.runtime.layout import Laid
 from cotenant.sim.workers import Workers
@@ -171,3 +171,43 @@ def test_a_failure_of_what_is_not_there_is_refused() -> None:
 def test_a_failure_at_no_time_is_refused(time: float, back: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Failure(parts=("cpu-0",), time=time, back=back)
+
+
+def at_most_three(lanes: Iterable[Laid]) -> str:
+    """Devices that hold three workers and no more."""
+    return "it is full" if len(list(lanes)) > 3 else ""
+
+
+class Asks:
+    """A control that asks for a plan at its first look."""
+
+    period = 1.0
+
+    def __init__(self, asked: Plan) -> None:
+        self.asked: Plan | None = asked
+
+    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
+        asked, self.asked = self.asked, None
+        return asked
+
+
+def crowded(first: Plan) -> Watched:
+    watched = Watched(first)
+    watched.workers = Workers(first, lanes, lambda opened: None, lambda lane: 2.0, crowded=at_most_three)
+    return watched
+
+
+def test_a_change_for_which_there_is_no_memory_is_refused_when_it_comes() -> None:
+    watched = crowded(plan("a", "b"))
+    watched.workers.change([(1.0, plan("a", "c"))])  # three at once
+    assert watched.story()[-1] == (3.0, "applied cpu-0/0 cpu-0/2")
+    watched = crowded(plan("a", "b"))
+    watched.workers.change([(1.0, plan("a", "c")), (2.0, plan("d", "e"))])  # the second waits, and then there are four
+    with pytest.raises(PlanError, match=r"^the plan cannot change after 3 s: it is full; go there by"):
+        watched.story()
+
+
+def test_what_a_control_asks_for_does_not_happen_where_there_is_no_memory_for_it() -> None:
+    watched = crowded(plan("a", "b"))
+    watched.workers.control(Asks(plan("c", "d")), dict, until=1.5)
+    assert watched.story() == [*START, (1.0, "look")]
