@@ -13,7 +13,7 @@ from cotenant.errors import PlanError
 REMEMBERED = 100_000  # answers of a predictor
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, cache_hash=True):
     """A model at work on a part of a device: who slows, or is slowed. kind: of the device. share: ‰ of it."""
 
     model: str

@@ -2,7 +2,7 @@
 
 The log of a slowdown is a sum over the neighbours, so any number of them can be asked for. It is a Gaussian process
 (process.py) that falls back on the traits of a load (traits.py) where models were never measured together, and is less
-sure of those.
+sure of those. Where a load was measured itself, what that leaves of its samples is looked at once more (remainder.py).
 
 The process' own standard deviations are not believed. Its errors on samples that are left out, in units of them, say
 where a quantile lies (conformal prediction: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005).
@@ -26,6 +26,7 @@ from cotenant.predictors import REMEMBERED, Load, remembered
 from cotenant.predictors.posterior import Posterior, Side
 from cotenant.predictors.process import LOOKED_AT, Matrix, Prior, Process, Terms, learnt
 from cotenant.predictors.process import telling as in_order
+from cotenant.predictors.remainder import Remainder, names, remainders, without_each
 from cotenant.predictors.samples import Sample
 from cotenant.predictors.traits import TRAITS, traits
 
@@ -81,10 +82,11 @@ class Ours:
         profiles: Profiles,
         quantile: float = QUANTILE,
         observed: Mapping[tuple[str, ...], Seen],
+        left: Mapping[Load, Remainder] | None = None,
     ) -> None:
         """known: traits of the loads of the samples. profiles: of models that may be asked for besides.
 
-        observed: by the names of the victim and, in order, its neighbours.
+        observed: by the names of the victim and, in order, its neighbours. left: of the samples, where it is known.
         """
         self.quantile = quantile
         self._posterior = posterior
@@ -94,6 +96,7 @@ class Ours:
         self._known = known
         self._profiles = profiles
         self._observed = observed
+        self._left = remainders(process, samples) if left is None else left
         self._kind = samples[0].victim.kind
         self._names = _names(samples)
         noises = _noises(process, [sample.victim.model for sample in samples])
@@ -142,7 +145,8 @@ class Ours:
 
     def _with(self, **changes: Any) -> Ours:
         now = {"quantile": self.quantile, "profiles": self._profiles, "observed": self._observed}
-        return Ours(self._posterior, self._calibration, self._samples, self._known, **{**now, **changes})
+        every = {**now, **changes}
+        return Ours(self._posterior, self._calibration, self._samples, self._known, left=self._left, **every)
 
     def _correction(self, victim: Load, neighbours: Sequence[Load], known: float) -> float:
         """Log of a factor: the mean of what exceeded the forecast, shrunk by how much that is noise.
@@ -180,7 +184,7 @@ class Ours:
         What a victim is misjudged by beside one neighbour, it is beside others: their deviations add up, not their
         squares.
         """
-        mean = unsure = 0.0
+        mean, unsure = _moved(self._left, victim, neighbours), 0.0
         for load in neighbours:
             known = self._pairs.get((victim, load))
             if known is None:
@@ -329,9 +333,9 @@ def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:
     own = np.array([noises[model] for model in models])
     if len(samples) > LOOKED_AT:
         errors, variances = process.left_out()
-        scaled = errors / np.sqrt(variances + own)
+        scaled = (errors - without_each(process, samples)) / np.sqrt(variances + own)
     else:
-        scaled = _unlearnt(process.terms, process.values, models)
+        scaled = _unlearnt(process.terms, process.values, samples)
     seen = np.quantile(scaled, KNOTS)
     if len(noises) == 1:
         return Calibration(seen.tolist(), seen.tolist())
@@ -343,13 +347,13 @@ def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:
     return Calibration(seen.tolist(), unseen.tolist())
 
 
-def _unlearnt(terms: Terms, values: Matrix, models: Sequence[str]) -> Matrix:
+def _unlearnt(terms: Terms, values: Matrix, samples: Sequence[Sample]) -> Matrix:
     """Errors on each of FOLDS parts, in standard deviations, of a process that was learnt from the others.
 
     With few samples all of them choose the scales, which fit the one that is left out, too.
     """
     groups = np.random.default_rng(0).permutation(len(values)) % FOLDS
-    every, scaled = np.array(models), np.empty_like(values)
+    every, scaled = np.array([sample.victim.model for sample in samples]), np.empty_like(values)
     for group in range(FOLDS):
         own, rest = groups == group, np.flatnonzero(groups != group)
         part = learnt(terms.of(rest), values[rest])
@@ -359,8 +363,15 @@ def _unlearnt(terms: Terms, values: Matrix, models: Sequence[str]) -> Matrix:
         noises = _noises(part, every[rest].tolist())
         usual = sum(noises.values()) / len(noises)
         noise = np.array([noises.get(model, usual) for model in every[own].tolist()])
-        scaled[own] = errors[own] / np.sqrt(variances[own] + noise)
+        left = remainders(part, [samples[i] for i in rest.tolist()])
+        moved = [_moved(left, samples[i].victim, samples[i].neighbours) for i in np.flatnonzero(own).tolist()]
+        scaled[own] = (errors[own] - moved) / np.sqrt(variances[own] + noise)
     return scaled
+
+
+def _moved(left: Mapping[Load, Remainder], victim: Load, neighbours: Sequence[Load]) -> float:
+    own = left.get(victim)
+    return 0.0 if own is None else own.of(names(neighbours))
 
 
 def _noises(process: Process, victims: Sequence[str]) -> dict[str, float]:
@@ -406,7 +417,7 @@ def _values(samples: Sequence[Sample]) -> Matrix:
 
 
 def _key(victim: Load, neighbours: Sequence[Load]) -> tuple[str, ...]:
-    return (victim.model, *sorted(load.model for load in neighbours))
+    return (victim.model, *names(neighbours))
 
 
 def _named(values: Matrix) -> dict[str, float]:

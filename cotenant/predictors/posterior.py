@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from cotenant.predictors.process import FUNCTIONS, Matrix, Numbers, Prior, Process
@@ -25,18 +26,19 @@ SMALL = 0.01  # of the usual variance of the noise: keeps a matrix of samples th
 _ALL = np.ones(len(FUNCTIONS))
 
 
-class Side(NamedTuple):
+class Side(msgspec.Struct, frozen=True):
     """A load as a victim, or as a neighbour. number: stands for its name; negative, where no sample has it.
 
     alike: to the loads that have this role in the samples, by function. weights: of a victim the same in one row; of a
     neighbour what each victim's likeness adds to the mean. near: of alike the terms that pairs of two models go by, by
-    the other's number.
+    the other's number. told: of those terms, two by two; of a victim alone.
     """
 
     number: int
     alike: Matrix
     weights: Matrix
     near: dict[int, Matrix]
+    told: dict[int, Matrix]
 
 
 class _Role(NamedTuple):
@@ -78,28 +80,33 @@ class Posterior:
 
     def victim(self, traits: Matrix, number: int) -> Side:
         alike = _alike(self._victims, traits, number)
-        return Side(number, alike, alike.ravel(), {})
+        return Side(number, alike, alike.ravel(), {}, {})
 
     def neighbour(self, traits: Matrix, number: int) -> Side:
         alike = _alike(self._neighbours, traits, number)
         pulls = alike.take(self._neighbours.places[self._order], axis=1) * self._pull
-        return Side(number, alike, np.add.reduceat(pulls, self._starts, axis=1).ravel(), {})
+        return Side(number, alike, np.add.reduceat(pulls, self._starts, axis=1).ravel(), {}, {})
 
     def at(self, victim: Side, neighbour: Side) -> tuple[float, float]:
-        """Mean and variance, without noise, of a term."""
-        key = victim.number, neighbour.number
-        near = self._near.get(key)
-        if near is None:
-            near = self._near[key] = self._made(*key)
-        one = victim.near.get(neighbour.number)
+        """Mean and variance, without noise, of a term. Asked for every pair: what a look-up saves shows."""
+        name, beside = victim.number, neighbour.number
+        one = victim.near.get(beside)
         if one is None:
-            one = victim.near[neighbour.number] = victim.alike.take(near.victims, axis=1)
-        other = neighbour.near.get(victim.number)
+            near = self._between(name, beside)
+            one = victim.near[beside] = victim.alike.take(near.victims, axis=1)
+            victim.told[beside] = near.told
+        other = neighbour.near.get(name)
         if other is None:
-            other = neighbour.near[victim.number] = neighbour.alike.take(near.neighbours, axis=1)
+            other = neighbour.near[name] = neighbour.alike.take(self._between(name, beside).neighbours, axis=1)
         across = _ALL.dot(one * other)
-        mean = self._mean + float(victim.weights.dot(neighbour.weights))
-        return mean, max(0.0, self._alone - float(across.dot(near.told.dot(across))))
+        left = self._alone - float(across.dot(victim.told[beside].dot(across)))
+        return self._mean + float(victim.weights.dot(neighbour.weights)), left if left > 0 else 0.0
+
+    def _between(self, victim: int, neighbour: int) -> _Near:
+        near = self._near.get((victim, neighbour))
+        if near is None:
+            near = self._near[victim, neighbour] = self._made(victim, neighbour)
+        return near
 
     def _made(self, victim: int, neighbour: int) -> _Near:
         it = self.process

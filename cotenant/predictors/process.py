@@ -23,8 +23,8 @@ Numbers = NDArray[np.int64]
 
 LOOKED_AT = 300  # samples, for the choice of scales
 STEPS = 40  # of that choice
-FREEDOM = 3.0  # degrees, of Student's t
-ROUNDS = 4  # of reweighting
+FREEDOM = 2.0  # degrees, of Student's t
+ROUNDS = 8  # of reweighting
 LEAST = 0.05  # of the usual variance that a sample may have
 JITTER = 1e-7  # variance that keeps a matrix of equal samples regular
 PULL = 0.25  # of a scale towards where it starts, in log-likelihood per squared log

@@ -13,6 +13,7 @@ from cotenant.predictors import Load, Margin
 from cotenant.predictors.fitting import guessed
 from cotenant.predictors.ours import FEWEST, Ours, fit
 from cotenant.predictors.process import Terms, covariances
+from cotenant.predictors.remainder import names
 from cotenant.predictors.samples import Sample
 
 BATCHES, SHARES = (1, 4, 16), (200, 500, 800)
@@ -212,12 +213,12 @@ def test_few_samples_that_are_like_a_pair_tell_nearly_as_much_of_it_as_all(split
 
 
 def test_what_is_foreseen_beside_several_is_what_is_beside_each(split: tuple[Ours, list[Sample]]) -> None:
-    """Means and doubts add up, and noise counts once."""
+    """Means and doubts add up; noise, and what is left of the victim's samples, count once."""
     ours, rest = split
     victim, beside = rest[0].victim, [it.neighbours[0] for it in rest[:3]]
     means, unsure = zip(*(ours._paired(victim, load) for load in beside), strict=True)
     mean, deviation, doubt = ours._foreseen(victim, beside)
-    assert mean == pytest.approx(sum(means))
+    assert mean == pytest.approx(sum(means) + ours._left[victim].of(names(beside)))
     assert deviation**2 == pytest.approx(sum(unsure) ** 2 + doubt.noise)
 
 
@@ -228,6 +229,23 @@ def test_another_process_gets_the_answers_and_little_else(split: tuple[Ours, lis
     assert not sent._victims and not sent._neighbours and ours._victims and ours._neighbours
     assert sent.__dict__["_answers"] == ours.__dict__["_answers"]
     assert [sent.asking(0.9).slowdown(it.victim, it.neighbours) for it in rest] == answers
+
+
+def test_where_runs_fall_into_two_groups_the_median_is_in_one() -> None:
+    """Whom a load is beside says which, in most runs."""
+    rng = np.random.default_rng(0)
+    slow = {model: model in "ab" for model in BUSY}
+    samples = [
+        Sample(it.victim, it.neighbours, it.alone, it.together * (1.25 if slow[beside] != (rng.random() < 0.1) else 1))
+        for it in pairs("ab", noise=0.01)
+        for beside in (it.neighbours[0].model,)
+    ]
+    order = rng.permutation(len(samples))
+    ours, rest = fit([samples[i] for i in order[:150]], PROFILES), [samples[i] for i in order[150:]]
+    off = [median(ours, it.victim, it.neighbours) / truth(it.victim, it.neighbours) for it in rest]
+    near = [min(abs(it - 1), abs(it / 1.25 - 1)) < 0.05 for it in off]
+    right = [(it > 1.12) == slow[sample.neighbours[0].model] for it, sample in zip(off, rest, strict=True)]
+    assert np.mean(near) > 0.9 and np.mean(right) > 0.9
 
 
 def test_an_outlier_moves_little() -> None:
