@@ -30,14 +30,16 @@ def read(settings: Path | None, repository: Path | None = None, planner: str | N
 
 def site_of(settings: Any, *, again: bool = False, planned: bool = True) -> Any:
     """The site that settings ask for, profiling with a progress bar what was not profiled yet; `planned` or not."""
-    from cotenant.cli.prepare import Preparation, backend_of
+    from cotenant.cli.prepare import Preparation, backend_of, timed
 
     backend = backend_of(settings)
     try:
         with profile_progress() as progress:
-            return asyncio.run(Preparation(settings, backend, progress, again=again).site(planned=planned))
+            site = asyncio.run(Preparation(settings, backend, progress, again=again).site(planned=False))
     finally:
         backend.stop()
+    # Here, where Ctrl-C ends it at once, and not in the thread that a server has for it.
+    return msgspec.structs.replace(site, plan=timed(settings.planner, site.problem)) if planned else site
 
 
 def problem_of(problem: Path | None, settings: Path | None, repository: Path | None) -> Any:

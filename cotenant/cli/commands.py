@@ -254,10 +254,11 @@ def serve(
 
     from cotenant.cli.serve import run
 
-    known = read(settings, repository, planner)
-    if log is not None:
-        known = msgspec.structs.replace(known, log=log)
-    uvloop.run(run(listening(known, host, port), json=json))
+    def known() -> Any:
+        found = read(settings, repository, planner, **({} if log is None else {"log": log}))
+        return listening(found, host, port)
+
+    uvloop.run(run(known, json=json))
 
 
 def listening(settings: Any, host: str | None, port: int | None) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -93,9 +94,18 @@ class Preparation:
         if (cuts := settings.cuts) is not None:
             self._kinds = {name: msgspec.structs.replace(kind, cuts=cuts) for name, kind in self._kinds.items()}
         self._measured: dict[str, Profile] = {}
-        self._given = {}
-        if settings.profiles is not None:
-            self._given = read_profiles_file(settings.profiles)
+        self._given = _given(settings)
+
+    @asynccontextmanager
+    async def instead(self, settings: Settings) -> AsyncIterator[Site]:
+        """The site by other settings, which count from now on unless the block fails. The backend is as it was."""
+        before = self._settings, self._given
+        self._settings, self._given = settings, _given(settings)
+        try:
+            yield await self.site()
+        except BaseException:
+            self._settings, self._given = before
+            raise
 
     async def site(
         self, names: Collection[str] | None = None, seen: Sequence[Sample] = (), *, planned: bool = True
@@ -154,7 +164,9 @@ class Preparation:
                 f"no model in {str(self._settings.repository)!r} can be served; build some with `cotenant zoo`{reasons}"
             )
         problem = self._problem(served, profiles, seen)
-        plan = timed(self._settings.planner, problem) if planned else Plan(planner=self._settings.planner)
+        plan = Plan(planner=self._settings.planner)
+        if planned:  # in a thread: a server goes on meanwhile
+            plan = await asyncio.to_thread(timed, self._settings.planner, problem)
         return Site(offered=served, problem=problem, plan=plan, broken=broken)
 
     def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -237,6 +249,10 @@ class Preparation:
             interference=observing(self._settings.interference.predictor(profiles), seen),
             applications=tuple(wholes),
         )
+
+
+def _given(settings: Settings) -> Profiles:
+    return {} if settings.profiles is None else read_profiles_file(settings.profiles)
 
 
 def timed(planner: str, problem: Problem) -> Plan:

@@ -1,30 +1,39 @@
-"""`cotenant serve`: a repository, planned and served until somebody says stop."""
+"""`cotenant serve`: a repository, planned and served until somebody says stop; SIGHUP has the settings read again."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.plan import split_table, tell_guesses
 from cotenant.cli.prepare import Preparation, backend_of
-from cotenant.cli.serving import Addresses, serving
-from cotenant.cli.show import console, profile_progress, show_json, tell
+from cotenant.cli.serving import Addresses, needs_room, serving
+from cotenant.cli.show import aside, console, profile_progress, show_json, tell
 from cotenant.config import Settings
+from cotenant.errors import ConfigError, CotenantError
+from cotenant.live.server import Server
 from cotenant.live.site import Site
 from cotenant.measure.draw import plan_bars, plan_table
 from cotenant.planners.applications import plain
 
+CHANGEABLE = frozenset({"repository", "profiles", "planner", "objective", "interference", "models"})
 
-async def run(settings: Settings, *, json: bool) -> None:
-    """json: print the addresses and the plan as JSON, once the server is up, instead of a table."""
+
+async def run(read: Callable[[], Settings], *, json: bool) -> None:
+    """read: gives the settings, as they are at that moment.
+    json: print the addresses and the plan as JSON, once the server is up, instead of a table."""
+    settings = read()
     backend = backend_of(settings)
     async with interruptible():
         with profile_progress() as progress:
             preparation = Preparation(settings, backend, progress)
             site = await preparation.site()
-        async with serving(settings, backend, preparation, site) as (_, addresses):
+        async with serving(settings, backend, preparation, site) as (server, addresses):
             if json:
                 # In one line: whoever started us reads it, and knows that it has all.
                 up = msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())})
@@ -32,7 +41,58 @@ async def run(settings: Settings, *, json: bool) -> None:
             else:
                 show_site(site, backend.holds())
                 show_addresses(addresses)
-            await asyncio.Event().wait()
+            async for _ in hangups():
+                try:
+                    async with preparation.instead(changed(settings, read())) as site:
+                        needs_room(site)
+                        await server.apply(site)
+                except CotenantError as error:
+                    tell("settings not taken, all stays as it is:", str(error))
+                else:
+                    tell_change(server, json=json)
+
+
+async def hangups() -> AsyncIterator[None]:
+    """Each SIGHUP; but where it says that the terminal is gone, SIGTERM follows from it, as for any program."""
+    asked, on_terminal = asyncio.Event(), _has_terminal()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    try:
+        while True:
+            await asked.wait()
+            asked.clear()
+            if on_terminal and not _has_terminal():
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def changed(settings: Settings, now: Settings) -> Settings:
+    """Those that are read now. Raises ConfigError where a server would have to be started again for them."""
+    names = [name for name in Settings.__struct_fields__ if getattr(settings, name) != getattr(now, name)]
+    if fixed := [name for name in names if name not in CHANGEABLE]:
+        raise ConfigError(
+            f"what the server was started with cannot change: {', '.join(fixed)}; start it again for that"
+        )
+    return now
+
+
+def tell_change(server: Server, *, json: bool) -> None:
+    if not json:
+        console.print(plan_table(server.site.plan, plain(server.site.problem, server.site.plan.split).models))
+    for name, reason in server.site.broken.items():
+        tell("not served", f"{name}: {reason}")
+    aside.print("serving by the settings as they are now", highlight=False)
 
 
 def show_site(site: Site, holds: str) -> None:

@@ -44,9 +44,7 @@ async def serving(
     Sockets come first, so that a port in use is known before any model is loaded. The second SIGINT or SIGTERM, or one
     that comes while it stops, ends everything at once.
     """
-    if not any(site.plan.placements()):
-        wanted = ", ".join(f"{name} within {show_seconds(it.model.slo)}" for name, it in site.offered.items())
-        raise ConfigError(f"no model can be served within its target ({wanted}); give them more time with `slo`")
+    needs_room(site)
     _allow_files()
     with _event_log(settings.log) as log:
         server = Server(site, backend, preparation.site, spares=settings.spares, log=log)
@@ -67,6 +65,13 @@ async def serving(
             await server.drain(settings.grace)
             await asyncio.gather(http.stop(settings.grace), metrics.stop(0.0), rpc.stop(settings.grace))
             await server.stop(grace=1.0)
+
+
+def needs_room(site: Site) -> None:
+    """Raises ConfigError for a plan that serves nothing."""
+    if not any(site.plan.placements()):
+        wanted = ", ".join(f"{name} within {show_seconds(it.model.slo)}" for name, it in site.offered.items())
+        raise ConfigError(f"no model can be served within its target ({wanted}); give them more time with `slo`")
 
 
 def _allow_files() -> None:
