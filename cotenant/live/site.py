@@ -9,6 +9,8 @@ import msgspec
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.tensor import ModelInfo
+from cotenant.core.units import show_share
+from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.predictors.samples import Sample
 from cotenant.runtime.applications import specs_of
@@ -45,9 +47,15 @@ Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Site]]
 
 
 def sized(site: Site) -> Site:
-    """The site, with models that take as many rows as the largest batch that the plan has for them."""
+    """The site, with models that take as many rows as the largest batch that the plan has for them. Raises PlanError
+    for a plan of several workers on a partition: how they would share it is known to no backend yet."""
     batches: dict[str, int] = {}
-    for _, _, placement in site.plan.placements():
+    for device, partition, placement in site.plan.placements():
+        if placement.procs > 1:
+            raise PlanError(
+                f"the plan has {placement.procs} workers of {placement.model!r} on {show_share(partition.share)} of"
+                f" {device.name}, and a server runs one; take rows with procs above 1 out of the profiles, plan again"
+            )
         batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
     offered = {}
     for name, given in site.offered.items():

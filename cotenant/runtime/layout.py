@@ -1,7 +1,7 @@
 """Which lane is which partition, from one plan to the next, in the simulator and live alike.
 
-A partition that both plans have keeps its lane, and with it its worker; any other gets a lane with a name of its own,
-so that old and new ones can stand side by side while the new workers start.
+A partition that both plans have keeps its lanes, and with them its workers; any other gets lanes with names of their
+own, so that old and new ones can stand side by side while the new workers start.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from cotenant.core.plan import Device, Partition, Plan
+from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.runtime.events import LaneSpec
-from cotenant.runtime.lanes import lane_id
+from cotenant.runtime.lanes import lane_id, worker_id, workers_of
 
 
 class Laid(msgspec.Struct, frozen=True):
-    """A partition that a lane serves. `device` and `partition` are as in the plan that wanted them last."""
+    """A partition that a lane serves, and which of its workers. `device` and `partition` are as in the plan that wanted
+    them last."""
 
     spec: LaneSpec
     device: Device
     partition: Partition
+    worker: int = 0
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Those that the worker holds."""
+        return [placement for placement in self.partition.placements if placement.procs > self.worker]
 
 
 class Layout:
@@ -49,18 +56,24 @@ class Layout:
                 if not name:
                     name = lane_id(device, self._slots[device.name])
                     self._slots[device.name] += 1
-                wanted[name] = Laid(msgspec.structs.replace(next(given), id=name), device, partition)
+                for worker in range(workers_of(partition)):
+                    own = worker_id(name, worker)
+                    wanted[own] = Laid(msgspec.structs.replace(next(given), id=own), device, partition, worker)
         return wanted
 
     def _holds(self, name: str, device: Device, partition: Partition) -> bool:
-        """Whether a lane's worker can serve a partition as it is."""
+        """Whether a lane is of the first worker of a partition whose workers can serve this one as they are."""
         lane = self.lanes[name]
         return (
-            lane.device.name == device.name
+            lane.worker == 0
+            and lane.device.name == device.name
             and lane.partition.share == partition.share
             and len(lane.partition.placements) == len(partition.placements)
             and all(
-                any(old.model == new.model and old.batch >= new.batch for old in lane.partition.placements)
+                any(
+                    old.model == new.model and old.batch >= new.batch and old.procs == new.procs
+                    for old in lane.partition.placements
+                )
                 for new in partition.placements
             )
         )

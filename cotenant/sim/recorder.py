@@ -13,17 +13,18 @@ from cotenant.core.units import WHOLE
 from cotenant.measure.stats import Histogram
 from cotenant.measure.timeline import Timeline
 from cotenant.runtime.events import Applied, Arrived, Command, Died, Drained, Event, Failed, Finished, Reply, Run
-from cotenant.runtime.lanes import lane_id
+from cotenant.runtime.lanes import lane_id, worker_id, workers_of
 from cotenant.sim.loop import Handle
 
 INTERVALS = 60
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """Where a lane is. share: ‰ of its device; price: of that device, per hour."""
+    """Where a lane is. share: ‰ of its device, which the workers of a partition have together; price: of that device,
+    per hour."""
 
     device: tuple[str, int]
-    share: int
+    share: float
     price: float | None
 
 
@@ -31,9 +32,12 @@ def slots_of(plan: Plan, fleet: Iterable[Kind]) -> dict[str, Slot]:
     """By lane."""
     prices = {kind.name: kind.price for kind in fleet}
     return {
-        lane_id(device, slot): Slot((device.kind, device.id), partition.share, prices.get(device.kind))
+        worker_id(lane_id(device, slot), worker): Slot(
+            (device.kind, device.id), partition.share / workers_of(partition), prices.get(device.kind)
+        )
         for device in plan.devices
         for slot, partition in enumerate(device.partitions)
+        for worker in range(workers_of(partition))
     }
 
 
@@ -67,7 +71,7 @@ class Recorder:
         self._open = 0  # requests that have not ended
         self._devices = 0
         self._price = 0.0
-        self._busy = 0  # ‰ of a device on which batches run
+        self._busy = 0.0  # ‰ of a device on which batches run
         # Of the interval under way.
         self._arrived = dict.fromkeys(names, 0)
         self._in_time = dict.fromkeys(names, 0)
@@ -139,9 +143,9 @@ class Recorder:
         if self._running.pop(lane, None) is not None:
             self._busy -= self._share(lane)
 
-    def _share(self, lane: str) -> int:
+    def _share(self, lane: str) -> float:
         slot = self._slots.get(lane)
-        return 0 if slot is None else slot.share
+        return 0.0 if slot is None else slot.share
 
     def _count_devices(self) -> None:
         prices = {self._slots[lane].device: self._slots[lane].price for lane in self._lanes if lane in self._slots}

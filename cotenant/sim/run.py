@@ -209,9 +209,7 @@ def _crowded(lanes: Iterable[Laid], problem: Problem) -> str:
     needs: Counter[str] = Counter()
     for lane in lanes:
         kind = lane.device.kind
-        needs[lane.device.name] += sum(
-            it.procs * footprint(problem, kind, it.model, it.batch) for it in lane.partition.placements
-        )
+        needs[lane.device.name] += sum(footprint(problem, kind, it.model, it.batch) for it in lane.placements)
         has = problem.kind(kind).memory
         if needs[lane.device.name] > has:
             return f"the old and the new workers of {lane.device.name} need more than its {show_memory(has)} together"
@@ -227,10 +225,10 @@ def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches | 
         others = list(lane.device.partitions)
         others.remove(lane.partition)
         beside = [_loads(other, kind) for other in others]
-        loads = _loads(lane.partition, kind)
-        for placement, load, spec in zip(lane.partition.placements, loads, lane.spec.models, strict=True):
+        for placement, spec in zip(lane.placements, lane.spec.models, strict=True):
+            load = Load(placement.model, kind, placement.batch, share)
             profile = problem.profiles[placement.model, kind]
-            takes = profile.latency(placement.batch, share) * slowdown(problem, load, beside)
+            takes = profile.latency(placement.batch, share, placement.procs) * slowdown(problem, load, beside)
             slower = takes / placement.latency
             latencies = tuple(seconds * slower for seconds in spec.latencies)
             nearest = profile.nearest(placement.batch, share)
@@ -241,7 +239,7 @@ def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches | 
 def _profiled(lane: Laid, problem: Problem) -> float:
     """Seconds that a worker takes to start, by what its models took when they were measured; 0 where that is not known.
     It is one process, however many models it loads: the longest counts."""
-    profiles = [(problem.profiles[it.model, lane.device.kind], it.batch) for it in lane.partition.placements]
+    profiles = [(problem.profiles[it.model, lane.device.kind], it.batch) for it in lane.placements]
     return max(
         [known.features(batch, lane.partition.share).get("start_s", 0.0) for known, batch in profiles], default=0.0
     )

@@ -45,5 +45,31 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         lanes_of(plan(batch=8), MODELS, PROFILES)
     with pytest.raises(PlanError, match=r"^the plan has batches of 2 of 'm' on 40 % of 'cpu'; that was not profiled"):
         lanes_of(plan(), MODELS, {})
-    with pytest.raises(PlanError, match=r"^the plan has 2 workers of 'm' on 40 % of 'cpu'; a partition runs one"):
+    several = r"^the plan has batches of 2 of 'm' on 40 % of 'cpu' in 2 workers at once; that was not profiled"
+    with pytest.raises(PlanError, match=several):
         lanes_of(plan(procs=2), MODELS, PROFILES)
+    with pytest.raises(PlanError, match=r"^the plan has 0 workers of 'm' on 40 % of 'cpu'; set procs to 1 or more$"):
+        lanes_of(plan(procs=0), MODELS, PROFILES)
+
+
+def test_a_lane_for_each_worker_of_a_partition() -> None:
+    """Of three workers that share a partition each takes 5 ms, and two have the second model, too."""
+    points = [Point(share=400, batch=1, latency=0.003 + 0.001 * n, memory=0, procs=n) for n in (1, 2, 3)]
+    profiles = {(name, "cpu"): Profile(name, "cpu", points) for name in "ab"}
+    a, b = (
+        Placement(model=name, batch=1, rate=30.0, duty=0.01, latency=0.003 + 0.001 * n, procs=n)
+        for name, n in (("a", 3), ("b", 2))
+    )
+    device = Device(kind="cpu", id=0, partitions=(Partition(share=400, placements=(a, b)),))
+    lanes = lanes_of(
+        Plan(planner="hand", devices=(device,)), {name: Model(name=name, slo=0.1) for name in "ab"}, profiles
+    )
+    assert {lane.id: [model.model for model in lane.models] for lane in lanes} == {
+        "cpu-0/0": ["a", "b"],
+        "cpu-0/0.2": ["a", "b"],
+        "cpu-0/0.3": ["a"],
+    }
+    assert lanes[1].models == (
+        LaneModel(model="a", latencies=(0.006,), rate=10.0),
+        LaneModel(model="b", latencies=(0.005,), rate=15.0),
+    )

@@ -53,3 +53,17 @@ def test_a_model_whose_file_changed_needs_a_new_worker() -> None:
     spec = LaneSpec(id="", models=(LaneModel(model="b", latencies=(0.05,) * 4),))
     assert list(layout.match(plan, [spec], lambda model: model != "b")) == ["cpu-0/2"]
     assert list(layout.match(plan, [spec])) == ["cpu-0/1"]
+
+
+def test_all_workers_of_a_partition_stay_or_go_together() -> None:
+    def workers(count: int, layout: Layout) -> list[str]:
+        placement = Placement(model="a", batch=4, rate=1.0, duty=0.05, latency=0.05, procs=count)
+        cut = Partition(share=500, placements=(placement,))
+        plan = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=(cut, cut)),))
+        layout.lanes = layout.match(plan, [LaneSpec(id="", models=())] * count * 2)
+        return list(layout.lanes)
+
+    layout = Layout()
+    assert workers(2, layout) == ["cpu-0/0", "cpu-0/0.2", "cpu-0/1", "cpu-0/1.2"]
+    assert workers(2, layout) == ["cpu-0/0", "cpu-0/0.2", "cpu-0/1", "cpu-0/1.2"]
+    assert workers(3, layout) == ["cpu-0/2", "cpu-0/2.2", "cpu-0/2.3", "cpu-0/3", "cpu-0/3.2", "cpu-0/3.3"]

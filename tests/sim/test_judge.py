@@ -6,6 +6,7 @@ import pytest
 import cotenant.sim.judge
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
+from cotenant.core.profile import Profile
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.planners.solve import solve
@@ -23,7 +24,7 @@ def problem(rate: float, cv: float = 0.0, attainment: float = 0.99) -> Problem:
         models=(Model(name="a", slo=0.1, attainment=attainment),),
         rates={"a": rate},
         fleet=(Kind(name="k", count=1),),
-        profiles={("a", "k"): type(profile)("a", "k", points)},
+        profiles={("a", "k"): Profile("a", "k", points)},
     )
 
 
@@ -78,3 +79,15 @@ def test_the_largest_rate_is_one_that_other_seeds_keep_too() -> None:
     ]
     missed = sum(report.models[0].missed for report in reports)
     assert missed / sum(report.models[0].stayed for report in reports) < 0.014
+
+
+def test_a_plan_of_several_workers_on_a_partition_is_looked_at_as_well() -> None:
+    """Two at once take no longer than one."""
+    asked = problem(10.0)
+    points = [
+        msgspec.structs.replace(point, procs=procs) for point in asked.profiles["a", "k"].points for procs in (1, 2)
+    ]
+    asked = msgspec.structs.replace(asked, objective="rate", profiles={("a", "k"): Profile("a", "k", points)})
+    plan = judged("geometry", asked)
+    assert [placement.procs for _, _, placement in plan.placements()] == [2]
+    assert 14 < plan.scale <= 20

@@ -15,6 +15,7 @@ from cotenant.core.request import Request
 from cotenant.errors import PlanError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
+from cotenant.planners.forecast import forecast
 from cotenant.predictors import Margin
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply, Run
@@ -305,3 +306,31 @@ def test_old_and_new_workers_share_the_memory_of_a_device() -> None:
     )
     with pytest.raises(PlanError, match=refused):
         changed(1 << 30)
+
+
+def test_workers_that_run_at_once_answer_as_the_forecast_has_it() -> None:
+    """Batches take half as long again beside another worker, so that two answer a third more than one."""
+    points = [
+        Point(share=1000, batch=rows, latency=(0.004 + 0.001 * rows) * (1 + procs) / 2, memory=1, procs=procs)
+        for rows in (1, 2, 4, 8)
+        for procs in (1, 2)
+    ]
+
+    def planned(procs: int, rate: float) -> tuple[Report, float]:
+        problem = Problem(
+            models=(Model(name="a", slo=0.06),),
+            rates={"a": rate},
+            fleet=(Kind(name="k", count=1),),
+            profiles={("a", "k"): Profile("a", "k", points)},
+        )
+        latency = 0.012 * (1 + procs) / 2
+        placement = Placement(model="a", batch=8, rate=rate, duty=latency, latency=latency, procs=procs)
+        partition = Partition(share=1000, placements=(placement,))
+        plan = Plan(planner="hand", devices=(Device(kind="k", id=0, partitions=(partition,)),))
+        return simulate(problem, plan, seconds=40), forecast(plan, problem).models["a"].attainment
+
+    for rate in (400.0, 700.0):
+        report, expected = planned(2, rate)
+        assert row(report, "a").attainment == pytest.approx(expected, abs=0.01)
+    two, one = planned(2, 1200.0)[0].models[0], planned(1, 1200.0)[0].models[0]
+    assert two.goodput == pytest.approx(one.goodput * 4 / 3, rel=0.05)
