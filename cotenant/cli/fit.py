@@ -25,6 +25,7 @@ from cotenant.predictors.fitting import fit as fitted_to
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.judging import Verdict, judged
 
+REPEATS = 5
 # Sets that others measured, where a checkout has them, and the function that reads their samples.
 PUBLISHED = {"v100": "pairs", "a100": "pairs", "kace": "samples"}
 
@@ -43,7 +44,9 @@ def fit(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Write what was fitted here.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Say how far each predictor is off.")] = False,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --report: random splits.")] = 5,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, help="With --report: random splits, 5 unless said.")
+    ] = None,
     plot: PlotFile = None,
     seed: Seed = 0,
     json: Json = False,
@@ -52,13 +55,15 @@ def fit(
     for name in model or ():
         if name not in PREDICTORS:
             raise ConfigError(f"--model {name}: there are {', '.join(PREDICTORS)}")
+    if repeats is not None and not report:
+        raise ConfigError("--repeats says how often --report splits the samples; it goes with --report")
     known, of = _read(samples, profiles or [])
     try:
         check(known, of)
         if report:
             if output is not None:
                 raise ConfigError("--report writes no predictor; leave --output out, or --report")
-            _report(model or list(PREDICTORS), known, of, repeats=repeats, seed=seed, plot=plot, json=json)
+            _report(model or list(PREDICTORS), known, of, repeats=repeats or REPEATS, seed=seed, plot=plot, json=json)
         else:
             _fit(model or ["ours"], known, of, output, plot)
     except PlanError as error:

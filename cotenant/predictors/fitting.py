@@ -9,7 +9,8 @@ that is no struct has `to_json` and `from_json`.
 from __future__ import annotations
 
 import importlib
-from collections import Counter
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_type_hints
 
@@ -39,6 +40,10 @@ QUANTILES = ("ours",)
 
 SENTINELS = (0.1, 0.4)  # seconds: where others could not run two models together, some wrote 100 or 400 (ms)
 SUSPECT = 3  # so many of one are no measurement
+SAME = 0.1  # of all samples: nor are so many of any other, of batches of which some take
+APART = 2.0  # times as long as others
+FAR = 10.0  # times the profile's latency: alone on the same device no model takes so much longer, or less
+LEAST_SHARE = 10  # ‰: shares none of which is larger were meant as fractions
 
 
 def fit(name: str, samples: Sequence[Sample], profiles: Profiles) -> Interference:
@@ -57,26 +62,51 @@ def check(samples: Sequence[Sample], profiles: Profiles) -> None:
         )
     if len(kinds := sorted({sample.victim.kind for sample in samples})) > 1:
         raise PlanError(f"samples of several kinds of devices, {', '.join(kinds)}: fit each on its own")
-    for sample in samples:
-        for load in (sample.victim, *sample.neighbours):
-            if (load.model, load.kind) not in profiles:
-                raise PlanError(
-                    f"model {load.model!r} of the samples has no profile on {load.kind!r}; add it to the profiles, or"
-                    " take its samples out"
-                )
+    loads = list(dict.fromkeys(load for sample in samples for load in (sample.victim, *sample.neighbours)))
+    for load in loads:
+        profile = profiles.get((load.model, load.kind))
+        if profile is None:
+            raise PlanError(
+                f"model {load.model!r} of the samples has no profile on {load.kind!r}; add it to the profiles, or"
+                " take its samples out"
+            )
+        if load.batch > profile.max_batch:
+            raise PlanError(
+                f"a sample has {load.model!r} in a batch of {load.batch}, and its profile ends at {profile.max_batch};"
+                " profile larger ones, or take such samples out"
+            )
+    if all(load.share <= LEAST_SHARE for load in loads):
+        raise PlanError("no share of the samples is above 1 %; shares are in percent, 25 and not 0.25")
+    _check_times(samples, profiles)
     beside = {load.model for sample in samples for load in sample.neighbours}
     if len(beside) < 2:
         raise PlanError(
             f"all samples have the same neighbour, {', '.join(beside) or 'none'}: what another would do cannot be"
             " learnt from them; measure pairs with at least two"
         )
-    counts = Counter(round(sample.together, 9) for sample in samples)
-    for sentinel in SENTINELS:
-        if counts[sentinel] >= SUSPECT:
+
+
+def _check_times(samples: Sequence[Sample], profiles: Profiles) -> None:
+    """Raises PlanError for times that were not measured, or not in milliseconds."""
+    by_time: defaultdict[float, list[float]] = defaultdict(list)
+    for sample in samples:
+        by_time[round(sample.together, 9)].append(sample.alone)
+    for time, alone in by_time.items():
+        many = len(alone) >= max(SUSPECT, SAME * len(samples)) and max(alone) > APART * min(alone)
+        if many or (time in SENTINELS and len(alone) >= SUSPECT):
             raise PlanError(
-                f"{counts[sentinel]} samples took exactly {sentinel * 1e3:g} ms together; some data sets write that for"
+                f"{len(alone)} samples took exactly {time * 1e3:g} ms together; some data sets write such a number for"
                 " runs that did not fit: take them out, they are no measurements"
             )
+    if all(sample.together == sample.alone for sample in samples):
+        raise PlanError("together_ms is alone_ms in all samples, to the last digit; nothing was measured side by side")
+    profiled = [profiles[it.victim.model, it.victim.kind].latency(it.victim.batch, it.victim.share) for it in samples]
+    middle = statistics.median(sample.alone / latency for sample, latency in zip(samples, profiled, strict=True))
+    if middle and not 1 / FAR < middle < FAR:  # 0 where most were not profiled on such shares
+        raise PlanError(
+            f"models of the samples take {middle:.3g} times as long alone as their profiles say; are both of the same"
+            " device, with all times in milliseconds?"
+        )
 
 
 def to_json(name: str, fitted: Interference) -> bytes:

@@ -39,6 +39,8 @@ def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
     rows = csv_rows(lines, place)
     header = [column.strip() for column in next(rows, (1, []))[1]]
     if missing := [column for column in COLUMNS if column not in header]:
+        if other := next((sign for sign in ";\t" if sum(sign in column for column in header) == len(header)), ""):
+            raise ConfigError(f"{place}:1: columns are separated by {other!r}; write commas, and points in numbers")
         raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; samples of pairs have {', '.join(COLUMNS)}")
     suffixes = [""]
     while f"neighbour_{len(suffixes) + 1}" in header:

@@ -70,6 +70,11 @@ def test_planners_ask_ours_for_a_quantile(program: Program, folder: Path) -> Non
         assert message in program.refuses("plan", "asked.toml")
 
 
+def test_repeats_are_of_a_report(program: Program) -> None:
+    said = program.refuses("fit", "pairs.csv", "--profiles", "profiles.csv", "--repeats", "3")
+    assert "--repeats says how often --report splits the samples; it goes with --report" in said
+
+
 def test_a_report(program: Program, folder: Path) -> None:
     arguments = ("fit", "pairs.csv", "--profiles", "profiles.csv", "--report", "-m", "linear", "--repeats", "2")
     said = program(*arguments, "--plot", "report.svg")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError, PlanError
@@ -97,6 +98,16 @@ def test_profiles_of_another_kind_change_nothing(name: str) -> None:
             other.slowdown(Load("a", "z", 4, 200), (Load("b", "z", 4, 800),))
 
 
+def scaled(sample: Sample, factor: float) -> Sample:
+    return replace(sample, alone=factor * sample.alone, together=factor * sample.together)
+
+
+def shrunk(sample: Sample) -> Sample:
+    """With its shares as fractions of the device, taken for percent."""
+    victim, *neighbours = (replace(it, share=it.share // 100) for it in (sample.victim, *sample.neighbours))
+    return replace(sample, victim=victim, neighbours=tuple(neighbours))
+
+
 def test_samples_that_nothing_can_be_learnt_from() -> None:
     samples = pairs()
     only = [sample for sample in samples if sample.neighbours[0].model == "b"]
@@ -105,6 +116,11 @@ def test_samples_that_nothing_can_be_learnt_from() -> None:
         ([], "no samples"),
         (only, "same neighbour, b"),
         (samples + failed, "3 samples took exactly 400 ms together"),
+        ([*samples[::2], *(replace(it, together=9.999) for it in samples[1::2])], "took exactly 9999 ms together"),
+        ([replace(it, together=it.alone) for it in samples], "together_ms is alone_ms in all samples"),
+        ([scaled(it, 1e-3) for it in samples], "take 0.001 times as long alone as their profiles say; .* milliseconds"),
+        ([replace(it, victim=replace(it.victim, batch=99)) for it in samples], "'a' in a batch of 99, .* ends at 16"),
+        ([shrunk(it) for it in samples], "no share of the samples is above 1 %; shares are in percent, 25 and not"),
         ([*samples, Sample(Load("x", "k", 1, 200), (Load("a", "k", 1, 200),), 1, 1)], "'x' of the samples has no"),
         ([*samples, Sample(Load("x", "z", 1, 200), (), 1, 1)], "several kinds of devices, k, z"),
     ):

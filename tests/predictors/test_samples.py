@@ -64,6 +64,7 @@ def test_further_neighbours_have_a_suffix_and_may_be_absent() -> None:
         ("60", "160", "pairs.csv:2: neighbour_share_pct: a share of 160 %"),
         (ROW, "v100,resnet50", "pairs.csv:2: 2 cells where the header names 9"),
         (ROW, "", "pairs.csv: no row below the header; measure some with"),
+        (HEADER, HEADER.replace(",", ";"), "pairs.csv:1: columns are separated by ';'; write commas, and points in"),
     ],
 )
 def test_what_cannot_be_right_is_named(old: str, new: str, message: str) -> None:
