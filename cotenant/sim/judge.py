@@ -126,20 +126,20 @@ class _Look:
 
     def kept(self) -> bool:
         """Whether nobody misses more than chance may have it."""
-        self._run(each=False)
-        return not any(count.lacks > 0 for count in self._counts.values())
+        return not self._run(each=False) and not any(count.lacks > 0 for count in self._counts.values())
 
-    def _run(self, *, each: bool) -> None:
-        """each: until it is known of all whether they are late, and not only that one is."""
-        decided = False
+    def _run(self, *, each: bool) -> bool:
+        """Whether somebody was found to be late. each: until it is known of all, and not only of one that is."""
+        decided = late = False
 
         def over(tallies: Mapping[str, Tally]) -> bool:
-            nonlocal decided
+            nonlocal decided, late
             verdicts = []
             for name, count in self._counts.items():
                 stayed = tallies[name].stayed
                 verdicts.append(count.kept(stayed, stayed - tallies[name].on_time))
-            decided = None not in verdicts or (False in verdicts and not each)
+            late = False in verdicts
+            decided = None not in verdicts or (late and not each)
             return decided
 
         workload = Workload.poisson(self._rates)
@@ -151,6 +151,7 @@ class _Look:
                     self._counts[row.model].missed += row.missed
             if decided:
                 break
+        return late
 
 
 def _tighter(problem: Problem, names: Collection[str]) -> Problem:

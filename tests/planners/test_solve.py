@@ -15,7 +15,7 @@ from cotenant.planners.capacity import Cut, accounted, partitions
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.polish import lacking, polish
-from cotenant.planners.solve import ROOMS, Milder, largest_scale, lowered, promised, solve
+from cotenant.planners.solve import ROOMS, Milder, holds, largest_scale, lowered, promised, solve
 from cotenant.predictors import Alone, Load, Margin
 from cotenant.sim.run import simulate
 from tests.planners.problems import embedded, linear
@@ -135,6 +135,27 @@ def test_a_plan_that_is_not_sound_is_only_for_who_judges_by_something_else() -> 
     sound = lowered(plan, problem)
     assert 0 < sound.scale <= 2.5 * (1 + 1e-9)
     assert check(sound, problem) == []
+
+
+def test_a_judge_is_asked_about_what_was_accepted_and_about_the_most_first() -> None:
+    """Tighter targets and milder neighbours are planned for, too: the plan that carries most beside none at all is
+    asked about before that which the planner holds to be the most. Nobody is to carry more than 3 times the rates."""
+    asked: list[float] = []
+
+    def planner(problem: Problem) -> Plan:
+        most = 4.9 if isinstance(problem.interference, Alone) else 4.0
+        return msgspec.structs.replace(accounted(elastic(_at(problem, most)), problem), objective="rate")
+
+    def judge(plan: Plan, scaled: Problem) -> bool:
+        assert holds(plan, scaled)
+        asked.append(scaled.rates["a"] / 10.0)
+        return asked[-1] <= 3.0
+
+    free = largest_scale(planner, halved(Margin(1.2)))
+    plan = largest_scale(planner, halved(Margin(1.2)), judge=judge)
+    assert free.scale > 3.0
+    assert 3.0 / 1.0051 <= plan.scale <= 3.0
+    assert asked[0] == max(asked)
 
 
 def test_a_bound_is_that_of_the_rates_asked_for_and_not_of_those_planned_for() -> None:
