@@ -8,7 +8,8 @@ process with covariance K, given noise N, is left with the covariance N - N (K +
 that are like a pair, those are kept which the others do not tell (pivoted Cholesky decomposition: Harbrecht, Peters and
 Schneider, Applied Numerical Mathematics 62, 2012), and the pair goes by what all samples tell of these (inducing
 points: Quiñonero-Candela and Rasmussen, Journal of Machine Learning Research 6, 2005). They are the same for all pairs
-of two models, so that another pair costs a product with one small matrix.
+of two models, and so are the directions in which anything is known of them, so that another pair costs a product with
+one small matrix.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cotenant.predictors.process import FUNCTIONS, Matrix, Numbers, Prior, Proce
 from cotenant.predictors.traits import TRAITS
 
 SOME = 96  # samples that are like a pair of models
-SMALL = 0.01  # of the usual variance of the noise: keeps a matrix of samples that are alike regular
+SMALL = 0.01  # of the usual variance of the noise: keeps a matrix of samples that are alike regular, and may go untold
 _ALL = np.ones(len(FUNCTIONS))
 
 
@@ -31,7 +32,7 @@ class Side(msgspec.Struct, frozen=True):
 
     alike: to the loads that have this role in the samples, by function. weights: of a victim the same in one row; of a
     neighbour what each victim's likeness adds to the mean. near: of alike the terms that pairs of two models go by, by
-    the other's number. told: of those terms, two by two; of a victim alone.
+    the other's number. told: of those terms, of a victim alone.
     """
 
     number: int
@@ -56,7 +57,10 @@ class _Role(NamedTuple):
 
 
 class _Near(NamedTuple):
-    """What pairs of two models go by. victims, neighbours: places of the loads of its terms. told: of two terms."""
+    """What pairs of two models go by. victims, neighbours: places of the loads of its terms.
+
+    told: (directions, terms); the square of its product with how alike a pair is to these is what is known of the pair.
+    """
 
     victims: Numbers
     neighbours: Numbers
@@ -99,7 +103,8 @@ class Posterior:
         if other is None:
             other = neighbour.near[name] = neighbour.alike.take(self._between(name, beside).neighbours, axis=1)
         across = _ALL.dot(one * other)
-        left = self._alone - float(across.dot(victim.told[beside].dot(across)))
+        known = victim.told[beside].dot(across)
+        left = self._alone - float(known.dot(known))
         return self._mean + float(victim.weights.dot(neighbour.weights)), left if left > 0 else 0.0
 
     def _between(self, victim: int, neighbour: int) -> _Near:
@@ -114,12 +119,15 @@ class Posterior:
         covariance = it.covariance[np.ix_(kept, kept)]
         noises = it.noises[kept]
         left = np.diag(noises) - noises[:, None] * it.precision[np.ix_(kept, kept)] * noises
-        inverse = np.linalg.inv(covariance + SMALL * float(np.median(it.noises)) * np.eye(len(kept)))
-        told = inverse @ (covariance - left) @ inverse
+        small = SMALL * float(np.median(it.noises))
+        inverse = np.linalg.inv(covariance + small * np.eye(len(kept)))
+        amounts, directions = np.linalg.eigh(covariance - left)  # from small to large
+        some = np.cumsum(np.maximum(0.0, amounts)) > small * len(kept)
+        told = np.sqrt(amounts[some])[:, None] * (directions[:, some].T @ inverse)
         terms = np.flatnonzero(np.isin(it.terms.owners, kept))
         order = np.argsort(kept)
         owners = order[np.searchsorted(kept[order], it.terms.owners[terms])]
-        return _Near(self._victims.places[terms], self._neighbours.places[terms], told[np.ix_(owners, owners)])
+        return _Near(self._victims.places[terms], self._neighbours.places[terms], np.ascontiguousarray(told[:, owners]))
 
     def _alike(self, victim: int, neighbour: int) -> Numbers:
         """Samples of both models, then of one of them, then others; of too many, evenly some."""
