@@ -88,10 +88,13 @@ def _candidates(space: Space, *, first: bool = False, thorough: bool = True) -> 
     rivals = RIVALS if space.names and not space.scale and space.about() <= MANY else ()
     if space.names and space.standing:
         yield _as_it_stands(space)
+    crowded = thorough and len(space.menus) > 1 and not space.scale and space.about() <= ideal.DEVICES
     if first:
         yield from (account(space, rival(problem).devices) for rival in rivals)
         if thorough and space.refuted():
             return
+        if crowded and (found := ideal.feasible(problem)) is not None:
+            yield account(space, found.devices)
     for n, menu in enumerate(space.menus):
         done = small and (yield from exchanged(space, menu, patience, first=first))
         if n == 0 and not first:
@@ -101,9 +104,8 @@ def _candidates(space: Space, *, first: bool = False, thorough: bool = True) -> 
         all_served = space.relaxed is not None and (yield from programmed(space, menu, clock, scale=space.scale))
         if not all_served and not space.scale and not first:
             yield from programmed(space, menu, clock, scale=True)
-    if thorough and len(space.menus) > 1 and not space.scale and space.about() <= ideal.DEVICES:
-        found = ideal.feasible(problem) if first else ideal.plan(problem)
-        yield account(space, found.devices if found else ())
+    if crowded and not first:
+        yield account(space, ideal.plan(problem).devices)
 
 
 def _as_it_stands(space: Space) -> Plan:

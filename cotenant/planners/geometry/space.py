@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 FEW = 12  # models whose pairs are all looked at
 MANY = 40  # devices beyond which partitions shared in time are too few to tighten the bound
-QUANTILES = (1.0, 0.5, 0.0)  # of what neighbours may do, those that are reckoned with: the worst, the usual, the least
+QUANTILES = (1.0, 0.5)  # of what neighbours may do, those that are reckoned with besides the least
 GRID = 100  # ‰: of very many shares, those that are multiples of it
 
 
@@ -36,7 +36,7 @@ class Space:
         self.fleet = problem.fleet
         self.slots = slots_of(problem)
         asked = [name for name, rate in problem.rates.items() if rate > 0]
-        self.menu = self._menu(asked)
+        self.menu = self._menu(asked, None)
         self.singles = self.menu.singles(light=False)
         self.names = [asked[i] for i in sorted({mode.models[0] for mode in self.singles})]
         # Where some model cannot be served at all no multiple is: the others get the rates that they ask for.
@@ -44,7 +44,7 @@ class Space:
         self.scale = problem.objective == "rate" and not self.hopeless
         self.rates = np.array([problem.rates[name] for name in self.names])
         if self.hopeless:
-            self.menu = self._menu(self.names)
+            self.menu = self._menu(self.names, None)
             self.singles = self.menu.singles(light=False)
         useful = {mode.slot for mode in self.singles}
         self.useful = [s for s in range(len(self.slots)) if s in useful]
@@ -73,9 +73,9 @@ class Space:
             most = math.ceil(sum(endless.cuttings)) + 1 if endless is not None else 1
             self.counts = [min(count, most) for count in self.counts]
 
-    def _menu(self, names: Sequence[str]) -> Menu:
-        """What these models may do without neighbours."""
-        return Menu(self.problem, names, self.slots, np.ones((len(self.slots), len(names))))
+    def _menu(self, names: Sequence[str], slow: Array | None) -> Menu:
+        """What these models may do beside neighbours that slow them so, or without any."""
+        return Menu(self.problem, names, self.slots, np.ones((len(self.slots), len(names))) if slow is None else slow)
 
     @cached_property
     def menus(self) -> list[Menu]:
@@ -83,9 +83,14 @@ class Space:
         if isinstance(self.problem.interference, Alone):
             return [self.menu]
         factors = [slow(self.problem, self.slots, self.names, self.singles, quantile) for quantile in QUANTILES]
-        if (factors[0] == factors[-1]).all():
-            factors = factors[:1]
-        return [Menu(self.problem, self.names, self.slots, each) for each in factors]
+        if (factors[0] == self.least).all():
+            return [self._menu(self.names, self.least)]
+        return [self._menu(self.names, each) for each in (*factors, self.least)]
+
+    @cached_property
+    def least(self) -> Array:
+        """A factor on the latencies of each model on each slot: the least that neighbours may do."""
+        return least(self.problem, self.slots, self.names, self.singles)
 
     def limited(self) -> bool:
         return bool(self.names) and not (self.scale and math.inf in self.counts)
@@ -167,8 +172,7 @@ class Space:
             return False
         if not isinstance(self.problem.interference, Alone) and all(kind.cuts[-1] == WHOLE for kind in self.fleet):
             # A partition that has no neighbour may as well have the whole device.
-            crowded = least(self.problem, self.slots, self.names, self.singles)
-            menu = Menu(self.problem, self.names, self.slots, crowded)
+            menu = self._menu(self.names, self.least)
             bounding = Bounding(menu, self.useful, self.cuttings, menu.singles(light=False))
         return bounding.refutes(self.rates, self.counts)
 
