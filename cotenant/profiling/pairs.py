@@ -247,7 +247,8 @@ class _Bench:
         )
 
     async def _busy(self, loads: Mapping[str, Load], seconds: float) -> list[float]:
-        """Keep each lane busy until all have run LEAST batches and one to begin with; the median of those of each."""
+        """Keep each lane busy, but for a profile's pauses, until all have run LEAST batches and one to begin with; the
+        median of those of each."""
         latencies: dict[str, list[float]] = {lane: [] for lane in loads}
         begun = time.monotonic()
 
@@ -256,18 +257,21 @@ class _Bench:
 
         async def keep(lane: str, load: Load) -> None:
             batches = itertools.cycle(self._candidates[load.model].requests(load.batch, self._grid, self._arena))
+            rest = 0.0
             while not enough():
-                took = await self._batch(lane, load.model, next(batches))
+                await asyncio.sleep(max(self._grid.pause - rest, 0.0))
+                took, rest = await self._batch(lane, load.model, next(batches))
                 if not enough():  # else the other stopped before this one ended
                     latencies[lane].append(took)
 
         await asyncio.gather(*(keep(lane, load) for lane, load in loads.items()))
         return [statistics.median(each[1:]) for each in latencies.values()]
 
-    async def _batch(self, lane: str, model: str, requests: Sequence[Tensors]) -> float:
+    async def _batch(self, lane: str, model: str, requests: Sequence[Tensors]) -> tuple[float, float]:
+        """Seconds that it took, and that its worker rests after it to hold its share."""
         listener = self._listeners.of[lane]
         listener.waiting = asyncio.get_running_loop().create_future()
         sent = time.monotonic()
         self._pool.run(lane, next(self._numbers), model, requests)
-        await listener.waiting
-        return time.monotonic() - sent
+        timing = await listener.waiting
+        return time.monotonic() - sent, timing.pause

@@ -120,12 +120,12 @@ def index(rows: int) -> tuple[Tensor, ...]:
     return (Tensor("x", "INT64", (rows, 1), np.full((rows, 1), 99, np.int64).tobytes()),)
 
 
-def run_all(candidates: dict[str, Candidate], count: int) -> list[list[Sample]]:
+def run_all(candidates: dict[str, Candidate], count: int, pause: float = 0.0) -> list[list[Sample]]:
     profiles = {(name, "cpu"): profile(name, 0.001, (1, 4)) for name in candidates}
     runs = choices(profiles, CPU)
 
     async def main() -> list[list[Sample]]:
-        found = measure(Cpu(), candidates, runs, profiles, count=count, grid=Grid(), seconds=0.02)
+        found = measure(Cpu(), candidates, runs, profiles, count=count, grid=Grid(pause=pause), seconds=0.02)
         return [samples async for samples in found]
 
     try:
@@ -145,6 +145,20 @@ def test_models_side_by_side(tmp_path: Path) -> None:
         for i, sample in enumerate(samples):
             assert sample.neighbours == (*run[:i], *run[i + 1 :])
             assert 0 < sample.alone < 5 and 0 < sample.together < 5
+
+
+def test_batches_rest_as_when_a_profile_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the smallest models would be several times as quick alone as their profiles say."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def seen(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr("cotenant.profiling.pairs.asyncio.sleep", seen)
+    run_all({"identity": Candidate(graphs.identity(tmp_path / "model.onnx"), floats)}, 1, pause=0.0123)
+    assert slept.count(0.0123) >= 3  # of one alone, of the other, and of both
 
 
 def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
