@@ -195,10 +195,11 @@ class Cut(msgspec.Struct):
 
 
 class Bin(msgspec.Struct):
-    """A device while it is being planned."""
+    """A device while it is being planned; `count` of them that are alike."""
 
     kind: Kind
     cuts: list[Cut]
+    count: int = 1
 
     @property
     def free(self) -> int:
@@ -340,9 +341,9 @@ def assemble(problem: Problem, planner: str, bins: Sequence[Bin]) -> Plan:
             continue
         made = partitions(problem, bin_.kind, bin_.cuts, full=True) or partitions(problem, bin_.kind, bin_.cuts)
         assert made is not None, "a planner put together what does not fit"
-        number = numbers.setdefault(bin_.kind.name, 0)
-        numbers[bin_.kind.name] += 1
-        devices.append(Device(kind=bin_.kind.name, id=number, partitions=made))
+        first = numbers.get(bin_.kind.name, 0)
+        numbers[bin_.kind.name] = first + bin_.count
+        devices += [Device(kind=bin_.kind.name, id=first + n, partitions=made) for n in range(bin_.count)]
     return accounted(Plan(planner=planner, objective="devices", devices=tuple(devices)), problem)
 
 

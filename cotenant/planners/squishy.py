@@ -19,11 +19,13 @@ from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curv
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Models that share one device in time. duty: seconds; occupancy: the part of it that they run."""
+    """Models that share a device in time, on each of `count` devices. duty: seconds; occupancy: the part of it that
+    they run."""
 
     rates: dict[str, float]
     duty: float
     occupancy: float
+    count: int = 1
 
 
 def plan(problem: Problem) -> Plan:
@@ -33,10 +35,15 @@ def plan(problem: Problem) -> Plan:
         nodes = _pack(problem, kind, left)
         # Where there are too few devices, those that do most work are worth most.
         nodes.sort(key=lambda node: -node.occupancy)
-        for node in nodes[: kind.count]:
-            bins.append(Bin(kind, [Cut(kind.cuts[-1], node.rates)]))
+        free = math.inf if kind.count is None else kind.count
+        for node in nodes:
+            count = int(min(node.count, free))
+            if count == 0:
+                break
+            free -= count
+            bins.append(Bin(kind, [Cut(kind.cuts[-1], node.rates)], count))
             for model, rate in node.rates.items():
-                left[model] -= rate
+                left[model] -= rate * count
         left = {model: rate for model, rate in left.items() if rate > SLACK * problem.rates[model]}
     return assemble(problem, "squishy", bins)
 
@@ -52,7 +59,8 @@ def _pack(problem: Problem, kind: Kind, rates: dict[str, float]) -> list[Node]:
         if batch == 0 or not fits(problem, kind, [Cut(kind.cuts[-1], {model: most})]):
             continue
         whole = math.floor(rate / most * (1 + SLACK))
-        nodes += [Node({model: most}, curves[model][batch - 1], 1.0)] * whole
+        if whole:
+            nodes.append(Node({model: most}, curves[model][batch - 1], 1.0, whole))
         rest = rate - whole * most
         if rest > SLACK * rate:
             residues.append(_residue(model, rest, curves[model], slo))

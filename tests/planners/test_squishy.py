@@ -5,7 +5,8 @@ import pytest
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile
-from cotenant.planners import Problem
+from cotenant.planners import Problem, capacity
+from cotenant.planners.capacity import partitions
 from cotenant.planners.squishy import plan
 from tests.planners.problems import profile
 
@@ -60,3 +61,18 @@ def test_a_rate_too_low_to_wait_for_a_batch_is_served() -> None:
 def test_no_partition_is_cut() -> None:
     made = plan(problem({"a": 100.0, "b": 100.0, "c": 100.0}))
     assert {cut.share for device in made.devices for cut in device.partitions} == {1000}
+
+
+def test_devices_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def counted(*given: object, **options: object) -> object:
+        asked.append(given)
+        return partitions(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(capacity, "partitions", counted)
+    made = plan(problem({"a": 160.0 * 1000 + 64.0}))
+    assert (made.devices_used, made.unserved) == (1001, {})
+    assert [device.id for device in made.devices] == list(range(1001))
+    assert len(asked) < 10
+    assert plan(problem({"a": 160.0 * 1000 + 64.0}, count=7)).devices_used == 7
