@@ -32,7 +32,8 @@ LOOK_REQUESTS = 30_000
 SEEDS = 3
 LOOKS = 3
 TIGHTER = 0.9
-DOUBT = 0.02  # how likely a verdict may be another one in the end
+DOUBT = 0.02  # how likely a plan that is agreed to before the end may miss too much in it
+RARE = 0.002  # how likely one is to have missed as much as it has that is refused before the end; misses come together
 EVEN = 0.2  # how often plans that miss as much as is allowed are passed over where others are left
 
 
@@ -91,7 +92,7 @@ class _Count:
     def kept(self, stayed: int, missed: int) -> bool | None:
         """Whether no more miss than may, once so many more have stayed and missed; None as long as that is open."""
         stayed, missed = self.stayed + stayed, self.missed + missed
-        if missed > stayed * self._rate and not by_chance(missed, stayed, self._rate, DOUBT):
+        if missed > stayed * self._rate and not by_chance(missed, stayed, self._rate, RARE):
             return False
         # Where nothing may be missed, one is counted upon: else it would seem sure from the start that none is.
         coming = max(self._rate, 1 / max(self._total, 1))
