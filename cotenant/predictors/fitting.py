@@ -61,7 +61,7 @@ def check(samples: Sequence[Sample], profiles: Profiles) -> None:
             "no samples of models with profiles to fit a predictor to; measure pairs with `cotenant profile --pairs`"
         )
     if len(kinds := sorted({sample.victim.kind for sample in samples})) > 1:
-        raise PlanError(f"samples of several kinds of devices, {', '.join(kinds)}: fit each on its own")
+        raise PlanError(f"samples of several kinds of devices, {', '.join(kinds)}: give each a file of its own")
     loads = list(dict.fromkeys(load for sample in samples for load in (sample.victim, *sample.neighbours)))
     for load in loads:
         profile = profiles.get((load.model, load.kind))
@@ -98,6 +98,11 @@ def _check_times(samples: Sequence[Sample], profiles: Profiles) -> None:
                 f"{len(alone)} samples took exactly {time * 1e3:g} ms together; some data sets write such a number for"
                 " runs that did not fit: take them out, they are no measurements"
             )
+    if (twice := len(samples) - len(set(samples))) >= SUSPECT:
+        raise PlanError(
+            f"{twice} samples stand there more than once, with the same times to the last digit; was the file joined"
+            " from parts that overlap? Leave one of each"
+        )
     if all(sample.together == sample.alone for sample in samples):
         raise PlanError("together_ms is alone_ms in all samples, to the last digit; nothing was measured side by side")
     profiled = [profiles[it.victim.model, it.victim.kind].latency(it.victim.batch, it.victim.share) for it in samples]
