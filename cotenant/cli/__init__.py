@@ -18,6 +18,8 @@ def main() -> None:
     try:
         _run()
     except KeyboardInterrupt:  # at any moment, as while modules are being imported
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # the next ends it without a word, wherever it waits
         sys.exit(130)
 
 
