@@ -123,8 +123,8 @@ class RpcServer:
             raise ConfigError(
                 f"cannot serve gRPC on {address}; choose another address or port, or stop what holds it"
             ) from None
+        self._server = server  # now: who is cancelled while it starts has to stop it, too
         await server.start()
-        self._server = server
         return bound
 
     async def stop(self, grace: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,3 +237,25 @@ def test_a_port_in_use(front: Running) -> None:
             await RpcServer(StubCore()).listen(host, int(port))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(1, 5))
+def test_one_that_is_cancelled_while_it_starts_is_stopped(turns: int) -> None:
+    """Else gRPC would look for its event loop when that is long closed."""
+
+    async def run() -> asyncio.Task[int]:
+        core = StubCore()
+        server = RpcServer(core)
+        listening = asyncio.create_task(server.listen("127.0.0.1", 0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.wait([listening])
+        await server.stop(0.0)
+        core.arena.close()
+        return listening
+
+    listening = asyncio.run(run())  # which holds what its frames did
+    assert listening.done()
+    del listening
+    gc.collect()
