@@ -131,7 +131,8 @@ def profile(
         Path | None, typer.Option("--pairs", help="Then measure models side by side, into this CSV file.")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", min=1, help="With --pairs: so many pairs, by default a fifth of all.")
+        int | None,
+        typer.Option("--count", min=1, help="With --pairs: so many runs; else a fifth of all pairs, and larger sets."),
     ] = None,
     plot: PlotFile = None,
     json: Json = False,
@@ -143,7 +144,13 @@ def profile(
     if plot is not None:
         drawable(plot)  # an error now, not after minutes
     if count is not None and pairs is None:
-        raise ConfigError("--count says how many pairs; it goes with --pairs")
+        raise ConfigError("--count says how many runs side by side; it goes with --pairs")
+    if pairs is not None:
+        from cotenant.cli.pairs import written
+
+        if pairs == output:
+            raise ConfigError(f"--output and --pairs are both {str(pairs)!r}; profiles and samples need a file each")
+        written(pairs)  # an error now, not after minutes
     asked = read(settings, repository)
     site = site_of(asked, again=again, planned=False)
     profiles = list(site.problem.profiles.values())

@@ -28,7 +28,7 @@ def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) ->
     runs = [run for kind in kinds for run in choices(site.problem.profiles, kind)]
     if not runs:
         raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
-    samples = _written(path)
+    samples = written(path)
     done = measured(runs, samples)
     wanted = enough(runs) if count is None else min(count, len(runs))
     if done:
@@ -55,8 +55,8 @@ def _say(text: str) -> None:
     aside.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _written(path: Path) -> list[Sample]:
-    """What was measured before, if anything."""
+def written(path: Path) -> list[Sample]:
+    """What was measured before, if anything. Raises ConfigError for a file of something else."""
     return read_samples_file(path) if path.exists() else []
 
 

@@ -65,6 +65,15 @@ def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest
     assert "it goes with --pairs" in program.refuses("profile", "--repository", "mine", "--count", "3")
 
 
+def test_samples_do_not_take_the_place_of_anything_else(program: Program, folder: Path) -> None:
+    """Said before anything is measured."""
+    (folder / "notes.csv").write_text("what,when\n")
+    said = program.refuses("profile", "--repository", "absent", "--pairs", "notes.csv")
+    assert "notes.csv:1: column 'kind' is missing; samples of pairs have" in said
+    said = program.refuses("profile", "--repository", "absent", "--output", "a.csv", "--pairs", "a.csv")
+    assert "--output and --pairs are both 'a.csv'; profiles and samples need a file each" in said
+
+
 def test_where_it_cannot_be_kept_is_said(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below a file, which is refused to root as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "serve.toml"))
