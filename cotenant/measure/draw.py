@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -84,13 +84,26 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
     return Group(Text(title), rows)
 
 
+class Bars(msgspec.Struct, frozen=True):
+    """Bars of a plan's devices, as wide as the terminal lets them be."""
+
+    plan: Plan
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from _bars(self.plan, options.max_width)
+
+
 def plan_bars(plan: Plan) -> RenderableType:
     """Each device as a bar that is cut into its partitions."""
+    return Bars(plan)
+
+
+def _bars(plan: Plan, columns: int) -> list[Text]:
     colours = _colours(plan)
     lines: list[Text] = []
     groups = alike(plan)
     margin = max((len(group.name) for group in groups[:GROUPS]), default=0) + 1
-    width = max(min(WIDTH, SCREEN - margin), WIDTH // 2)
+    width = max(min(WIDTH, min(SCREEN, columns) - margin), WIDTH // 4)
     for group in groups[:GROUPS]:
         line = Text(group.name.ljust(margin))
         for start, end, partition in _spans(group.device):
@@ -105,7 +118,7 @@ def plan_bars(plan: Plan) -> RenderableType:
         lines.append(line)
     if len(groups) > GROUPS:
         lines.append(Text(_more(groups), style="dim"))
-    return Group(*lines)
+    return lines
 
 
 def save_plan(plan: Plan, path: Path | str) -> None:

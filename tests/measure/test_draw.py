@@ -98,6 +98,15 @@ def fleet(count: int, *, kinds: int = 1) -> Plan:
     return Plan(planner="geometry", devices=tuple(device(i) for i in range(count)))
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_bars_fit_into_narrow_terminals(columns: int) -> None:
+    console = Console(width=columns, file=io.StringIO())
+    with console.capture() as caught:
+        console.print(plan_bars(PLAN))
+    (bar,) = caught.get().splitlines()
+    assert columns - 7 <= len(bar) <= columns and "60 %" in bar
+
+
 def test_devices_that_are_alike_are_shown_once() -> None:
     plan = fleet(1000, kinds=3)
     rows = cells(plan_table(plan))
