@@ -341,9 +341,12 @@ def _calibration(process: Process, samples: Sequence[Sample]) -> Calibration:
         return Calibration(seen.tolist(), seen.tolist())
     errors, variances = process.left_out(np.unique(models, return_inverse=True)[1])
     unseen = np.quantile(errors / np.sqrt(variances + own.mean()), KNOTS)
-    # The next victim differs from k others by more than they do from their mean: k + 1 to k - 1 in the squares.
+    # The next victim differs from k others by more than they do from their mean: k + 1 to k - 1 in the squares. What
+    # these few were misjudged by to one side tells how far the next may be off, and not to which side.
     middle = np.interp(0.5, KNOTS, unseen)
-    unseen = middle + (unseen - middle) * math.sqrt((len(noises) + 1) / (len(noises) - 1))
+    around = (unseen - middle) * math.sqrt((len(noises) + 1) / (len(noises) - 1))
+    beyond = np.where(KNOTS > 0.5, np.maximum(around, around + middle), np.minimum(around, around + middle))
+    unseen = np.where(KNOTS == 0.5, 0.0, beyond)
     return Calibration(seen.tolist(), unseen.tolist())
 
 

@@ -6,7 +6,7 @@ cache, of memory bandwidth and of the multiprocessors a model uses alone is for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,12 @@ from experiments.spread import Options, spread
 
 TITLE = "error of ours by what profiles tell of models, in % of what was measured"
 
-SETS = ("v100", "a100", "kace")
+SETS: dict[str, tuple[Callable[[], list[Sample]], Callable[[], Profiles]]] = {
+    "v100": (v100.pairs, v100.profiles),
+    "a100": (a100.pairs, a100.profiles),
+    "a100-matched": (a100.matched, a100.profiles),
+    "kace": (kace.samples, kace.profiles),
+}
 TOLD = {
     "latencies": (),
     "+ L2": ("l2_util_pct",),
@@ -75,9 +80,8 @@ def rows_of(task: Task) -> list[Row]:
 
 
 def _pairs(name: str) -> tuple[list[Sample], Profiles]:
-    if name == "kace":
-        return kace.samples(), kace.profiles()
-    return (v100.pairs(), v100.profiles()) if name == "v100" else (a100.pairs(), a100.profiles())
+    pairs, profiles = SETS[name]
+    return pairs(), profiles()
 
 
 def _tellable(profiles: Profiles) -> list[str]:

@@ -91,20 +91,22 @@ def test_what_its_profiles_tell_can_be_taken_away(tmp_path: Path) -> None:
     assert bare is not None and told is not None and told != bare
     table1.plot(rows, tmp_path / "rows.svg")
     assert "what ours is told" in (tmp_path / "rows.svg").read_text()
-    with pytest.raises(ConfigError, match="--profiles zebra: there are v100, a100, kace"):
+    with pytest.raises(ConfigError, match="--profiles zebra: there are v100, a100, a100-matched, kace"):
         table1.run(Options(profiles=("zebra",)))
 
 
 @needs_data
 @pytest.mark.slow
 def test_on_pairs_that_were_held_back() -> None:
-    """The median within 3 % in nine of ten on a V100; on an A100, whose latencies jump, nearly 8; new victims within a
-    quarter. Quantiles cover what they say within 3 points."""
+    """The median within 3 % in nine of ten on a V100; on an A100, whose latencies jump, within 8; new victims within 20
+    where latencies alone are of the same runs. Quantiles cover what they say within 3 points."""
     random, new = judged(["ours"], v100.pairs(), v100.profiles(), repeats=3)
     assert random.p90 is not None and random.p90 <= 3
     assert new.p90 is not None and new.p90 <= 20
     assert random.coverage == pytest.approx(90, abs=3)
     random, new = judged(["ours"], a100.pairs(), a100.profiles(), repeats=3)
-    assert random.p90 is not None and random.p90 <= 10
-    assert new.p90 is not None and new.p90 <= 25
+    assert random.p90 is not None and random.p90 <= 8
+    assert new.p90 is not None and new.p90 <= 22
     assert random.coverage == pytest.approx(90, abs=3)
+    _, new = judged(["ours"], a100.matched(), a100.profiles(), repeats=1)
+    assert new.p90 is not None and new.p90 <= 20
