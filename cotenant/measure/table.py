@@ -20,7 +20,7 @@ def table(title: str, *headings: str) -> Table:
     )
     for heading in headings:
         if heading.startswith(">"):
-            made.add_column(heading[1:].replace(" ", "\n"), justify="right", vertical="bottom", overflow="fold")
+            made.add_column(heading[1:].replace(" ", "\n"), justify="right", overflow="fold")
         else:
             made.add_column(heading, overflow="fold")
     return made
