@@ -192,7 +192,6 @@ class _Bench:
         self._lanes: tuple[str, ...] = ()
         self._cuts = itertools.count()
         self._numbers = itertools.count(1)
-        self._alone: dict[Load, float] = {}
 
     async def cut(self, runs: Sequence[Run]) -> None:
         """From now on there are workers that are cut as in all these runs, each with every model that it is to run.
@@ -223,24 +222,22 @@ class _Bench:
         await asyncio.gather(*(self._pool.stop(lane, grace=1.0) for lane in lanes))
 
     async def measured(self, run: Run, seconds: float) -> list[Sample]:
+        """Each load alone just before, since on a machine that others use it took another time some minutes ago."""
         first, *others = (repr(load.model) for load in run)
         who = f"{first} beside {show_names(others)}"
         for _ in range(TRIES):
             try:
-                for lane, load in zip(self._lanes, run, strict=True):
-                    if load not in self._alone:
-                        (self._alone[load],) = await self._busy({lane: load}, seconds / 2)
-                together = await self._busy(dict(zip(self._lanes, run, strict=True)), seconds)
+                lanes = dict(zip(self._lanes, run, strict=True))
+                alone = [(await self._busy({lane: load}, seconds / 2))[0] for lane, load in lanes.items()]
+                together = await self._busy(lanes, seconds)
             except (ModelError, WorkerError) as error:
                 raise ModelError(f"{who} cannot be measured: {error}") from None
             samples = [
-                Sample(load, rest, self._alone[load], took)
-                for (load, rest), took in zip(_views(run), together, strict=True)
+                Sample(load, rest, before, took)
+                for (load, rest), before, took in zip(_views(run), alone, together, strict=True)
             ]
             if all(sample.slowdown >= FASTEST for sample in samples):
-                return samples
-            for load in run:  # it was held up when it ran alone
-                self._alone.pop(load, None)
+                return samples  # else one was held up when it ran alone
         raise ModelError(
             f"{who} seems faster than alone, again and again; this machine has something else to do: try when it is"
             " quiet, and what was measured will be gone on with"
