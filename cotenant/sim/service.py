@@ -141,7 +141,6 @@ class Service:
 
 
 def _stream(key: Key) -> str:
-    """What a placement's noise is drawn by. The device stands in it without its dash (``v1000/1``), as it once was
-    named: a seed then gives the very runs that were published with it."""
+    """What a placement's noise is drawn by."""
     lane, model = key
-    return f"service {''.join(lane.rpartition('-')[::2])} {model}"
+    return f"service {lane} {model}"
