@@ -10,10 +10,8 @@ from pathlib import Path
 import msgspec
 
 from cotenant.core.units import show_seconds
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.draw import COLOURS, STYLES, figure_for, save
 from cotenant.measure.report import Report
-
-STYLES = ("-", "--", ":")  # with COLOURS, so many models have lines of their own
 
 
 def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> None:

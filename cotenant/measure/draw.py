@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours for lines, and Tol's light scheme for what black letters stand on; both are told apart by
 # colour-blind eyes too.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#9A8C98")
+STYLES = ("-", "--", ":")  # with COLOURS, so many lines are told apart
 FILLS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#44BB99", "#99DDFF", "#BBCC33", "#AAAA00")
 FREE = "#ECECEC"
 SCREEN = 80  # columns
@@ -174,27 +175,40 @@ def save_profiles(profiles: Sequence[Profile], path: Path | str) -> None:
     path = Path(path)
     columns = min(3, max(1, len(profiles)))
     rows = -(-len(profiles) // columns)
-    figure = figure_for(path, 4 * columns, 3 * rows)
+    figure = figure_for(path, 4 * columns + 1, 3 * rows)
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     panels = figure.subplots(rows, columns, squeeze=False).flat
+    shares = sorted({share for profile in profiles for share in profile.shares})
+    looks = dict(zip(shares, itertools.cycle(itertools.product(STYLES, COLOURS)), strict=False))
+    lines = {}
     for profile, axes in zip(profiles, panels, strict=False):
-        for colour, share in zip(itertools.cycle(COLOURS), profile.shares, strict=False):
+        for share in profile.shares:
+            style, colour = looks[share]
             points = [point for point in profile.points if point.share == share]
-            axes.plot(
+            (lines[share],) = axes.plot(
                 [point.batch for point in points],
                 [point.latency * 1e3 for point in points],
+                style,
                 marker=".",
                 color=colour,
                 label=show_share(share),
             )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
         axes.set_title(f"{profile.model} on {profile.kind}", loc="left", fontsize=10)
         axes.set_xlabel("batch, rows")
         axes.set_ylabel("latency, ms")
-        axes.legend(fontsize=7, title="share", title_fontsize=7)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels:
         axes.set_visible(False)
+    figure.legend(
+        handles=[lines[share] for share in shares], loc="outside right upper", fontsize=8, title="share", frameon=False
+    )
     save(figure, path)
 
 

@@ -165,6 +165,7 @@ def test_profiles_are_shown_as_they_were_measured(tmp_path: Path) -> None:
     path = tmp_path / "profiles.svg"
     save_profiles([profile(model) for model in "abcd"], path)
     assert path.read_text().count("<!-- latency, ms -->") == 4
+    assert path.read_text().count("<!-- share -->") == 1
 
 
 def test_a_picture_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
