@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cotenant.cli.show import aside, profile_progress
+from cotenant.cli.show import profile_progress, wrote
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
 
@@ -125,4 +125,4 @@ def write(path: Path, text: str, *, quiet: bool = False) -> None:
             part.unlink()
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     if not quiet:
-        aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+        wrote(path)

@@ -27,7 +27,7 @@ from cotenant.cli.options import (
     TimeLimit,
 )
 from cotenant.cli.reproduce import reproduce
-from cotenant.cli.show import console, show_json, tell
+from cotenant.cli.show import console, show_json, tell, wrote
 from cotenant.cli.simulate import simulate
 from cotenant.cli.sweep import sweep
 from cotenant.cli.validate import validate
@@ -161,6 +161,7 @@ def profile(
         write(output, text)
     if plot is not None:
         save_profiles(profiles, plot)
+        wrote(plot)
     if pairs is not None:
         from cotenant.cli.pairs import measure_pairs
         from cotenant.cli.prepare import backend_of
@@ -214,6 +215,7 @@ def plan(
         write(output, answer.to_json().decode())
     if plot is not None:
         save_plan(answer, plot)
+        wrote(plot)
     reasons = explained(asked, answer) if explain else None
     show(Answer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons), json=json)
 

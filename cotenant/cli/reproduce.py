@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cotenant.cli.show import ProfileProgress, aside, bars, console, show_json
+from cotenant.cli.show import ProfileProgress, bars, console, show_json, wrote
 from cotenant.errors import ConfigError
 from cotenant.measure.table import table
 
@@ -68,7 +68,7 @@ def reproduce(
         if plot is not None:
             path = plot / f"{name.replace('/', '-')}.svg"
             experiment.plot(rows, path)
-            aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+            wrote(path)
         if not json:
             console.print(table_of(experiment.TITLE, rows))
     if json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -28,6 +29,10 @@ aside = Console(stderr=True)  # what is not the result: progress, notes
 def tell(word: str, text: str, to: Console = aside) -> None:
     """One line, however long, that begins with a word in red."""
     to.print(Text.assemble((word, "red"), f" {text}"), soft_wrap=True)
+
+
+def wrote(path: Path) -> None:
+    aside.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_json(value: object) -> None:

@@ -22,7 +22,7 @@ from cotenant.cli.options import (
     ServerSettings,
     WorkloadFile,
 )
-from cotenant.cli.show import aside, bars, console, show_json
+from cotenant.cli.show import aside, bars, console, show_json, wrote
 from cotenant.config import read_failures, read_workload
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
@@ -76,7 +76,7 @@ def simulate(
     report = recorded(asked, answer, workload, failures, seconds=seconds, seed=seed)
     if plot is not None:
         save_timeline(report, plot, {model.name: model.slo for model in asked.models})
-        aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
+        wrote(plot)
     if json:
         show_json(report.to_json())
     else:

@@ -28,7 +28,7 @@ def test_the_zoo_is_listed(program: Program) -> None:
 def test_a_plan_as_a_table_as_json_and_as_a_picture(program: Program, folder: Path) -> None:
     table = program("plan", "problem.toml", "--plot", "plan.svg", "--output", "deep/plan.json")
     assert table.code == 0
-    assert table.err == "wrote deep/plan.json\n"
+    assert table.err == "wrote deep/plan.json\nwrote plan.svg\n"
     for word in ("plan by geometry", "partition", "identity", "lookup", "100 ms", "forecast"):
         assert word in table.out
     assert "free" in program("plan", "problem.toml", "--planner", "elastic").out
