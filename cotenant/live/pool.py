@@ -144,7 +144,7 @@ class Pool:
         self._processes: set[Process] = set()  # all of which something is left, spares too
         self._shared: dict[str, Process] = {}  # by their names
         self._spares = Spares(spares, self._begin)
-        self._turns = ThreadPoolExecutor(1, "cotenant-backend")
+        self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # no longer than this pool; lanes may outlast `close`
         self._lost: dict[str, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -216,7 +216,6 @@ class Pool:
         self._spares.keep(set())
         # Others may have no lane any more, and be about to exit: a shared one, one whose device is lost.
         await asyncio.gather(*(process.stop("the server has stopped") for process in self._processes))
-        self._turns.shutdown(wait=False)
 
     def is_ready(self, lane: str) -> bool:
         """Whether the lane can take a batch, or is at work on one."""

@@ -691,6 +691,22 @@ def test_a_worker_that_its_partition_does_not_take_is_ended() -> None:
     asyncio.run(scenario())
 
 
+def test_a_lane_that_is_still_stopping_when_its_pool_closes_is_taken_down_all_the_same() -> None:
+    backend = Slow()
+    backend.may.release()
+
+    async def scenario() -> None:
+        async with pool_of(backend) as (pool, _, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            stopping = asyncio.create_task(pool.stop(LANE, grace=5.0))
+            await asyncio.sleep(0)
+            await pool.close(grace=0.0)
+            await stopping
+            assert backend.done == [f"open {LANE}", f"close {LANE}"]
+
+    asyncio.run(scenario())
+
+
 def test_a_pool_that_has_closed_starts_nothing() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, _, _):
