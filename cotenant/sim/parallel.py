@@ -11,6 +11,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import TypeVar
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -27,7 +29,8 @@ class Processes:
             for number, task in enumerate(tasks):
                 yield number, work(task)
             return
-        futures = {self._pool.submit(work, task): number for number, task in enumerate(tasks)}
+        with _undisturbed():  # the processes start here, and one that is left before it was told what to do complains
+            futures = {self._pool.submit(work, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -47,6 +50,23 @@ def _follow() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals to end come when the block is over. Not by a mask: another thread would take them."""
+    came: list[int] = []
+    known = {number: signal.getsignal(number) for number in ENDING}
+    ours = threading.current_thread() is threading.main_thread()  # no other thread is disturbed
+    try:
+        for number in known if ours else ():
+            signal.signal(number, lambda number, frame: came.append(number))
+        yield
+    finally:
+        for number, handler in known.items() if ours else ():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 @contextmanager
