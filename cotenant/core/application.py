@@ -86,12 +86,17 @@ Fanout = Fixed | Poisson | Choice
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of an application. name: of the stage, within its application. after: names of stages."""
+    """One model of an application. name: of the stage, within its application. after: names of stages.
+
+    counted: how many requests there are is what the stage before it finds, where models really run; the fan-out is what
+    to plan for. Such a stage comes after one whose requests are not counted themselves, and before none.
+    """
 
     name: str
     model: str
     after: tuple[str, ...] = ()
     fanout: Fanout = Fixed()
+    counted: bool = False
 
 
 class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):

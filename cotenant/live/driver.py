@@ -58,11 +58,17 @@ class Observer(Protocol):
 class Parts(Protocol):
     """What a request of an application carries from stage to stage, by the number of the stage."""
 
-    def inputs(self, number: int) -> Tensors: ...
+    def inputs(self, number: int, item: int) -> Tensors: ...
 
-    def take(self, number: int, outputs: Tensors) -> None: ...
+    def made(self, number: int, outputs: Tensors) -> dict[int, int]:
+        """How many requests of later stages an answer makes, where it is the answer that tells. Raises RequestError."""
+        ...
 
-    def outputs(self) -> Tensors: ...
+    def take(self, number: int, item: int, outputs: Tensors) -> None: ...
+
+    def outputs(self) -> Tensors:
+        """Raises RequestError for what does not fit together."""
+        ...
 
 
 class Driver:
@@ -94,6 +100,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
         self._parts: dict[int, Parts] = {}  # of those that are of applications
+        self._stages: dict[int, tuple[Parts, int]] = {}  # of those that are of stages, with the stage's number
         self._running: dict[str, tuple[Run, float]] = {}  # by lane, and since when
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
@@ -157,12 +164,19 @@ class Driver:
         self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
         outputs: dict[int, Tensors] = {}
         failed = []
+        made: list[tuple[int, int, int]] = []
         for request, answer in zip(run.requests, answers, strict=True):
-            if isinstance(answer, RequestError):
-                failed.append((request.id, str(answer)))
+            try:
+                if isinstance(answer, RequestError):
+                    raise answer
+                if self._stages and (stage := self._stages.get(request.id)) is not None:
+                    parts, number = stage
+                    made += [(request.id, later, count) for later, count in parts.made(number, answer).items()]
+            except RequestError as error:
+                failed.append((request.id, str(error)))
             else:
                 outputs[request.id] = answer
-        self.feed(Finished(lane, batch, tuple(failed)), outputs)
+        self.feed(Finished(lane, batch, tuple(failed), tuple(made)), outputs)
 
     def failed(self, lane: str, batch: int, reason: str) -> None:
         self._running.pop(lane, None)
@@ -208,9 +222,10 @@ class Driver:
                 self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
             case Reply():
                 self._reply(command, now, answers)
-            case Spawn(whole, number, request):
+            case Spawn(whole, number, request, item):
                 parts = self._parts[whole]
-                self._callers[request.id] = parts.inputs(number), partial(_take, parts, number)
+                self._callers[request.id] = parts.inputs(number, item), partial(_take, parts, number, item)
+                self._stages[request.id] = parts, number
             case WakeAt(lane, time):
                 self._loop.call_later(max(0.0, time - now) + self._rounding, self.feed, Woke(lane, time))
             case Drained(lane):
@@ -221,19 +236,28 @@ class Driver:
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
             parts = self._parts.pop(request.id, None) if self._parts else None
+            self._stages.pop(request.id, None)
             try:
                 if reply.outcome is not Outcome.SERVED:
                     answered(_error(request, reply))
                 else:
-                    answered(answers[request.id] if parts is None else parts.outputs())
+                    answered(answers[request.id] if parts is None else _whole(request, parts))
             except Exception:
                 # One answer that cannot be written must not cost the others theirs, nor the lane its next batch.
                 logger.exception("the answer to request %d for model '%s' was lost", request.id, request.model)
 
 
-def _take(parts: Parts, number: int, result: Tensors | RequestError) -> None:
+def _take(parts: Parts, number: int, item: int, result: Tensors | RequestError) -> None:
     if not isinstance(result, RequestError):
-        parts.take(number, result)
+        parts.take(number, item, result)
+
+
+def _whole(request: Request, parts: Parts) -> Tensors | RequestError:
+    """The answer to a request of an application."""
+    try:
+        return parts.outputs()
+    except RequestError as error:
+        return FailedError(f"request for model '{request.model}' failed: {error}")
 
 
 def _error(request: Request, reply: Reply) -> RequestError:

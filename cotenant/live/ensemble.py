@@ -6,29 +6,78 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cotenant.core.tensor import Tensor
+from cotenant.core.application import MOST
+from cotenant.core.tensor import Tensor, TensorSpec, nbytes
+from cotenant.errors import FailedError
 from cotenant.worker.ensemble import Ensemble
 
 
 class Blackboard:
-    """Holds what the request brought and what steps made, by the ensemble's names. Data is passed on, never copied."""
+    """Holds what the request brought and what steps made, by the ensemble's names. Data is passed on, and copied only
+    where the answers of a step that ran for each row are put together."""
 
     def __init__(self, ensemble: Ensemble, inputs: Sequence[Tensor]) -> None:
         self._ensemble = ensemble
         self._tensors = {tensor.name: tensor for tensor in inputs}
+        self._rows: dict[str, dict[int, Tensor]] = {}  # what such a step made, by name and row
 
-    def inputs(self, number: int) -> tuple[Tensor, ...]:
-        """What the step of that number takes."""
+    def inputs(self, number: int, item: int) -> tuple[Tensor, ...]:
+        """What the step of that number takes; one row of it, where it runs for each."""
         step = self._ensemble.steps[number]
-        return tuple(_renamed(self._tensors[theirs], own) for own, theirs in step.inputs.items())
+        given = [_renamed(self._tensors[theirs], own) for own, theirs in step.inputs.items()]
+        return tuple(_row(tensor, item) if step.each else tensor for tensor in given)
 
-    def take(self, number: int, outputs: Sequence[Tensor]) -> None:
-        """What the step of that number made."""
-        names = self._ensemble.steps[number].outputs
-        self._tensors.update((names[it.name], _renamed(it, names[it.name])) for it in outputs if it.name in names)
+    def made(self, number: int, outputs: Sequence[Tensor]) -> dict[int, int]:
+        """For how many rows steps are to run that run for each row of what the step of that number made. Raises
+        FailedError where they cannot."""
+        step = self._ensemble.steps[number]
+        rows = {step.outputs[it.name]: it.shape[0] for it in outputs if it.name in step.outputs and it.shape}
+        found = {}
+        for later, other in enumerate(self._ensemble.steps):
+            if other.each and other.after == (step.name,):
+                counts = {theirs: rows[theirs] for theirs in other.inputs.values()}
+                if len(set(counts.values())) > 1:
+                    told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
+                    raise FailedError(f"step {other.name!r} runs for each row, and there are {told}")
+                found[later] = next(iter(counts.values()))
+                if found[later] > MOST:
+                    raise FailedError(
+                        f"step {other.name!r} runs for each row, {MOST} at most; there are {found[later]}"
+                    )
+        return found
+
+    def take(self, number: int, item: int, outputs: Sequence[Tensor]) -> None:
+        """What the step of that number made; of that row, where it runs for each."""
+        step = self._ensemble.steps[number]
+        for tensor in outputs:
+            if tensor.name in step.outputs:
+                name = step.outputs[tensor.name]
+                if step.each:
+                    self._rows.setdefault(name, {})[item] = tensor
+                else:
+                    self._tensors[name] = _renamed(tensor, name)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(self._tensors[spec.name] for spec in self._ensemble.info.outputs)
+        return tuple(self._tensors.get(spec.name) or self._gathered(spec) for spec in self._ensemble.info.outputs)
+
+    def _gathered(self, spec: TensorSpec) -> Tensor:
+        """Rows in their order; none, of the shape that it would be, where there are none."""
+        rows = [row for _, row in sorted(self._rows.get(spec.name, {}).items())]
+        rest = rows[0].shape[1:] if rows else tuple(max(0, size) for size in spec.shape[1:])
+        if any(row.shape[1:] != rest for row in rows):
+            raise FailedError(f"rows of {spec.name!r} have different shapes, and cannot be put together")
+        return Tensor(spec.name, spec.datatype, (len(rows), *rest), b"".join(row.data for row in rows))
+
+
+def _row(tensor: Tensor, item: int) -> Tensor:
+    shape = (1, *tensor.shape[1:])
+    size = nbytes(tensor.datatype, shape)
+    return msgspec.structs.replace(
+        tensor,
+        shape=shape,
+        data=memoryview(tensor.data)[item * size : (item + 1) * size],
+        start=tensor.start + item * size,
+    )
 
 
 def _renamed(tensor: Tensor, name: str) -> Tensor:

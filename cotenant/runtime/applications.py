@@ -23,14 +23,16 @@ from cotenant.runtime.events import (
     Cancelled,
     Command,
     Event,
+    Finished,
     Reply,
     Spawn,
     StageSpec,
 )
 
 Handle = Callable[[Event, float], list[Command]]
-# (application, number of its stage, how often) → how many requests of the stage there are, each time.
-Fanned = Callable[[ApplicationSpec, int, int], Sequence[int]]
+# (application, number of its stage, how often) → how many requests of the stage there are, each time; None where the
+# stage before it will tell (`Finished.made`).
+Fanned = Callable[[ApplicationSpec, int, int], Sequence[int] | None]
 
 
 def specs_of(
@@ -48,6 +50,7 @@ def specs_of(
                 after=tuple(numbers[other] for other in stage.after),
                 rest=rest[stage.name],
                 fanout=stage.fanout,
+                counted=stage.counted,
             )
             for stage in application.order
         )
@@ -55,8 +58,10 @@ def specs_of(
     return tuple(specs)
 
 
-def fixed(spec: ApplicationSpec, number: int, times: int) -> Sequence[int]:
+def fixed(spec: ApplicationSpec, number: int, times: int) -> Sequence[int] | None:
     """Fan-outs where none is drawn."""
+    if spec.stages[number].counted:
+        return None
     fanout: Fanout = spec.stages[number].fanout
     assert isinstance(fanout, Fixed), "only a simulation draws fan-outs"
     return [fanout.count] * times
@@ -84,9 +89,9 @@ class _Open:
         self.stretch = min(1.0, (request.deadline - request.arrived) / spec.slo)
         for number, stage in enumerate(spec.stages):
             times = self.left[stage.after[0]] if len(stage.after) == 1 else 1
-            fans = list(fanned(spec, number, times))
-            self.fans.append(fans)
-            self.left.append(sum(fans))
+            fans = fanned(spec, number, times)
+            self.fans.append(list(fans or ()))
+            self.left.append(1 if fans is None else sum(fans))  # not done as long as nobody knows how many there are
 
 
 class Applications:
@@ -100,6 +105,7 @@ class Applications:
         self._specs = {spec.name: spec for spec in specs}
         self._open: dict[int, _Open] = {}  # by the id of the application's request
         self._part_of: dict[int, _Open] = {}  # by the id of a stage's
+        self._made: dict[tuple[int, int], int] = {}  # (a stage's request, a later stage) → how many of that
         self._spawned = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -114,6 +120,8 @@ class Applications:
                 return out
             case Applied(_, specs) if specs is not None:
                 self._specs = {spec.name: spec for spec in specs}
+            case Finished(made=made) if made:
+                self._made = {(part, stage): count for part, stage, count in made}
         commands = self._handle(event, now)
         return self._followed(commands, now) if commands and self._part_of else commands
 
@@ -137,12 +145,12 @@ class Applications:
         """Make the requests of a stage for one that came before it; whether the application's still stands."""
         stage, request = whole.spec.stages[number], whole.request
         deadline = request.deadline - stage.rest * whole.stretch
-        for _ in range(whole.fans[number].pop()):
+        for item in range(whole.fans[number].pop()):
             self._spawned -= 1
             part = Request(self._spawned, stage.model, now, deadline, request.size, request.priority)
             whole.parts[part.id] = number
             self._part_of[part.id] = whole
-            out.append(Spawn(request.id, number, part))
+            out.append(Spawn(request.id, number, part, item))
             out += self._followed(self._handle(Arrived(part), now), now)
             if request.id not in self._open:
                 return False
@@ -173,7 +181,12 @@ class Applications:
             return
         whole.left[number] -= 1
         for after, stage in enumerate(whole.spec.stages):
-            if stage.after == (number,) and not self._spawn(whole, after, now, out):
+            if stage.after != (number,):
+                continue
+            if (part.id, after) in self._made:
+                whole.left[after] = self._made.pop((part.id, after))
+                whole.fans[after] = [whole.left[after]]
+            if not self._spawn(whole, after, now, out):
                 return
         self._begin(whole, now, out)
 

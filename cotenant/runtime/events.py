@@ -30,13 +30,15 @@ class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage as it runs. after: numbers of the stages before it. rest: seconds that those behind it need."""
+    """A stage as it runs. after: numbers of the stages before it. rest: seconds that those behind it need. counted: see
+    `core.application.Stage`."""
 
     name: str
     model: str
     after: tuple[int, ...] = ()
     rest: float = 0.0
     fanout: Fanout
+    counted: bool = False
 
 
 class ApplicationSpec(msgspec.Struct, frozen=True):
@@ -61,11 +63,16 @@ class Cancelled(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A batch is done. failed: those of its requests, by id, that the model could not answer, with its reason."""
+    """A batch is done. failed: those of its requests, by id, that the model could not answer, with its reason.
+
+    made: (request, stage, count) where the answer to a request of an application tells how many requests of a later
+    stage there are.
+    """
 
     lane: str
     batch: int
     failed: tuple[tuple[int, str], ...] = ()
+    made: tuple[tuple[int, int, int], ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -149,11 +156,13 @@ class Drained(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A request of an application needs this one, of its stage of that number; what it carries comes of the others."""
+    """A request of an application needs this one, of its stage of that number; what it carries comes of the others.
+    item: which one it is of those that the stage makes at once."""
 
     whole: int
     stage: int
     request: Request
+    item: int = 0
 
 
 Command = Run | Reply | WakeAt | Drained | Spawn

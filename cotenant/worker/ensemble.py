@@ -1,8 +1,9 @@
 """Ensembles of the model repository: models that a request goes through one after another, or side by side.
 
 As in Triton, `ensemble_scheduling` in config.pbtxt lists the steps, and each step maps the names of its model's tensors
-to names that the ensemble gives them. A step comes after those whose outputs it takes. Here all of that is looked at
-before anything is served, and a mistake is said with the file and the key.
+to names that the ensemble gives them. A step comes after those whose outputs it takes. Where the ensemble takes no
+batches and the model of a step does, the step runs for each row of what it takes, as for each object that was found in
+a picture. Here all of that is looked at before anything is served, and a mistake is said with the file and the key.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from cotenant.core.application import Application, Stage
+from cotenant.core.application import MOST, Application, Fixed, Poisson, Stage
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import ModelError, PlanError
 from cotenant.worker.repository import CONFIG, EnsembleStep, Entry, agree, labels
 
+ITEMS = "items"
 NESTED = "it is an ensemble itself; list its steps instead"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One run of a model. inputs, outputs: the model's name of a tensor → the ensemble's."""
+    """One run of a model, or one for each row. inputs, outputs: the model's name of a tensor → the ensemble's."""
 
     name: str
     model: str
     inputs: dict[str, str]
     outputs: dict[str, str]
     after: tuple[str, ...]
+    each: bool = False
 
 
 class Ensemble(msgspec.Struct, frozen=True):
+    """items: rows that are planned for where a step runs for each."""
+
     info: ModelInfo
     steps: tuple[Step, ...]
+    items: float = 1.0
 
     @property
     def models(self) -> set[str]:
@@ -39,7 +45,16 @@ class Ensemble(msgspec.Struct, frozen=True):
 
     def application(self, slo: float, attainment: float = 0.99) -> Application:
         """The same as planners and the dispatcher know it."""
-        stages = tuple(Stage(name=step.name, model=step.model, after=step.after) for step in self.steps)
+        stages = tuple(
+            Stage(
+                name=step.name,
+                model=step.model,
+                after=step.after,
+                fanout=Poisson(self.items) if step.each else Fixed(),
+                counted=step.each,
+            )
+            for step in self.steps
+        )
         return Application(name=self.info.name, slo=slo, attainment=attainment, stages=stages)
 
 
@@ -95,7 +110,7 @@ class _Reader:
                     raise self._error(
                         key, f"nothing makes {tensor!r}; it is no input of the ensemble, nor of any output_map"
                     )
-                if not _fit(source, spec, 1 if rows else 0):
+                if not _fit(source, spec, 1 if rows or info.max_batch_size else 0):
                     raise self._error(
                         key,
                         f"{tensor!r} is {source.datatype} {list(source.shape)}, but {info.name!r} takes"
@@ -122,7 +137,11 @@ class _Reader:
             max_batch_size=rows,
             labels={name: found for name in outputs if (found := labels(self.entry, name))},
         )
-        return Ensemble(info, self._ordered(made))
+        steps = self._ordered(made)
+        for each in steps:
+            if each.each:
+                self._check_each(each, steps, made)
+        return Ensemble(info, steps, self._items())
 
     def _made(self, given: set[str]) -> dict[str, TensorSpec]:
         """What steps make, by the ensemble's names."""
@@ -147,12 +166,6 @@ class _Reader:
     def _rows(self) -> int:
         """The ensemble's largest batch: no step takes more."""
         least = min(self.infos, key=lambda info: info.max_batch_size)
-        mixed = next((info.name for info in self.infos if info.max_batch_size), "")
-        if mixed and not least.max_batch_size:
-            raise ModelError(
-                f"{self.place}: {mixed!r} takes batches and {least.name!r} does not; set max_batch_size in the"
-                " config.pbtxt of both alike"
-            )
         asked = self.entry.config.max_batch_size
         if asked is not None and asked > least.max_batch_size:
             raise ModelError(
@@ -163,6 +176,38 @@ class _Reader:
                 f"{self.place}: max_batch_size 0, but its steps take batches; write 1 to {least.max_batch_size}"
             )
         return asked or least.max_batch_size
+
+    def _check_each(self, step: Step, steps: Sequence[Step], made: Mapping[str, TensorSpec]) -> None:
+        """Rows that a step runs for are those of one answer of one step, and end where they come to."""
+        makers = [other for other in steps if other.name in step.after]
+        batches = f"{step.model!r} takes batches and the ensemble does not, so that it runs for each row"
+        alike = "set max_batch_size in the config.pbtxt of all alike"
+        if len(makers) != 1 or any(tensor not in made for tensor in step.inputs.values()):
+            raise ModelError(f"{self.place}: {batches}; let all that it takes come from one step, or {alike}")
+        if makers[0].each:
+            raise ModelError(f"{self.place}: {batches}, but so does {makers[0].model!r} before it; {alike}")
+        later = next((other.model for other in steps if step.name in other.after), "")
+        if later:
+            raise ModelError(f"{self.place}: {batches}, and {later!r} cannot come after that; {alike}")
+        texts = next((tensor for tensor in step.inputs.values() if made[tensor].datatype == "BYTES"), "")
+        if texts:
+            raise ModelError(f"{self.place}: {batches}; {texts!r} is of BYTES, whose rows are not taken apart; {alike}")
+
+    def _items(self) -> float:
+        """Rows to plan for, from `parameters`."""
+        given = self.entry.config.parameters.get(ITEMS)
+        if given is None:
+            return 1.0
+        try:
+            items = float(given.string_value)
+        except ValueError:
+            items = 0.0
+        if not 0 < items <= MOST:
+            raise ModelError(
+                f"{self.place}: parameters {ITEMS!r}: {given.string_value!r} is no number of rows; write how many"
+                f" there are on average, up to {MOST}"
+            )
+        return items
 
     def _ordered(self, made: Mapping[str, TensorSpec]) -> tuple[Step, ...]:
         """The steps, each after those that make what it takes. One model's second step has a number behind its name."""
@@ -180,8 +225,9 @@ class _Reader:
                 step.input_map,
                 step.output_map,
                 tuple(dict.fromkeys(maker[tensor] for tensor in step.input_map.values() if tensor in made)),
+                each=bool(info.max_batch_size) and not all(other.max_batch_size for other in self.infos),
             )
-            for step, name in zip(self.steps, names, strict=True)
+            for step, name, info in zip(self.steps, names, self.infos, strict=True)
         }
         try:
             order = Ensemble(_NOTHING, tuple(steps.values())).application(1.0).order

@@ -258,3 +258,69 @@ def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
     prepared = Preparation(read_settings(settings), Cpu())
     with pytest.raises(PlanError, match=r"^application 'diamond': no split of 9 ms meets its target: "):
         asyncio.run(prepared.site())
+
+
+# Of six rows, those that are bright; each is looked at by two models.
+TRAFFIC = """
+platform: "ensemble"
+input [ { name: "pixels" data_type: TYPE_FP32 dims: [ 6, 16 ] } ]
+output [
+  { name: "score" data_type: TYPE_FP32 dims: [ -1, 1 ] },
+  { name: "copy" data_type: TYPE_FP32 dims: [ -1, 16 ] }
+]
+ensemble_scheduling {
+  step [
+    { model_name: "bright" model_version: -1
+      input_map { key: "x" value: "pixels" } output_map { key: "y" value: "found" } },
+    { model_name: "mean" model_version: -1
+      input_map { key: "x" value: "found" } output_map { key: "y" value: "score" } },
+    { model_name: "identity" model_version: -1
+      input_map { key: "x" value: "found" } output_map { key: "y" value: "copy" } }
+  ]
+}
+parameters { key: "items" value { string_value: "3" } }
+"""
+
+
+def test_what_a_step_finds_is_looked_at_one_by_one(tmp_path: Path) -> None:
+    """Over HTTP: as many requests of the later models as there are rows, none among them, and rows in their order."""
+    root = repository(tmp_path / "models", TRAFFIC)
+    (root / "bright" / "1").mkdir(parents=True)
+    graphs.bright(root / "bright" / "1" / "model.onnx")
+    (root / "bright" / "config.pbtxt").write_text("max_batch_size: 0")
+    found = profile("bright")
+    single = Profile("bright", "cpu", [point for point in found.points if point.batch == 1])
+    profiles = [profile("identity"), profile("mean"), profile("add"), single]
+    (tmp_path / "profiles.csv").write_text(write_profiles(profiles))
+    log = io.BytesIO()
+
+    def ask(address: str) -> dict[str, int]:
+        rng = np.random.default_rng(0)
+        with triton_http.InferenceServerClient(address) as client:
+            for bright in (3, 0, 6, 1):
+                rows = rng.random((6, 16)).astype(np.float32) * 0.4
+                places = rng.permutation(6)[:bright]
+                rows[places] += 0.6
+                given = triton_http.InferInput("pixels", rows.shape, "FP32").set_data_from_numpy(rows)
+                result = client.infer("diamond", [given])
+                np.testing.assert_array_equal(result.as_numpy("copy"), rows[sorted(places)])
+                expected = rows[sorted(places)].mean(axis=1, keepdims=True)
+                np.testing.assert_allclose(result.as_numpy("score"), expected, rtol=1e-5)
+            counts = client.get_inference_statistics()["model_stats"]
+        return {row["name"]: row["inference_stats"]["success"]["count"] for row in counts}
+
+    async def main() -> None:
+        async with started(root, log) as server:
+            http = HttpServer(server, page=lambda: "", status=server.status)
+            try:
+                counts = await asyncio.to_thread(ask, f"127.0.0.1:{await http.listen('127.0.0.1', 0)}")
+            finally:
+                await http.stop(1.0)
+            assert counts == {"bright": 4, "mean": 10, "identity": 10, "add": 0, "diamond": 4}
+            (whole,) = server._site.problem.applications
+            assert whole.visits["mean"] == 3.0
+
+    run(main())
+    replayed = replay(log.getvalue().splitlines())
+    assert not replayed.difference
+    assert (replayed.ends["diamond", "served"], replayed.ends["mean", "served"]) == (4, 10)

@@ -1,10 +1,11 @@
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.application import Application, Choice, Fanout, Fixed, Stage
+from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime.applications import Applications, fixed, specs_of
 from cotenant.runtime.dispatcher import Dispatcher
@@ -64,11 +65,13 @@ class Site:
         self.said += commands
         return commands
 
-    def finish(self, model: str, now: float) -> list[Command]:
+    def finish(self, model: str, now: float, made: Mapping[int, int] = MappingProxyType({})) -> list[Command]:
+        """made: by number of a later stage, how many requests of it each answer makes."""
         lane = f"cpu-0/{'abc'.index(model)}"
         batch = self.dispatcher.lanes[lane].batch
         assert batch is not None
-        return self.tell(Finished(lane, batch.id), now)
+        counts = tuple((it.id, stage, count) for it in batch.requests for stage, count in made.items())
+        return self.tell(Finished(lane, batch.id, made=counts), now)
 
     def ends(self, id_: int = 1) -> list[tuple[Outcome, str]]:
         replies = [command for command in self.said if isinstance(command, Reply)]
@@ -163,6 +166,40 @@ def test_requests_of_single_models_pass_through() -> None:
         alone.handle(Ready(lane.id), 0.0)
     plain = Arrived(request(7, model="b"))
     assert site.tell(plain, 0.0) == alone.handle(plain, 0.0)
+
+
+COUNTED = Application(
+    name="street",
+    slo=0.1,
+    stages=(
+        Stage(name="find", model="a"),
+        Stage(name="cars", model="b", after=("find",), fanout=Poisson(2.0), counted=True),
+        Stage(name="faces", model="c", after=("find",), fanout=Poisson(1.0), counted=True),
+    ),
+)
+
+
+def test_there_are_as_many_requests_of_a_counted_stage_as_the_answer_before_it_says() -> None:
+    site = Site(COUNTED)
+    site.tell(Arrived(request(model="street")), 0.0)
+    commands = site.finish("a", 0.01, {1: 3, 2: 0})
+    assert [(it.stage, it.item) for it in commands if isinstance(it, Spawn)] == [(1, 0), (1, 1), (1, 2)]
+    site.finish("b", 0.02)
+    assert site.ends() == []
+    site.finish("b", 0.03)
+    assert site.ends() == [(Outcome.SERVED, "")]
+    site.tell(Arrived(request(2, model="street", arrived=1.0)), 1.0)
+    site.finish("a", 1.01, {1: 0, 2: 0})
+    assert site.ends(2) == [(Outcome.SERVED, "")], "nothing was found"
+
+
+def test_a_count_that_comes_too_late_counts_for_nobody() -> None:
+    site = Site(COUNTED)
+    site.tell(Arrived(request(model="street")), 0.0)
+    site.tell(Cancelled(1), 0.005)
+    assert spawned(site.finish("a", 0.01, {1: 3, 2: 1}) if site.dispatcher.lanes["cpu-0/0"].batch else []) == []
+    site.tell(Arrived(request(2, model="street", arrived=1.0)), 1.0)
+    assert len(spawned(site.finish("a", 1.01, {1: 1, 2: 1}))) == 2
 
 
 def test_stages_that_no_request_reaches_are_not_waited_for() -> None:

@@ -51,6 +51,17 @@ def mean(path: Path, width: int = 16) -> WorkerModel:
     return _model("mean", path, 8, "FP32", (-1, width))
 
 
+def bright(path: Path, width: int = 16) -> None:
+    """y = those rows of x whose mean is above 0.5: as many as there are."""
+    half = numpy_helper.from_array(np.array(0.5, dtype=np.float32), "half")
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["means"], axes=[1], keepdims=0),
+        helper.make_node("Greater", ["means", "half"], ["above"]),
+        helper.make_node("Compress", ["x", "above"], ["y"], axis=0),
+    ]
+    _save(path, nodes, {"x": (TensorProto.FLOAT, [6, width])}, {"y": (TensorProto.FLOAT, ["m", width])}, [half])
+
+
 def sum_of_two(path: Path, width: int = 16) -> None:
     """total = left + right, rows of `width` floats."""
     shape: Dims = ["n", width]

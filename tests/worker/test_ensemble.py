@@ -32,6 +32,7 @@ INFOS = {
     "name": info("name", {"x": (4,)}, {"y": (10,)}, rows=4),
     "both": info("both", {"a": (-1,), "b": (10,)}, {"y": (10,)}),
     "whole": info("whole", {"x": (4,)}, {"y": (10,)}, rows=0),
+    "search": info("search", {"x": (3, 32)}, {"y": (-1, 4), "strings": (-1, 4)}, rows=0),
 }
 CONFIG = """platform: "ensemble"
 input [ { name: "picture" data_type: TYPE_FP32 dims: [ 3, 32 ] } ]
@@ -133,13 +134,71 @@ STEP = "ensemble_scheduling.step"
         ("TYPE_FP32 dims: [ 10 ]", "TYPE_FP16 dims: [ 10 ]", "output 'names' is TYPE_FP16, but FP32 in street"),
         ("input [", "max_batch_size: 5\ninput [", "max_batch_size 5, but 'name' takes 4; write no more"),
         ("input [", "max_batch_size: 0\ninput [", "max_batch_size 0, but its steps take batches; write 1 to 4"),
-        ('model_name: "name"', 'model_name: "whole"', "'find' takes batches and 'whole' does not; set max_batch_size"),
+        (
+            'model_name: "name"',
+            'model_name: "whole"',
+            f"{STEP}[0].input_map: 'boxes' is FP32 [-1, 4], but 'whole' takes",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_the_file_and_the_key(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in CONFIG
     with pytest.raises(ModelError, match="^" + re.escape(f"{tmp_path}/street/config.pbtxt: {message}")):
         described(tmp_path, CONFIG.replace(old, new, 1))
+
+
+EACH = CONFIG.replace("find", "search").replace("dims: [ 10 ]", "dims: [ -1, 10 ]")
+
+
+def test_a_step_with_batches_in_an_ensemble_without_runs_for_each_row(tmp_path: Path) -> None:
+    street = described(tmp_path, EACH)
+    assert [(step.name, step.each) for step in street.steps] == [("search", False), ("name", True)]
+    assert (street.info.max_batch_size, street.info.outputs[0].shape) == (0, (-1, 10))
+    before, after = street.application(1.0).stages
+    assert (before.counted, before.fanout.mean) == (False, 1.0)
+    assert (after.counted, after.fanout.mean) == (True, 1.0)
+
+
+def test_how_many_rows_there_are_usually_stands_in_the_parameters(tmp_path: Path) -> None:
+    street = described(tmp_path, EACH + 'parameters { key: "items" value { string_value: "2.5" } }')
+    assert street.application(1.0).stages[1].fanout.mean == 2.5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            '{ key: "y" value: "names" } },',
+            '{ key: "y" value: "names" } },\n  { model_name: "name" input_map { key: "x" value: "given" }'
+            ' output_map { key: "y" value: "other" } },',
+            "'name' takes batches and the ensemble does not, so that it runs for each row; let all that it takes come",
+        ),
+        (
+            '{ key: "y" value: "names" } },',
+            '{ key: "y" value: "named" } },\n  { model_name: "name" input_map { key: "x" value: "boxes" }'
+            ' output_map { key: "y" value: "names" } },\n  { model_name: "both" input_map { key: "a" value: "named" }'
+            ' input_map { key: "b" value: "named" } output_map { key: "y" value: "other" } },',
+            "'name' takes batches and the ensemble does not, so that it runs for each row, and 'both' cannot come",
+        ),
+        (
+            "input [",
+            'parameters { key: "items" value { string_value: "few" } }\ninput [',
+            "parameters 'items': 'few' is",
+        ),
+        (
+            "input [",
+            'parameters { key: "items" value { string_value: "nan" } }\ninput [',
+            "parameters 'items': 'nan' is",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_run_one_by_one(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in EACH
+    config = EACH.replace(old, new, 1)
+    if '"given"' in new:
+        config = config.replace("input [ {", 'input [ { name: "given" }, {', 1)
+    with pytest.raises(ModelError, match="^" + re.escape(f"{tmp_path}/street/config.pbtxt: {message}")):
+        described(tmp_path, config)
 
 
 def test_steps_that_wait_for_each_other_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""The tensors of an ensemble's request, where a step runs for each row of what another found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cotenant.core.application import MOST
+from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
+from cotenant.errors import FailedError
+from cotenant.live.ensemble import Blackboard
+from cotenant.worker.ensemble import Ensemble, Step
+
+INFO = ModelInfo(
+    name="street",
+    version="1",
+    platform="ensemble",
+    inputs=(TensorSpec("picture", "FP32", (2,)),),
+    outputs=(TensorSpec("names", "INT64", (-1, -1)),),
+    max_batch_size=0,
+)
+STREET = Ensemble(
+    INFO,
+    (
+        Step("find", "find", {"x": "picture"}, {"boxes": "boxes", "marks": "marks"}, ()),
+        Step("name", "name", {"box": "boxes", "mark": "marks"}, {"y": "names"}, ("find",), each=True),
+    ),
+)
+
+
+def tensor(name: str, values: object, datatype: str = "FP32") -> Tensor:
+    array = np.array(values, dtype={"FP32": np.float32, "INT64": np.int64}[datatype])
+    return Tensor(name, datatype, array.shape, array.tobytes())
+
+
+def found(rows: int, marks: int) -> tuple[Tensor, ...]:
+    return tensor("boxes", np.arange(rows * 3).reshape(rows, 3)), tensor("marks", np.arange(marks))
+
+
+def test_each_row_goes_its_way_and_answers_are_put_together_in_order() -> None:
+    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    assert board.made(0, found(2, 2)) == {1: 2}
+    board.take(0, 0, found(2, 2))
+    box, mark = board.inputs(1, 1)
+    assert (box.name, box.shape, mark.shape) == ("box", (1, 3), (1,))
+    np.testing.assert_array_equal(box.array(), [[3, 4, 5]])
+    np.testing.assert_array_equal(mark.array(), [1])
+    board.take(1, 1, [tensor("y", [[7, 8]], "INT64")])
+    board.take(1, 0, [tensor("y", [[5, 6]], "INT64")])
+    np.testing.assert_array_equal(board.outputs()[0].array(), [[5, 6], [7, 8]])
+
+
+def test_where_nothing_is_found_there_are_no_rows() -> None:
+    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    assert board.made(0, found(0, 0)) == {1: 0}
+    board.take(0, 0, found(0, 0))
+    assert board.outputs()[0] == Tensor("names", "INT64", (0, 0), b"")
+
+
+@pytest.mark.parametrize(
+    ("rows", "marks", "message"),
+    [
+        (2, 3, "step 'name' runs for each row, and there are 2 of 'boxes', 3 of 'marks'"),
+        (MOST + 1, MOST + 1, f"step 'name' runs for each row, {MOST} at most; there are {MOST + 1}"),
+    ],
+)
+def test_rows_that_cannot_be_run(rows: int, marks: int, message: str) -> None:
+    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    with pytest.raises(FailedError, match=f"^{message}$"):
+        board.made(0, found(rows, marks))
+
+
+def test_rows_of_different_shapes_are_an_error() -> None:
+    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    board.take(0, 0, found(2, 2))
+    board.take(1, 0, [tensor("y", [[5, 6]], "INT64")])
+    board.take(1, 1, [tensor("y", [[5]], "INT64")])
+    with pytest.raises(FailedError, match="rows of 'names' have different shapes"):
+        board.outputs()
