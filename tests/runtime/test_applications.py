@@ -239,7 +239,7 @@ def graphs(draw: st.DrawFn) -> Application:
 def test_every_request_ends_exactly_once_whatever_happens(data: st.DataObject, graph: Application) -> None:
     site = Site(graph)
 
-    def fanned(spec: ApplicationSpec, number: int, times: int) -> Sequence[int]:
+    def fanned(spec: ApplicationSpec, number: int, times: int) -> Sequence[int] | None:
         fanout = spec.stages[number].fanout
         if isinstance(fanout, Fixed):
             return fixed(spec, number, times)

@@ -108,7 +108,7 @@ def test_what_is_drawn_does_not_depend_on_the_plan_nor_on_others() -> None:
         number = next(n for n, stage in enumerate(spec.stages) if stage.name == "read")
         drawn_now = fanned(spec, number, 50)
         assert drawn_now == drawn([specs[0]], seed=3)(spec, number, 50)
-        assert set(drawn_now) == {0, 2}
+        assert set(drawn_now or ()) == {0, 2}
 
 
 def test_a_model_is_asked_directly_and_by_an_application() -> None:
