@@ -12,20 +12,18 @@ every model with at least 200 requests.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import uvloop
 from rich.console import Console
 
 from benchmarks.agree import settings
 from cotenant.cli.asked import read, site_of
-from cotenant.cli.client import body_for, under_load
+from cotenant.cli.client import bodies_for, under_load
 from cotenant.cli.validate import ENOUGH, served
 from cotenant.core.units import show_seconds
 from cotenant.measure.table import table
@@ -58,8 +56,7 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
     found = []
     async with served(flags) as (plan, http, _):
         models = [model for model in problem.models if plan.rate(model.name)]
-        rng = np.random.default_rng(seed)
-        bodies = {model.name: await asyncio.to_thread(body_for, http, model.name, rng) for model in models}
+        bodies = await bodies_for(http, models, seed)
         for load in loads:
             rates = {model.name: plan.rate(model.name) * load for model in models}
             live = await under_load(http, models, bodies, rates, seconds=seconds, seed=seed, quiet=True)

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cotenant.cli.show import aside, bars, console, show_json
+from cotenant.cli.show import aside, bars, console, show_json, wrote
 from cotenant.cli.simulate import requests_of
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate
@@ -62,7 +62,7 @@ def bears(
             high=found.high,
             title=capacity_story(found, plan, total, len(seeds), of).split(";")[0],
         )
-        aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
+        wrote(plot)
     if json:
         show_json(msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(plan.to_json()), "capacity": found})))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,7 @@ async def run(address: str, rates: Sequence[str], *, factor: float, seconds: flo
     models = [Model(name=name, slo=status.targets[name]) for name, rate in wanted.items() if rate > 0]
     if not models:
         raise ConfigError("no model has a rate above 0; give some with --rate MODEL=REQUESTS_PER_SECOND")
-    rng = np.random.default_rng(seed)
-    bodies = {model.name: await asyncio.to_thread(body_for, address, model.name, rng) for model in models}
+    bodies = await bodies_for(address, models, seed)
     return await under_load(address, models, bodies, wanted, seconds=seconds, seed=seed, quiet=quiet)
 
 
@@ -158,6 +157,12 @@ def infer(address: str, model: str, inputs: Sequence[Tensor]) -> tuple[Tensor, .
         outputs.append(Tensor(given["name"], given["datatype"], tuple(given["shape"]), answer[position:end]))
         position = end
     return tuple(outputs)
+
+
+async def bodies_for(address: str, models: Iterable[Model], seed: int) -> dict[str, Body]:
+    """By model."""
+    rng = np.random.default_rng(seed)
+    return {model.name: await asyncio.to_thread(body_for, address, model.name, rng) for model in models}
 
 
 def body_for(address: str, model: str, rng: np.random.Generator) -> Body:

@@ -14,7 +14,7 @@ from rich.text import Text
 from cotenant.cli.asked import write
 from cotenant.cli.options import Json, PlotFile, Seed
 from cotenant.cli.reproduce import module
-from cotenant.cli.show import ProfileProgress, aside, bars, console, show_json
+from cotenant.cli.show import ProfileProgress, aside, bars, console, show_json, wrote
 from cotenant.config import read_profiles_file, read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
@@ -120,7 +120,7 @@ def _report(
         )
     if plot is not None:
         save_verdicts(verdicts, plot)
-        aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
+        wrote(plot)
     if json:
         show_json(verdicts)
     else:

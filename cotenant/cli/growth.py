@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from cotenant.cli.bearing import asks, came, counts, interval, most_borne, named
-from cotenant.cli.show import aside, bars, console, show_json
+from cotenant.cli.show import collected, console, show_json, wrote
 from cotenant.cli.simulate import workload_of
 from cotenant.core.units import show_rate
 from cotenant.errors import ConfigError
@@ -73,16 +73,8 @@ def grows(
         for choice in choices
         for step in steps
     ]
-    offers: dict[int, Offer] = {}
     with processes(min(jobs, len(wanted))) as workers:
-        with bars("planning and simulating", transient=True) as progress:
-            if aside.is_terminal:
-                progress.start()
-            task = progress.add_task("", total=len(wanted))
-            for number, offer in workers.each(bought, wanted):
-                offers[number] = offer
-                progress.advance(task)
-        found = [offers[number] for number in range(len(wanted))]
+        found = collected("planning and simulating", workers.each(bought, wanted), len(wanted))
         came([offer.level for offer in found], seconds)
         best = cheapest([offer for offer in found if offer.growth == steps[-1]])
         borne = None
@@ -91,7 +83,7 @@ def grows(
             borne = most_borne(asked, best.plan, workload.scaled(growth), seconds, seeds, workers)
     if plot is not None:
         _draw(found, best, sum(problem.rates.values()), plot)
-        aside.print(f"wrote {plot}", highlight=False, markup=False, soft_wrap=True)
+        wrote(plot)
     if json:
         result = {
             "offers": [_plain(offer) for offer in found],

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console
@@ -19,6 +20,8 @@ from cotenant.core.model import Model
 from cotenant.core.units import show_seconds
 from cotenant.measure.table import table
 from cotenant.planners.forecast import Forecast
+
+T = TypeVar("T")
 
 console = Console()
 if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -88,3 +91,16 @@ def bars(verb: str, *, transient: bool = False) -> Iterator[Progress]:
     finally:
         if progress.live.is_started:
             progress.stop()
+
+
+def collected(verb: str, results: Iterable[tuple[int, T]], count: int) -> list[T]:
+    """Results that come in any order with their numbers, from 0, by number; with a bar while they come."""
+    found: dict[int, T] = {}
+    with bars(verb, transient=True) as progress:
+        if aside.is_terminal:
+            progress.start()
+        task = progress.add_task("", total=count)
+        for number, result in results:
+            found[number] = result
+            progress.advance(task)
+    return [found[number] for number in range(count)]

@@ -105,7 +105,7 @@ def validate(
 
 async def compared(problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int) -> Result:
     """flags: of `cotenant serve`, whose plan must be for this problem."""
-    from cotenant.cli.client import body_for
+    from cotenant.cli.client import bodies_for
     from cotenant.live.load import load as send
     from cotenant.runtime.lanes import lanes_of
     from cotenant.sim.observed import observed, recorded, seen
@@ -115,8 +115,7 @@ async def compared(problem: Problem, flags: Sequence[str], loads: Sequence[float
 
     async with interruptible(), served(flags) as (plan, http, log):
         models = [model for model in problem.models if plan.rate(model.name)]
-        rng = np.random.default_rng(seed)
-        bodies = {model.name: await asyncio.to_thread(body_for, http, model.name, rng) for model in models}
+        bodies = await bodies_for(http, models, seed)
         lanes = list(lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles))
 
         async def live(workload: Workload) -> tuple[Report, Seen]:

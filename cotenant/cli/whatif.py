@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.show import aside, bars, console, show_json
+from cotenant.cli.show import collected, console, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate, show_seconds
 from cotenant.measure.report import ModelReport
@@ -37,15 +37,8 @@ def what_ifs(
     for made in changes:
         label = ",".join(change.text for change in made)
         trials.append(Trial(label=label, question=changed(question, made, plan), seconds=seconds, seed=seed))
-    outcomes: dict[int, Outcome] = {}
-    with processes(min(jobs, len(trials))) as workers, bars("what if", transient=True) as progress:
-        if aside.is_terminal:
-            progress.start()
-        task = progress.add_task("", total=len(trials))
-        for number, outcome in workers.each(tried, trials):
-            outcomes[number] = outcome
-            progress.advance(task)
-    found = [outcomes[number] for number in range(len(trials))]
+    with processes(min(jobs, len(trials))) as workers:
+        found = collected("what if", workers.each(tried, trials), len(trials))
     if json:
         show_json([_plain(outcome) for outcome in found])
     else:

@@ -166,14 +166,14 @@ class Driver:
         failed = []
         made: list[tuple[int, int, int]] = []
         for request, answer in zip(run.requests, answers, strict=True):
-            try:
-                if isinstance(answer, RequestError):
-                    raise answer
-                if self._stages and (stage := self._stages.get(request.id)) is not None:
-                    parts, number = stage
+            if not isinstance(answer, RequestError) and request.id in self._stages:
+                parts, number = self._stages[request.id]
+                try:
                     made += [(request.id, later, count) for later, count in parts.made(number, answer).items()]
-            except RequestError as error:
-                failed.append((request.id, str(error)))
+                except RequestError as error:
+                    answer = error
+            if isinstance(answer, RequestError):
+                failed.append((request.id, str(answer)))
             else:
                 outputs[request.id] = answer
         self.feed(Finished(lane, batch, tuple(failed), tuple(made)), outputs)

@@ -9,7 +9,7 @@ import msgspec
 from cotenant.core.application import MOST
 from cotenant.core.tensor import Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError
-from cotenant.worker.ensemble import Ensemble
+from cotenant.worker.ensemble import Ensemble, Step
 
 
 class Blackboard:
@@ -31,20 +31,22 @@ class Blackboard:
         """For how many rows steps are to run that run for each row of what the step of that number made. Raises
         FailedError where they cannot."""
         step = self._ensemble.steps[number]
+        return {
+            later: self._count(other, step, outputs)
+            for later, other in enumerate(self._ensemble.steps)
+            if other.each and other.after == (step.name,)
+        }
+
+    def _count(self, later: Step, step: Step, outputs: Sequence[Tensor]) -> int:
         rows = {step.outputs[it.name]: it.shape[0] for it in outputs if it.name in step.outputs and it.shape}
-        found = {}
-        for later, other in enumerate(self._ensemble.steps):
-            if other.each and other.after == (step.name,):
-                counts = {theirs: rows[theirs] for theirs in other.inputs.values()}
-                if len(set(counts.values())) > 1:
-                    told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
-                    raise FailedError(f"step {other.name!r} runs for each row, and there are {told}")
-                found[later] = next(iter(counts.values()))
-                if found[later] > MOST:
-                    raise FailedError(
-                        f"step {other.name!r} runs for each row, {MOST} at most; there are {found[later]}"
-                    )
-        return found
+        counts = {theirs: rows[theirs] for theirs in later.inputs.values()}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
+            raise FailedError(f"step {later.name!r} runs for each row, and there are {told}")
+        count = next(iter(counts.values()))
+        if count > MOST:
+            raise FailedError(f"step {later.name!r} runs for each row, {MOST} at most; there are {count}")
+        return count
 
     def take(self, number: int, item: int, outputs: Sequence[Tensor]) -> None:
         """What the step of that number made; of that row, where it runs for each."""

@@ -138,9 +138,7 @@ class _Reader:
             labels={name: found for name in outputs if (found := labels(self.entry, name))},
         )
         steps = self._ordered(made)
-        for each in steps:
-            if each.each:
-                self._check_each(each, steps, made)
+        self._check_each([step for step in steps if step.each], steps, made)
         return Ensemble(info, steps, self._items())
 
     def _made(self, given: set[str]) -> dict[str, TensorSpec]:
@@ -177,21 +175,21 @@ class _Reader:
             )
         return asked or least.max_batch_size
 
-    def _check_each(self, step: Step, steps: Sequence[Step], made: Mapping[str, TensorSpec]) -> None:
+    def _check_each(self, each: Iterable[Step], steps: Sequence[Step], made: Mapping[str, TensorSpec]) -> None:
         """Rows that a step runs for are those of one answer of one step, and end where they come to."""
-        makers = [other for other in steps if other.name in step.after]
-        batches = f"{step.model!r} takes batches and the ensemble does not, so that it runs for each row"
         alike = "set max_batch_size in the config.pbtxt of all alike"
-        if len(makers) != 1 or any(tensor not in made for tensor in step.inputs.values()):
-            raise ModelError(f"{self.place}: {batches}; let all that it takes come from one step, or {alike}")
-        if makers[0].each:
-            raise ModelError(f"{self.place}: {batches}, but so does {makers[0].model!r} before it; {alike}")
-        later = next((other.model for other in steps if step.name in other.after), "")
-        if later:
-            raise ModelError(f"{self.place}: {batches}, and {later!r} cannot come after that; {alike}")
-        texts = next((tensor for tensor in step.inputs.values() if made[tensor].datatype == "BYTES"), "")
-        if texts:
-            raise ModelError(f"{self.place}: {batches}; {texts!r} is of BYTES, whose rows are not taken apart; {alike}")
+        for step in each:
+            batches = f"{step.model!r} takes batches and the ensemble does not, so that it runs for each row"
+            if len(step.after) != 1 or any(tensor not in made for tensor in step.inputs.values()):
+                raise ModelError(f"{self.place}: {batches}; let all that it takes come from one step, or {alike}")
+            later = next((other.model for other in steps if step.name in other.after), "")
+            if later:
+                raise ModelError(f"{self.place}: {batches}, and {later!r} cannot come after that; {alike}")
+            texts = next((tensor for tensor in step.inputs.values() if made[tensor].datatype == "BYTES"), "")
+            if texts:
+                raise ModelError(
+                    f"{self.place}: {batches}; {texts!r} is of BYTES, whose rows are not taken apart; {alike}"
+                )
 
     def _items(self) -> float:
         """Rows to plan for, from `parameters`."""

@@ -12,6 +12,7 @@ from cotenant.measure.report import ModelReport
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Command, Event, Finished, LaneModel, LaneSpec, Reply, Run
 from cotenant.runtime.log import LogLine
+from cotenant.sim.loop import Handle
 from cotenant.sim.observed import Ran, observed, recorded, seen
 from cotenant.sim.run import simulate
 from cotenant.sim.service import Batches, Noise, Record
@@ -71,17 +72,24 @@ def test_what_falls_with_size_is_taken_as_fixed() -> None:
     assert first == pytest.approx(last) == pytest.approx(0.019, rel=0.02)
 
 
-def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
+def logged() -> tuple[list[LogLine], Handle]:
+    """A dispatcher, and the log that it writes."""
     lines: list[LogLine] = []
-    handle = Dispatcher().handle
+    dispatcher = Dispatcher()
 
-    def recorded(event: Event, now: float) -> list[Command]:
-        commands = handle(event, now)
+    def handle(event: Event, now: float) -> list[Command]:
+        commands = dispatcher.handle(event, now)
         lines.append(LogLine(now, event, commands))
         return commands
 
+    return lines, handle
+
+
+def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
+    lines, handle = logged()
+
     real = {("cpu-0/0", "a"): Batches(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
-    slow = simulate(PROBLEM, PLAN, seconds=60, observed=real, handle=recorded)
+    slow = simulate(PROBLEM, PLAN, seconds=60, observed=real, handle=handle)
     usual = simulate(PROBLEM, PLAN, seconds=60)
     assert mean(row(slow, "a")) > 1.2 * mean(row(usual, "a"))
     assert row(slow, "b") == row(usual, "b")
@@ -98,18 +106,11 @@ def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
 
 def test_batches_run_again_as_they_did() -> None:
     """With a spell in which they take four times as long: the same requests wait, to the last one."""
-    lines: list[LogLine] = []
-    handle = Dispatcher().handle
-
-    def noted(event: Event, now: float) -> list[Command]:
-        commands = handle(event, now)
-        lines.append(LogLine(now, event, commands))
-        return commands
-
+    lines, handle = logged()
     starts = tuple(n / 10 for n in range(600))
     factors = tuple(4.0 if 20 <= start < 25 else 1.0 for start in starts)
     spell = Record(tuple(0.008 + 0.001 * n for n in range(1, 17)), starts, (1,) * 600, factors)
-    once = simulate(PROBLEM, PLAN, seconds=60, observed={("cpu-0/0", "a"): spell}, handle=noted)
+    once = simulate(PROBLEM, PLAN, seconds=60, observed={("cpu-0/0", "a"): spell}, handle=handle)
     specs = lines[0].event.lanes  # type: ignore[union-attr]
     told = seen(lines, 0.0, 60.0).batches
     again = simulate(PROBLEM, PLAN, seconds=60, observed=recorded(specs, told))
