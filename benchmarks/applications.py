@@ -18,10 +18,10 @@ from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisso
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.planners import Problem, load
-from cotenant.planners.applications import plain
+from cotenant.planners import Problem, load_planner
+from cotenant.planners.applications import without_applications
 from cotenant.planners.forecast import forecast
-from cotenant.planners.solve import solve, split_of
+from cotenant.planners.solve import slo_budget_of, solve
 from cotenant.sim.run import simulate
 
 CUTS = (100, 200, 300, 400, 500, 600, 800, 1000)
@@ -68,11 +68,11 @@ def main() -> None:
         problem = random_problem(rng)
         begun = time.perf_counter()
         try:
-            parts = split_of(load(given.planner), problem)
+            parts = slo_budget_of(load_planner(given.planner), problem)
         except PlanError:
             continue  # a target that no split meets
         done = time.perf_counter()
-        solve(given.planner, plain(problem, parts))
+        solve(given.planner, without_applications(problem, parts))
         split, alone = split + done - begun, alone + time.perf_counter() - done
         plan = solve(given.planner, problem)
         if plan.unserved:

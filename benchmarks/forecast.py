@@ -21,7 +21,7 @@ from benchmarks.harness import show
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
-from cotenant.planners import Problem, load
+from cotenant.planners import Problem, load_planner
 from cotenant.planners.forecast import forecast
 from cotenant.sim.run import simulate
 
@@ -51,7 +51,7 @@ def random_plans(count: int) -> Iterator[tuple[Plan, Problem]]:
     rng = np.random.default_rng(0)
     while count:
         problem = random_problem(rng)
-        planner = load(str(rng.choice(["elastic", "squishy"])))
+        planner = load_planner(str(rng.choice(["elastic", "squishy"])))
         for _ in range(12):
             plan = planner(problem)
             if not plan.unserved:

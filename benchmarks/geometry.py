@@ -27,7 +27,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
-from cotenant.planners import PLANNERS, Problem, geometry, load
+from cotenant.planners import PLANNERS, Problem, geometry, load_planner
 from cotenant.planners.check import check
 from experiments.data import a100, v100
 
@@ -148,7 +148,7 @@ def rivals(problems: list[Problem], plans: list[Plan]) -> None:
             mine = geometry.plan(rates)
             asked += 1
             for k, name in enumerate(sorted(PLANNERS)):
-                plan = mine if name == "geometry" else load(name)(rates)
+                plan = mine if name == "geometry" else load_planner(name)(rates)
                 if plan.unserved or check(plan, rates):
                     continue
                 if mine.unserved or plan.devices_used < mine.devices_used:

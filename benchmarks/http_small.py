@@ -20,8 +20,8 @@ IDENTITY = Served(make=graphs.identity, latencies={1: 0.0005, 32: 0.001}, slo=0.
 def main() -> None:
     loads: dict[str, list[Load]] = {"raw": [], "layer": [], "server": []}
     with (
-        started("-m", "benchmarks.floor", "raw") as raw,
-        started("-m", "benchmarks.floor", "layer") as layer,
+        started("-m", "benchmarks.http_floor", "raw") as raw,
+        started("-m", "benchmarks.http_floor", "layer") as layer,
         cotenant({"identity": IDENTITY}) as server,
     ):
         for round_ in range(ROUNDS + 1):

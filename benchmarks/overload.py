@@ -15,10 +15,10 @@ import uvloop
 from benchmarks.harness import SMALL, cotenant, memory, processor_time, show
 from benchmarks.sleep_model import ceiling, sleeper
 from cotenant.core.model import Model
-from cotenant.live.load import Body, load
+from cotenant.live.load_generator import RequestBody, generate_load
 from cotenant.measure.report import ModelReport, Report
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import arrivals
+from cotenant.workload.arrivals import generate_arrivals
 
 OVERLOAD = 3.0
 FACTORS = (10.0, 3.0, 1.0)
@@ -44,8 +44,8 @@ async def run(pid: int, url: str, slo: float, rate: float, seconds: float) -> Ru
 
     used = processor_time(pid)
     models = [Model(name="sleeper", slo=slo)]
-    asked = arrivals(Workload.poisson({"sleeper": rate}), seconds, seed=0)
-    report = await load(url, models, {"sleeper": Body(content=SMALL)}, asked, seconds, on_tick=note)
+    asked = generate_arrivals(Workload.poisson({"sleeper": rate}), seconds, seed=0)
+    report = await generate_load(url, models, {"sleeper": RequestBody(content=SMALL)}, asked, seconds, on_tick=note)
     return Run(
         seen=report.models[0],
         lag=report.lag or 0.0,

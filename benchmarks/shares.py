@@ -24,7 +24,7 @@ from cotenant.config import read_settings
 from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
-from cotenant.live.process import processor_time
+from cotenant.live.process import cpu_time
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 from tests.worker import graphs
@@ -76,7 +76,7 @@ class _Greedy:
 
     def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         it = self._lanes[lane]
-        it.marks.append((time.monotonic(), processor_time(it.pid) or 0.0))
+        it.marks.append((time.monotonic(), cpu_time(it.pid) or 0.0))
         self.go(lane)
 
     def failed(self, lane: str, batch: int, reason: str) -> None:

@@ -20,8 +20,8 @@ from cotenant.core.model import Model
 from cotenant.measure.report import Report
 from cotenant.runtime.dispatcher import COMPILED
 from cotenant.runtime.events import LaneModel, LaneSpec
-from cotenant.sim.run import run
-from cotenant.sim.service import Batches, Noise, Service
+from cotenant.sim.run import simulate_lanes
+from cotenant.sim.service import BatchTimes, Noise, Service
 from cotenant.workload import Workload
 
 SECONDS = 60.0
@@ -52,10 +52,10 @@ def lanes(placed: Sequence[Sequence[str]], slower: float = 1.0) -> tuple[LaneSpe
 def once(specs: tuple[LaneSpec, ...], rates: Mapping[str, float], slo: float, seconds: float) -> tuple[float, Report]:
     """Seconds of processor time (of this thread: BLAS has idle ones that spin), and what came of it."""
     models = [Model(name=name, slo=slo) for name in rates]
-    varied = {(it.id, model.model): Batches(model.latencies, Noise(0.05)) for it in specs for model in it.models}
+    varied = {(it.id, model.model): BatchTimes(model.latencies, Noise(0.05)) for it in specs for model in it.models}
     service = Service(specs, 0, varied)
     start = time.thread_time()
-    report = run(specs, models, Workload.poisson(rates), service, seconds=seconds)
+    report = simulate_lanes(specs, models, Workload.poisson(rates), service, seconds=seconds)
     return time.thread_time() - start, report
 
 

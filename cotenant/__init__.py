@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         read_workload,
     )
     from cotenant.core.application import Application, Choice, Fixed, Poisson, Stage
-    from cotenant.core.difference import difference
     from cotenant.core.model import Kind, Model
     from cotenant.core.plan import Device, Partition, Placement, Plan
+    from cotenant.core.plan_diff import diff_plans
     from cotenant.core.profile import Point, Profile, write_profiles
     from cotenant.errors import (
         ConfigError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         RequestError,
         WorkerError,
     )
-    from cotenant.measure.draw import save_plan, save_profiles
+    from cotenant.measure.plan_drawing import save_plan, save_profiles
     from cotenant.measure.report import Report
     from cotenant.planners import Problem
     from cotenant.planners.check import check
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from cotenant.planners.explain import explain
     from cotenant.planners.forecast import forecast
     from cotenant.planners.solve import solve
-    from cotenant.predictors import Alone, Load, Margin
+    from cotenant.predictors import ConstantMargin, Load, NoInterference
     from cotenant.predictors.fitting import fit
     from cotenant.predictors.samples import Sample
     from cotenant.runtime.log import replay
@@ -105,19 +105,19 @@ _HOMES = {
 }
 
 __all__ = [
-    "Alone",
     "Application",
     "Choice",
     "ConfigError",
+    "ConstantMargin",
     "CotenantError",
     "Device",
     "DeviceError",
     "Fixed",
     "Kind",
     "Load",
-    "Margin",
     "Model",
     "ModelError",
+    "NoInterference",
     "Partition",
     "Placement",
     "Plan",
@@ -134,7 +134,7 @@ __all__ = [
     "Workload",
     "check",
     "compare",
-    "difference",
+    "diff_plans",
     "explain",
     "fit",
     "forecast",

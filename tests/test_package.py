@@ -33,7 +33,7 @@ def test_files_are_named_by_text_too(tmp_path: Path) -> None:
     plan = cotenant.solve("geometry", problem)
     assert cotenant.check(plan, problem) == []
     assert cotenant.compare(problem, [plan], {}).rows[0].devices == 1
-    assert cotenant.difference(plan, plan).workers_started == 0
+    assert cotenant.diff_plans(plan, plan).workers_started == 0
     assert cotenant.explain(plan, problem).unserved == ()
     assert isinstance(cotenant.simulate(problem, plan, seconds=1), cotenant.Report)
 

@@ -13,8 +13,8 @@ from cotenant.errors import ConfigError
 from cotenant.workload import Source, Workload
 from cotenant.workload.failures import Failure
 from cotenant.workload.shapes import hills, wave
-from cotenant.workload.sources import Closed, Curve, Gamma, Modulated, Offline, Poisson, Uniform
-from cotenant.workload.traces import Replayed
+from cotenant.workload.sources import ClosedLoop, Curve, Gamma, MarkovModulated, Offline, Poisson, Uniform
+from cotenant.workload.traces import TraceSource
 
 NAMES = ["resnet50", "minilm", "game"]
 MINUTES = "HashFunction,1,2\nf,60,0\ng,60,120\nf,60,60\n"
@@ -36,7 +36,7 @@ def read(folder: Path, text: str) -> Workload:
         ("arrivals = 'poisson'\nrate = 20\nscale = 0.5", Poisson(10)),
         ("arrivals = 'gamma'\nrate = 20\ncv = 2", Gamma(20, 2)),
         ("arrivals = 'uniform'\nrate = 20", Uniform(20)),
-        ("arrivals = 'modulated'\nrates = [10, 90]\nstays = ['10s', '1min']", Modulated((10, 90), (10, 60))),
+        ("arrivals = 'modulated'\nrates = [10, 90]\nstays = ['10s', '1min']", MarkovModulated((10, 90), (10, 60))),
         ("arrivals = 'curve'\npoints = [['0s', 5], ['1h', 9]]\nrepeat = true", Curve(((0, 5), (3600, 9)), True)),
         ("arrivals = 'steps'\nrates = [5, 9]\nevery = '1min'", Curve.steps([5, 9], 60)),
         ("arrivals = 'wave'\nlow = 5\nhigh = 9\nperiod = '1h'", wave(5, 9, 3600)),
@@ -46,7 +46,7 @@ def read(folder: Path, text: str) -> Workload:
             "arrivals = 'minutes'\nfile = 'minutes.csv'\nrate = 30\nrepeat = true",
             Curve.steps([30, 30], 60, repeat=True),
         ),
-        ("arrivals = 'closed'\ncallers = 3\nthink = '50ms'", Closed(3, 0.05)),
+        ("arrivals = 'closed'\ncallers = 3\nthink = '50ms'", ClosedLoop(3, 0.05)),
         ("arrivals = 'server'\nrate = 20", Poisson(20)),
     ],
 )
@@ -72,7 +72,7 @@ def test_mlperf_scenarios_without_a_target_never_time_out(tmp_path: Path) -> Non
         timeout = "1min"
         """,
     )
-    sources: dict[str, Source] = {"resnet50": Closed(1), "minilm": Closed(1, samples=8), "game": Offline(100)}
+    sources: dict[str, Source] = {"resnet50": ClosedLoop(1), "minilm": ClosedLoop(1, samples=8), "game": Offline(100)}
     assert workload == Workload(sources, {"resnet50": math.inf, "minilm": math.inf, "game": 60.0})
 
 
@@ -84,8 +84,8 @@ def test_a_trace_of_times_is_shared_out_by_its_names_and_rescaled(tmp_path: Path
         f"[[workload]]\nmodel = 'minilm'\n{head}names = ['g', 'f']\nspeed = 2\n",
     )
     resnet50, minilm = workload.sources.values()
-    assert isinstance(resnet50, Replayed)
-    assert isinstance(minilm, Replayed)
+    assert isinstance(resnet50, TraceSource)
+    assert isinstance(minilm, TraceSource)
     assert (resnet50.names, resnet50.factor, resnet50.rate) == (frozenset("f"), 6.0, 3.0)
     assert (minilm.names, minilm.speed, minilm.rate) == (frozenset("fg"), 2.0, 1.5)
 

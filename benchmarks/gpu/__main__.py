@@ -23,7 +23,7 @@ import msgspec
 from benchmarks.gpu import checks, live, pairs, profiles
 from benchmarks.gpu.session import PAPER, SMALL, Session, Target
 from cotenant.errors import CotenantError, DeviceError
-from cotenant.live.site import Offered
+from cotenant.live.deployment import ServableModel
 from cotenant.zoo import TORCH
 
 STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
@@ -60,7 +60,7 @@ def main() -> None:
     path = session.out / "machine.json"
     runs = [*(msgspec.json.decode(path.read_bytes()) if path.exists() else []), about]
     session.write(path.name, msgspec.json.format(msgspec.json.encode(runs), indent=1))
-    models: dict[str, Offered] = {}
+    models: dict[str, ServableModel] = {}
     stages = sorted(set(given.stage))
     for place, stage in enumerate(stages):
         session.allot(WEIGHTS[stage] / sum(WEIGHTS[it] for it in stages[place:]))

@@ -21,26 +21,26 @@ import uvloop
 from benchmarks.gpu import profiles
 from benchmarks.gpu.session import Session
 from cotenant.backends import Backend
-from cotenant.cli.prepare import Preparation, timed
+from cotenant.cli.deployment_builder import DeploymentBuilder, timed_plan
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, CotenantError, RequestError, UnavailableError, WorkerError
+from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server
-from cotenant.live.site import Offered, Site
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Histogram, Tally
 from cotenant.planners import Problem
 from cotenant.runtime.dispatcher import HOPELESS, PASSED
-from cotenant.runtime.lanes import lanes_of
-from cotenant.runtime.log import entries
-from cotenant.sim.observed import recorded, seen
+from cotenant.runtime.lane_specs import lane_specs
+from cotenant.runtime.log import read_log
 from cotenant.sim.run import simulate
-from cotenant.worker.repository import sample
+from cotenant.sim.trace_replay import collect_observations, recorded_batches
+from cotenant.worker.repository import sample_inputs
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import arrivals
+from cotenant.workload.arrivals import generate_arrivals
 
 TEMPORAL = "squishy"  # shares whole devices in time
 PLANNERS = ("geometry", "elastic", TEMPORAL)
@@ -56,7 +56,7 @@ PATIENCE = 30.0  # seconds for the last answers
 LEAST = 20.0  # seconds that starting workers for a plan and one run take at least
 
 
-def run(session: Session, models: Mapping[str, Offered]) -> None:
+def run(session: Session, models: Mapping[str, ServableModel]) -> None:
     path = session.out / "live.json"
     found: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     for place, name in enumerate(session.backends):
@@ -123,7 +123,7 @@ async def _served(
                 elif planner != TEMPORAL or factor == times:
                     known = {TEMPORAL: temporal} | ({site.plan.planner: site.plan} if factor == 1 else {})
                     if (plan := known.get(planner)) is None:
-                        plan = await asyncio.to_thread(timed, planner, looser.problem)
+                        plan = await asyncio.to_thread(timed_plan, planner, looser.problem)
                     found[planner] = await bench.largest(looser, plan, session.left - rest)
             rates = {planner: it["requests_s"] for planner, it in found.items()}
             if rates.get(TEMPORAL):
@@ -134,17 +134,17 @@ async def _served(
         await server.stop(grace=2.0)
 
 
-async def _bearable(site: Site) -> tuple[int, Plan]:
+async def _bearable(site: Deployment) -> tuple[int, Plan]:
     """How many times their targets whole devices, shared in time, can keep at some rate, 0 for none; and the plan. A
     short target and another model's long batch do not go together on one device."""
     for factor in LOOSER:
-        plan = await asyncio.to_thread(timed, TEMPORAL, _loosened(site, factor).problem)
+        plan = await asyncio.to_thread(timed_plan, TEMPORAL, _loosened(site, factor).problem)
         if plan.devices and not plan.unserved:
             return factor, plan
     return 0, plan
 
 
-def _loosened(site: Site, factor: int) -> Site:
+def _loosened(site: Deployment, factor: int) -> Deployment:
     """The site with so many times the time for each model."""
     if factor == 1:
         return site
@@ -161,18 +161,20 @@ def _loosened(site: Site, factor: int) -> Site:
     )
 
 
-async def _prepared(session: Session, name: str, models: Sequence[str], backend: Backend) -> tuple[Preparation, Site]:
+async def _prepared(
+    session: Session, name: str, models: Sequence[str], backend: Backend
+) -> tuple[DeploymentBuilder, Deployment]:
     """With what pairs tell of neighbours, where enough of them were measured; else with the usual margin."""
     given = {"planner": f'"{PLANNERS[0]}"', "profiles": f'"{(session.out / f"profiles-{name}.csv").absolute()}"'}
     pairs = (session.out / f"pairs-{name}.csv").absolute()
     if pairs.exists() and not session.cpu:
         told = f'{{ model = "ours", fit = "{pairs}" }}'
         try:
-            preparation = Preparation(session.settings(name, **given, interference=told), backend)
+            preparation = DeploymentBuilder(session.settings(name, **given, interference=told), backend)
             return preparation, await preparation.site(models)
         except ConfigError as error:
             session.lacks(f"{name}: what neighbours cost: {error}")
-    preparation = Preparation(session.settings(name, **given), backend)
+    preparation = DeploymentBuilder(session.settings(name, **given), backend)
     return preparation, await preparation.site(models)
 
 
@@ -185,7 +187,7 @@ class _Bench:
         self._log = log
         rng = np.random.default_rng(0)
         self._inputs = {
-            name: [self._placed(sample(offer.entry, offer.info, 1, rng)) for _ in range(INPUTS)]
+            name: [self._placed(sample_inputs(offer.entry, offer.info, 1, rng)) for _ in range(INPUTS)]
             for name, offer in server.site.offered.items()
         }
 
@@ -200,15 +202,15 @@ class _Bench:
             found.append(tensor)
         return tuple(found)
 
-    async def compared(self, site: Site) -> list[dict[str, Any]]:
+    async def compared(self, site: Deployment) -> list[dict[str, Any]]:
         """Each load live, then simulated twice: with what profiles and predictor say, and with what batches were seen
         to take under other arrivals."""
         problem, plan = site.problem, site.plan
         models = _served_by(problem, plan)
-        lanes = lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles)
+        lanes = lane_specs(plan, {model.name: model for model in problem.models}, problem.profiles)
         since = time.monotonic()
         await self._driven(models, plan, LOADS[1], COMPARED / 2, seed=1000)
-        took = recorded(lanes, seen(entries(self._written()), since, time.monotonic()).batches)
+        took = recorded_batches(lanes, collect_observations(read_log(self._written()), since, time.monotonic()).batches)
         rows = []
         for load in LOADS:
             live = await self._driven(models, plan, load, COMPARED, seed=0)
@@ -234,7 +236,7 @@ class _Bench:
             )
         return rows
 
-    async def largest(self, site: Site, plan: Plan, seconds: float) -> dict[str, Any]:
+    async def largest(self, site: Deployment, plan: Plan, seconds: float) -> dict[str, Any]:
         """The largest multiple of the planned rates at which every promise is kept live. seconds: that there are."""
         models = _served_by(site.problem, plan)
         until = time.monotonic() + seconds
@@ -300,7 +302,7 @@ class _Bench:
             inputs = self._inputs[model.name][sent % INPUTS]
             self._server.infer(InferRequest(model=model.name, inputs=inputs), done)
 
-        for times, sources in arrivals(workload, seconds, seed):
+        for times, sources in generate_arrivals(workload, seconds, seed):
             for offset, source in zip(times.tolist(), sources.tolist(), strict=True):
                 due = start + offset
                 while (wait := due - time.monotonic()) > TIMER or burst >= BURST:

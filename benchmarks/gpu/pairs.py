@@ -16,10 +16,10 @@ from cotenant.cli.pairs import candidate
 from cotenant.config import read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ModelError
-from cotenant.live.site import Offered
+from cotenant.live.deployment import ServableModel
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Grid, grid_of
-from cotenant.profiling.pairs import choices, measure, measured
+from cotenant.profiling.pairs import candidate_pairs, measure_pairs, measured_pairs
 
 COUNT = 300  # runs
 SECONDS = 0.3  # for one
@@ -28,7 +28,7 @@ EVERY = 20  # samples; then they are written down
 TRIES = 3  # what seems faster than alone is tried again among others
 
 
-def run(session: Session, models: Mapping[str, Offered]) -> None:
+def run(session: Session, models: Mapping[str, ServableModel]) -> None:
     for place, name in enumerate(session.backends):
         known = profiles.read(session.out / f"profiles-{name}.csv")
         if missing := sorted(models.keys() - known):
@@ -42,23 +42,23 @@ def run(session: Session, models: Mapping[str, Offered]) -> None:
 
 
 async def _measured(
-    session: Session, models: Mapping[str, Offered], name: str, backend: Backend, known: Profiles, rest: float
+    session: Session, models: Mapping[str, ServableModel], name: str, backend: Backend, known: Profiles, rest: float
 ) -> None:
     """rest: seconds that are to be left for what follows."""
     kind, path = first(backend), session.out / f"pairs-{name}.csv"
-    runs = choices(known, kind)
+    runs = candidate_pairs(known, kind)
     wanted = 6 if session.cpu else min(COUNT, len(runs))
     samples: list[Sample] = read_samples_file(path) if path.exists() else []
     candidates = {model: candidate(offer) for model, offer in models.items()}
     grid = Grid() if session.cpu else grid_of(kind)
-    begun, before = time.monotonic(), len(measured(runs, samples))
+    begun, before = time.monotonic(), len(measured_pairs(runs, samples))
     session.say(f"{name}: {before} of {wanted} runs are known, {len(runs)} to choose from")
     try:
         async with asyncio.timeout(session.left - rest):
             for _ in range(TRIES):
-                done = measured(runs, samples)
+                done = measured_pairs(runs, samples)
                 left = max(0, wanted - len(done))
-                found = measure(
+                found = measure_pairs(
                     backend, candidates, runs, known, done=done, count=left, grid=grid, seconds=SECONDS, at_once=AT_ONCE
                 )
                 try:
@@ -73,8 +73,8 @@ async def _measured(
             else:
                 session.lacks(f"{name}: pairs fail again and again")
     except TimeoutError:
-        session.lacks(f"{name}: the time is up after {len(measured(runs, samples))} of {wanted} runs")
-    after = len(measured(runs, samples))
+        session.lacks(f"{name}: the time is up after {len(measured_pairs(runs, samples))} of {wanted} runs")
+    after = len(measured_pairs(runs, samples))
     if after > before:
         session.write(path.name, write_samples(samples))
     session.say(f"{name}: {after - before} runs in {time.monotonic() - begun:.0f} s; {after} in all")

@@ -25,10 +25,10 @@ from cotenant.config import read_profiles_file
 from cotenant.core.plan import device_name
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.errors import DeviceError, ModelError
-from cotenant.live.site import Offered
+from cotenant.live.deployment import ServableModel
 from cotenant.profiling import counters
 from cotenant.profiling.counters import Kernel
-from cotenant.profiling.grid import Grid, grid_of, measure
+from cotenant.profiling.grid import Grid, grid_of, measure_profiles
 
 SHARES = tuple(range(100, 1001, 100))
 SECONDS = 0.15  # for a point
@@ -40,7 +40,7 @@ LOOK = 0.05  # seconds between two readings
 Points = dict[str, list[Point]]
 
 
-def run(session: Session, models: Mapping[str, Offered]) -> None:
+def run(session: Session, models: Mapping[str, ServableModel]) -> None:
     parts = len(session.backends) + (not session.cpu)
     for place, name in enumerate(session.backends):
         with session.backend(name) as backend:
@@ -56,7 +56,9 @@ def read(path: Path, of: str = "") -> dict[str, Profile]:
     return {model: profile for (model, kind), profile in found.items() if of in ("", kind)}
 
 
-async def _measured(session: Session, models: Mapping[str, Offered], name: str, backend: Backend, rest: float) -> None:
+async def _measured(
+    session: Session, models: Mapping[str, ServableModel], name: str, backend: Backend, rest: float
+) -> None:
     """rest: seconds that are to be left for what follows."""
     kind, file = first(backend), f"profiles-{name}.csv"
     grid = _grid(session, backend)
@@ -70,7 +72,7 @@ async def _measured(session: Session, models: Mapping[str, Offered], name: str, 
         profiles = known | {model: Profile(model, kind.name, points) for model, points in found.items() if points}
         session.write(file, write_profiles(profiles.values()))
 
-    points = measure(backend, candidates, device=device_name(kind.name), grid=grid, known=found)
+    points = measure_profiles(backend, candidates, device=device_name(kind.name), grid=grid, known=found)
     with _watched(session) as readings:
         try:
             async with aclosing(points), asyncio.timeout(session.left - rest):
@@ -113,16 +115,16 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
     if session.cpu:
         yield dict
         return
-    uuid, ended = nvidia.chosen(nvidia.gpus())[0].uuid, threading.Event()
-    found: list[nvidia.Reading] = []
+    uuid, ended = nvidia.select_gpus(nvidia.list_gpus())[0].uuid, threading.Event()
+    found: list[nvidia.GpuReading] = []
 
     def look() -> None:
         with suppress(DeviceError):  # a GPU that is lost: whoever runs on it says so
             while not ended.wait(LOOK):
-                found.append(nvidia.readings(uuid))
+                found.append(nvidia.gpu_reading(uuid))
 
     def taken() -> dict[str, float]:
-        some, found[:] = list(found) or [nvidia.readings(uuid)], []
+        some, found[:] = list(found) or [nvidia.gpu_reading(uuid)], []
         columns: dict[str, list[float]] = {
             "power_w": [it.power for it in some if it.power is not None],
             "clock_mhz": [it.clock for it in some if it.clock is not None],
@@ -140,7 +142,7 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
         thread.join()
 
 
-def _count(session: Session, models: Mapping[str, Offered]) -> None:
+def _count(session: Session, models: Mapping[str, ServableModel]) -> None:
     """Counters of each model, and with them the features of all profiles."""
     path = session.out / "kernels.json"
     counted: dict[str, dict[int, list[Kernel]]] = {}
@@ -158,7 +160,7 @@ def _count(session: Session, models: Mapping[str, Offered]) -> None:
         try:
             seconds = min(FOR_ONE, session.left - 5)
             sized = msgspec.structs.replace(described, max_batch=batches[-1])
-            counted[model] = counters.count(sized, batches, seconds=seconds)
+            counted[model] = counters.count_kernels(sized, batches, seconds=seconds)
         except (DeviceError, ModelError) as error:
             session.lacks(f"counters of {model}: {error}")
             continue
@@ -168,7 +170,7 @@ def _count(session: Session, models: Mapping[str, Offered]) -> None:
     for name in session.backends:
         file = session.out / f"profiles-{name}.csv"
         profiles = [
-            Profile(model, profile.kind, counters.told(profile.points, counted.get(model, {})))
+            Profile(model, profile.kind, counters.with_counters(profile.points, counted.get(model, {})))
             for model, profile in read(file).items()
         ]
         if profiles:

@@ -18,14 +18,14 @@ from typing import Any
 import msgspec
 
 from cotenant.backends import Backend, nvidia
-from cotenant.cli.prepare import backend_of
+from cotenant.cli.deployment_builder import backend_of
 from cotenant.config import Settings, read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.errors import CotenantError, DeviceError
-from cotenant.live.site import Offered
-from cotenant.profiling.cache import machine
-from cotenant.worker.repository import describe, find
-from cotenant.zoo import GPULET, TORCH, build
+from cotenant.live.deployment import ServableModel
+from cotenant.profiling.cache import machine_fingerprint
+from cotenant.worker.repository import describe, find_model
+from cotenant.zoo import GPULET, TORCH, build_models
 
 PACKAGES = ("torch", "torchvision", "transformers", "onnxruntime", "cuda-bindings", "nvidia-ml-py", "numpy", "highspy")
 
@@ -97,15 +97,15 @@ class Session:
             file.flush()
             return read_settings(Path(file.name))
 
-    def build(self) -> dict[str, Offered]:
+    def build(self) -> dict[str, ServableModel]:
         """The models, in the repository. One that cannot be built or described is said to be missing."""
         known = {}
         begun = time.monotonic()
         for name, target in self.targets.items():
             try:
-                build(self.repository, [name], torch=True)
-                entry = find(self.repository, name)
-                known[name] = Offered(entry=entry, info=describe(entry), model=Model(name=name, slo=target.slo))
+                build_models(self.repository, [name], torch=True)
+                entry = find_model(self.repository, name)
+                known[name] = ServableModel(entry=entry, info=describe(entry), model=Model(name=name, slo=target.slo))
             except CotenantError as error:
                 self.lacks(f"{name}: {error}")
         self.say(f"{len(known)} models stand in {self.repository}, after {time.monotonic() - begun:.0f} s")
@@ -133,14 +133,14 @@ class Session:
             "command": " ".join([Path(sys.executable).name, "-m", "benchmarks.gpu", *sys.argv[1:]]),
             "stages": list(stages),
             "commit": commit(),
-            "processor": f"{len(os.sched_getaffinity(0))} x {machine()}",
+            "processor": f"{len(os.sched_getaffinity(0))} x {machine_fingerprint()}",
             "kernel": platform.release(),
             "python": platform.python_version(),
             "packages": {name: known for name in PACKAGES if (known := _version(name))},
         }
         if not self.cpu:
-            found["driver"], found["cuda"] = nvidia.driver()
-            found["gpus"] = msgspec.to_builtins(nvidia.gpus())
+            found["driver"], found["cuda"] = nvidia.driver_version()
+            found["gpus"] = msgspec.to_builtins(nvidia.list_gpus())
         return found
 
 

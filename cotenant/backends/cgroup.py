@@ -13,7 +13,7 @@ PERIOD = 10_000  # µs: the shorter, the smoother
 _LEAST = 1_000  # µs of quota, the least that the kernel takes
 
 
-class Group:
+class Cgroup:
     """The control group of this process for one controller. `mount` is the root as far as we can see."""
 
     def __init__(self, folder: Path, mount: Path, version: int) -> None:
@@ -32,7 +32,7 @@ class Group:
         return found
 
 
-def own(controller: str) -> Group | None:
+def own_cgroup(controller: str) -> Cgroup | None:
     """Where this process is; None where this system has no such controller."""
     try:
         memberships = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -49,14 +49,14 @@ def own(controller: str) -> Group | None:
                 mount = Path(fields[4])
                 # A container sees the hierarchy from its own group downwards.
                 inside = os.path.relpath(path, fields[3])
-                return Group(mount if inside.startswith("..") else mount / inside, mount, version)
+                return Cgroup(mount if inside.startswith("..") else mount / inside, mount, version)
     return None
 
 
-def processors() -> float:
+def cpu_limit() -> float:
     """Processor seconds per second that this process is limited to; infinite where it is not."""
     limits = [math.inf]
-    group = own("cpu")
+    group = own_cgroup("cpu")
     if group is None:
         return math.inf
     if group.version == 2:
@@ -68,9 +68,9 @@ def processors() -> float:
     return min(limits)
 
 
-def memory() -> float:
+def memory_limit() -> float:
     """Bytes that this process is limited to; infinite where it is not."""
-    group = own("memory")
+    group = own_cgroup("memory")
     texts = group.limits("memory.limit_in_bytes", "memory.max") if group else []
     return min((int(text) for text in texts if text.strip() != "max"), default=math.inf)
 
@@ -79,7 +79,7 @@ class Quotas:
     """A control group for each lane, below `parent`, each with a quota. They are named by our process, so that the next
     server can tell what a dead one left behind."""
 
-    def __init__(self, parent: Group) -> None:
+    def __init__(self, parent: Cgroup) -> None:
         self._parent = parent
         self._prefix = f"cotenant-{os.getpid()}-"
 
@@ -106,7 +106,7 @@ class Quotas:
                 (folder / "cpu.cfs_period_us").write_text(str(period))
                 (folder / "cpu.cfs_quota_us").write_text(str(quota))
         except OSError as error:
-            raise refused(folder, error) from None
+            raise quota_unavailable(folder, error) from None
 
     def put(self, lane: str, pid: int) -> None:
         """Move a process with all its threads there. Raises ConfigError."""
@@ -116,7 +116,7 @@ class Quotas:
         except ProcessLookupError:
             pass  # it died meanwhile
         except OSError as error:
-            raise refused(folder, error) from None
+            raise quota_unavailable(folder, error) from None
 
     def remove(self, lane: str) -> None:
         """Once its processes are gone."""
@@ -144,10 +144,10 @@ class Quotas:
                 leaf.rmdir()
                 raise
         except OSError as error:
-            raise refused(folder, error) from None
+            raise quota_unavailable(folder, error) from None
 
 
-def refused(folder: Path, error: OSError) -> ConfigError:
+def quota_unavailable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"no cgroup quota can be set at {folder}: {error.strerror}; run as root, or under `systemd-run --user --scope "
         '-p Delegate=yes`, or let workers hold themselves with hold = "bucket"'

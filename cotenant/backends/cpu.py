@@ -45,11 +45,11 @@ class Cpu:
     @functools.cached_property
     def capacity(self) -> float:
         """Processor seconds per second of the whole device."""
-        return min(len(self.cores), cgroup.processors()) * (1 - self._reserve)
+        return min(len(self.cores), cgroup.cpu_limit()) * (1 - self._reserve)
 
     def fleet(self) -> tuple[Kind, ...]:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        memory = int(min(installed, cgroup.memory()))
+        memory = int(min(installed, cgroup.memory_limit()))
         return (Kind(name="cpu", memory=memory, cuts=tuple(range(CUT, WHOLE + 1, CUT))),)
 
     def size(self) -> str:
@@ -104,7 +104,7 @@ class Cpu:
 
     @functools.cached_property
     def _quotas(self) -> cgroup.Quotas:
-        group = cgroup.own("cpu")
+        group = cgroup.own_cgroup("cpu")
         if group is None:
             raise ConfigError('hold = "quota" needs control groups, which this system lacks; use hold = "bucket"')
         quotas = cgroup.Quotas(group)

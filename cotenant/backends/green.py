@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from cotenant.backends import Launch
-from cotenant.backends.nvidia import Gpu, Watch, kinds, mechanisms, named, size
+from cotenant.backends.nvidia import DeviceWatch, Gpu, capacity_fingerprint, device_kinds, gpus_by_device, sharing_modes
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import DeviceError
@@ -34,17 +34,17 @@ class Green:
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._gpus = tuple(gpus)
-        self._devices = named(gpus)
-        self._watch = Watch(self._devices)
+        self._devices = gpus_by_device(gpus)
+        self._watch = DeviceWatch(self._devices)
         self._splits: dict[str, tuple[int, ...]] = {}  # by UUID: multiprocessors of each group
         self._open: dict[str, tuple[str, tuple[int, ...]]] = {}  # lane → its device and groups
 
     def fleet(self) -> tuple[Kind, ...]:
-        return kinds(self._gpus, lambda gpu: cuts(self._sizes(gpu)))
+        return device_kinds(self._gpus, lambda gpu: legal_shares(self._sizes(gpu)))
 
     def size(self) -> str:
         groups = sorted({self._sizes(gpu)[0] for gpu in self._gpus})
-        return f"{size(self._gpus)}; groups of {' or '.join(map(str, groups))}"
+        return f"{capacity_fingerprint(self._gpus)}; groups of {' or '.join(map(str, groups))}"
 
     def holds(self) -> str:
         return (
@@ -101,7 +101,7 @@ class Green:
 
 def _split(gpu: Gpu) -> tuple[int, ...]:
     """As its driver splits it. Raises DeviceError."""
-    if reason := mechanisms(gpu)["green"]:
+    if reason := sharing_modes(gpu)["green"]:
         raise DeviceError(f"{gpu.name} {gpu.uuid}: {reason}")
     try:
         asked = subprocess.run(
@@ -118,7 +118,7 @@ def _split(gpu: Gpu) -> tuple[int, ...]:
     return tuple(json.loads(asked.stdout))
 
 
-def cuts(sizes: Sequence[int]) -> tuple[int, ...]:
+def legal_shares(sizes: Sequence[int]) -> tuple[int, ...]:
     """The legal shares (‰) of a device whose groups have these sizes: of so many groups, rounded down, and the whole.
 
     The whole has the rest, too, which is no partition of its own. Where that is large, shares are larger than what they
@@ -136,9 +136,9 @@ def groups_in(sizes: Sequence[int], share: int, lane: str) -> int:
     """How many groups a share (‰) has: as many as fit into it. Raises DeviceError where that is none."""
     if share == WHOLE:
         return len(sizes)
-    count = sum(cut <= share for cut in cuts(sizes) if cut < WHOLE)
+    count = sum(cut <= share for cut in legal_shares(sizes) if cut < WHOLE)
     if not count:
-        least = cuts(sizes)[0]
+        least = legal_shares(sizes)[0]
         raise DeviceError(
             f"{lane}: a share of {show_share(share)} is less than one group, which is {show_share(least)}"
         )

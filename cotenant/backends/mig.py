@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from cotenant.backends import Launch, nvidia
-from cotenant.backends.nvidia import Gpu, asking, session, words
+from cotenant.backends.nvidia import Gpu, nvml_error_text, nvml_errors, nvml_session
 from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
@@ -47,7 +47,7 @@ class Mig:
     def __init__(self, gpus: Sequence[Gpu], *, create: bool = False) -> None:
         """create: instances may be made on GPUs that have none. GPUs without MIG, or without an instance then, are left
         out. Raises DeviceError where none is left."""
-        reasons = {gpu: "" if create and gpu.mig else nvidia.mechanisms(gpu)["mig"] for gpu in gpus}
+        reasons = {gpu: "" if create and gpu.mig else nvidia.sharing_modes(gpu)["mig"] for gpu in gpus}
         usable = {gpu: _free(gpu) for gpu, reason in reasons.items() if not reason}
         for gpu, parts in usable.items():
             if gpu.instances and not parts:
@@ -62,9 +62,9 @@ class Mig:
         self._geometries = {gpu.uuid: _geometry(gpu, parts) for gpu, parts in usable.items()}
         own = {gpu.uuid: parts for gpu, parts in usable.items()}
         cuts = {uuid: [part.profile for part in parts] for uuid, parts in own.items()}
-        self._gpus = nvidia.named(nvidia.apart(list(usable), cuts))
+        self._gpus = nvidia.gpus_by_device(nvidia.with_distinct_kinds(list(usable), cuts))
         self._parts = {name: own[gpu.uuid] for name, gpu in self._gpus.items()}
-        self._watch = nvidia.Watch(self._gpus)
+        self._watch = nvidia.DeviceWatch(self._gpus)
         self._end = weakref.finalize(self, _end, self._watch, self._parts)  # also when this process exits
 
     def fleet(self) -> tuple[Kind, ...]:
@@ -73,14 +73,14 @@ class Mig:
             msgspec.structs.replace(
                 kind,
                 memory=max(instance.memory for instance in mig.instances(whole[kind.name])),
-                cuts=mig.cuts(whole[kind.name]),
+                cuts=mig.instance_shares(whole[kind.name]),
                 geometry=whole[kind.name],
             )
-            for kind in nvidia.kinds(self._gpus.values())
+            for kind in nvidia.device_kinds(self._gpus.values())
         )
 
     def size(self) -> str:
-        return nvidia.size(self._gpus.values())
+        return nvidia.capacity_fingerprint(self._gpus.values())
 
     def holds(self) -> str:
         return "the hardware, by MIG instances, which have multiprocessors, cache and memory of their own"
@@ -124,8 +124,8 @@ class Mig:
 
     def _make(self, device: str, share: int) -> _Part | None:
         """An instance on a GPU that had none, or None where there is no room."""
-        nvml = session()
-        with asking(f"a MIG instance of {show_share(share)} on {device}"):
+        nvml = nvml_session()
+        with nvml_errors(f"a MIG instance of {show_share(share)} on {device}"):
             handle = nvml.nvmlDeviceGetHandleByUUID(self._gpus[device].uuid)
             info = _offered(nvml, handle).get(share)
             if info is None or (whole := _placed(nvml, handle, info)) is None:
@@ -136,13 +136,13 @@ class Mig:
                 nvml.nvmlGpuInstanceDestroy(whole)
                 raise
             number = nvml.nvmlGpuInstanceGetInfo(whole).id
-            instance = next(one for one in nvidia.instances(nvml, handle) if one.id == number)
+            instance = next(one for one in nvidia.mig_instances(nvml, handle) if one.id == number)
         part = _Part(instance.uuid, instance.profile, share, instance.memory, set(), (compute, whole))
         self._parts[device].append(part)
         return part
 
 
-def _end(watch: nvidia.Watch, parts: dict[str, list[_Part]]) -> None:
+def _end(watch: nvidia.DeviceWatch, parts: dict[str, list[_Part]]) -> None:
     """What is still cut by us goes with us."""
     watch.close()
     for part in [part for some in parts.values() for part in some if part.made]:
@@ -153,7 +153,7 @@ def _free(gpu: Gpu) -> list[_Part]:
     """The instances on which nobody computes."""
     found = []
     for it in gpu.instances:
-        if others := nvidia.processes(it.uuid):
+        if others := nvidia.gpu_processes(it.uuid):
             other, name = others[0], others[0].name or "a process"
             logger.warning("%s of %s is left out: %s (%d) computes there", it.profile, gpu.uuid, name, other.pid)
         else:
@@ -164,12 +164,12 @@ def _free(gpu: Gpu) -> list[_Part]:
 def _geometry(gpu: Gpu, parts: Iterable[_Part]) -> str:
     """What the GPU is cut into or, where it is not yet, what it can be."""
     if gpu.instances:
-        return mig.fixed((part.profile, part.share, part.memory) for part in parts)
-    nvml = session()
-    with asking(f"what {gpu.uuid} can be cut into"):
+        return mig.fixed_geometry((part.profile, part.share, part.memory) for part in parts)
+    nvml = nvml_session()
+    with nvml_errors(f"what {gpu.uuid} can be cut into"):
         handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         offered = _offered(nvml, handle)
-        return mig.described(
+        return mig.geometry_name(
             mig.Instance(_name(info), share, info.memorySizeMB << 20, places[0].size, tuple(it.start for it in places))
             for share, info in offered.items()
             if (places := _placements(nvml, handle, info))
@@ -183,7 +183,7 @@ def _name(info: Any) -> str:
 
 def _offered(nvml: Any, handle: Any) -> dict[int, Any]:
     """By share, the plain instance that can be made of it; with as little memory as there is with it."""
-    infos = [info for info in nvidia.profiles(nvml, handle) if _name(info)]
+    infos = [info for info in nvidia.mig_profiles(nvml, handle) if _name(info)]
     slices = max((info.sliceCount for info in infos), default=1)
     found: dict[int, Any] = {}
     for info in sorted(infos, key=lambda info: info.memorySizeMB):
@@ -226,12 +226,12 @@ def _with_compute(nvml: Any, whole: Any, slices: int) -> Any:
 def _destroyed(part: _Part) -> bool:
     """Whether it could be: not while a process is still leaving it. Then the next lane may have it."""
     assert part.made is not None
-    nvml = session()
+    nvml = nvml_session()
     compute, whole = part.made
     try:
         nvml.nvmlComputeInstanceDestroy(compute)
     except nvml.NVMLError as error:
-        logger.warning("the MIG instance %s (%s) stays: %s", part.profile, part.uuid, words(nvml, error))
+        logger.warning("the MIG instance %s (%s) stays: %s", part.profile, part.uuid, nvml_error_text(nvml, error))
         return False
     with contextlib.suppress(nvml.NVMLError):  # what then is left of it, `nvidia-smi mig -dgi` takes away
         nvml.nvmlGpuInstanceDestroy(whole)

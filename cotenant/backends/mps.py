@@ -15,7 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cotenant.backends import Launch, nvidia
-from cotenant.backends.mps_daemon import STATIC, Carved, Daemon, Home, Protocol, alive, occupied, version
+from cotenant.backends.mps_daemon import (
+    STATIC,
+    DaemonFolder,
+    MpsDaemon,
+    Protocol,
+    StaticPartition,
+    control_version,
+    is_alive,
+    occupying_daemon,
+)
 from cotenant.backends.nvidia import Gpu
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
@@ -28,15 +37,15 @@ LOOK = 0.25  # seconds between two looks at a daemon
 AGAIN = 5.0  # seconds until another try, where a daemon did not start again
 
 
-def refusal(gpu: Gpu, *, static: bool = False) -> str:
+def mps_unavailable(gpu: Gpu, *, static: bool = False) -> str:
     """Why MPS cannot cut this GPU here and now; empty where it can."""
-    if reason := nvidia.mechanisms(gpu)["mps"]:
+    if reason := nvidia.sharing_modes(gpu)["mps"]:
         return reason
     if static and float(gpu.capability) < 8:
         return f"static partitions need Ampere or newer (compute capability 8.0; this is {gpu.capability})"
-    if static and (found := version()) < STATIC:
+    if static and (found := control_version()) < STATIC:
         return f"static partitions need the MPS of CUDA 13.1 ({STATIC}; this is {found or 'older'}); leave them off"
-    return occupied(gpu)
+    return occupying_daemon(gpu)
 
 
 class Mps:
@@ -62,16 +71,16 @@ class Mps:
         self._gpus = tuple(gpus)
         self._memory_limits = memory_limits
         self._static = static
-        home = Home(directory)
+        home = DaemonFolder(directory)
         self._devices = {
-            name: _Device(name, gpu, Daemon(home.folder / f"{index:02}", gpu.uuid, protocol=protocol, static=static))
-            for index, (name, gpu) in enumerate(nvidia.named(gpus).items())
+            name: _Device(name, gpu, MpsDaemon(home.folder / f"{index:02}", gpu.uuid, protocol=protocol, static=static))
+            for index, (name, gpu) in enumerate(nvidia.gpus_by_device(gpus).items())
         }
-        self._watch = nvidia.Watch({name: device.gpu for name, device in self._devices.items()})
+        self._watch = nvidia.DeviceWatch({name: device.gpu for name, device in self._devices.items()})
         self._stop = weakref.finalize(self, _stop, self._devices, self._watch, home)  # also when this process exits
         try:
             for device in self._devices.values():
-                if reason := refusal(device.gpu, static=static):
+                if reason := mps_unavailable(device.gpu, static=static):
                     raise DeviceError(f"{device.name} ({device.gpu.uuid}): {reason}")
             with ThreadPoolExecutor(max(len(self._devices), 1)) as starters:
                 list(starters.map(_Device.start, self._devices.values()))
@@ -84,10 +93,10 @@ class Mps:
         self._stop()
 
     def fleet(self) -> tuple[Kind, ...]:
-        return nvidia.kinds(self._gpus, self._cuts)
+        return nvidia.device_kinds(self._gpus, self._cuts)
 
     def size(self) -> str:
-        return nvidia.size(self._gpus)
+        return nvidia.capacity_fingerprint(self._gpus)
 
     def holds(self) -> str:
         if self._static:
@@ -154,14 +163,14 @@ def _chunks(gpu: Gpu) -> int:
 class _Device:
     """A GPU and its daemon, looked after by a thread. workers: process numbers by lane, 0 where there is none yet."""
 
-    def __init__(self, name: str, gpu: Gpu, daemon: Daemon) -> None:
+    def __init__(self, name: str, gpu: Gpu, daemon: MpsDaemon) -> None:
         self.name = name
         self.gpu = gpu
         self.daemon = daemon
         self.workers: dict[str, int] = {}
         self._reason = ""  # why nothing can run on it now
         self._told = False  # whoever asks knows that
-        self._carved: dict[str, Carved] = {}
+        self._carved: dict[str, StaticPartition] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"cotenant-mps-{name}", daemon=True)
 
@@ -204,7 +213,7 @@ class _Device:
         while not self._closed.wait(LOOK):
             if not self._reason:
                 self._reason = self.daemon.ails(self.workers)
-            elif self._told and not any(alive(pid) for pid in list(self.workers.values()) if pid):
+            elif self._told and not any(is_alive(pid) for pid in list(self.workers.values()) if pid):
                 self._restart()
 
     def _restart(self) -> None:
@@ -220,7 +229,7 @@ class _Device:
             self._reason, self._told = "", False
 
 
-def _stop(devices: dict[str, _Device], watch: nvidia.Watch, home: Home) -> None:
+def _stop(devices: dict[str, _Device], watch: nvidia.DeviceWatch, home: DaemonFolder) -> None:
     watch.close()
     for device in devices.values():  # one after the other: while a process exits it cannot start threads
         device.stop()

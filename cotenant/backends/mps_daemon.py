@@ -51,7 +51,7 @@ _CLIENT = re.compile(r"\{(?:PID: )?(\d+), (?:Context ID: )?\d+\} is INACTIVE")
 _PARTITION = re.compile(r"\b(?:GPU|MIG)-[\w-]+/\S+")
 
 
-class Process(msgspec.Struct, frozen=True):
+class MpsProcess(msgspec.Struct, frozen=True):
     """A daemon or a server that runs here. pipe: its directory of pipes, None where it has the default one. devices:
     those that it shows its clients; None: all, or it is another user's and does not say."""
 
@@ -67,7 +67,7 @@ class Process(msgspec.Struct, frozen=True):
         )
 
 
-def processes() -> Iterator[Process]:
+def mps_processes() -> Iterator[MpsProcess]:
     """The daemons and servers of MPS, of whatever user, but without those that only ask a daemon something."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
@@ -84,7 +84,7 @@ def processes() -> Iterator[Process]:
             environ = (folder / "environ").read_bytes().decode(errors="replace")
             variables = dict(entry.split("=", 1) for entry in environ.split("\0") if "=" in entry)
         pipe, devices = variables.get("CUDA_MPS_PIPE_DIRECTORY"), variables.get("CUDA_VISIBLE_DEVICES")
-        yield Process(
+        yield MpsProcess(
             int(folder.name),
             name,
             Path(pipe) if pipe else None,
@@ -92,7 +92,7 @@ def processes() -> Iterator[Process]:
         )
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """It runs; one that has ended, and that its parent has not asked about, does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -101,9 +101,9 @@ def alive(pid: int) -> bool:
     return stat[stat.rindex(b")") + 2 : stat.rindex(b")") + 3] not in (b"Z", b"X")
 
 
-def occupied(gpu: Gpu) -> str:
+def occupying_daemon(gpu: Gpu) -> str:
     """By which daemon; empty where there is none."""
-    found = [it for it in processes() if it.name == CONTROL]
+    found = [it for it in mps_processes() if it.name == CONTROL]
     for it in found:
         if it.sees(gpu):
             where = f" (its pipes are in {it.pipe})" if it.pipe else ""
@@ -132,7 +132,7 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def version() -> int:
+def control_version() -> int:
     """Of the control program: 13010 is that of CUDA 13.1. 0 where it does not say."""
     try:
         ran = subprocess.run(
@@ -144,7 +144,7 @@ def version() -> int:
     return int(number[0]) if number else 0
 
 
-class Home:
+class DaemonFolder:
     """A private folder for daemons, locked for as long as this process lives. Whoever makes the next one finds what was
     left by a process that was killed: ends the daemons in it, and removes it."""
 
@@ -211,20 +211,20 @@ def _within(folder: Path) -> list[int]:
     for file in folder.rglob(f"{CONTROL}.pid"):
         with contextlib.suppress(OSError, ValueError):
             written.add(int(file.read_text()))
-    return [it.pid for it in processes() if it.pid in written or (it.pipe and it.pipe.is_relative_to(folder))]
+    return [it.pid for it in mps_processes() if it.pid in written or (it.pipe and it.pipe.is_relative_to(folder))]
 
 
 def _gone(pids: list[int]) -> bool:
     """Wait a moment until they are."""
     deadline = time.monotonic() + LINGER
-    while any(map(alive, pids)):
+    while any(map(is_alive, pids)):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL)
     return True
 
 
-class Carved(msgspec.Struct, frozen=True):
+class StaticPartition(msgspec.Struct, frozen=True):
     """Multiprocessors that clients have for themselves. id: what they find in CUDA_MPS_SM_PARTITION. name: ours."""
 
     id: str
@@ -232,7 +232,7 @@ class Carved(msgspec.Struct, frozen=True):
     chunks: int
 
 
-class Daemon:
+class MpsDaemon:
     """Of one GPU. folder: its own. static: its clients get multiprocessors for themselves, which they do not share."""
 
     def __init__(self, folder: Path, uuid: str, *, protocol: Protocol = 2, static: bool = False) -> None:
@@ -272,7 +272,7 @@ class Daemon:
     def stop(self) -> None:
         """And its server, and whatever clients do there."""
         with contextlib.suppress(DeviceError):
-            if alive(self._daemon):
+            if is_alive(self._daemon):
                 self._run("-q") if self._protocol == 3 else self._ask(f"quit -t {LINGER:.0f}")
                 _gone([self._daemon, self._server])
         _end(self.folder)
@@ -299,13 +299,13 @@ class Daemon:
         return _fault(lines + self._news(), {pid: name for name, pid in list(clients.items())})
 
     def _ended(self) -> str:
-        if not alive(self._daemon):
+        if not is_alive(self._daemon):
             return f"its MPS control daemon ended{self._words('control.log')}"
-        if not alive(self._server):
+        if not is_alive(self._server):
             return f"its MPS server ended{self._words('control.log')}"
         return ""
 
-    def carve(self, chunks: int) -> Carved:
+    def carve(self, chunks: int) -> StaticPartition:
         """Multiprocessors for clients to come. Raises DeviceError where not as many are free."""
         name = f"p{time.monotonic_ns()}"
         try:
@@ -321,9 +321,9 @@ class Daemon:
                 f"MPS gives no partition of {chunks} chunks of multiprocessors on {self._uuid}: {_line(said)};"
                 " a static partition stays taken until its worker has ended"
             )
-        return Carved(found[0], name, chunks)
+        return StaticPartition(found[0], name, chunks)
 
-    def uncarve(self, partition: Carved) -> None:
+    def uncarve(self, partition: StaticPartition) -> None:
         """Once its clients have ended."""
         with contextlib.suppress(DeviceError):  # the daemon is gone, and all partitions with it
             if self._protocol == 3:

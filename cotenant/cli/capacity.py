@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cotenant.cli.asked import planned_or_read, problem_of
-from cotenant.cli.bearing import bears
-from cotenant.cli.growth import grows
+from cotenant.cli.capacity_report import report_capacity
+from cotenant.cli.fleet_sizing import report_growth
+from cotenant.cli.loading import load_plan, load_problem
 from cotenant.cli.options import (
     Jobs,
     Json,
@@ -48,17 +48,17 @@ def capacity(
     json: Json = False,
 ) -> None:
     """The largest multiple of the rates that a plan bears, in the simulator; or the devices that more traffic needs."""
-    from cotenant.measure.draw import drawable
+    from cotenant.measure.plan_drawing import check_drawable
 
     if plot is not None:
-        drawable(plot)  # an error now, not after minutes
+        check_drawable(plot)  # an error now, not after minutes
     without_failures(workload)
     runs = tuple(range(seed, seed + seeds))
     if growth is None:
-        asked, answer = planned_or_read(plan_file, problem, settings, repository, planner)
-        bears(asked, answer, workload, seconds, runs, jobs, plot, json=json)
+        asked, answer = load_plan(plan_file, problem, settings, repository, planner)
+        report_capacity(asked, answer, workload, seconds, runs, jobs, plot, json=json)
         return
     if plan_file is not None:
         raise ConfigError("--growth makes plans of its own; leave it out, or leave out --plan")
-    asked = problem_of(problem, settings, repository)
-    grows(asked, workload, planner, growth, seconds, runs, jobs, plot, json=json)
+    asked = load_problem(problem, settings, repository)
+    report_growth(asked, workload, planner, growth, seconds, runs, jobs, plot, json=json)

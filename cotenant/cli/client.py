@@ -16,22 +16,22 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 
-from cotenant.cli.prepare import chosen_rates
-from cotenant.cli.settle import settle
-from cotenant.cli.show import console
+from cotenant.cli.deployment_builder import chosen_rates
+from cotenant.cli.gc_tuning import freeze_gc
+from cotenant.cli.output import console
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.core.units import show_memory, show_share
 from cotenant.errors import ConfigError, FailedError
-from cotenant.live.load import Body, load
+from cotenant.live.load_generator import RequestBody, generate_load
 from cotenant.live.status import Status
-from cotenant.measure.draw import plan_bars
+from cotenant.measure.plan_drawing import plan_bars
 from cotenant.measure.report import Report
 from cotenant.measure.table import table
-from cotenant.worker.repository import Config, Entry, sample
+from cotenant.worker.repository import Config, Entry, sample_inputs
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import arrivals
+from cotenant.workload.arrivals import generate_arrivals
 
 TIMEOUT = 10.0
 LENGTH = "Inference-Header-Content-Length"
@@ -100,7 +100,7 @@ async def run(address: str, rates: Sequence[str], *, factor: float, seconds: flo
 async def under_load(
     address: str,
     models: Sequence[Model],
-    bodies: Mapping[str, Body],
+    bodies: Mapping[str, RequestBody],
     rates: Mapping[str, float],
     *,
     seconds: float,
@@ -108,19 +108,19 @@ async def under_load(
     quiet: bool,
 ) -> Report:
     """With a live table, unless `quiet`."""
-    asked = arrivals(Workload.poisson({model.name: rates[model.name] for model in models}), seconds, seed)
-    settle()
+    asked = generate_arrivals(Workload.poisson({model.name: rates[model.name] for model in models}), seconds, seed)
+    freeze_gc()
     if quiet:
-        return await load(address, models, bodies, asked, seconds)
+        return await generate_load(address, models, bodies, asked, seconds)
     with Live(console=console, transient=True, auto_refresh=False) as live:
 
         def show(report: Report) -> None:
             live.update(report.table(), refresh=True)
 
-        return await load(address, models, bodies, asked, seconds, on_tick=show)
+        return await generate_load(address, models, bodies, asked, seconds, on_tick=show)
 
 
-def body_of(inputs: Sequence[Tensor]) -> Body:
+def body_of(inputs: Sequence[Tensor]) -> RequestBody:
     """An infer request in the protocol's binary form, which asks for binary outputs."""
     described = [
         {
@@ -133,7 +133,7 @@ def body_of(inputs: Sequence[Tensor]) -> Body:
     ]
     head = msgspec.json.encode({"inputs": described, "parameters": {"binary_data_output": True}})
     content = b"".join([head, *(tensor.data for tensor in inputs)])
-    return Body(content=content, headers={LENGTH: str(len(head))})
+    return RequestBody(content=content, headers={LENGTH: str(len(head))})
 
 
 def infer(address: str, model: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -159,13 +159,13 @@ def infer(address: str, model: str, inputs: Sequence[Tensor]) -> tuple[Tensor, .
     return tuple(outputs)
 
 
-async def bodies_for(address: str, models: Iterable[Model], seed: int) -> dict[str, Body]:
+async def bodies_for(address: str, models: Iterable[Model], seed: int) -> dict[str, RequestBody]:
     """By model."""
     rng = np.random.default_rng(seed)
     return {model.name: await asyncio.to_thread(body_for, address, model.name, rng) for model in models}
 
 
-def body_for(address: str, model: str, rng: np.random.Generator) -> Body:
+def body_for(address: str, model: str, rng: np.random.Generator) -> RequestBody:
     """Random inputs of one row, in the shapes that the server says."""
     place = f"/v2/models/{quote(model, safe='')}"
     metadata: dict[str, Any] = msgspec.json.decode(fetch(address, place))
@@ -180,4 +180,4 @@ def body_for(address: str, model: str, rng: np.random.Generator) -> Body:
     )
     warm_up = msgspec.convert({"model_warmup": config.get("model_warmup", [])}, Config)
     entry = Entry(name=model, folder=Path(model), path=Path(model), config=warm_up)
-    return body_of(sample(entry, info, 1, rng))
+    return body_of(sample_inputs(entry, info, 1, rng))

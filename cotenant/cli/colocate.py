@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from cotenant.cli.options import Json, Seed
-from cotenant.cli.show import console, show_json, tell
+from cotenant.cli.output import console, print_labelled, show_json
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from cotenant.core.profile import Profiles
     from cotenant.planners.colocate import Measure, Neighbours, Worth
     from cotenant.predictors import Load
-    from cotenant.predictors.kernels import Run
+    from cotenant.predictors.kernels import ColocatedRun
 
 SHOWN = 20  # choices
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class ColocateOption(msgspec.Struct, frozen=True, kw_only=True):
     """A set of neighbours. promise: the policy's worth; measured: the sum of throughputs; of_best: over Oracle's."""
 
     policy: str
@@ -66,32 +66,32 @@ def colocate(
     json: Json = False,
 ) -> None:
     """Choose whom to run beside a model on the same device, so that most is done together."""
-    from cotenant.config.toml import text_of
+    from cotenant.config.toml import read_text
     from cotenant.core.profile import read_profiles
-    from cotenant.core.units import memory as bytes_of
-    from cotenant.planners.colocate import sets_of
+    from cotenant.core.units import parse_memory as bytes_of
+    from cotenant.planners.colocate import candidate_sets
     from cotenant.predictors.kernels import runs_of
     from cotenant.predictors.samples import read_samples
 
     if by not in ("rows", "relative"):
         raise ConfigError(f"--by: {by!r} is not known; take rows or relative")
-    known = read_profiles(text_of(profiles).splitlines(keepends=True), str(profiles))
+    known = read_profiles(read_text(profiles).splitlines(keepends=True), str(profiles))
     kinds = sorted({each for _, each in known})
     if kind is None and len(kinds) > 1:
         raise ConfigError(f"{profiles}: has several kinds of devices; choose one with --kind: {', '.join(kinds)}")
     if kind is not None and kind not in kinds:
         raise ConfigError(f"--kind: {profiles} has no profile on {kind!r}; it has {', '.join(kinds)}")
     mine = {key: profile for key, profile in known.items() if key[1] == (kind or kinds[0])}
-    one, *others = (load_of(text, mine, beside) for text in (target, *filter(str.strip, candidates.split(","))))
+    one, *others = (parse_load(text, mine, beside) for text in (target, *filter(str.strip, candidates.split(","))))
     if len(others) < beside:
         raise ConfigError(f"--candidates: {len(others)} are fewer than the {beside} that --beside asks for")
-    runs: list[Run] = []
+    runs: list[ColocatedRun] = []
     if samples is not None:
-        every = runs_of(read_samples(text_of(samples).splitlines(keepends=True), str(samples)))
+        every = runs_of(read_samples(read_text(samples).splitlines(keepends=True), str(samples)))
         runs = [run for run in every if all((load.model, load.kind) in mine for load in run.loads)]
-    asked = Asked(
+    asked = ColocateInputs(
         target=one,
-        sets=sets_of(one, others, beside, mine, None if memory is None else bytes_of(memory, "--memory")),
+        sets=candidate_sets(one, others, beside, mine, None if memory is None else bytes_of(memory, "--memory")),
         profiles=mine,
         runs=runs,
         fit=fit,
@@ -106,13 +106,13 @@ def colocate(
         console.print(asked.view(options[:SHOWN], compare=compare))
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that policies choose by. sets: of neighbours; runs: that were measured."""
 
     target: Load
     sets: list[Neighbours]
     profiles: Profiles
-    runs: list[Run]
+    runs: list[ColocatedRun]
     fit: Path | None
     technique: str
     by: Measure
@@ -122,17 +122,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     def default(self) -> str:
         return "predicted" if self.fit is not None else "kace" if self.runs else "memcap"
 
-    def options(self, policy: str) -> list[Option]:
+    def options(self, policy: str) -> list[ColocateOption]:
         """The best first."""
         from cotenant.planners import colocate as planner
 
-        oracle = planner.by_measurement(self.target, self.runs, self.profiles, self.by)
+        oracle = planner.rank_by_measurement(self.target, self.runs, self.profiles, self.by)
         seen = [value for beside in self.sets if (value := oracle(beside)) is not None]
         found = []
-        for choice in planner.ranked(self.sets, self._worth(policy)):
+        for choice in planner.rank_sets(self.sets, self._worth(policy)):
             measured = oracle(choice.neighbours)
             found.append(
-                Option(
+                ColocateOption(
                     policy=policy,
                     beside=[_written(load) for load in choice.neighbours],
                     promise=abs(choice.worth) if policy != "random" else None,
@@ -146,7 +146,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             )
         return found
 
-    def compared(self) -> list[Option]:
+    def compared(self) -> list[ColocateOption]:
         """The first choice of each policy that has what it needs; and the best rule's, where it was measured."""
         from cotenant.errors import PlanError
 
@@ -155,14 +155,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 found.append(self.options(policy)[0])
             except (ConfigError, PlanError) as error:
-                tell("left out", f"{policy}: {error}")
+                print_labelled("left out", f"{policy}: {error}")
         rules = [option for option in found if option.policy in ("memcap", "sm", "mem") and option.measured is not None]
         if rules:
             best = max(rules, key=lambda option: option.measured or 0.0)
             found.append(msgspec.structs.replace(best, policy="best rule"))
         return found
 
-    def view(self, options: Sequence[Option], *, compare: bool) -> Table:
+    def view(self, options: Sequence[ColocateOption], *, compare: bool) -> Table:
         from cotenant.measure.table import table
         from cotenant.planners.colocate import RULES
 
@@ -188,33 +188,35 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return rows
 
     def _worth(self, policy: str) -> Worth:
-        from cotenant.config.toml import text_of
+        from cotenant.config.toml import read_text
         from cotenant.planners import colocate as planner
-        from cotenant.predictors.fitting import from_json, guessed, knowing
+        from cotenant.predictors.fitting import extrapolated_models, from_json, with_profiles
         from cotenant.predictors.kernels import fit_sum
 
         if policy in planner.RULES:
-            return planner.by_rule(policy, self.profiles)
+            return planner.rank_by_rule(policy, self.profiles)
         if policy == "random":
-            return planner.at_random(np.random.default_rng(self.seed))
+            return planner.rank_at_random(np.random.default_rng(self.seed))
         if policy == "oracle":
             self._need(self.runs, "oracle", "--samples")
-            return planner.by_measurement(self.target, self.runs, self.profiles, self.by)
+            return planner.rank_by_measurement(self.target, self.runs, self.profiles, self.by)
         if policy == "kace":
             self._need(self.runs, "kace", "--samples")
             if self.by != "rows":
                 raise ConfigError("kace learns the sum in rows/s; leave out --by relative, or take --policy predicted")
             size = 1 + len(self.sets[0])
             runs = [run for run in self.runs if len(run.loads) == size]
-            return planner.by_sum(self.target, fit_sum(runs, self.profiles, self.technique, seed=self.seed))
+            return planner.rank_by_learned_sum(
+                self.target, fit_sum(runs, self.profiles, self.technique, seed=self.seed)
+            )
         if policy == "predicted":
             self._need(self.fit, "predicted", "--fit")
             assert self.fit is not None
-            _, fitted = from_json(text_of(self.fit).encode(), str(self.fit))
+            _, fitted = from_json(read_text(self.fit).encode(), str(self.fit))
             loads = dict.fromkeys(load for beside in self.sets for load in (self.target, *beside))
-            for model, why in guessed(fitted, loads).items():
-                tell("guessed", f"what neighbours cost {model}: {why}")
-            return planner.by_prediction(self.target, knowing(fitted, self.profiles), self.profiles, self.by)
+            for model, why in extrapolated_models(fitted, loads).items():
+                print_labelled("guessed", f"what neighbours cost {model}: {why}")
+            return planner.rank_by_prediction(self.target, with_profiles(fitted, self.profiles), self.profiles, self.by)
         known = ", ".join(("predicted", "kace", *planner.RULES, "random", "oracle"))
         raise ConfigError(f"--policy: {policy!r} is not known; there are {known}")
 
@@ -223,7 +225,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--policy {policy} needs {flag}")
 
 
-def load_of(text: str, profiles: Profiles, beside: int) -> Load:
+def parse_load(text: str, profiles: Profiles, beside: int) -> Load:
     """Of MODEL[:BATCH][@SHARE%]; without them the largest batch, and an equal part or the least share measured."""
     from cotenant.predictors import Load
 

@@ -9,10 +9,18 @@ import msgspec
 import typer
 
 from cotenant import __version__
-from cotenant.cli.asked import planned, problem_of, read, read_bytes, site_of, within, write
 from cotenant.cli.capacity import capacity
 from cotenant.cli.colocate import colocate
 from cotenant.cli.fit import fit
+from cotenant.cli.loading import (
+    load_deployment,
+    load_planned,
+    load_problem,
+    load_settings,
+    read_bytes,
+    with_deadline_budget,
+    write_file,
+)
 from cotenant.cli.options import (
     Json,
     PlannerName,
@@ -26,8 +34,8 @@ from cotenant.cli.options import (
     SettingsFile,
     TimeLimit,
 )
+from cotenant.cli.output import console, print_labelled, print_written, show_json
 from cotenant.cli.reproduce import reproduce
-from cotenant.cli.show import console, show_json, tell, wrote
 from cotenant.cli.simulate import simulate
 from cotenant.cli.sweep import sweep
 from cotenant.cli.validate import validate
@@ -91,7 +99,7 @@ def demo(
 
 
 @app.command()
-def zoo(
+def examples(
     names: Annotated[list[str] | None, typer.Argument(help="Which models; without names, those of the demo.")] = None,
     repository: Annotated[Path, typer.Option("--repository", "-r", help="Where they go.")] = Path("models"),
     torch: Annotated[
@@ -139,34 +147,34 @@ def profile(
 ) -> None:
     """Measure every model of a repository over batch and share of this machine's CPU. Kept for the next time."""
     from cotenant.core.profile import write_profiles
-    from cotenant.measure.draw import drawable, profile_table, save_profiles
+    from cotenant.measure.plan_drawing import check_drawable, profile_table, save_profiles
 
     if plot is not None:
-        drawable(plot)  # an error now, not after minutes
+        check_drawable(plot)  # an error now, not after minutes
     if count is not None and pairs is None:
         raise ConfigError("--count says how many runs side by side; it goes with --pairs")
     if pairs is not None:
-        from cotenant.cli.pairs import written
+        from cotenant.cli.pairs import existing_samples
 
         if pairs == output:
             raise ConfigError(f"--output and --pairs are both {str(pairs)!r}; profiles and samples need a file each")
-        written(pairs)  # an error now, not after minutes
-    asked = read(settings, repository)
-    site = site_of(asked, again=again, planned=False)
+        existing_samples(pairs)  # an error now, not after minutes
+    asked = load_settings(settings, repository)
+    site = load_deployment(asked, again=again, planned=False)
     profiles = list(site.problem.profiles.values())
     for name, reason in site.broken.items():
-        tell("not measured", f"{name}: {reason}")
+        print_labelled("not measured", f"{name}: {reason}")
     text = write_profiles(profiles)
     if output is not None:
-        write(output, text)
+        write_file(output, text)
     if plot is not None:
         save_profiles(profiles, plot)
-        wrote(plot)
+        print_written(plot)
     if pairs is not None:
-        from cotenant.cli.pairs import measure_pairs
-        from cotenant.cli.prepare import backend_of
+        from cotenant.cli.deployment_builder import backend_of
+        from cotenant.cli.pairs import record_pairs
 
-        measure_pairs(site, backend_of(asked), pairs, count)
+        record_pairs(site, backend_of(asked), pairs, count)
     if json:
         show_json(msgspec.json.encode([{"model": p.model, "kind": p.kind, "points": p.points} for p in profiles]))
     elif output is None and pairs is None:
@@ -196,31 +204,31 @@ def plan(
     json: Json = False,
 ) -> None:
     """Decide which model runs where, on what share, in batches of what size; and say what it promises."""
-    from cotenant.cli.plan import Answer, explained, show
-    from cotenant.measure.draw import drawable, save_plan
+    from cotenant.cli.plan import PlanAnswer, explain_with_gains, show_plan
+    from cotenant.measure.plan_drawing import check_drawable, save_plan
 
     if plot is not None:
-        drawable(plot)  # an error now, not after profiling
+        check_drawable(plot)  # an error now, not after profiling
     if compare:
         given = {"--planner": planner, "--explain": explain, "--diff": diff, "--output": output, "--plot": plot}
         if wrong := [flag for flag, value in given.items() if value]:
             raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
-        side_by_side(problem, settings, repository, planners, time_limit, json=json)
+        compare_plans(problem, settings, repository, planners, time_limit, json=json)
         return
     if planners is not None:
         raise ConfigError("--planners goes with --compare; --planner names the one that plans")
     current = None if diff is None else Plan.from_json(read_bytes(diff), str(diff))
-    asked, answer = planned(problem, settings, repository, planner, current, time_limit)
+    asked, answer = load_planned(problem, settings, repository, planner, current, time_limit)
     if output is not None:
-        write(output, answer.to_json().decode())
+        write_file(output, answer.to_json().decode())
     if plot is not None:
         save_plan(answer, plot)
-        wrote(plot)
-    reasons = explained(asked, answer) if explain else None
-    show(Answer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons), json=json)
+        print_written(plot)
+    reasons = explain_with_gains(asked, answer) if explain else None
+    show_plan(PlanAnswer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons), json=json)
 
 
-def side_by_side(
+def compare_plans(
     problem: Path | None,
     settings: Path | None,
     repository: Path | None,
@@ -230,10 +238,10 @@ def side_by_side(
     json: bool,
 ) -> None:
     """`plan --compare`."""
-    from cotenant.cli.compare import chosen, compared, comparison_view
+    from cotenant.cli.compare import compare_planners, comparison_view, parse_planners
 
-    names = chosen(planners)
-    found = compared(within(time_limit, problem_of(problem, settings, repository)), names)
+    names = parse_planners(planners)
+    found = compare_planners(with_deadline_budget(time_limit, load_problem(problem, settings, repository)), names)
     if json:
         show_json(found)
     else:
@@ -264,7 +272,7 @@ def serve(
     from cotenant.cli.serve import run
 
     def known() -> Any:
-        found = read(settings, repository, planner, **({} if log is None else {"log": log}))
+        found = load_settings(settings, repository, planner, **({} if log is None else {"log": log}))
         return listening(found, host, port)
 
     uvloop.run(run(known, json=json))
@@ -286,7 +294,7 @@ def listening(settings: Any, host: str | None, port: int | None) -> Any:
 
 
 @app.command()
-def load(
+def loadtest(
     address: Annotated[str, typer.Argument(help="Of the server's HTTP front end.")] = "127.0.0.1:8000",
     rate: Rates = None,
     factor: Annotated[float, typer.Option("--load", min=0.0, help="Multiple of the planned rates.")] = 1.0,
@@ -343,13 +351,13 @@ app.command()(reproduce)
 @app.command()
 def devices(json: Json = False) -> None:
     """What this machine has to serve on, what runs there now, and which backends can share it."""
-    from cotenant.cli.devices import looked, view
+    from cotenant.cli.devices import inspect_machine, machine_view
 
-    machine = looked()
+    machine = inspect_machine()
     if json:
         show_json(machine)
     else:
-        console.print(view(machine))
+        console.print(machine_view(machine))
 
 
 @app.command()

@@ -8,17 +8,17 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.prepare import timed
-from cotenant.cli.show import aside, bars
+from cotenant.cli.deployment_builder import timed_plan
+from cotenant.cli.output import aside, progress_bars
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, PlanError
 from cotenant.measure.table import table
-from cotenant.planners import Problem, load
-from cotenant.planners import names as planners
+from cotenant.planners import Problem, load_planner
+from cotenant.planners import planner_names as planners
 from cotenant.planners.compare import Comparison, Row, compare
 
 
-def chosen(names: str | None) -> list[str]:
+def parse_planners(names: str | None) -> list[str]:
     """Planners from ``a,b``, all of them where nothing is said. Raises PlanError for one that there is not."""
     if names is None:
         return planners()
@@ -26,21 +26,21 @@ def chosen(names: str | None) -> list[str]:
     if not wanted:
         raise ConfigError(f"--planners {names!r} names none; write some of {','.join(planners())}")
     for name in wanted:
-        load(name)
+        load_planner(name)
     return wanted
 
 
-def compared(problem: Problem, names: Sequence[str]) -> Comparison:
+def compare_planners(problem: Problem, names: Sequence[str]) -> Comparison:
     """Plan with each. A planner that refuses the problem is a row that says why, and stops no other."""
     plans, refusals = [], {}
-    with bars("planning with", transient=True) as progress:
+    with progress_bars("planning with", transient=True) as progress:
         if aside.is_terminal:
             progress.start()
         task = progress.add_task("", total=len(names))
         for name in names:
             progress.update(task, description=name)
             try:
-                plans.append(timed(name, problem))
+                plans.append(timed_plan(name, problem))
             except PlanError as error:
                 refusals[name] = str(error)
             progress.advance(task)

@@ -11,20 +11,20 @@ import numpy as np
 from rich.text import Text
 
 from cotenant.cli.client import body_of, infer, under_load
+from cotenant.cli.deployment_builder import DeploymentBuilder, backend_of
 from cotenant.cli.interrupt import interruptible
-from cotenant.cli.prepare import Preparation, backend_of
-from cotenant.cli.serve import show_addresses, show_site
-from cotenant.cli.serving import Addresses, serving
-from cotenant.cli.show import aside, bars, console, profile_progress, show_json, tell
+from cotenant.cli.output import aside, console, print_labelled, profile_progress, progress_bars, show_json
+from cotenant.cli.serve import show_addresses, show_deployment
+from cotenant.cli.server_lifecycle import Addresses, running_server
 from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.errors import FailedError
+from cotenant.live.deployment import Deployment
 from cotenant.live.server import Server
-from cotenant.live.site import Site
-from cotenant.measure.draw import save_plan
+from cotenant.measure.plan_drawing import save_plan
 from cotenant.measure.report import Report
 from cotenant.measure.table import table
-from cotenant.zoo import ZOO, Built, build, recipe
-from cotenant.zoo.answers import Question, ask
+from cotenant.zoo import ZOO, Built, build_models, recipe_of
+from cotenant.zoo.answers import ExampleRequest, example_request
 
 
 async def run(
@@ -44,14 +44,14 @@ async def run(
         settings = demo_settings(repository, port, planner)
         backend = backend_of(settings)
         with profile_progress() as progress:
-            preparation = Preparation(settings, backend, progress)
+            preparation = DeploymentBuilder(settings, backend, progress)
             site = await preparation.site([model.name for model in built])
         save_plan(site.plan, plot)
         if not json:
-            show_site(site, backend.holds())
+            show_deployment(site, backend.holds())
             console.print(f"drawn in {plot}", highlight=False)
-        async with serving(settings, backend, preparation, site) as (server, addresses):
-            questions = {name: ask(name, np.random.default_rng(seed)) for name in _placed(site)}
+        async with running_server(settings, backend, preparation, site) as (server, addresses):
+            questions = {name: example_request(name, np.random.default_rng(seed)) for name in _placed(site)}
             if not json:
                 show_addresses(addresses)
                 console.print("try:", _example(addresses, questions, plot.parent), highlight=False, soft_wrap=True)
@@ -63,7 +63,7 @@ async def run(
                 console.print(report.table())
                 for row in report.models:
                     if not row.kept:
-                        tell("broken promise:", row.model, console)
+                        print_labelled("broken promise:", row.model, console)
             if keep:
                 aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)
                 await asyncio.Event().wait()
@@ -73,19 +73,21 @@ def build_zoo(
     repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False, torch: bool = False
 ) -> list[Built]:
     """With a progress bar, and a line for each model."""
-    with bars("building", transient=True) as progress:
+    with progress_bars("building", transient=True) as progress:
         task = progress.add_task("", total=None)
 
         def show(name: str, done: int, of: int) -> None:
             progress.start()
             progress.update(task, description=name, completed=done, total=of)
 
-        built = build(repository, names, seed, show, torch=torch)
+        built = build_models(repository, names, seed, show, torch=torch)
     if not quiet:
         for model in built:
             score = f"; {model.notes['score']}" if "score" in model.notes else ""
             state = "built" if model.fresh else "stands"
-            console.print(f"{model.name:16} {state}: {recipe(model.name, torch=torch).summary}{score}", highlight=False)
+            console.print(
+                f"{model.name:16} {state}: {recipe_of(model.name, torch=torch).summary}{score}", highlight=False
+            )
     return built
 
 
@@ -110,11 +112,11 @@ def demo_settings(repository: Path, port: int, planner: str | None) -> Settings:
     )
 
 
-def _placed(site: Site) -> list[str]:
+def _placed(site: Deployment) -> list[str]:
     return [model.name for model in site.problem.models if site.plan.rate(model.name)]
 
 
-def _example(addresses: Addresses, questions: dict[str, Question], folder: Path) -> str:
+def _example(addresses: Addresses, questions: dict[str, ExampleRequest], folder: Path) -> str:
     """One line that anybody can paste: a real request, written into a file as JSON."""
     name = "digits" if "digits" in questions else next(iter(questions))
     inputs = [
@@ -126,7 +128,7 @@ def _example(addresses: Addresses, questions: dict[str, Question], folder: Path)
     return f"curl -d @{path} http://{addresses.http}/v2/models/{name}/infer"
 
 
-async def _answers(addresses: Addresses, questions: dict[str, Question]) -> None:
+async def _answers(addresses: Addresses, questions: dict[str, ExampleRequest]) -> None:
     """Real input through each model, one after the other."""
     rows = table("real input, real answers", "model", "asked", "answered")
     for name, question in questions.items():
@@ -141,7 +143,7 @@ async def _answers(addresses: Addresses, questions: dict[str, Question]) -> None
 async def _load(
     server: Server,
     addresses: Addresses,
-    questions: dict[str, Question],
+    questions: dict[str, ExampleRequest],
     *,
     seconds: float,
     factor: float,

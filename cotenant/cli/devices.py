@@ -15,8 +15,8 @@ from rich.text import Text
 
 from cotenant.backends import cgroup, nvidia
 from cotenant.backends.cpu import Cpu
-from cotenant.backends.mps import refusal
-from cotenant.backends.nvidia import Gpu, Process, Reading
+from cotenant.backends.mps import mps_unavailable
+from cotenant.backends.nvidia import Gpu, GpuProcess, GpuReading
 from cotenant.core.units import show_memory, show_share
 from cotenant.errors import DeviceError
 from cotenant.profiling import cache
@@ -24,7 +24,7 @@ from cotenant.profiling import cache
 INDENT = 4
 
 
-class Processor(msgspec.Struct, frozen=True, kw_only=True):
+class CpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     """capacity: processor seconds per second that this process may use. memory: bytes. can: by way to hold workers to
     their shares, why not; empty where it can."""
 
@@ -35,53 +35,53 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
     can: dict[str, str]
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU. name: as a device of plans. reading: None where it does not answer any more, for that reason. can: by
     backend, why not; empty where it can."""
 
     name: str
     gpu: Gpu
-    reading: Reading | None
+    reading: GpuReading | None
     reason: str
-    processes: tuple[Process, ...]
+    processes: tuple[GpuProcess, ...]
     can: dict[str, str]
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """driver, cuda: versions, empty where there is no driver; then reason says what would be needed. torch: the version
     of PyTorch, which models on a GPU need; empty where it is not installed."""
 
-    cpu: Processor
+    cpu: CpuInfo
     driver: str
     cuda: str
     torch: str
     reason: str
-    gpus: tuple[Found, ...]
+    gpus: tuple[GpuInfo, ...]
 
 
-def looked() -> Machine:
+def inspect_machine() -> MachineInfo:
     torch = ""
     with suppress(PackageNotFoundError):
         torch = version("torch")
     try:
-        driver, cuda = nvidia.driver()
-        gpus = tuple(_found(name, gpu) for name, gpu in nvidia.named(nvidia.gpus()).items())
+        driver, cuda = nvidia.driver_version()
+        gpus = tuple(_found(name, gpu) for name, gpu in nvidia.gpus_by_device(nvidia.list_gpus()).items())
     except DeviceError as error:
-        return Machine(cpu=_processor(), driver="", cuda="", torch=torch, reason=str(error), gpus=())
-    return Machine(cpu=_processor(), driver=driver, cuda=cuda, torch=torch, reason="", gpus=gpus)
+        return MachineInfo(cpu=_processor(), driver="", cuda="", torch=torch, reason=str(error), gpus=())
+    return MachineInfo(cpu=_processor(), driver=driver, cuda=cuda, torch=torch, reason="", gpus=gpus)
 
 
-def _processor() -> Processor:
+def _processor() -> CpuInfo:
     backend = Cpu()
     (kind,) = backend.fleet()
-    group = cgroup.own("cpu")
+    group = cgroup.own_cgroup("cpu")
     quota = ""
     if group is None:
         quota = "this system has no control groups"
     elif not os.access(group.folder, os.W_OK):
         quota = f"this user may not write {group.folder}; run as root, or in a scope that is delegated to you"
-    return Processor(
-        name=cache.machine(),
+    return CpuInfo(
+        name=cache.machine_fingerprint(),
         cores=len(backend.cores),
         capacity=backend.capacity,
         memory=kind.memory,
@@ -89,21 +89,21 @@ def _processor() -> Processor:
     )
 
 
-def _found(name: str, gpu: Gpu) -> Found:
+def _found(name: str, gpu: Gpu) -> GpuInfo:
     try:
-        return Found(
+        return GpuInfo(
             name=name,
             gpu=gpu,
-            reading=nvidia.readings(gpu.uuid),
+            reading=nvidia.gpu_reading(gpu.uuid),
             reason="",
-            processes=nvidia.processes(gpu.uuid),
-            can={**nvidia.mechanisms(gpu), "mps": refusal(gpu)},
+            processes=nvidia.gpu_processes(gpu.uuid),
+            can={**nvidia.sharing_modes(gpu), "mps": mps_unavailable(gpu)},
         )
     except DeviceError as error:  # lost since
-        return Found(name=name, gpu=gpu, reading=None, reason=str(error), processes=(), can={})
+        return GpuInfo(name=name, gpu=gpu, reading=None, reason=str(error), processes=(), can={})
 
 
-def view(machine: Machine) -> Group:
+def machine_view(machine: MachineInfo) -> Group:
     cpu = machine.cpu
     cores = f"{cpu.cores} core{'s' if cpu.cores > 1 else ''}"
     if cpu.capacity < cpu.cores:
@@ -135,7 +135,7 @@ def _torch(installed: str) -> str:
     return f"PyTorch {installed}"
 
 
-def _gpu(found: Found) -> list[RenderableType]:
+def _gpu(found: GpuInfo) -> list[RenderableType]:
     gpu = found.gpu
     lines: list[RenderableType] = [_title(found.name, gpu.name, f"index {gpu.index}"), _line(gpu.uuid)]
     if found.reading is None:
@@ -156,7 +156,7 @@ def _gpu(found: Found) -> list[RenderableType]:
     return [*lines, _abilities(found.can)]
 
 
-def _doing(reading: Reading) -> str:
+def _doing(reading: GpuReading) -> str:
     parts = [
         None if reading.utilisation is None else f"busy {reading.utilisation:.0%} of the time",
         None if reading.bandwidth is None else f"its memory {reading.bandwidth:.0%}",

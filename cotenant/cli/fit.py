@@ -11,19 +11,19 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.asked import write
+from cotenant.cli.loading import write_file
 from cotenant.cli.options import Json, PlotFile, Seed
-from cotenant.cli.reproduce import module
-from cotenant.cli.show import ProfileProgress, aside, bars, console, show_json, wrote
+from cotenant.cli.output import ProfileProgress, aside, console, print_written, progress_bars, show_json
+from cotenant.cli.reproduce import experiment_module
 from cotenant.config import read_profiles_file, read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.measure.table import table
 from cotenant.predictors.fitting import PREDICTORS, check, to_json
 from cotenant.predictors.fitting import fit as fitted_to
 from cotenant.predictors.samples import Sample
-from cotenant.profiling.judging import Verdict, judged
+from cotenant.profiling.cross_validation import PredictionErrors, cross_validate
 
 REPEATS = 5
 # Sets that others measured, where a checkout has them, and the function that reads their samples.
@@ -72,7 +72,7 @@ def fit(
 
 def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profiles]:
     if samples in PUBLISHED and not Path(samples).exists():
-        data: Any = module(f"data.{samples}")
+        data: Any = experiment_module(f"data.{samples}")
         return getattr(data, PUBLISHED[samples])(), data.profiles()
     read = read_samples_file(Path(samples))
     if not profiles:
@@ -95,7 +95,7 @@ def _fit(
     if output is None:
         console.file.write(text + "\n")
         return
-    write(output, text + "\n")
+    write_file(output, text + "\n")
     aside.print(
         f'to plan with it: interference = {{ model = "{name}", fit = "{output}" }} in a problem or in settings',
         highlight=False,
@@ -114,20 +114,20 @@ def _report(
     plot: Path | None,
     json: bool,
 ) -> None:
-    with bars("judging") as progress:
+    with progress_bars("judging") as progress:
         verdicts = list(
-            judged(names, samples, profiles, repeats=repeats, seed=seed, progress=ProfileProgress(progress))
+            cross_validate(names, samples, profiles, repeats=repeats, seed=seed, progress=ProfileProgress(progress))
         )
     if plot is not None:
         save_verdicts(verdicts, plot)
-        wrote(plot)
+        print_written(plot)
     if json:
         show_json(verdicts)
     else:
         console.print(verdict_table(verdicts, samples))
 
 
-def verdict_table(verdicts: Sequence[Verdict], samples: Sequence[Sample]) -> RenderableType:
+def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample]) -> RenderableType:
     kind = samples[0].victim.kind
     found: list[RenderableType] = []
     for what in dict.fromkeys(verdict.held_back for verdict in verdicts):
@@ -165,7 +165,7 @@ def verdict_table(verdicts: Sequence[Verdict], samples: Sequence[Sample]) -> Ren
     return Group(*found[:-1])
 
 
-def save_verdicts(verdicts: Sequence[Verdict], path: Path) -> None:
+def save_verdicts(verdicts: Sequence[PredictionErrors], path: Path) -> None:
     """The 90th percentile of the error as bars, by predictor and what was held back. Raises as `save_plan` does."""
     known = [verdict for verdict in verdicts if verdict.p90 is not None]
     names = list(dict.fromkeys(verdict.predictor for verdict in known))
@@ -187,4 +187,4 @@ def save_verdicts(verdicts: Sequence[Verdict], path: Path) -> None:
     axes.set_ylabel("90th percentile of the error, %", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(title="held back", fontsize=7, title_fontsize=7, frameon=False)
-    save(figure, path)
+    save_figure(figure, path)

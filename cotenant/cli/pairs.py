@@ -9,28 +9,28 @@ from typing import Any
 import numpy as np
 
 from cotenant.backends import Backend
-from cotenant.cli.asked import write
-from cotenant.cli.show import ProfileProgress, aside, bars
+from cotenant.cli.loading import write_file
+from cotenant.cli.output import ProfileProgress, aside, progress_bars
 from cotenant.config import read_samples_file
 from cotenant.errors import ConfigError
-from cotenant.live.site import Offered
+from cotenant.live.deployment import ServableModel
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Candidate, grid_of
-from cotenant.profiling.pairs import choices, enough, measure, measured
-from cotenant.worker.repository import loadable, sample
+from cotenant.profiling.pairs import candidate_pairs, enough_samples, measure_pairs, measured_pairs
+from cotenant.worker.repository import sample_inputs, worker_model
 
 
-def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) -> None:
+def record_pairs(site: Any, backend: Backend, path: Path, count: int | None) -> None:
     """The site's models side by side, into a CSV file as they come. What stands there already is not measured again."""
     if backend.name == "fake":
         raise ConfigError("backend fake runs nothing that could be measured; take the backend cpu, or one of a GPU")
     kinds = site.problem.fleet
-    runs = [run for kind in kinds for run in choices(site.problem.profiles, kind)]
+    runs = [run for kind in kinds for run in candidate_pairs(site.problem.profiles, kind)]
     if not runs:
         raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
-    samples = written(path)
-    done = measured(runs, samples)
-    wanted = enough(runs) if count is None else min(count, len(runs))
+    samples = existing_samples(path)
+    done = measured_pairs(runs, samples)
+    wanted = enough_samples(runs) if count is None else min(count, len(runs))
     if done:
         _say(f"{path} has {len(done)} of {wanted} runs")
     names = {load.model for run in runs for load in run}
@@ -39,14 +39,14 @@ def measure_pairs(site: Any, backend: Backend, path: Path, count: int | None) ->
     async def run_all(told: ProfileProgress) -> None:
         finished, left = len(done), max(0, wanted - len(done))
         grid = grid_of(kinds[0])
-        found = measure(backend, candidates, runs, site.problem.profiles, done=done, count=left, grid=grid)
+        found = measure_pairs(backend, candidates, runs, site.problem.profiles, done=done, count=left, grid=grid)
         async for together in found:
             samples.extend(together)
-            write(path, write_samples(samples), quiet=True)
+            write_file(path, write_samples(samples), quiet=True)
             finished += 1
             told("side by side", finished, wanted)
 
-    with bars("running") as progress:
+    with progress_bars("running") as progress:
         asyncio.run(run_all(ProfileProgress(progress)))
     _say(f"{len(samples)} samples in {path}; `cotenant fit {path} --profiles PROFILES` makes a predictor of them")
 
@@ -55,11 +55,11 @@ def _say(text: str) -> None:
     aside.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def written(path: Path) -> list[Sample]:
+def existing_samples(path: Path) -> list[Sample]:
     """What was measured before, if anything. Raises ConfigError for a file of something else."""
     return read_samples_file(path) if path.exists() else []
 
 
-def candidate(offer: Offered) -> Candidate:
+def candidate(offer: ServableModel) -> Candidate:
     entry, info, rng = offer.entry, offer.info, np.random.default_rng(0)
-    return Candidate(loadable(entry, info), lambda rows: sample(entry, info, rows, rng))
+    return Candidate(worker_model(entry, info), lambda rows: sample_inputs(entry, info, rows, rng))

@@ -7,26 +7,26 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.prepare import timed
-from cotenant.cli.show import aside, bars, console, forecast_table, show_json, tell
-from cotenant.core.difference import difference, renumbered
+from cotenant.cli.deployment_builder import timed_plan
+from cotenant.cli.output import aside, console, forecast_table, print_labelled, progress_bars, show_json
 from cotenant.core.plan import Plan
+from cotenant.core.plan_diff import diff_plans, renumber_devices
 from cotenant.core.units import show_rate, show_seconds, show_share
-from cotenant.measure.changes import changes_view
-from cotenant.measure.draw import plan_bars, plan_table
+from cotenant.measure.plan_diff_view import plan_diff_view
+from cotenant.measure.plan_drawing import plan_bars, plan_table
 from cotenant.measure.table import table
 from cotenant.planners import Problem
-from cotenant.planners.applications import plain
+from cotenant.planners.applications import without_applications
 from cotenant.planners.check import check
 from cotenant.planners.explain import Explanation, explain, gain, probes
 from cotenant.planners.forecast import forecast
 from cotenant.predictors import Load
-from cotenant.predictors.fitting import guessed
+from cotenant.predictors.fitting import extrapolated_models
 
 CROWDED = 0.5  # of a device's memory; below that it is not shown
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A plan and what was asked about it. current, file: the plan in force, and where it was read."""
 
     problem: Problem
@@ -36,10 +36,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Explanation | None
 
 
-def following(planner: str, problem: Problem, current: Plan) -> tuple[Problem, Plan]:
+def plan_from_current(planner: str, problem: Problem, current: Plan) -> tuple[Problem, Plan]:
     """The problem and its plan, made from one in force: what that has which the problem does not know is left out."""
     asked = msgspec.structs.replace(problem, current=_known(current, problem))
-    return asked, renumbered(timed(planner, asked), current)
+    return asked, renumber_devices(timed_plan(planner, asked), current)
 
 
 def _known(current: Plan, problem: Problem) -> Plan:
@@ -55,26 +55,26 @@ def _known(current: Plan, problem: Problem) -> Plan:
     return msgspec.structs.replace(current, devices=tuple(devices))
 
 
-def explained(problem: Problem, plan: Plan) -> Explanation:
+def explain_with_gains(problem: Problem, plan: Plan) -> Explanation:
     """With what a little more would buy, for which the planner plans a few times more."""
-    problem = plain(problem, plan.split)
+    problem = without_applications(problem, plan.split)
     found = explain(plan, problem)
     gains = []
-    with bars("what would help:", transient=True) as progress:
+    with progress_bars("what would help:", transient=True) as progress:
         if aside.is_terminal:
             progress.start()
         tries = probes(found, problem)
         task = progress.add_task("", total=len(tries))
         for more, richer in tries:
             progress.update(task, description=more)
-            gains.append(gain(more, plan, timed(plan.planner, richer)))
+            gains.append(gain(more, plan, timed_plan(plan.planner, richer)))
             progress.advance(task)
     return msgspec.structs.replace(found, gains=tuple(gains))
 
 
-def show(answer: Answer, *, json: bool) -> None:
+def show_plan(answer: PlanAnswer, *, json: bool) -> None:
     """As JSON the plan alone, or an object with all that was asked for."""
-    changes = None if answer.current is None else difference(answer.current, answer.plan)
+    changes = None if answer.current is None else diff_plans(answer.current, answer.plan)
     if json:
         more = {"difference": changes, "explanation": answer.reasons}
         asked = {name: value for name, value in more.items() if value is not None}
@@ -83,7 +83,7 @@ def show(answer: Answer, *, json: bool) -> None:
             text = msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(text), **asked}), indent=2)
         show_json(text)
         return
-    models = plain(answer.problem, answer.plan.split).models
+    models = without_applications(answer.problem, answer.plan.split).models
     parts = [
         plan_table(answer.plan, models),
         plan_bars(answer.plan),
@@ -93,25 +93,25 @@ def show(answer: Answer, *, json: bool) -> None:
     if answer.reasons is not None:
         parts.append(reasons_view(answer.reasons))
     if answer.current is not None and changes is not None:
-        parts.append(changes_view(changes))
+        parts.append(plan_diff_view(changes))
         notes = _strangers(answer.current, answer.problem, answer.file)
         parts += [Text.assemble(("note", "red"), f" {note}") for note in notes]
     for i, part in enumerate(parts):
         console.print(*([""] if i else []), part, sep="\n")
     for violation in check(answer.plan, answer.problem):
-        tell("violates", str(violation), console)
-    tell_guesses(answer.plan, answer.problem)
+        print_labelled("violates", str(violation), console)
+    warn_extrapolations(answer.plan, answer.problem)
 
 
-def tell_guesses(plan: Plan, problem: Problem) -> None:
+def warn_extrapolations(plan: Plan, problem: Problem) -> None:
     """Of whom it is not known well what neighbours cost it."""
     loads = [
         Load(placement.model, device.kind, placement.batch, partition.share)
         for device, partition, placement in plan.placements()
         if len(device.partitions) > 1
     ]
-    for model, why in guessed(problem.interference, loads).items():
-        tell("guessed", f"what neighbours cost {model}: {why}; measure pairs with `cotenant profile --pairs`")
+    for model, why in extrapolated_models(problem.interference, loads).items():
+        print_labelled("guessed", f"what neighbours cost {model}: {why}; measure pairs with `cotenant profile --pairs`")
 
 
 def split_table(plan: Plan, problem: Problem) -> RenderableType:

@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cotenant.cli.show import ProfileProgress, bars, console, show_json, wrote
+from cotenant.cli.output import ProfileProgress, console, print_written, progress_bars, show_json
 from cotenant.errors import ConfigError
 from cotenant.measure.table import table
 
@@ -39,7 +39,7 @@ def reproduce(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Make figures of the papers again, with the papers' numbers beside ours. Needs a checkout, and its data."""
-    known = titles()
+    known = experiment_titles()
     if listed:
         if json:
             show_json(known)
@@ -50,10 +50,10 @@ def reproduce(
     for name in names or ():
         if name not in known:
             raise ConfigError(f"no experiment {name!r}; there are {', '.join(known)}")
-    spread, results = module("spread"), {}
+    spread, results = experiment_module("spread"), {}
     for name in names or known:
-        experiment = module(name)
-        with bars(name) as progress:
+        experiment = experiment_module(name)
+        with progress_bars(name) as progress:
             rows = experiment.run(
                 spread.Options(
                     seed=seed,
@@ -68,14 +68,14 @@ def reproduce(
         if plot is not None:
             path = plot / f"{name.replace('/', '-')}.svg"
             experiment.plot(rows, path)
-            wrote(path)
+            print_written(path)
         if not json:
-            console.print(table_of(experiment.TITLE, rows))
+            console.print(rows_table(experiment.TITLE, rows))
     if json:
         show_json(results)
 
 
-def titles() -> dict[str, str]:
+def experiment_titles() -> dict[str, str]:
     """What each experiment shows, by name. Raises ConfigError where there is no checkout."""
     folder = CHECKOUT / "experiments"
     files = sorted(file for pattern in ("fig[0-9]*.py", "table[0-9]*.py") for file in folder.glob(f"*/{pattern}"))
@@ -85,17 +85,17 @@ def titles() -> dict[str, str]:
             "install it with `pip install --editable .`"
         )
     names = [f"{file.parent.name}/{file.stem}" for file in files]
-    return {name: module(name).TITLE for name in names}
+    return {name: experiment_module(name).TITLE for name in names}
 
 
-def module(name: str) -> Any:
+def experiment_module(name: str) -> Any:
     """The module of an experiment, from the folder beside the package."""
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
     return importlib.import_module(f"experiments.{name.replace('/', '.')}")
 
 
-def table_of(title: str, rows: Sequence[msgspec.Struct]) -> Table:
+def rows_table(title: str, rows: Sequence[msgspec.Struct]) -> Table:
     """The fields of the rows as columns, numbers on the right."""
     fields = rows[0].__struct_fields__ if rows else ()
     cells = [[getattr(row, field) for field in fields] for row in rows]

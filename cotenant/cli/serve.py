@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
+from cotenant.cli.deployment_builder import DeploymentBuilder, backend_of
 from cotenant.cli.interrupt import interruptible
-from cotenant.cli.plan import split_table, tell_guesses
-from cotenant.cli.prepare import Preparation, backend_of
-from cotenant.cli.serving import Addresses, needs_room, serving
-from cotenant.cli.show import aside, console, profile_progress, show_json, tell
+from cotenant.cli.output import aside, console, print_labelled, profile_progress, show_json
+from cotenant.cli.plan import split_table, warn_extrapolations
+from cotenant.cli.server_lifecycle import Addresses, check_serves_something, running_server
 from cotenant.config import Settings
 from cotenant.errors import ConfigError, CotenantError
+from cotenant.live.deployment import Deployment
 from cotenant.live.server import Server
-from cotenant.live.site import Site
-from cotenant.measure.draw import plan_bars, plan_table
-from cotenant.planners.applications import plain
+from cotenant.measure.plan_drawing import plan_bars, plan_table
+from cotenant.planners.applications import without_applications
 
 CHANGEABLE = frozenset({"repository", "profiles", "planner", "objective", "interference", "models"})
 
@@ -31,28 +31,28 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
     backend = backend_of(settings)
     async with interruptible():
         with profile_progress() as progress:
-            preparation = Preparation(settings, backend, progress)
+            preparation = DeploymentBuilder(settings, backend, progress)
             site = await preparation.site()
-        async with serving(settings, backend, preparation, site) as (server, addresses):
+        async with running_server(settings, backend, preparation, site) as (server, addresses):
             if json:
                 # In one line: whoever started us reads it, and knows that it has all.
                 up = msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())})
                 show_json(msgspec.json.format(up, indent=-1))
             else:
-                show_site(site, backend.holds())
+                show_deployment(site, backend.holds())
                 show_addresses(addresses)
-            async for _ in hangups():
+            async for _ in reload_signals():
                 try:
-                    async with preparation.instead(changed(settings, read())) as site:
-                        needs_room(site)
+                    async with preparation.instead(reloaded_settings(settings, read())) as site:
+                        check_serves_something(site)
                         await server.apply(site)
                 except CotenantError as error:
-                    tell("settings not taken, all stays as it is:", str(error))
+                    print_labelled("settings not taken, all stays as it is:", str(error))
                 else:
                     tell_change(server, json=json)
 
 
-async def hangups() -> AsyncIterator[None]:
+async def reload_signals() -> AsyncIterator[None]:
     """Each SIGHUP; but where it says that the terminal is gone, SIGTERM follows from it, as for any program."""
     asked, on_terminal = asyncio.Event(), _has_terminal()
     loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ def _has_terminal() -> bool:
     return True
 
 
-def changed(settings: Settings, now: Settings) -> Settings:
+def reloaded_settings(settings: Settings, now: Settings) -> Settings:
     """Those that are read now. Raises ConfigError where a server would have to be started again for them."""
     names = [name for name in Settings.__struct_fields__ if getattr(settings, name) != getattr(now, name)]
     if fixed := [name for name in names if name not in CHANGEABLE]:
@@ -89,21 +89,23 @@ def changed(settings: Settings, now: Settings) -> Settings:
 
 def tell_change(server: Server, *, json: bool) -> None:
     if not json:
-        console.print(plan_table(server.site.plan, plain(server.site.problem, server.site.plan.split).models))
+        console.print(
+            plan_table(server.site.plan, without_applications(server.site.problem, server.site.plan.split).models)
+        )
     for name, reason in server.site.broken.items():
-        tell("not served", f"{name}: {reason}")
+        print_labelled("not served", f"{name}: {reason}")
     aside.print("serving by the settings as they are now", highlight=False)
 
 
-def show_site(site: Site, holds: str) -> None:
-    console.print(plan_table(site.plan, plain(site.problem, site.plan.split).models))
+def show_deployment(site: Deployment, holds: str) -> None:
+    console.print(plan_table(site.plan, without_applications(site.problem, site.plan.split).models))
     console.print(plan_bars(site.plan))
     if site.plan.split:
         console.print("", split_table(site.plan, site.problem), "", sep="\n")
     console.print(f"shares are held by {holds}", highlight=False)
     for name, reason in site.broken.items():
-        tell("not served", f"{name}: {reason}")
-    tell_guesses(site.plan, site.problem)
+        print_labelled("not served", f"{name}: {reason}")
+    warn_extrapolations(site.plan, site.problem)
 
 
 def show_addresses(addresses: Addresses) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.asked import planned_or_read
+from cotenant.cli.loading import load_plan
 from cotenant.cli.options import (
     Jobs,
     Json,
@@ -22,7 +22,7 @@ from cotenant.cli.options import (
     ServerSettings,
     WorkloadFile,
 )
-from cotenant.cli.show import aside, bars, console, show_json, wrote
+from cotenant.cli.output import aside, console, print_written, progress_bars, show_json
 from cotenant.config import read_failures, read_workload
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
@@ -53,10 +53,10 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Play random arrivals, or those of a workload, through the server's own dispatcher in virtual time."""
-    from cotenant.cli.whatif import what_ifs
+    from cotenant.cli.what_if import run_what_ifs
     from cotenant.measure.charts import save_timeline
-    from cotenant.measure.draw import drawable
-    from cotenant.sim.changes import Question, read_change
+    from cotenant.measure.plan_drawing import check_drawable
+    from cotenant.sim.what_if import Scenario, read_change
 
     changes = [read_change(text) for text in what_if or ()]
     if changes and plot is not None:
@@ -64,35 +64,35 @@ def simulate(
     if workload_file is not None and rate:
         raise ConfigError("--workload says how much is asked for; leave it out, or leave out --rate")
     if plot is not None:
-        drawable(plot)  # an error now, not after minutes
-    asked, answer = planned_or_read(plan_file, problem, settings, repository, planner)
-    workload = requests_of(asked, answer, rate, load, workload_file)
+        check_drawable(plot)  # an error now, not after minutes
+    asked, answer = load_plan(plan_file, problem, settings, repository, planner)
+    workload = workload_for_plan(asked, answer, rate, load, workload_file)
     if changes:
         without_failures(workload_file)
-        question = Question(planner=planner or answer.planner, problem=asked, workload=workload)
-        what_ifs(question, answer, changes, seconds=seconds, seed=seed, jobs=jobs, json=json)
+        question = Scenario(planner=planner or answer.planner, problem=asked, workload=workload)
+        run_what_ifs(question, answer, changes, seconds=seconds, seed=seed, jobs=jobs, json=json)
         return
     failures = () if workload_file is None else read_failures(workload_file)
-    report = recorded(asked, answer, workload, failures, seconds=seconds, seed=seed)
+    report = simulate_recorded(asked, answer, workload, failures, seconds=seconds, seed=seed)
     if plot is not None:
         save_timeline(report, plot, {model.name: model.slo for model in asked.models})
-        wrote(plot)
+        print_written(plot)
     if json:
         show_json(report.to_json())
     else:
         console.print(report.table())
 
 
-def requests_of(problem: Any, plan: Plan, rates: list[str] | None, load: float, file: Path | None = None) -> Any:
+def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, load: float, file: Path | None = None) -> Any:
     """What is asked for, times `load`: by a workload's file, or else what the plan was made for, of which it may leave
     some unserved."""
-    from cotenant.cli.prepare import chosen_rates
-    from cotenant.sim.changes import traffic
+    from cotenant.cli.deployment_builder import chosen_rates
+    from cotenant.sim.what_if import planned_rates
     from cotenant.workload import Workload
 
     if file is not None:
         return workload_of(file, problem).scaled(load)
-    return Workload.poisson(chosen_rates(traffic(problem, plan), rates or (), load))
+    return Workload.poisson(chosen_rates(planned_rates(problem, plan), rates or (), load))
 
 
 def workload_of(file: Path, problem: Any) -> Any:
@@ -105,13 +105,13 @@ def without_failures(file: Path | None) -> None:
         raise ConfigError(f"{file}: failures are for one run of `cotenant simulate`; leave them out here")
 
 
-def recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int) -> Any:
+def simulate_recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int) -> Any:
     """The report of a run with its timeline, and a bar where it takes long."""
     from cotenant.runtime.dispatcher import Dispatcher
-    from cotenant.sim.recorder import Recorder, slots_of
+    from cotenant.sim.recorder import Recorder, lane_places
     from cotenant.sim.run import simulate as run
 
-    with bars("simulating", transient=True) as progress:
+    with progress_bars("simulating", transient=True) as progress:
         task = progress.add_task("", total=None)
 
         def passed(done: int, of: int) -> None:
@@ -119,7 +119,7 @@ def recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds:
                 progress.start()
             progress.update(task, completed=done, total=of)
 
-        slots = slots_of(plan, problem.fleet)
+        slots = lane_places(plan, problem.fleet)
         names = [model.name for model in problem.models]
         recorder = Recorder(Dispatcher().handle, names, slots, seconds=seconds, progress=passed)
         report = run(problem, plan, workload, seconds=seconds, seed=seed, failures=failures, handle=recorder)

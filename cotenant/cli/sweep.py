@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cotenant.cli.asked import planned, text_of, write
+from cotenant.cli.loading import load_planned, text_of, write_file
 from cotenant.cli.options import (
     Jobs,
     Json,
@@ -33,8 +33,8 @@ from cotenant.cli.options import (
     ServerSettings,
     WorkloadFile,
 )
-from cotenant.cli.show import aside, bars, console, show_json
-from cotenant.cli.simulate import requests_of, without_failures
+from cotenant.cli.output import aside, console, progress_bars, show_json
+from cotenant.cli.simulate import without_failures, workload_for_plan
 from cotenant.errors import ConfigError
 from cotenant.measure.table import table
 
@@ -72,8 +72,8 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Plan and simulate every combination of some changes."""
-    from cotenant.sim.changes import Question, read_values
     from cotenant.sim.sweep import grid
+    from cotenant.sim.what_if import Scenario, read_values
 
     axes = [read_values(text) for text in over or ()]
     if not axes:
@@ -85,12 +85,14 @@ def sweep(
             f"{limit}; take fewer values or seeds, or raise --limit"
         )
     without_failures(workload)
-    asked, answer = planned(problem, settings, repository, planner)
-    question = Question(planner=answer.planner, problem=asked, workload=requests_of(asked, answer, None, 1.0, workload))
+    asked, answer = load_planned(problem, settings, repository, planner)
+    question = Scenario(
+        planner=answer.planner, problem=asked, workload=workload_for_plan(asked, answer, None, 1.0, workload)
+    )
     points = grid(question, axes, answer, seconds, seeds)
     rows = kept(points, output, min(jobs, len(points)))
     if output is not None:
-        write(output, _csv(rows))
+        write_file(output, _csv(rows))
         _part(output).unlink()
     if json:
         show_json(rows)
@@ -100,8 +102,8 @@ def sweep(
 
 def kept(points: Sequence[Point], output: Path | None, jobs: int) -> list[Row]:
     """The rows of all points in order. With an output, what is done already is taken from its part file."""
-    from cotenant.sim.parallel import processes
-    from cotenant.sim.sweep import swept
+    from cotenant.sim.parallel import task_pool
+    from cotenant.sim.sweep import run_point
 
     done: dict[tuple[str, ...], list[Row]] = {}
     if output is not None:
@@ -110,11 +112,11 @@ def kept(points: Sequence[Point], output: Path | None, jobs: int) -> list[Row]:
     if len(left) < len(points):
         aside.print(f"{len(points) - len(left)} of {len(points)} combinations were done before", highlight=False)
     try:
-        with processes(jobs) as workers, bars("sweeping", transient=True) as progress:
+        with task_pool(jobs) as workers, progress_bars("sweeping", transient=True) as progress:
             if aside.is_terminal:
                 progress.start()
             task = progress.add_task("", total=len(points), completed=len(points) - len(left))
-            for number, rows in workers.each(swept, left):
+            for number, rows in workers.each(run_point, left):
                 done[_key(left[number])] = rows
                 if output is not None:
                     _append(_part(output), rows)
@@ -167,7 +169,7 @@ def _begun(part: Path, fingerprint: str) -> dict[tuple[str, ...], list[Row]]:
     from cotenant.sim.sweep import Row
 
     if not part.exists():
-        write(part, f"{fingerprint}\n", quiet=True)
+        write_file(part, f"{fingerprint}\n", quiet=True)
         return {}
     first, *lines = text_of(part).split("\n")
     if first != fingerprint:
@@ -179,7 +181,7 @@ def _begun(part: Path, fingerprint: str) -> dict[tuple[str, ...], list[Row]]:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{part}: is damaged: {error}; delete it") from None
         done[rows[0].changes] = rows
-    write(part, "\n".join([first, *lines[:-1], ""]), quiet=True)
+    write_file(part, "\n".join([first, *lines[:-1], ""]), quiet=True)
     return done
 
 

@@ -28,22 +28,22 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.asked import read, site_of
+from cotenant.cli.gc_tuning import freeze_gc
 from cotenant.cli.interrupt import interruptible
+from cotenant.cli.loading import load_deployment, load_settings
 from cotenant.cli.options import Json, PlannerName, Repository, Seconds, Seed, SettingsFile
-from cotenant.cli.settle import settle
-from cotenant.cli.show import aside, console, show_json, tell
+from cotenant.cli.output import aside, console, print_labelled, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds, show_share
 from cotenant.errors import ConfigError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.measure.table import table
-from cotenant.runtime.log import entries
+from cotenant.runtime.log import read_log
 
 if TYPE_CHECKING:
     from cotenant.planners import Problem
-    from cotenant.sim.observed import Seen
-    from cotenant.sim.service import Batches, Key, Record
+    from cotenant.sim.service import BatchTimes, Key, RecordedBatches
+    from cotenant.sim.trace_replay import Observations
     from cotenant.workload import Workload
 
 LOADS = (0.3, 0.6, 0.9, 1.2)
@@ -92,41 +92,43 @@ def validate(
     """Compare the simulator with the live server: same plan, same arrivals. Let nothing else run meanwhile."""
     import uvloop
 
-    site = site_of(read(settings, repository, planner))
+    site = load_deployment(load_settings(settings, repository, planner))
     flags = [str(settings)] if settings is not None else []
     flags += ["--repository", str(repository)] if repository is not None else []
     flags += ["--planner", planner] if planner is not None else []
-    result = uvloop.run(compared(site.problem, flags, load or LOADS, seconds, seed))
+    result = uvloop.run(compare_loads(site.problem, flags, load or LOADS, seconds, seed))
     if json:
         show_json(result)
     else:
         console.print(result_view(result))
 
 
-async def compared(problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int) -> Result:
+async def compare_loads(
+    problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int
+) -> Result:
     """flags: of `cotenant serve`, whose plan must be for this problem."""
     from cotenant.cli.client import bodies_for
-    from cotenant.live.load import load as send
-    from cotenant.runtime.lanes import lanes_of
-    from cotenant.sim.observed import observed, recorded, seen
+    from cotenant.live.load_generator import generate_load as send
+    from cotenant.runtime.lane_specs import lane_specs
     from cotenant.sim.run import simulate
+    from cotenant.sim.trace_replay import collect_observations, fit_batch_times, recorded_batches
     from cotenant.workload import Workload
-    from cotenant.workload.arrivals import arrivals
+    from cotenant.workload.arrivals import generate_arrivals
 
-    async with interruptible(), served(flags) as (plan, http, log):
+    async with interruptible(), served_process(flags) as (plan, http, log):
         models = [model for model in problem.models if plan.rate(model.name)]
         bodies = await bodies_for(http, models, seed)
-        lanes = list(lanes_of(plan, {model.name: model for model in problem.models}, problem.profiles))
+        lanes = list(lane_specs(plan, {model.name: model for model in problem.models}, problem.profiles))
 
-        async def live(workload: Workload) -> tuple[Report, Seen]:
-            asked = arrivals(workload, seconds, seed)
-            settle()
+        async def live(workload: Workload) -> tuple[Report, Observations]:
+            asked = generate_arrivals(workload, seconds, seed)
+            freeze_gc()
             since, written = time.monotonic(), log.stat().st_size
             report = await send(http, models, bodies, asked, seconds)
-            return report, seen(entries(_lines(log, written), str(log)), since, time.monotonic())
+            return report, collect_observations(read_log(_lines(log, written), str(log)), since, time.monotonic())
 
         def simulated(
-            workload: Workload, batches: Mapping[Key, Batches | Record], outside: Mapping[str, Outside]
+            workload: Workload, batches: Mapping[Key, BatchTimes | RecordedBatches], outside: Mapping[str, OutsideTime]
         ) -> Report:
             report = simulate(_closer(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches)
             return _farther(report, outside, [model.name for model in models])
@@ -138,17 +140,17 @@ async def compared(problem: Problem, flags: Sequence[str], loads: Sequence[float
             first, before = await live(workload)
             if (first.lag or 0.0) > BUSY:
                 late = show_seconds(first.lag or 0.0)
-                tell("the machine is busy:", f"requests leave up to {late} late; compare later")
+                print_labelled("the machine is busy:", f"requests leave up to {late} late; compare later")
             second, told = await live(workload)
-            outside = outside_of(second, told)
+            outside = outside_time(second, told)
             found.append(
                 Comparison(
                     load=load,
                     live=second,
-                    simulated=simulated(workload, recorded(lanes, told.batches), outside),
-                    foretold=simulated(workload, observed(lanes, before.batches), outside_of(first, before)),
+                    simulated=simulated(workload, recorded_batches(lanes, told.batches), outside),
+                    foretold=simulated(workload, fit_batch_times(lanes, before.batches), outside_time(first, before)),
                     first=first,
-                    batches=drift(before, told),
+                    batches=batch_time_drift(before, told),
                     slowdowns=slowdowns(plan, problem, told),
                     outside={name: spent.mean for name, spent in outside.items()},
                 )
@@ -157,7 +159,7 @@ async def compared(problem: Problem, flags: Sequence[str], loads: Sequence[float
 
 
 @asynccontextmanager
-async def served(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, Path]]:
+async def served_process(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, Path]]:
     """`cotenant serve` in a process of its own: its plan, the address of HTTP, and its event log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "events.jsonl")
@@ -193,9 +195,9 @@ def _lines(log: Path, start: int) -> list[bytes]:
     return begun[min(start, 1) : -1]
 
 
-def slowdowns(plan: Plan, problem: Problem, seen: Seen) -> dict[str, float]:
+def slowdowns(plan: Plan, problem: Problem, seen: Observations) -> dict[str, float]:
     """What batches took over what was profiled, by model and share; over its lanes where it has several of a share."""
-    from cotenant.runtime.lanes import lane_id
+    from cotenant.runtime.lane_specs import lane_id
 
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for device in plan.devices:
@@ -209,7 +211,7 @@ def slowdowns(plan: Plan, problem: Problem, seen: Seen) -> dict[str, float]:
     return {key: taken / alone for key, (taken, alone) in sums.items() if alone > 0}
 
 
-def drift(before: Seen, after: Seen) -> dict[str, float]:
+def batch_time_drift(before: Observations, after: Observations) -> dict[str, float]:
     """How long batches took over what those of as many rows took before, by model."""
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for key in before.batches.keys() & after.batches.keys():
@@ -224,7 +226,7 @@ def drift(before: Seen, after: Seen) -> dict[str, float]:
     return {model: now / then for model, (now, then) in sorted(sums.items())}
 
 
-class Outside(msgspec.Struct, frozen=True):
+class OutsideTime(msgspec.Struct, frozen=True):
     """Seconds that requests of a model spend outside of the dispatcher: on sockets, being read and written, and in the
     load generator. What callers saw over what its event log tells of the same requests, by mean and by quantile: the
     few that wait long for a processor are late at the p99 and not at the median."""
@@ -234,7 +236,7 @@ class Outside(msgspec.Struct, frozen=True):
     p99: float = 0.0
 
 
-def outside_of(report: Report, seen: Seen) -> dict[str, Outside]:
+def outside_time(report: Report, seen: Observations) -> dict[str, OutsideTime]:
     """By model, of those that had answers. Few requests tell no p99: there it is the mean."""
     found = {}
     for row in report.models:
@@ -244,24 +246,24 @@ def outside_of(report: Report, seen: Seen) -> dict[str, Outside]:
         mean = max(0.0, row.mean - statistics.fmean(inside))
         p50, p99 = np.quantile(inside, (0.5, 0.99)).tolist()
         last = max(0.0, row.p99 - p99) if len(inside) >= ENOUGH else mean
-        found[row.model] = Outside(mean=mean, p50=max(0.0, row.p50 - p50), p99=last)
+        found[row.model] = OutsideTime(mean=mean, p50=max(0.0, row.p50 - p50), p99=last)
     return found
 
 
-def _closer(problem: Problem, outside: Mapping[str, Outside]) -> Problem:
+def _closer(problem: Problem, outside: Mapping[str, OutsideTime]) -> Problem:
     """The problem with targets less by what requests spend outside."""
     models = tuple(
-        msgspec.structs.replace(model, slo=max(model.slo - outside.get(model.name, Outside()).mean, 1e-6))
+        msgspec.structs.replace(model, slo=max(model.slo - outside.get(model.name, OutsideTime()).mean, 1e-6))
         for model in problem.models
     )
     return msgspec.structs.replace(problem, models=models)
 
 
-def _farther(report: Report, outside: Mapping[str, Outside], names: Sequence[str]) -> Report:
+def _farther(report: Report, outside: Mapping[str, OutsideTime], names: Sequence[str]) -> Report:
     """The report of these models with latencies more by what requests spend outside, as their callers see them."""
 
     def later(row: ModelReport) -> ModelReport:
-        more = outside.get(row.model, Outside())
+        more = outside.get(row.model, OutsideTime())
         times = {"target": more.mean, "mean": more.mean, "p50": more.p50, "p99": more.p99, "p999": more.p99}
         changed = {name: time + extra for name, extra in times.items() if (time := getattr(row, name)) is not None}
         return msgspec.structs.replace(row, **changed)
@@ -276,7 +278,7 @@ def result_view(result: Result) -> RenderableType:
         slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in it.slowdowns.items())
         outside = show_seconds(max(it.outside.values(), default=0.0))
         seen = f"batches over profile: {slowdowns or '-'}; outside of the server up to {outside}"
-        parts += [comparison_table(it), *map(Text, verdicts(it)), Text(seen, style="dim"), ""]
+        parts += [comparison_table(it), *map(Text, comparison_summary(it)), Text(seen, style="dim"), ""]
     return Group(*parts[:-1])
 
 
@@ -300,18 +302,18 @@ def comparison_table(it: Comparison) -> RenderableType:
     return rows
 
 
-def verdicts(it: Comparison) -> list[str]:
+def comparison_summary(it: Comparison) -> list[str]:
     """How far the live run is from the simulator with its batches, from what was foretold, and from the run before."""
     lag = it.live.lag or 0.0
     busy = f". Not to be trusted: the machine was busy, requests were sent up to {show_seconds(lag)} late"
     return [
-        f"simulated with its own batches: {apart(it.simulated, it.live)}" + (busy if lag > BUSY else ""),
-        f"foretold from the first run: {apart(it.foretold, it.live)}",
-        f"the first run, as it was: {apart(it.first, it.live)}",
+        f"simulated with its own batches: {largest_difference(it.simulated, it.live)}" + (busy if lag > BUSY else ""),
+        f"foretold from the first run: {largest_difference(it.foretold, it.live)}",
+        f"the first run, as it was: {largest_difference(it.first, it.live)}",
     ]
 
 
-def apart(one: Report, other: Report) -> str:
+def largest_difference(one: Report, other: Report) -> str:
     """How far apart two runs are at most, by models that were asked often enough to tell."""
     told = []
     pairs = [(a, b) for a, b in _pairs(one, other) if min(_count(a), _count(b)) >= ENOUGH]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cotenant.config.toml import target_of
+from cotenant.config.toml import parse_target
 from cotenant.core import units
 from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
 from cotenant.errors import ConfigError, PlanError
@@ -49,8 +49,8 @@ def read_application(entry: ApplicationEntry, place: str) -> Application:
     try:
         return Application(
             name=entry.name,
-            slo=target_of(entry.slo, f"{place}.slo"),
-            attainment=units.fraction(entry.attainment, f"{place}.attainment"),
+            slo=parse_target(entry.slo, f"{place}.slo"),
+            attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
             stages=stages,
         )
     except PlanError as error:

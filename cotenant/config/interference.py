@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from cotenant.config.toml import either, text_of
+from cotenant.config.toml import check_exclusive, read_text
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
-from cotenant.predictors import Alone, Interference, Margin
-from cotenant.predictors.fitting import PREDICTORS, QUANTILES, fit, from_json, knowing
-from cotenant.predictors.ours import Ours
+from cotenant.predictors import ConstantMargin, Interference, NoInterference
+from cotenant.predictors.fitting import PREDICTORS, QUANTILES, fit, from_json, with_profiles
+from cotenant.predictors.gaussian_process import GaussianProcess
 from cotenant.predictors.samples import Sample, read_samples
 
 EXAMPLE = '{ model = "ours", fit = "pairs.csv" }'
@@ -28,7 +28,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     quantile: float | None = None
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class PredictorChoice(msgspec.Struct, frozen=True):
     """A predictor that was asked for. model: a name of PREDICTORS, or `alone`, or `margin` with its factor.
 
     fit: samples of pairs (CSV) to fit it to, or what `cotenant fit` made of them (JSON). quantile: of the slowdowns it
@@ -44,9 +44,9 @@ class Chosen(msgspec.Struct, frozen=True):
     def predictor(self, profiles: Profiles) -> Interference:
         """Raises ConfigError for a file that cannot be read, and for samples that nothing can be learnt from."""
         if self.model == "alone":
-            return Alone()
+            return NoInterference()
         if self.model == "margin":
-            return Margin(self.factor)
+            return ConstantMargin(self.factor)
         assert self.fit is not None
         try:
             fitted = self._fitted(self.fit, profiles)
@@ -54,7 +54,7 @@ class Chosen(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self.place}: {self.fit}: {error}") from None
         if self.quantile is None:
             return fitted
-        assert isinstance(fitted, Ours)
+        assert isinstance(fitted, GaussianProcess)
         return fitted.asking(self.quantile)
 
     def _fitted(self, path: Path, profiles: Profiles) -> Interference:
@@ -62,23 +62,23 @@ class Chosen(msgspec.Struct, frozen=True):
             samples = read_samples_file(path)
             # Here may be fewer models than were measured; what the others did cannot be learnt without their profiles.
             return fit(self.model, [sample for sample in samples if _known(sample, profiles)], profiles)
-        name, fitted = from_json(text_of(path).encode(), str(path))
+        name, fitted = from_json(read_text(path).encode(), str(path))
         if name != self.model:
             raise PlanError(f"is a fitted {name!r}, not {self.model!r}; correct one of the two")
-        return knowing(fitted, profiles)
+        return with_profiles(fitted, profiles)
 
 
 def read_samples_file(path: Path | str) -> list[Sample]:
     """Samples of pairs, from a CSV file."""
     path = Path(path)
-    return read_samples(text_of(path).splitlines(keepends=True), str(path))
+    return read_samples(read_text(path).splitlines(keepends=True), str(path))
 
 
-def read_interference(value: Any, place: str, folder: Path) -> Chosen:
+def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
     """folder: what `fit` is relative to."""
     if value == "alone":
-        return Chosen("alone", place)
-    known = either(("margin", *PREDICTORS))
+        return PredictorChoice("alone", place)
+    known = check_exclusive(("margin", *PREDICTORS))
     if not isinstance(value, dict):
         raise ConfigError(
             f"{place}: {value!r} is not known; take 'alone' or {{ model = \"margin\", factor = 1.2 }} or {EXAMPLE}"
@@ -90,7 +90,7 @@ def read_interference(value: Any, place: str, folder: Path) -> Chosen:
     if entry.model == "margin":
         if value.keys() != {"model", "factor"} or not 1 <= (entry.factor or 0) < float("inf"):
             raise ConfigError(f'{place}: a margin has a factor of at least 1: {{ model = "margin", factor = 1.2 }}')
-        return Chosen("margin", place, factor=float(entry.factor or 1))
+        return PredictorChoice("margin", place, factor=float(entry.factor or 1))
     if entry.model not in PREDICTORS:
         raise ConfigError(f"{place}.model: {entry.model!r} is not known; take {known}")
     if entry.factor is not None:
@@ -98,10 +98,12 @@ def read_interference(value: Any, place: str, folder: Path) -> Chosen:
     if entry.fit is None:
         raise ConfigError(f"{place}: {entry.model!r} has to be fitted to samples of pairs: {EXAMPLE}")
     if entry.quantile is not None and entry.model not in QUANTILES:
-        raise ConfigError(f"{place}: {entry.model!r} knows no quantiles; leave it out, or take {either(QUANTILES)}")
+        raise ConfigError(
+            f"{place}: {entry.model!r} knows no quantiles; leave it out, or take {check_exclusive(QUANTILES)}"
+        )
     if entry.quantile is not None and not 0 < entry.quantile < 1:
         raise ConfigError(f"{place}.quantile: {entry.quantile:g} must lie between 0 and 1, such as 0.9")
-    return Chosen(entry.model, place, fit=folder / entry.fit, quantile=entry.quantile)
+    return PredictorChoice(entry.model, place, fit=folder / entry.fit, quantile=entry.quantile)
 
 
 def _known(sample: Sample, profiles: Profiles) -> bool:

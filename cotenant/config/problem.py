@@ -11,7 +11,16 @@ import msgspec
 
 from cotenant.config.application import ApplicationEntry, read_application
 from cotenant.config.interference import read_interference
-from cotenant.config.toml import cuts_of, decode, either, nearest, one_of, rate_of, target_of, text_of
+from cotenant.config.toml import (
+    check_exclusive,
+    check_one_of,
+    decode_toml,
+    nearest_hint,
+    parse_cuts,
+    parse_rate,
+    parse_target,
+    read_text,
+)
 from cotenant.core import mig, units
 from cotenant.core.application import Application
 from cotenant.core.model import Kind, Model
@@ -53,7 +62,7 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def read_problem(path: Path | str) -> Problem:
     """What a planner is asked, from a TOML file (DESIGN.md, Files). Raises ConfigError."""
     path = Path(path)
-    file = decode(text_of(path), _ProblemFile, path)
+    file = decode_toml(read_text(path), _ProblemFile, path)
     profiles: dict[tuple[str, str], Profile] = {}
     for name in file.profiles:
         for key, profile in read_profiles_file(path.parent / name).items():
@@ -72,25 +81,25 @@ def read_problem(path: Path | str) -> Problem:
         if not any((model.name, kind) in profiles for kind in kinds):
             place = f"models[{i}].name" if i < len(file.models) else _place(model.name, applications)
             raise ConfigError(
-                f"{path}: {place}: {model.name!r} has no profile on {either(kinds)}; measure one with"
+                f"{path}: {place}: {model.name!r} has no profile on {check_exclusive(kinds)}; measure one with"
                 f" `cotenant profile`, or correct {_mistaken(model.name, kinds, profiles)}"
             )
     fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
     for i, kind in enumerate(fleet):
         _useful(kind, [model.name for model in models], profiles, f"{path}: devices[{i}]")
     rates = {
-        entry.name: rate_of(entry.rate or 0.0, f"{path}: models[{i}].rate")
+        entry.name: parse_rate(entry.rate or 0.0, f"{path}: models[{i}].rate")
         for i, entry in enumerate(file.models)
         if entry.slo is not None
     }
-    rates |= {it.name: rate_of(it.rate, f"{path}: applications[{i}].rate") for i, it in enumerate(file.applications)}
+    rates |= {it.name: parse_rate(it.rate, f"{path}: applications[{i}].rate") for i, it in enumerate(file.applications)}
     try:
         return Problem(
             models=models,
             rates=rates,
             fleet=fleet,
             profiles=profiles,
-            objective=one_of(file.objective, Objective, f"{path}: objective"),
+            objective=check_one_of(file.objective, Objective, f"{path}: objective"),
             interference=read_interference(file.interference, f"{path}: interference", path.parent).predictor(profiles),
             applications=applications,
         )
@@ -114,9 +123,9 @@ def _mistaken(model: str, kinds: set[str], profiles: Profiles) -> str:
     """Which name is likely to be wrong, and what it may have to be."""
     known = sorted({kind for name, kind in profiles if name == model})
     if known:
-        return f"the kind of the devices: it has one on {either(known)}"
+        return f"the kind of the devices: it has one on {check_exclusive(known)}"
     others = sorted({name for name, kind in profiles if kind in kinds})
-    return f"the name: {nearest(model, others)}" if others else "the names"
+    return f"the name: {nearest_hint(model, others)}" if others else "the names"
 
 
 def _place(model: str, applications: Sequence[Application]) -> str:
@@ -131,7 +140,7 @@ def _place(model: str, applications: Sequence[Application]) -> str:
 def read_profiles_file(path: Path | str) -> dict[tuple[str, str], Profile]:
     """Profiles by (model, kind), from a CSV file. Raises ConfigError."""
     path = Path(path)
-    return read_profiles(text_of(path).splitlines(keepends=True), str(path))
+    return read_profiles(read_text(path).splitlines(keepends=True), str(path))
 
 
 def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) -> Model:
@@ -144,10 +153,10 @@ def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) 
         raise ConfigError(f'{place}: {entry.name!r} has no slo; give it a target, such as "50ms"')
     return Model(
         name=entry.name,
-        slo=loosest if entry.slo is None else target_of(entry.slo, f"{place}.slo"),
-        attainment=units.fraction(entry.attainment, f"{place}.attainment"),
+        slo=loosest if entry.slo is None else parse_target(entry.slo, f"{place}.slo"),
+        attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
         max_batch=entry.max_batch,
-        linger=units.seconds(str(entry.linger), f"{place}.linger"),
+        linger=units.parse_seconds(str(entry.linger), f"{place}.linger"),
     )
 
 
@@ -157,18 +166,20 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
     kind = Kind(name=entry.kind, count=entry.count, price=entry.price, max_partitions=entry.max_partitions)
     if entry.geometry is not None:
         if entry.cuts is not None:
-            raise ConfigError(f"{place}: a geometry says which cuts are legal; write one of `geometry` and `cuts`")
+            raise ConfigError(
+                f"{place}: a geometry says which cuts are legal; write one of `geometry` and `instance_shares`"
+            )
         if entry.geometry not in mig.GEOMETRIES:
-            known = either(mig.GEOMETRIES)
+            known = check_exclusive(mig.GEOMETRIES)
             raise ConfigError(f"{place}.geometry: {entry.geometry!r} is not known; take {known}")
         whole = max(instance.memory for instance in mig.GEOMETRIES[entry.geometry])
-        cuts = mig.cuts(entry.geometry)
+        cuts = mig.instance_shares(entry.geometry)
         kind = msgspec.structs.replace(kind, geometry=entry.geometry, cuts=cuts, memory=whole)
     elif entry.cuts is not None:
-        kind = msgspec.structs.replace(kind, cuts=cuts_of(entry.cuts, f"{place}.cuts"))
+        kind = msgspec.structs.replace(kind, cuts=parse_cuts(entry.cuts, f"{place}.cuts"))
     if entry.memory is None:
         return kind
-    return msgspec.structs.replace(kind, memory=units.memory(str(entry.memory), f"{place}.memory"))
+    return msgspec.structs.replace(kind, memory=units.parse_memory(str(entry.memory), f"{place}.memory"))
 
 
 def _useful(kind: Kind, models: list[str], profiles: Profiles, place: str) -> None:

@@ -7,11 +7,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from cotenant.config.interference import Chosen, read_interference
-from cotenant.config.toml import cuts_of, decode, either, one_of, rate_of, target_of, text_of
+from cotenant.config.interference import PredictorChoice, read_interference
+from cotenant.config.toml import (
+    check_exclusive,
+    check_one_of,
+    decode_toml,
+    parse_cuts,
+    parse_rate,
+    parse_target,
+    read_text,
+)
 from cotenant.core import units
 from cotenant.errors import ConfigError
-from cotenant.planners import PLANNERS, Objective, names
+from cotenant.planners import PLANNERS, Objective, planner_names
 
 Hold = Literal["bucket", "quota"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
@@ -62,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     profiles: Path | None
     planner: str
     objective: Objective | None
-    interference: Chosen
+    interference: PredictorChoice
     backend: BackendName
     http: Address
     grpc: Address
@@ -155,36 +163,36 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
 def read_settings(path: Path | str | None = None) -> Settings:
     """A server's settings from a TOML file, or the defaults. Paths in it are relative to it. Raises ConfigError."""
     path = None if path is None else Path(path)
-    file = _SettingsFile() if path is None else decode(text_of(path), _SettingsFile, path)
+    file = _SettingsFile() if path is None else decode_toml(read_text(path), _SettingsFile, path)
     place = "settings" if path is None else str(path)
     base = Path() if path is None else path.parent
-    if file.planner not in PLANNERS and file.planner not in names():
-        raise ConfigError(f"{place}: planner: {file.planner!r} is not known; take {either(names())}")
+    if file.planner not in PLANNERS and file.planner not in planner_names():
+        raise ConfigError(f"{place}: planner: {file.planner!r} is not known; take {check_exclusive(planner_names())}")
     models = tuple(_served(entry, f"{place}: models[{i}]") for i, entry in enumerate(file.models))
     for i, model in enumerate(models):
         if model.name in {other.name for other in models[:i]}:
             raise ConfigError(f"{place}: models[{i}].name: {model.name!r} stands twice; keep one entry")
-    backend = one_of(file.backend, BackendName, f"{place}: backend")
+    backend = check_one_of(file.backend, BackendName, f"{place}: backend")
     usual = "alone" if backend == "mig" else MARGIN
     interference = usual if file.interference is None else file.interference
     return Settings(
         repository=base / file.repository,
         profiles=None if file.profiles is None else base / file.profiles,
         planner=file.planner,
-        objective=None if file.objective is None else one_of(file.objective, Objective, f"{place}: objective"),
+        objective=None if file.objective is None else check_one_of(file.objective, Objective, f"{place}: objective"),
         interference=read_interference(interference, f"{place}: interference", base),
         backend=backend,
         http=_address(file.http, f"{place}: http"),
         grpc=_address(file.grpc, f"{place}: grpc"),
         metrics=_address(file.metrics, f"{place}: metrics"),
-        hold=one_of(file.cpu.hold, Hold, f"{place}: cpu.hold"),
+        hold=check_one_of(file.cpu.hold, Hold, f"{place}: cpu.hold"),
         reserve=_reserve(file.cpu.reserve, f"{place}: cpu.reserve"),
         cuts=_cuts(backend, file, place),
         gpus=tuple(str(device) for device in file.gpu.devices),
         mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
         spares=_spares(file.spares, f"{place}: spares"),
-        grace=units.seconds(str(file.grace), f"{place}: grace"),
+        grace=units.parse_seconds(str(file.grace), f"{place}: grace"),
         log=None if file.log is None else base / file.log,
         models=models,
     )
@@ -193,15 +201,15 @@ def read_settings(path: Path | str | None = None) -> Settings:
 def _served(entry: _ServedEntry, place: str) -> ModelSettings:
     if entry.max_batch is not None and entry.max_batch < 1:
         raise ConfigError(f"{place}.max_batch: {entry.max_batch} must be at least 1")
-    if entry.rate is not None and not 0 <= rate_of(entry.rate, f"{place}.rate") < float("inf"):
+    if entry.rate is not None and not 0 <= parse_rate(entry.rate, f"{place}.rate") < float("inf"):
         raise ConfigError(f"{place}.rate: {entry.rate:g} requests/s must be finite and at least 0")
     return ModelSettings(
         name=entry.name,
-        slo=None if entry.slo is None else target_of(entry.slo, f"{place}.slo"),
-        attainment=units.fraction(entry.attainment, f"{place}.attainment"),
+        slo=None if entry.slo is None else parse_target(entry.slo, f"{place}.slo"),
+        attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
         rate=entry.rate,
         max_batch=entry.max_batch,
-        linger=None if entry.linger is None else units.seconds(str(entry.linger), f"{place}.linger"),
+        linger=None if entry.linger is None else units.parse_seconds(str(entry.linger), f"{place}.linger"),
     )
 
 
@@ -220,11 +228,11 @@ def _cuts(backend: BackendName, file: _SettingsFile, place: str) -> tuple[int, .
     if backend in ("green", "mig") or (backend == "mps" and file.mps.static):
         return None
     if backend == "mps":
-        cuts = cuts_of(file.mps.cuts, f"{place}: mps.cuts")
+        cuts = parse_cuts(file.mps.cuts, f"{place}: mps.cuts")
         if broken := [cut for cut in cuts if cut % 10]:
             raise ConfigError(f"{place}: mps.cuts: MPS takes whole percentages only, not {units.show_share(broken[0])}")
         return cuts
-    return cuts_of(file.cpu.cuts, f"{place}: cpu.cuts")
+    return parse_cuts(file.cpu.cuts, f"{place}: cpu.cuts")
 
 
 def _spares(value: int, place: str) -> int:
@@ -237,7 +245,7 @@ def _reserve(value: str | float, place: str) -> float:
     """Like any fraction, but 0 is allowed and 1 is not."""
     if value in (0, "0", "0%"):
         return 0.0
-    fraction = units.fraction(value, place)
+    fraction = units.parse_fraction(value, place)
     if fraction == 1:
         raise ConfigError(f"{place}: {value!r} leaves nothing for the models; write less than 100%")
     return fraction

@@ -18,18 +18,18 @@ from cotenant.errors import ConfigError
 LEAST_RATE, MOST_RATE = 1e-6, 1e7  # requests/s: two in a month, and some 100,000 GPUs full
 
 
-def one_of(value: str, literal: Any, place: str) -> Any:
+def check_one_of(value: str, literal: Any, place: str) -> Any:
     known = get_args(literal)
     if value not in known:
-        raise ConfigError(f"{place}: {value!r} is not known; take {either(known)}")
+        raise ConfigError(f"{place}: {value!r} is not known; take {check_exclusive(known)}")
     return value
 
 
-def either(names: Any) -> str:
+def check_exclusive(names: Any) -> str:
     return " or ".join(repr(name) for name in sorted(names))
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -54,7 +54,7 @@ _WORDS = {
 }
 
 
-def decode(text: str, type_: type[File], path: Path) -> File:
+def decode_toml(text: str, type_: type[File], path: Path) -> File:
     try:
         entries = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -62,7 +62,7 @@ def decode(text: str, type_: type[File], path: Path) -> File:
     try:
         return msgspec.convert(entries, type_)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error, type_)}{_mixed_up(entries, _keys(type_, ''))}") from None
+        raise ConfigError(f"{path}: {explain_error(error, type_)}{_mixed_up(entries, _keys(type_, ''))}") from None
 
 
 def _mixed_up(entries: Mapping[str, Any], known: Collection[str]) -> str:
@@ -74,12 +74,12 @@ def _mixed_up(entries: Mapping[str, Any], known: Collection[str]) -> str:
     return ""
 
 
-def explain(error: msgspec.ValidationError, type_: type[Any]) -> str:
+def explain_error(error: msgspec.ValidationError, type_: type[Any]) -> str:
     message = str(error)
     if unknown := _UNKNOWN.fullmatch(message):
         key, place = unknown["key"], unknown["place"] or ""
         known = _keys(type_, place)
-        return f"{place + ': ' if place else ''}unknown key {key!r}; {nearest(key, known)}"
+        return f"{place + ': ' if place else ''}unknown key {key!r}; {nearest_hint(key, known)}"
     placed = _PLACED.fullmatch(message)
     what = _in_words(placed["what"] if placed else message)
     return f"{placed['place']}: {what}" if placed else what
@@ -101,7 +101,7 @@ def _in_words(what: str) -> str:
     return f"{stands} stands here; write {' or '.join(_WORDS[name] for name in wanted)}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest_hint(name: str, known: Iterable[str]) -> str:
     """A hint at what was meant."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -120,14 +120,14 @@ def _keys(type_: type[Any], place: str) -> list[str]:
     return [field.encode_name for field in info.fields]
 
 
-def target_of(text: str | float, place: str) -> float:
-    value = units.seconds(str(text), place)
+def parse_target(text: str | float, place: str) -> float:
+    value = units.parse_seconds(str(text), place)
     if value <= 0:
         raise ConfigError(f"{place}: a target of {text!r} must lie above 0")
     return value
 
 
-def rate_of(rate: float, place: str) -> float:
+def parse_rate(rate: float, place: str) -> float:
     """Requests/s, if a planner can reckon with that; what is no rate at all is for others to refuse."""
     if 0 < rate < LEAST_RATE or MOST_RATE < rate < math.inf:
         raise ConfigError(
@@ -136,11 +136,11 @@ def rate_of(rate: float, place: str) -> float:
     return rate
 
 
-def cuts_of(percents: tuple[float, ...], place: str) -> tuple[int, ...]:
+def parse_cuts(percents: tuple[float, ...], place: str) -> tuple[int, ...]:
     if not percents:
         raise ConfigError(f"{place}: no share is legal; write at least one, such as [100]")
     if max(percents) == 1:
         raise ConfigError(
             f"{place}: the largest share is 1 %; shares are in percent: [20, 50, 100] rather than [0.2, 0.5, 1]"
         )
-    return tuple(sorted({units.share(percent, place) for percent in percents}))
+    return tuple(sorted({units.parse_share(percent, place) for percent in percents}))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cotenant.config.toml import decode, explain, nearest, text_of
+from cotenant.config.toml import decode_toml, explain_error, nearest_hint, read_text
 from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.workload import Source, Workload
@@ -19,8 +19,8 @@ from cotenant.workload.arrivals import Floats
 from cotenant.workload.failures import Failure
 from cotenant.workload.mlperf import SAMPLES_PER_QUERY
 from cotenant.workload.shapes import hills, wave
-from cotenant.workload.sources import Closed, Curve, Gamma, Modulated, Offline, Poisson, Uniform
-from cotenant.workload.traces import MINUTE, Replayed, Survey, Trace, headings, read_minutes
+from cotenant.workload.sources import ClosedLoop, Curve, Gamma, MarkovModulated, Offline, Poisson, Uniform
+from cotenant.workload.traces import MINUTE, Trace, TraceSource, TraceSummary, read_headings, read_minutes
 
 Duration = str | int | float
 
@@ -147,7 +147,7 @@ def read_workload(path: Path | str, names: Collection[str]) -> Workload:
     path = Path(path)
     if path.suffix == ".csv":
         return _traced(path, names)
-    file = decode(text_of(path), _File, path)
+    file = decode_toml(read_text(path), _File, path)
     entries = []
     for index, table in enumerate(file.workload):
         with _at(f"{path}: workload[{index}]"):
@@ -161,7 +161,7 @@ def read_workload(path: Path | str, names: Collection[str]) -> Workload:
     for index, entry in enumerate(entries):
         with _at(f"{path}: workload[{index}]"):
             if entry.model not in names:
-                raise ConfigError(f"model {entry.model!r} is not known; {nearest(entry.model, names)}")
+                raise ConfigError(f"model {entry.model!r} is not known; {nearest_hint(entry.model, names)}")
             if entry.model in sources:
                 raise ConfigError(f"model {entry.model!r} stands twice; keep one entry")
             sources[entry.model] = _source(entry, traces).scaled(entry.scale * file.scale)
@@ -174,7 +174,7 @@ def read_failures(path: Path | str) -> tuple[Failure, ...]:
     path = Path(path)
     if path.suffix == ".csv":
         return ()
-    file = decode(text_of(path), _File, path)
+    file = decode_toml(read_text(path), _File, path)
     failures = []
     for index, entry in enumerate(file.failures):
         with _at(f"{path}: failures[{index}]"):
@@ -185,7 +185,7 @@ def read_failures(path: Path | str) -> tuple[Failure, ...]:
 
 def _traced(path: Path, names: Collection[str]) -> Workload:
     """Requests a minute, under 1, 2, … beside `model`; or a row for each, with its time in the first other column."""
-    known = headings(path)
+    known = read_headings(path)
     if MODEL not in known:
         raise ConfigError(
             f"{path}:1: no column {MODEL!r} says what was asked for; there are {', '.join(known) or 'none'}. Whose"
@@ -202,11 +202,11 @@ def _traced(path: Path, names: Collection[str]) -> Workload:
         sources |= {name: Curve.steps(row.tolist(), MINUTE) for name, row in rates.items()}
     else:
         trace = Trace(file=path, column=others[0], key=MODEL)
-        survey = Survey.of(trace)
-        sources |= {name: Replayed(trace=trace, survey=survey, names=frozenset([name])) for name in survey.counts}
+        survey = TraceSummary.of(trace)
+        sources |= {name: TraceSource(trace=trace, survey=survey, names=frozenset([name])) for name in survey.counts}
     for name in sources:
         if name not in names:
-            raise ConfigError(f"{path}: model {name!r} is not known; {nearest(name, names)}")
+            raise ConfigError(f"{path}: model {name!r} is not known; {nearest_hint(name, names)}")
     return Workload(sources)
 
 
@@ -228,7 +228,7 @@ class _Traces:
     def __init__(self, base: Path, entries: list[_Entry]) -> None:
         self._base = base
         self._names = {name for entry in entries if isinstance(entry, _Minutes) for name in entry.names or ()}
-        self._surveys: dict[Trace, Survey] = {}
+        self._surveys: dict[Trace, TraceSummary] = {}
         self._minutes: dict[tuple[str, str], dict[str, Floats]] = {}
 
     def minutes(self, entry: _Minutes) -> Curve:
@@ -251,23 +251,23 @@ class _Traces:
             raise ConfigError(f"{file}: no row is in it")
         return rates
 
-    def times(self, entry: _Times) -> Replayed:
+    def times(self, entry: _Times) -> TraceSource:
         if entry.names is not None and entry.key is None:
             raise ConfigError("names without a key; say with `key` which column they stand in")
         unit, gap = _seconds(entry.unit, "unit"), _seconds(entry.gap, "gap")
         trace = Trace(file=self._base / entry.file, column=entry.column, key=entry.key, unit=unit, gap=gap)
-        survey = self._surveys[trace] = self._surveys.get(trace) or Survey.of(trace)
-        return Replayed(trace=trace, survey=survey, names=frozenset(entry.names or ()), speed=entry.speed)
+        survey = self._surveys[trace] = self._surveys.get(trace) or TraceSummary.of(trace)
+        return TraceSource(trace=trace, survey=survey, names=frozenset(entry.names or ()), speed=entry.speed)
 
 
 def _entry(table: dict[str, Any]) -> _Entry:
     arrivals = table.get("arrivals", "poisson")
     if not isinstance(arrivals, str) or arrivals not in _ENTRIES:
-        raise ConfigError(f"arrivals {arrivals!r} are not known; {nearest(str(arrivals), _ENTRIES)}")
+        raise ConfigError(f"arrivals {arrivals!r} are not known; {nearest_hint(str(arrivals), _ENTRIES)}")
     try:
         return msgspec.convert(table, _ENTRIES[arrivals])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{explain(error, _ENTRIES[arrivals])} (arrivals = {arrivals!r})") from None
+        raise ConfigError(f"{explain_error(error, _ENTRIES[arrivals])} (arrivals = {arrivals!r})") from None
 
 
 def _source(entry: _Entry, traces: _Traces) -> Source:
@@ -277,7 +277,7 @@ def _source(entry: _Entry, traces: _Traces) -> Source:
         case _Rate(rate=rate):
             return Uniform(rate) if entry.arrivals == "uniform" else Poisson(rate)
         case _Modulated(rates=rates, stays=stays):
-            return Modulated(tuple(rates), tuple(_seconds(stay, "stays") for stay in stays))
+            return MarkovModulated(tuple(rates), tuple(_seconds(stay, "stays") for stay in stays))
         case _Curve(points=points, repeat=repeat, cv=cv):
             return Curve(tuple((_seconds(time, "points"), rate) for time, rate in points), repeat, cv)
         case _Steps(rates=rates, every=every, repeat=repeat):
@@ -291,12 +291,12 @@ def _source(entry: _Entry, traces: _Traces) -> Source:
         case _Times():
             return _around(entry.rate, traces.times(entry))
         case _Closed(callers=callers, think=think, samples=samples):
-            return Closed(callers, _seconds(think, "think"), samples)
+            return ClosedLoop(callers, _seconds(think, "think"), samples)
         case _MultiStream(samples=samples):
-            return Closed(1, samples=samples)
+            return ClosedLoop(1, samples=samples)
         case _Samples(samples=samples):
             return Offline(samples)
-    return Closed(1)  # single stream
+    return ClosedLoop(1)  # single stream
 
 
 def _around(rate: float | None, source: Source) -> Source:
@@ -320,4 +320,4 @@ def _timeout(entry: _Entry) -> float | None:
 
 
 def _seconds(duration: Duration, key: str) -> float:
-    return units.seconds(str(duration), key)
+    return units.parse_seconds(str(duration), key)

@@ -19,7 +19,7 @@ from cotenant.core.plan import Plan
 from cotenant.planners import Planner, Problem
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How quickly a scaler follows. Rates are in requests/s, of each model.
 
     period: seconds from one look to the next. weight: of the latest look in the smoothed rate.
@@ -45,9 +45,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 class Scaler:
     """plan: in force, or on its way. target: by model, what it was made for. estimate: the smoothed rates."""
 
-    def __init__(self, problem: Problem, planner: Planner, plan: Plan, policy: Policy | None = None) -> None:
+    def __init__(self, problem: Problem, planner: Planner, plan: Plan, policy: ScalingOptions | None = None) -> None:
         """plan: the one in force at the beginning, made for the problem's rates."""
-        self.policy = policy or Policy()
+        self.policy = policy or ScalingOptions()
         self.plan = plan
         self.target = dict(problem.rates)
         self.estimate: dict[str, float] = {}

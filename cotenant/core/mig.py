@@ -5,8 +5,8 @@ profiles; `nvidia-smi mig -lgipp`). Its share is its sevenths (an A30's quarters
 Its memory is what `nvidia-smi mig -lgip` lists, the least where drivers differ; for the larger instances of an H200 no
 listing was at hand, and they count as so many of its smallest.
 
-A geometry is a name of that table or, for a GPU that is at hand, what its driver says of it: `described` writes that as
-a name of its own, so that it goes wherever a name does.
+A geometry is a name of that table or, for a GPU that is at hand, what its driver says of it: `geometry_name` writes
+that as a name of its own, so that it goes wherever a name does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ GEOMETRIES: dict[str, tuple[Instance, ...]] = {
 }
 
 
-def known(geometry: str) -> bool:
+def is_known_geometry(geometry: str) -> bool:
     """Whether that is the name of a geometry."""
     return geometry in GEOMETRIES or geometry.startswith(_DESCRIBED)
 
@@ -68,7 +68,7 @@ def instances(geometry: str) -> tuple[Instance, ...]:
     return _read(geometry) if geometry.startswith(_DESCRIBED) else GEOMETRIES[geometry]
 
 
-def described(some: Iterable[Instance]) -> str:
+def geometry_name(some: Iterable[Instance]) -> str:
     """A geometry of just these, as a name."""
     return _DESCRIBED + " ".join(
         f"{it.name}:{it.share}:{it.memory}:{it.slices}:{','.join(map(str, it.starts))}" for it in some
@@ -84,21 +84,21 @@ def _read(geometry: str) -> tuple[Instance, ...]:
     return tuple(found)
 
 
-def fixed(some: Iterable[tuple[str, int, int]]) -> str:
+def fixed_geometry(some: Iterable[tuple[str, int, int]]) -> str:
     """The geometry of a GPU that is cut already, and stays so: instances as (name, share in ‰, bytes)."""
     alike: dict[tuple[str, int, int], list[int]] = {}
     for place, one in enumerate(some):
         alike.setdefault(one, []).append(place)
-    return described(Instance(*one, 1, tuple(places)) for one, places in alike.items())
+    return geometry_name(Instance(*one, 1, tuple(places)) for one, places in alike.items())
 
 
-def cuts(geometry: str) -> tuple[int, ...]:
+def instance_shares(geometry: str) -> tuple[int, ...]:
     """The shares that its instances have, in ‰, ascending."""
     return tuple(sorted({instance.share for instance in instances(geometry)}))
 
 
 @cache
-def layouts(geometry: str) -> tuple[tuple[Instance, ...], ...]:
+def maximal_layouts(geometry: str) -> tuple[tuple[Instance, ...], ...]:
     """Every set of instances to which none can be added, in the order of the table."""
     table = instances(geometry)
     found: dict[tuple[Instance, ...], None] = {}
@@ -110,7 +110,7 @@ def layouts(geometry: str) -> tuple[tuple[Instance, ...], ...]:
     return tuple(found)
 
 
-def fit(geometry: str, needs: Sequence[tuple[int, int]]) -> tuple[Instance, ...] | None:
+def placements_fit(geometry: str, needs: Sequence[tuple[int, int]]) -> tuple[Instance, ...] | None:
     """Instances that lie side by side and hold partitions of (share in ‰, bytes), in the same order; None if none do.
 
     Where an instance with less memory does, it is taken.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from cotenant.core.units import WHOLE, share
+from cotenant.core.units import WHOLE, parse_share
 from cotenant.errors import ConfigError
 
 
@@ -157,7 +157,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                     id=device.id,
                     partitions=tuple(
                         Partition(
-                            share=share(partition.share_pct, f"{place}: {device.kind} {device.id}"),
+                            share=parse_share(partition.share_pct, f"{place}: {device.kind} {device.id}"),
                             placements=tuple(
                                 Placement(
                                     model=placement.model,

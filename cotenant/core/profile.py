@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.units import share as parse_share
+from cotenant.core.units import parse_share as parse_share
 from cotenant.errors import ConfigError
 
 REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
@@ -156,7 +156,7 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
                 raise ConfigError(f"{place}:{line}: {column} is empty")
         name, kind = cells.pop("model"), cells.pop("kind")
         numbers = {
-            column: number(text, f"{place}:{line}: {column}", "" if column in (*REQUIRED, "procs") else FEATURE)
+            column: parse_number(text, f"{place}:{line}: {column}", "" if column in (*REQUIRED, "procs") else FEATURE)
             for column, text in cells.items()
             if text
         }
@@ -233,7 +233,7 @@ def csv_rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]
         yield rows.line_num, row
 
 
-def number(text: str, place: str, way_out: str = "") -> float:
+def parse_number(text: str, place: str, way_out: str = "") -> float:
     try:
         value = float(text)
     except ValueError:

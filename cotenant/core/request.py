@@ -45,7 +45,7 @@ class Request:
         return f"Request{self.fields()}"
 
 
-def made(ids: list[int], models: list[str], arrived: list[float], deadlines: list[float]) -> list[Request]:
+def make_requests(ids: list[int], models: list[str], arrived: list[float], deadlines: list[float]) -> list[Request]:
     """Requests of one row each."""
     return [
         Request(number, model, time, deadline)

@@ -29,7 +29,7 @@ def _split(text: str, place: str, example: str) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def seconds(text: str, place: str) -> float:
+def parse_seconds(text: str, place: str) -> float:
     """``"25ms"`` → 0.025. A bare number is refused: nobody knows its unit."""
     value, unit = _split(text, place, '"25ms" or "1.5s"')
     if unit not in _SECONDS:
@@ -37,7 +37,7 @@ def seconds(text: str, place: str) -> float:
     return value * _SECONDS[unit]
 
 
-def memory(text: str, place: str) -> int:
+def parse_memory(text: str, place: str) -> int:
     """``"8GiB"`` → 8589934592."""
     value, unit = _split(text, place, '"8GiB" or "500MiB"')
     if unit.lower() not in _BYTES:
@@ -45,7 +45,7 @@ def memory(text: str, place: str) -> int:
     return round(value * _BYTES[unit.lower()])
 
 
-def fraction(text: str | float, place: str) -> float:
+def parse_fraction(text: str | float, place: str) -> float:
     """``"99%"`` → 0.99; ``0.99`` stays. Above 0, at most 1."""
     if isinstance(text, str):
         value, unit = _split(text, place, '"99%" or 0.99')
@@ -59,7 +59,7 @@ def fraction(text: str | float, place: str) -> float:
     return value
 
 
-def share(percent: float, place: str) -> int:
+def parse_share(percent: float, place: str) -> int:
     """A share in percent → thousandths: 12.5 → 125."""
     if not (math.isfinite(percent) and 0 < percent <= 100):
         raise ConfigError(f"{place}: a share of {percent:g} % must lie above 0 and at most at 100")

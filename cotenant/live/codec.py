@@ -24,11 +24,11 @@ from cotenant.live.oip import (
     RequestedOutput,
     check_request,
     check_size,
-    chosen,
-    elements,
-    pack,
+    pack_strings,
+    requested_outputs,
     scheduling,
-    values,
+    to_values,
+    unpack_strings,
 )
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -76,7 +76,7 @@ class _Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
     outputs: list[_AnsweredTensor]
 
 
-class Form(msgspec.Struct, frozen=True):
+class ResponseFormat(msgspec.Struct, frozen=True):
     """How a caller wants its outputs: in binary or not, by name, and otherwise."""
 
     binary: bool = False
@@ -86,8 +86,8 @@ class Form(msgspec.Struct, frozen=True):
         return self.by_name.get(name, self.binary)
 
 
-_JSON = Form()
-_BINARY = Form(binary=True)
+_JSON = ResponseFormat()
+_BINARY = ResponseFormat(binary=True)
 _TOO_DEEP = "the JSON is nested too deeply"
 
 _request = msgspec.json.Decoder(_Request)
@@ -104,7 +104,7 @@ _flat = {name: msgspec.json.Decoder(kind) for name, kind in _lists.items()}
 
 def decode(
     body: Data, info: ModelInfo, *, header: int | None = None, block: object | None = None, start: int = 0
-) -> tuple[InferRequest, Form]:
+) -> tuple[InferRequest, ResponseFormat]:
     """A request for a model, checked against it, and how to answer it.
 
     header: bytes of JSON at the beginning of the body; None where it is all JSON. block, start: the memory that
@@ -155,7 +155,7 @@ def _parse(text: Data) -> _Request:
         raise MalformedError(_TOO_DEEP) from None
 
 
-def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple[InferRequest, Form]:
+def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple[InferRequest, ResponseFormat]:
     form = _JSON
     parameters = wire.parameters
     if parameters and parameters.pop("binary_data_output", False) is True:
@@ -174,7 +174,7 @@ def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple
             if output.parameters and output.parameters.binary_data is not None
         }
         if own:
-            form = Form(form.binary, own)
+            form = ResponseFormat(form.binary, own)
         if any(output.parameters and output.parameters.shared_memory_region is not None for output in wire.outputs):
             raise UnsupportedError("no shared memory is registered here; take the outputs in the answer")
     check_request(info, inputs, outputs)
@@ -193,7 +193,7 @@ def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple
     return request, form
 
 
-def _check_form(request: InferRequest, form: Form, info: ModelInfo) -> None:
+def _check_form(request: InferRequest, form: ResponseFormat, info: ModelInfo) -> None:
     """JSON has no half precision: say so before the model runs, not after."""
     for spec in info.outputs:
         wanted = not request.outputs or any(output.name == spec.name for output in request.outputs)
@@ -221,7 +221,7 @@ def _numbers(given: _Input) -> bytes:
         except msgspec.ValidationError:
             items = msgspec.convert(_flatten(_anything.decode(raw)), _lists[datatype])
         if datatype == "BYTES":
-            data = pack([item.encode() for item in items])
+            data = pack_strings([item.encode() for item in items])
         else:
             data = struct.pack(f"<{len(items)}{FORMATS[datatype]}", *items)
     except (msgspec.DecodeError, UnicodeError, OverflowError, TypeError, ValueError, struct.error) as error:
@@ -258,7 +258,7 @@ def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -
     if spec.datatype == "BYTES":
         # The one element, without its length.
         shape = [1 if size < 0 else size for size in shape]
-        body, block = pack([bytes(body)]), None
+        body, block = pack_strings([bytes(body)]), None
     elif len(open_dimensions) > 1:
         raise InvalidError(
             f"a raw binary request says no shape, but input {spec.name!r} of model {info.name!r} leaves "
@@ -273,14 +273,16 @@ def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -
     return InferRequest(model=info.name, version=info.version, inputs=(tensor,))
 
 
-def encode(request: InferRequest, response: InferResponse, info: ModelInfo, form: Form) -> tuple[bytes, list[Data]]:
+def encode(
+    request: InferRequest, response: InferResponse, info: ModelInfo, form: ResponseFormat
+) -> tuple[bytes, list[Data]]:
     """The JSON of an answer, and the tensors that follow it in binary.
 
     A number that JSON does not know (NaN, infinity) becomes null. Raises RequestError's children where the outputs
     are not what was asked for.
     """
     outputs, tail = [], []
-    for tensor in chosen(request, response, info):
+    for tensor in requested_outputs(request, response, info):
         if form.is_binary(tensor.name):
             tail.append(tensor.data)
             outputs.append(
@@ -295,9 +297,9 @@ def encode(request: InferRequest, response: InferResponse, info: ModelInfo, form
 def _listed(tensor: Tensor) -> Sequence[Any]:
     if tensor.datatype == "BYTES":
         try:
-            return [str(item, "utf-8") for item in elements(tensor)]
+            return [str(item, "utf-8") for item in unpack_strings(tensor)]
         except UnicodeDecodeError:
             raise InvalidError(
                 f"output {tensor.name!r} holds bytes that are no text, which JSON cannot carry; ask for binary_data"
             ) from None
-    return values(tensor)
+    return to_values(tensor)

@@ -55,7 +55,7 @@ class Observer(Protocol):
     def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
-class Parts(Protocol):
+class StageTensors(Protocol):
     """What a request of an application carries from stage to stage, by the number of the stage."""
 
     def inputs(self, number: int, item: int) -> Tensors: ...
@@ -99,8 +99,8 @@ class Driver:
         self._rounding = rounding
         self._loop = asyncio.get_running_loop()
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
-        self._parts: dict[int, Parts] = {}  # of those that are of applications
-        self._stages: dict[int, tuple[Parts, int]] = {}  # of those that are of stages, with the stage's number
+        self._parts: dict[int, StageTensors] = {}  # of those that are of applications
+        self._stages: dict[int, tuple[StageTensors, int]] = {}  # of those that are of stages, with the stage's number
         self._running: dict[str, tuple[Run, float]] = {}  # by lane, and since when
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
@@ -125,7 +125,7 @@ class Driver:
     def submit(
         self,
         model: str,
-        inputs: Tensors | Parts,
+        inputs: Tensors | StageTensors,
         answered: Answered,
         *,
         within: float,
@@ -247,12 +247,12 @@ class Driver:
                 logger.exception("the answer to request %d for model '%s' was lost", request.id, request.model)
 
 
-def _take(parts: Parts, number: int, item: int, result: Tensors | RequestError) -> None:
+def _take(parts: StageTensors, number: int, item: int, result: Tensors | RequestError) -> None:
     if not isinstance(result, RequestError):
         parts.take(number, item, result)
 
 
-def _whole(request: Request, parts: Parts) -> Tensors | RequestError:
+def _whole(request: Request, parts: StageTensors) -> Tensors | RequestError:
     """The answer to a request of an application."""
     try:
         return parts.outputs()

@@ -9,10 +9,10 @@ import msgspec
 from cotenant.core.application import MOST
 from cotenant.core.tensor import Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError
-from cotenant.worker.ensemble import Ensemble, Step
+from cotenant.worker.ensemble import Ensemble, EnsembleStage
 
 
-class Blackboard:
+class EnsembleTensors:
     """Holds what the request brought and what steps made, by the ensemble's names. Data is passed on, and copied only
     where the answers of a step that ran for each row are put together."""
 
@@ -37,7 +37,7 @@ class Blackboard:
             if other.each and other.after == (step.name,)
         }
 
-    def _count(self, later: Step, step: Step, outputs: Sequence[Tensor]) -> int:
+    def _count(self, later: EnsembleStage, step: EnsembleStage, outputs: Sequence[Tensor]) -> int:
         rows = {step.outputs[it.name]: it.shape[0] for it in outputs if it.name in step.outputs and it.shape}
         counts = {theirs: rows[theirs] for theirs in later.inputs.values()}
         if len(set(counts.values())) > 1:

@@ -42,7 +42,7 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
 Sample = tuple[str, dict[str, str], float]  # what is added to the name of the family, labels, value
 
 
-def render(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, holds: str) -> str:
+def render_metrics(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, holds: str) -> str:
     """backend: its name; holds: in words, what holds workers to their shares."""
     models, lanes = list(models), list(lanes)
     waiting = {model.name: sum(lane.waiting.get(model.name, 0) for lane in lanes) for model in models}

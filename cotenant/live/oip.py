@@ -178,7 +178,7 @@ def _natural(parameters: Parameters, name: str) -> int:
 def check_size(tensor: Tensor) -> None:
     """Raises InvalidError where a tensor's data is not what its datatype and shape ask for."""
     if tensor.datatype == "BYTES":
-        have, want, unit = len(elements(tensor)), math.prod(tensor.shape), "elements"
+        have, want, unit = len(unpack_strings(tensor)), math.prod(tensor.shape), "elements"
     elif tensor.datatype in DTYPES:
         have, want, unit = len(tensor.data), nbytes(tensor.datatype, tensor.shape), "bytes"
     else:
@@ -250,7 +250,7 @@ def _names(specs: Iterable[TensorSpec]) -> str:
     return ", ".join(repr(spec.name) for spec in specs)
 
 
-def chosen(request: InferRequest, response: InferResponse, info: ModelInfo) -> Sequence[Tensor]:
+def requested_outputs(request: InferRequest, response: InferResponse, info: ModelInfo) -> Sequence[Tensor]:
     """The outputs that the caller asked for, in that order, as labels where it asked for those."""
     if not request.outputs:
         return response.outputs
@@ -278,7 +278,7 @@ def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str]
     Of each row where there are rows, else of the whole tensor. Only for the datatypes of FORMATS.
     """
     rows = tensor.shape[0] if batched else 1
-    flat = values(tensor)
+    flat = to_values(tensor)
     size = len(flat) // max(rows, 1)
     count = min(count, size)
     form = "{:f}:{}" if tensor.datatype in ("FP32", "FP64") else "{:d}:{}"
@@ -287,10 +287,10 @@ def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str]
         for row in (flat[n * size : (n + 1) * size] for n in range(rows))
         for index in heapq.nlargest(count, range(size), key=row.__getitem__)
     ]
-    return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack(best))
+    return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack_strings(best))
 
 
-def values(tensor: Tensor) -> tuple[Any, ...]:
+def to_values(tensor: Tensor) -> tuple[Any, ...]:
     """Its elements as Python's own numbers, row-major. Only for the datatypes of FORMATS."""
     try:
         return struct.unpack(f"<{math.prod(tensor.shape)}{FORMATS[tensor.datatype]}", tensor.data)
@@ -298,12 +298,12 @@ def values(tensor: Tensor) -> tuple[Any, ...]:
         raise FailedError(f"output {tensor.name!r} is not what its shape says: {error}") from None
 
 
-def pack(items: Iterable[bytes]) -> bytes:
+def pack_strings(items: Iterable[bytes]) -> bytes:
     """BYTES elements → their wire form."""
     return b"".join([struct.pack("<I", len(item)) + item for item in items])
 
 
-def elements(tensor: Tensor) -> list[memoryview]:
+def unpack_strings(tensor: Tensor) -> list[memoryview]:
     """The elements of a BYTES tensor. Raises InvalidError where a length points past the end."""
     data = memoryview(tensor.data)
     found: list[memoryview] = []

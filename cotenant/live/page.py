@@ -18,7 +18,7 @@ th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px soli
 """
 
 
-def page(server: Server) -> str:
+def render_page(server: Server) -> str:
     """The whole page. It asks for itself again every two seconds."""
     status = server.status()
     plan = server.site.plan

@@ -20,11 +20,11 @@ from cotenant.backends import Backend, Launch
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
-from cotenant.live.process import Line, NoRoomError, Process, own_memory, processor_time
-from cotenant.live.spare import Outfit, Spares
+from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time, private_memory
+from cotenant.live.warm_pool import WarmPool, WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
-from cotenant.worker.wire import LARGE, Answer, Part, Run, Setup, Timing, WorkerModel, aligned
+from cotenant.worker.wire import LARGE, BatchResult, RunBatch, Setup, TensorPart, Timing, WorkerModel, aligned
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class _Lane:
         self.launch = Launch()  # until the backend has said
         self.models = {model.name: model for model in models}
         self.state = "starting"
-        self.line: Line | None = None
+        self.line: WorkerConnection | None = None
         self.revival: asyncio.Task[None] | None = None
         self.since = 0.0  # when `line` became ready
         self.quick_deaths = 0
@@ -139,11 +139,11 @@ class Pool:
         self._hang = hang
         self._lives = lives
         self._lanes: dict[str, _Lane] = {}
-        self._lines: dict[Line, _Lane] = {}
-        self._flights: dict[Line, _Flight] = {}
-        self._processes: set[Process] = set()  # all of which something is left, spares too
-        self._shared: dict[str, Process] = {}  # by their names
-        self._spares = Spares(spares, self._begin)
+        self._lines: dict[WorkerConnection, _Lane] = {}
+        self._flights: dict[WorkerConnection, _Flight] = {}
+        self._processes: set[WorkerProcess] = set()  # all of which something is left, spares too
+        self._shared: dict[str, WorkerProcess] = {}  # by their names
+        self._spares = WarmPool(spares, self._begin)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # no longer than this pool; lanes may outlast `close`
         self._lost: dict[str, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
@@ -185,7 +185,7 @@ class Pool:
         if (size := rows * line.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
         self._flights[line] = _Flight(batch, model, rows, time.monotonic(), kept, room)
-        line.send(Run(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
+        line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
 
     def poll(self) -> None:
         """Take what workers have answered by now. The event loop comes to that as well, but not before all callers
@@ -240,37 +240,37 @@ class Pool:
                 obeyed=lane.obeyed,
                 breach=lane.breach,
                 restarts=lane.restarts,
-                memory=own_memory(lane.line.process.pid) if lane.line else 0,
+                memory=private_memory(lane.line.process.pid) if lane.line else 0,
                 models=tuple(lane.models),
                 reason=lane.reason,
             )
             for lane in self._lanes.values()
         ]
 
-    def _part(self, tensor: Tensor, kept: list[object]) -> Part:
+    def _part(self, tensor: Tensor, kept: list[object]) -> TensorPart:
         """How a tensor travels. Whatever the worker looks at stays in `kept`."""
         kept.append(tensor)
         size = len(tensor.data)
         if tensor.block is not None:
             start = cast(Block, tensor.block).offset + tensor.start
-            return Part(tensor.name, tensor.datatype, tensor.shape, None, start, size)
+            return TensorPart(tensor.name, tensor.datatype, tensor.shape, None, start, size)
         if size >= LARGE and (block := self._arena.allocate(size)) is not None:
             block.view[:] = tensor.data
             kept.append(block)
-            return Part(tensor.name, tensor.datatype, tensor.shape, None, block.offset, size)
-        return Part(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
+            return TensorPart(tensor.name, tensor.datatype, tensor.shape, None, block.offset, size)
+        return TensorPart(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
 
     async def _in_turn(self, call: Callable[[*_Args], _T], *args: *_Args) -> _T:
         """What the backend does, in a thread: a driver may take its time. One after the other, as they were asked for,
         and to its end, also where nobody stays to hear of it."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._turns, call, *args))
 
-    async def _spawn(self, lane: _Lane) -> Line:
+    async def _spawn(self, lane: _Lane) -> WorkerConnection:
         """A worker that is ready. Raises WorkerError, and leaves nothing behind, where it does not get there."""
         launch = lane.launch
         if reason := _STOPPED if lane.stops else self._lost.get(_device(lane.name), ""):
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
-        line = Line(self._process(lane), answered=self._answered, left=self._left)
+        line = WorkerConnection(self._process(lane), answered=self._answered, left=self._left)
         self._lines[line] = lane
         line.send(
             Setup(
@@ -309,7 +309,7 @@ class Pool:
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
         return line
 
-    def _process(self, lane: _Lane) -> Process:
+    def _process(self, lane: _Lane) -> WorkerProcess:
         """The process that is to serve a lane."""
         name = lane.launch.process
         shared = self._shared.get(name)
@@ -321,21 +321,21 @@ class Pool:
             self._shared[name] = process
         return process
 
-    def _begin(self, name: str, outfit: Outfit, ahead: Sequence[str] | None = None) -> Process:
-        process = Process(name, self._arena.fd, shared=outfit.shared, ahead=ahead)
+    def _begin(self, name: str, outfit: WorkerTemplate, ahead: Sequence[str] | None = None) -> WorkerProcess:
+        process = WorkerProcess(name, self._arena.fd, shared=outfit.shared, ahead=ahead)
         self._processes.add(process)
         process.gone.add_done_callback(lambda gone: self._processes.discard(process))
         return process
 
-    def _outfit(self, lane: _Lane) -> Outfit:
+    def _outfit(self, lane: _Lane) -> WorkerTemplate:
         """What a process needs that serves a lane, with all others that are to share it."""
         process = lane.launch.process
         served = [it for it in self._lanes.values() if it.launch.process == process] if process else [lane]
         models = [(model, it.launch.fake) for it in served for model in it.models.values()]
         modules = {module for model, fake in models for module in runners.modules_of(model, fake=fake)}
-        return Outfit(bool(process), frozenset(modules))
+        return WorkerTemplate(bool(process), frozenset(modules))
 
-    def _adopt(self, lane: _Lane, line: Line) -> None:
+    def _adopt(self, lane: _Lane, line: WorkerConnection) -> None:
         lane.line = line
         lane.state = "ready"
         lane.since = time.monotonic()
@@ -343,7 +343,7 @@ class Pool:
         lane.revival = None
         self._listener.ready(lane.name)
 
-    def _answered(self, line: Line, answer: Answer, size: int) -> None:
+    def _answered(self, line: WorkerConnection, answer: BatchResult, size: int) -> None:
         flight = self._flights.pop(line)
         lane = self._lines[line]
         if lane.state == "stopped":
@@ -362,7 +362,7 @@ class Pool:
         ]
         self._listener.finished(lane.name, flight.batch, answers, answer.timing)
 
-    def _learn(self, line: Line, flight: _Flight, answer: Answer) -> None:
+    def _learn(self, line: WorkerConnection, flight: _Flight, answer: BatchResult) -> None:
         """These outputs were larger than their room: leave more to the next."""
         parts = [
             part
@@ -375,7 +375,7 @@ class Pool:
         known = line.footprints[flight.model]
         line.footprints[flight.model] = max(known, -(-size // max(flight.rows, 1)))
 
-    def _left(self, line: Line, reason: str) -> None:
+    def _left(self, line: WorkerConnection, reason: str) -> None:
         """A lane's worker is gone: expected or not, ready or not."""
         flight = self._flights.pop(line, None)
         lane = self._lines.pop(line)
@@ -408,7 +408,7 @@ class Pool:
             try:
                 line = await self._spawn(lane)
             except WorkerError as error:
-                if isinstance(error, NoRoomError):
+                if isinstance(error, ProcessLimitError):
                     turned_away += 1
                 else:
                     lane.quick_deaths += 1
@@ -473,7 +473,7 @@ class Pool:
     def _sample(self, lane: _Lane) -> None:
         """Look from outside at what a lane uses."""
         lane.sample_due = False
-        used = processor_time(lane.line.process.pid) if lane.line else None
+        used = cpu_time(lane.line.process.pid) if lane.line else None
         if used is None or lane.launch.budget is None:
             return
         now = time.monotonic()
@@ -509,7 +509,7 @@ def _why_not(lane: _Lane | None, model: str) -> str:
     return "it runs another" if model in lane.models else f"it has no model {model!r}, only {', '.join(lane.models)}"
 
 
-def _tensor(part: Part, room: Block | None) -> Tensor:
+def _tensor(part: TensorPart, room: Block | None) -> Tensor:
     if part.data is not None or room is None:
         return Tensor(part.name, part.datatype, part.shape, part.data or b"")
     start = part.start - room.offset

@@ -16,7 +16,16 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import WorkerError
-from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Ready, ToWorker, pack
+from cotenant.worker.wire import (
+    BatchResult,
+    FromWorker,
+    Inbox,
+    ToWorker,
+    WorkerBroken,
+    WorkerClosed,
+    WorkerReady,
+    encode_message,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +44,7 @@ _LINGER = 2.0  # seconds that such a process, or a killed one, has to be gone
 _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
-class NoRoomError(WorkerError):
+class ProcessLimitError(WorkerError):
     """The system has no room for one more process now, and may have later."""
 
 
@@ -46,10 +55,10 @@ def _counted(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"no process for {name}: {error.strerror}"
-        raise NoRoomError(f"{what}; are there too many processes or open files, or too little memory?") from None
+        raise ProcessLimitError(f"{what}; are there too many processes or open files, or too little memory?") from None
 
 
-class Process:
+class WorkerProcess:
     """Starts at once, or raises NoRoomError. It serves one lane, over its standard input, and ends with it; or, where
     it is `shared`, any number, each over a socket of its own that it is handed, and ends after the last.
 
@@ -61,7 +70,7 @@ class Process:
     def __init__(self, name: str, arena: int, *, shared: bool = False, ahead: Sequence[str] | None = None) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = loop.create_future()
-        self.lines: set[Line] = set()
+        self.lines: set[WorkerConnection] = set()
         self.ending = False  # it takes no further lane
         self.waits = False  # it was started ahead, has all that it was to have, and is nobody's
         self._reaping = False
@@ -76,7 +85,7 @@ class Process:
             self._output, printed = os.pipe()
             theirs.callback(os.close, printed)
             ours.callback(os.close, self._output)
-            program = ["cotenant.worker.main"] if ahead is None else ["cotenant.worker.ahead", ",".join(ahead)]
+            program = ["cotenant.worker.main"] if ahead is None else ["cotenant.worker.prestart", ",".join(ahead)]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *program, str(arena), str(os.getpid()), *["shared"] * shared],
                 stdin=other.fileno(),
@@ -125,7 +134,7 @@ class Process:
             self.kill(reason)
         await asyncio.wait([self.gone], timeout=2 * _LINGER)
 
-    def forget(self, line: Line) -> None:
+    def forget(self, line: WorkerConnection) -> None:
         """A lane of it has ended."""
         self.lines.discard(line)
         if not self.lines and not self.gone.done():
@@ -195,7 +204,7 @@ class Process:
         return f"{text}: {self._last_words}" if self._last_words else text
 
 
-class Line:
+class WorkerConnection:
     """Our end of one lane's socket to the process that serves it.
 
     `started` becomes "" when the lane is ready, or the reason why it will never be; `gone` becomes the reason why it
@@ -205,10 +214,10 @@ class Line:
 
     def __init__(
         self,
-        process: Process,
+        process: WorkerProcess,
         *,
-        answered: Callable[[Line, Answer, int], None],
-        left: Callable[[Line, str], None],
+        answered: Callable[[WorkerConnection, BatchResult, int], None],
+        left: Callable[[WorkerConnection, str], None],
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.process = process
@@ -228,7 +237,7 @@ class Line:
 
     def send(self, message: ToWorker) -> None:
         """Never blocks; what the socket does not take now follows later."""
-        data = pack(message)
+        data = encode_message(message)
         if not self._unsent:
             data = self._push(data)
             if data:
@@ -281,12 +290,12 @@ class Line:
             self._loop.remove_reader(self._connection.fileno())
         while (data := self._inbox.take()) is not None:
             match _decoder.decode(data):
-                case Ready(footprints):
+                case WorkerReady(footprints):
                     self.footprints = footprints
                     self._settle("")
-                case Broken(reason):
+                case WorkerBroken(reason):
                     self._settle(reason)
-                case Closed():
+                case WorkerClosed():
                     self._closed = True
                 case answer:
                     self._answered(self, answer, len(data))
@@ -321,7 +330,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def processor_time(pid: int) -> float | None:
+def cpu_time(pid: int) -> float | None:
     """Seconds that a process and its threads have used, as the kernel counts them; None where it does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -331,7 +340,7 @@ def processor_time(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def own_memory(pid: int) -> int:
+def private_memory(pid: int) -> int:
     """Bytes of memory that no other process shares, 0 where the system does not say."""
     try:
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()

@@ -25,26 +25,26 @@ from cotenant.errors import (
     UnsupportedError,
     WorkerError,
 )
-from cotenant.live.beside import Beside
+from cotenant.live.deployment import Deployment, Prepare, applications_of, serves, with_planned_batches
 from cotenant.live.driver import Driver, Tensors
-from cotenant.live.ensemble import Blackboard
-from cotenant.live.metrics import LaneReading, render
+from cotenant.live.ensemble import EnsembleTensors
+from cotenant.live.interference_observer import InterferenceObserver
+from cotenant.live.metrics import LaneReading, render_metrics
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
 from cotenant.live.pool import Pool
-from cotenant.live.site import Prepare, Site, applications_of, serves, sized
 from cotenant.live.statistics import ModelStatistics
 from cotenant.live.status import ModelStatus, Status
-from cotenant.live.triton import LOG, TRACE, model_config, settled
+from cotenant.live.triton import LOG, TRACE, model_config, updated_settings
 from cotenant.measure.report import ModelReport, Report
-from cotenant.planners.applications import carried
+from cotenant.planners.applications import carried_rates
 from cotenant.predictors import Load
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Reply
-from cotenant.runtime.lanes import lanes_of
-from cotenant.runtime.layout import Laid, Layout
+from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
+from cotenant.runtime.lane_specs import lane_specs
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.ensemble import Ensemble
-from cotenant.worker.repository import loadable
+from cotenant.worker.repository import worker_model
 from cotenant.worker.wire import Timing, WorkerModel
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
@@ -56,12 +56,12 @@ class Server:
     """Owns the dispatcher, its driver and the pool of workers. The front ends see it as `oip.Core`."""
 
     def __init__(
-        self, site: Site, backend: Backend, prepare: Prepare, *, spares: int = 0, log: BinaryIO | None = None
+        self, site: Deployment, backend: Backend, prepare: Prepare, *, spares: int = 0, log: BinaryIO | None = None
     ) -> None:
-        self._site = sized(site)
+        self._site = with_planned_batches(site)
         self._backend = backend
         self._prepare = prepare
-        self._layout = Layout()
+        self._layout = LaneMatcher()
         self._moving: dict[str, str] = {}  # models on their way in or out: LOADING or UNLOADING
         self._changing = asyncio.Lock()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -71,11 +71,11 @@ class Server:
         self._pool = Pool(backend, self._arena, self._driver, spares=spares)
         self._statistics: dict[str, ModelStatistics] = {}
         self._busy: defaultdict[str, float] = defaultdict(float)  # seconds in batches, by lane
-        self._beside = Beside()
+        self._beside = InterferenceObserver()
         self._glanced = 0.0  # when the workers were last looked at on behalf of a request
 
     @property
-    def site(self) -> Site:
+    def site(self) -> Deployment:
         return self._site
 
     async def start(self) -> None:
@@ -100,7 +100,7 @@ class Server:
 
     # Plans
 
-    async def apply(self, site: Site) -> None:
+    async def apply(self, site: Deployment) -> None:
         """Go over to another plan: its new partitions start and warm up, take over, and only then the old ones stop.
 
         A partition that both plans have goes on as it is. Raises WorkerError where a new one does not come up; then
@@ -109,10 +109,10 @@ class Server:
         async with self._changing:
             await self._apply(site)
 
-    async def _apply(self, site: Site) -> None:
-        site = sized(site)
+    async def _apply(self, site: Deployment) -> None:
+        site = with_planned_batches(site)
         models = {name: offered.model for name, offered in site.offered.items()}
-        specs = lanes_of(site.plan, models, site.problem.profiles)
+        specs = lane_specs(site.plan, models, site.problem.profiles)
         wanted = self._layout.match(site.plan, specs, lambda model: self._unchanged(model, site))
         fresh = {name: lane for name, lane in wanted.items() if name not in self._layout.lanes}
         await self._start(fresh, site, leaving=[it.lane for it in self._pool.status() if it.lane not in wanted])
@@ -126,11 +126,11 @@ class Server:
         self._driver.apply(tuple(lane.spec for lane in wanted.values()), applications_of(site))
         self._layout.lanes = wanted
 
-    def _unchanged(self, model: str, site: Site) -> bool:
+    def _unchanged(self, model: str, site: Deployment) -> bool:
         """Whether a model's file is the one that is being served."""
         return model in self._site.offered and self._site.offered[model].entry == site.offered[model].entry
 
-    async def _start(self, lanes: Mapping[str, Laid], site: Site, leaving: Collection[str]) -> None:
+    async def _start(self, lanes: Mapping[str, LaneAssignment], site: Deployment, leaving: Collection[str]) -> None:
         # The largest first, so that the backend can give them cores of their own.
         order = sorted(lanes, key=lambda name: -lanes[name].partition.share)
         starting = [
@@ -148,10 +148,10 @@ class Server:
             await asyncio.gather(*(self._pool.stop(name, grace=0.0) for name in order))
             raise failures[0]
 
-    def _worker_models(self, lane: Laid, site: Site) -> list[WorkerModel]:
+    def _worker_models(self, lane: LaneAssignment, site: Deployment) -> list[WorkerModel]:
         return [
             msgspec.structs.replace(
-                loadable(site.offered[model.model].entry, site.offered[model.model].info),
+                worker_model(site.offered[model.model].entry, site.offered[model.model].info),
                 max_batch=len(model.latencies),
                 latencies=model.latencies,
             )
@@ -187,7 +187,7 @@ class Server:
             }
             self._beside.ran(lane, load, since=now - seconds, now=now, alone=alone, others=others)
 
-    def _alone(self, lane: Laid | None, model: str, rows: int, expected: float) -> float:
+    def _alone(self, lane: LaneAssignment | None, model: str, rows: int, expected: float) -> float:
         """Seconds that a batch was profiled to take on that share without neighbours; as expected, where it was not."""
         if lane is None or (profile := self._site.problem.profiles.get((model, lane.device.kind))) is None:
             return expected
@@ -328,13 +328,13 @@ class Server:
     def trace_setting(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if model:
             self.model(model)
-        return settled(TRACE, update, "trace setting")
+        return updated_settings(TRACE, update, "trace setting")
 
     def log_settings(self, update: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return settled(LOG, update, "log setting")
+        return updated_settings(LOG, update, "log setting")
 
     def metrics(self) -> str:
-        return render(
+        return render_metrics(
             self._statistics.values(), self.readings(), backend=self._backend.name, holds=self._backend.holds()
         )
 
@@ -376,7 +376,7 @@ class Server:
 
         return self._driver.submit(
             request.model,
-            request.inputs if offered.ensemble is None else Blackboard(offered.ensemble, request.inputs),
+            request.inputs if offered.ensemble is None else EnsembleTensors(offered.ensemble, request.inputs),
             answered,
             within=min(
                 model.slo if request.timeout is None else request.timeout,
@@ -414,7 +414,7 @@ class Server:
             ready=self._open,
             plan=msgspec.Raw(self._site.plan.to_json()),
             targets={name: offered.model.slo for name, offered in self._site.offered.items()},
-            planned=carried(self._site.plan, self._site.problem),
+            planned=carried_rates(self._site.plan, self._site.problem),
             models=self.index(),
             statistics={
                 name: ModelStatus(

@@ -7,7 +7,7 @@ from typing import Any
 
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import InvalidError, UnsupportedError
-from cotenant.live.site import Offered
+from cotenant.live.deployment import ServableModel
 from cotenant.worker.repository import ENSEMBLE
 
 # Nothing is traced, and the log goes to standard error: what can be read, and what it can be set to.
@@ -29,7 +29,7 @@ LOG: dict[str, Any] = {
 }
 
 
-def model_config(info: ModelInfo, offered: Offered, lanes: Mapping[str, str]) -> dict[str, Any]:
+def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[str, str]) -> dict[str, Any]:
     """Triton's ModelConfig in its JSON shape. lanes: those that the model has, with the kind of their device."""
     batching: dict[str, Any] = {}
     if info.platform == ENSEMBLE:
@@ -70,7 +70,7 @@ def model_config(info: ModelInfo, offered: Offered, lanes: Mapping[str, str]) ->
     }
 
 
-def settled(settings: dict[str, Any], update: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+def updated_settings(settings: dict[str, Any], update: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
     """The settings, after an update that changes nothing; any other is refused, so that nobody believes in it."""
     for name, value in (update or {}).items():
         if name not in settings:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.core.units import show_seconds
-from cotenant.measure.draw import COLOURS, STYLES, figure_for, save
+from cotenant.measure.plan_drawing import COLOURS, STYLES, figure_for, save_figure
 from cotenant.measure.report import Report
 
 
@@ -71,7 +71,7 @@ def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> N
         axes.tick_params(labelsize=9)
     other.spines["top"].set_visible(False)
     figure.suptitle(f"{report.source}, {show_seconds(report.seconds)}", x=0.01, ha="left", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _unit(seconds: float) -> tuple[float, str]:
@@ -80,7 +80,7 @@ def _unit(seconds: float) -> tuple[float, str]:
     return next((unit for unit in units if seconds > 3 * unit[0]), (1.0, "seconds"))
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Points of a picture. low, high: of the band around it, if there is one."""
 
     label: str
@@ -91,7 +91,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_capacity(
-    lines: Sequence[Line], path: Path, *, promised: float, at: float, low: float, high: float, title: str
+    lines: Sequence[Series], path: Path, *, promised: float, at: float, low: float, high: float, title: str
 ) -> None:
     """What models attain (in percent) over the multiple of the rates; where promises break, with its interval."""
     figure = figure_for(path, 9, 5)
@@ -110,12 +110,12 @@ def save_capacity(
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(fontsize=8, loc="lower left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def save_growth(
-    lines: Sequence[Line],
-    bars: Sequence[Line],
+    lines: Sequence[Series],
+    bars: Sequence[Series],
     path: Path,
     *,
     best: str,
@@ -163,4 +163,4 @@ def save_growth(
         axes.spines["right"].set_visible(False)
         axes.tick_params(labelsize=9)
     attained.spines["top"].set_visible(False)
-    save(figure, path)
+    save_figure(figure, path)

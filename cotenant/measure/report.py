@@ -15,10 +15,10 @@ from cotenant.core.model import Model
 from cotenant.core.request import Outcome
 from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError
-from cotenant.measure.chance import by_chance
+from cotenant.measure.binomial import consistent_with_rate
 from cotenant.measure.stats import Tally
 from cotenant.measure.table import table
-from cotenant.measure.timeline import Timeline, mean
+from cotenant.measure.timeline import Timeline, interval_mean
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Whether its promise was kept, or nobody asked, or it was missed by no more than chance."""
         if self.attainment is None or self.attainment >= self.required:
             return True
-        return by_chance(self.missed, self.stayed, 1 - self.required)
+        return consistent_with_rate(self.missed, self.stayed, 1 - self.required)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,7 +148,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Group(*parts) if self.timeline is None else Group(*parts, Text(_fleet(self.timeline)))
 
 
-def compare(one: Report, other: Report) -> Table:
+def compare_reports(one: Report, other: Report) -> Table:
     """Two runs side by side, for the models that both have; differences are of the second from the first."""
     headings = (">offered/s", ">Δ", ">goodput/s", ">Δ", ">p50", ">Δ", ">p99", ">Δ", ">attained", ">Δ")
     rows = table(f"{one.source} → {other.source}", "model", *headings)
@@ -178,10 +178,12 @@ def _fleet(line: Timeline) -> str:
     devices = show_count(f"{max(line.devices, default=0.0):.3g}", "device")
     busiest = max(line.busy, default=0.0)
     told = f"{devices}, busy {line.utilisation:.0%} of the time, at most {busiest:.0%} in {show_seconds(line.step)}; "
-    told = told.replace("%", " %") + f"{mean(line.waiting):.3g} requests waiting, at most {max(line.waiting):.3g}"
+    told = (
+        told.replace("%", " %") + f"{interval_mean(line.waiting):.3g} requests waiting, at most {max(line.waiting):.3g}"
+    )
     if line.spent is None or line.cost is None:
         return told
-    told += f"\n{mean(line.cost):.4g} per hour"
+    told += f"\n{interval_mean(line.cost):.4g} per hour"
     return told + (f", {line.spent / line.answers * 1e6:.3g} for a million answers in time" if line.answers else "")
 
 

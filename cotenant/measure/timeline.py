@@ -49,5 +49,5 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return math.fsum(math.fsum(rates) for rates in self.goodput.values()) * self.step
 
 
-def mean(values: Sequence[float]) -> float:
+def interval_mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0

@@ -21,7 +21,7 @@ Split = dict[str, dict[str, float]]
 SLACK = 1e-6
 
 
-def plain(problem: Problem, split: Split) -> Problem:
+def without_applications(problem: Problem, split: Split) -> Problem:
     """The problem without applications: what planners, and the tests of the papers, speak of.
 
     A model has the tightest target of its uses. Its requests must succeed often enough that those of which one request
@@ -68,13 +68,13 @@ def budgets_of(application: Application, split: Split) -> dict[str, float]:
     return budgets
 
 
-def promise(problem: Problem, name: str) -> Model | Application:
+def slo_of(problem: Problem, name: str) -> Model | Application:
     """Whatever has that name, a target, and the fraction that must meet it. Raises PlanError where nothing has."""
     found = next((application for application in problem.applications if application.name == name), None)
     return problem.model(name) if found is None else found
 
 
-def overlong(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
+def overlong_paths(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
     """Applications whose target the plan does not split: name, the longest way through the stages (0: it says nothing
     of them), and the target, in seconds."""
     found = []
@@ -87,7 +87,7 @@ def overlong(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
     return found
 
 
-def carried(plan: Plan, problem: Problem) -> dict[str, float]:
+def carried_rates(plan: Plan, problem: Problem) -> dict[str, float]:
     """Requests/s that the plan serves of each model and application, of those that come from outside.
 
     What a model lacks is missing in all its uses alike, and an application has what the model has that lacks most;

@@ -17,7 +17,16 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
-from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, saturate
+from cotenant.planners.capacity import (
+    SLACK,
+    DeviceDraft,
+    PartitionDraft,
+    build_plan,
+    fits_device,
+    latency_curve,
+    max_throughput_batch,
+    sorted_by_price,
+)
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -30,22 +39,22 @@ class _Piece(msgspec.Struct, frozen=True):
 
 def plan(problem: Problem) -> Plan:
     left = {model: rate for model, rate in problem.rates.items() if rate > 0}
-    bins: list[Bin] = []
-    for kind in by_price(problem.fleet):
+    bins: list[DeviceDraft] = []
+    for kind in sorted_by_price(problem.fleet):
         pieces = [piece for model, rate in left.items() for piece in _pieces(problem, kind, model, rate)]
         for piece in sorted(pieces, key=lambda piece: -piece.share):
             if _place(problem, kind, bins, piece):
                 left[piece.model] -= piece.rate
         left = {model: rate for model, rate in left.items() if rate > SLACK * problem.rates[model]}
-    return assemble(problem, "bestfit", bins)
+    return build_plan(problem, "bestfit", bins)
 
 
 def _pieces(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Piece]:
     """What the model needs of this kind; nothing where no share serves it in time."""
     slo = problem.model(model).slo
-    most = {cut: saturate(curve(problem, model, kind.name, cut), slo)[1] for cut in kind.cuts}
+    most = {cut: max_throughput_batch(latency_curve(problem, model, kind.name, cut), slo)[1] for cut in kind.cuts}
     largest = max(most, key=lambda cut: (most[cut], -cut))
-    if most[largest] == 0 or not fits(problem, kind, [Cut(largest, {model: most[largest]})]):
+    if most[largest] == 0 or not fits_device(problem, kind, [PartitionDraft(largest, {model: most[largest]})]):
         return []
     full = math.floor(rate / most[largest] * (1 + SLACK))
     if kind.count is not None:  # More than this many have no place.
@@ -57,17 +66,17 @@ def _pieces(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Piec
     return pieces
 
 
-def _place(problem: Problem, kind: Kind, bins: list[Bin], piece: _Piece) -> bool:
+def _place(problem: Problem, kind: Kind, bins: list[DeviceDraft], piece: _Piece) -> bool:
     used = [bin_ for bin_ in bins if bin_.kind is kind]
     places = [bin_ for bin_ in used if kind.max_partitions is None or len(bin_.cuts) < kind.max_partitions]
     places.sort(key=lambda bin_: bin_.free)
     if kind.count is None or len(used) < kind.count:
-        places.append(Bin(kind, []))
+        places.append(DeviceDraft(kind, []))
     for bin_ in places:
         for share in kind.cuts:
             if piece.share <= share <= bin_.free:
-                cut = Cut(share, {piece.model: piece.rate})
-                if fits(problem, kind, [*bin_.cuts, cut]):
+                cut = PartitionDraft(share, {piece.model: piece.rate})
+                if fits_device(problem, kind, [*bin_.cuts, cut]):
                     if not bin_.cuts:
                         bins.append(bin_)
                     bin_.cuts.append(cut)

@@ -19,7 +19,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
-from cotenant.predictors import Alone, Load
+from cotenant.predictors import Load, NoInterference
 
 # Sums of floats are compared with this much slack.
 SLACK = 1e-9
@@ -30,7 +30,7 @@ BURST = 3.0
 BURST_COST = 0.05
 
 
-class Work(msgspec.Struct, frozen=True):
+class RoundShare(msgspec.Struct, frozen=True):
     """One model's part of a round. curve: seconds of batches 1, 2, …, neighbours included; rate: requests/s."""
 
     curve: Sequence[float]
@@ -38,7 +38,7 @@ class Work(msgspec.Struct, frozen=True):
     slo: float
 
 
-def curve(problem: Problem, model: str, kind: str, share: int, procs: int = 1) -> tuple[float, ...]:
+def latency_curve(problem: Problem, model: str, kind: str, share: int, procs: int = 1) -> tuple[float, ...]:
     """Seconds of batches 1, 2, … up to the model's largest, alone on a share (‰); empty where nothing was profiled."""
     profile = problem.profile(model, kind)
     if profile is None:
@@ -47,7 +47,7 @@ def curve(problem: Problem, model: str, kind: str, share: int, procs: int = 1) -
 
 
 @lru_cache(1 << 14)
-def saturate(curve: tuple[float, ...], slo: float) -> tuple[int, float]:
+def max_throughput_batch(curve: tuple[float, ...], slo: float) -> tuple[int, float]:
     """The batch that carries most alone on a partition within `slo`, and that rate in requests/s; (0, 0.0) if none."""
     batch, rate = 0, 0.0
     for rows, latency in enumerate(curve, 1):
@@ -58,7 +58,7 @@ def saturate(curve: tuple[float, ...], slo: float) -> tuple[int, float]:
     return batch, rate
 
 
-def knee(most: Mapping[int, float]) -> int:
+def knee_share(most: Mapping[int, float]) -> int:
     """The share (‰) at which a model gets most for its resource: gpulet's p_eff (section 4.3, Figures 4 and 9).
 
     most: requests/s by share, ascending. As in the paper's program it is the upper end of the step from one legal share
@@ -71,7 +71,7 @@ def knee(most: Mapping[int, float]) -> int:
     return shares[steps.index(steepest) + 1] if steepest else shares[0]
 
 
-def least_round(works: Sequence[Work]) -> tuple[int, ...] | None:
+def smallest_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
     """The smallest batches that keep up within every target, or None where none do.
 
     Longer rounds need larger batches and larger batches make longer rounds, so the smallest batches that keep up are
@@ -98,13 +98,13 @@ def least_round(works: Sequence[Work]) -> tuple[int, ...] | None:
         length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
 
 
-def fullest_round(works: Sequence[Work]) -> tuple[int, ...] | None:
+def max_scale_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
     """The batches that carry the largest common multiple of the rates within every target, or None where none keep up.
 
     Real arrivals come in bursts, and the dispatcher fills a batch only as far as requests wait: what a larger batch
     adds is room. From the smallest batches on, the model that limits the multiple must grow for it to grow.
     """
-    best = least_round(works)
+    best = smallest_batches(works)
     if best is None:
         return None
     batches = best
@@ -119,12 +119,12 @@ def fullest_round(works: Sequence[Work]) -> tuple[int, ...] | None:
     return best
 
 
-def roomiest_round(works: Sequence[Work]) -> tuple[int, ...] | None:
+def headroom_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
     """The fullest round, and beyond it room for the bursts of those whose rows cost next to nothing; None as there.
 
     A model with short batches among long ones gets many requests in a round, and more than the average in many.
     """
-    batches = fullest_round(works)
+    batches = max_scale_batches(works)
     if batches is None:
         return None
     least = max(1.0, min(_multiples(works, batches)) * (1 - BURST_COST))
@@ -137,12 +137,12 @@ def roomiest_round(works: Sequence[Work]) -> tuple[int, ...] | None:
     return batches
 
 
-def _holds(works: Sequence[Work], batches: Sequence[int]) -> bool:
+def _holds(works: Sequence[RoundShare], batches: Sequence[int]) -> bool:
     length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
     return all(length + work.curve[batch - 1] <= work.slo for work, batch in zip(works, batches, strict=True))
 
 
-def _multiples(works: Sequence[Work], batches: Sequence[int]) -> list[float]:
+def _multiples(works: Sequence[RoundShare], batches: Sequence[int]) -> list[float]:
     """Of its rate, what each model could carry in such rounds."""
     length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
     return [batch / (work.rate * length) if work.rate else math.inf for work, batch in zip(works, batches, strict=True)]
@@ -164,18 +164,18 @@ def slowdown(problem: Problem, victim: Load, neighbours: Sequence[Sequence[Load]
     return problem.interference.slowdown(victim, worst)
 
 
-def usual(problem: Problem, model: str, kind: Kind, share: int) -> float:
+def median_slowdown(problem: Problem, model: str, kind: Kind, share: int) -> float:
     """How much a neighbour slows a model on a share (‰): the median over the other models of the problem.
 
     Both run their largest batches alone within their targets, the neighbour on the rest of the device. Planners reckon
-    with it where they do not know yet who will be beside a partition; `partitions` decides.
+    with it where they do not know yet who will be beside a partition; `batched_partitions` decides.
     """
     rest = max((cut for cut in kind.cuts if cut <= WHOLE - share), default=0)
-    if isinstance(problem.interference, Alone) or rest == 0:
+    if isinstance(problem.interference, NoInterference) or rest == 0:
         return 1.0
 
     def load(name: str, share: int) -> Load | None:
-        batch, _ = saturate(curve(problem, name, kind.name, share), problem.model(name).slo)
+        batch, _ = max_throughput_batch(latency_curve(problem, name, kind.name, share), problem.model(name).slo)
         return Load(name, kind.name, batch, share) if batch else None
 
     victim = load(model, share)
@@ -186,7 +186,7 @@ def usual(problem: Problem, model: str, kind: Kind, share: int) -> float:
     return slowdowns[len(slowdowns) // 2] if slowdowns else 1.0
 
 
-class Cut(msgspec.Struct):
+class PartitionDraft(msgspec.Struct):
     """A partition while it is being planned. rates: requests/s by model; procs: workers of a model, where not 1."""
 
     share: int
@@ -194,11 +194,11 @@ class Cut(msgspec.Struct):
     procs: dict[str, int] = {}
 
 
-class Bin(msgspec.Struct):
+class DeviceDraft(msgspec.Struct):
     """A device while it is being planned; `count` of them that are alike."""
 
     kind: Kind
-    cuts: list[Cut]
+    cuts: list[PartitionDraft]
     count: int = 1
 
     @property
@@ -206,8 +206,8 @@ class Bin(msgspec.Struct):
         return WHOLE - sum(cut.share for cut in self.cuts)
 
 
-def partitions(
-    problem: Problem, kind: Kind, cuts: Sequence[Cut], *, full: bool = False
+def batched_partitions(
+    problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft], *, full: bool = False
 ) -> tuple[Partition, ...] | None:
     """The cuts of one device with batches that hold every promise beside the neighbours, in memory; or None.
 
@@ -215,10 +215,10 @@ def partitions(
     Slowdowns and batches depend on each other: slowdowns only ever rise from one try to the next, until those that
     were reckoned with cover those that result.
     """
-    choose = roomiest_round if full else least_round
+    choose = headroom_batches if full else smallest_batches
     procs = [[cut.procs.get(model, 1) for model in cut.rates] for cut in cuts]
     curves = [
-        [curve(problem, model, kind.name, cut.share, n) for model, n in zip(cut.rates, own, strict=True)]
+        [latency_curve(problem, model, kind.name, cut.share, n) for model, n in zip(cut.rates, own, strict=True)]
         for cut, own in zip(cuts, procs, strict=True)
     ]
     slos = {model.name: model.slo for model in problem.models}
@@ -227,7 +227,7 @@ def partitions(
         chosen: list[tuple[int, ...]] = []
         for cut, own, workers, factors in zip(cuts, curves, procs, slow, strict=True):
             works = [
-                Work(known if factor == 1 else [factor * latency for latency in known], rate / n, slos[model])
+                RoundShare(known if factor == 1 else [factor * latency for latency in known], rate / n, slos[model])
                 for (model, rate), known, n, factor in zip(cut.rates.items(), own, workers, factors, strict=True)
             ]
             batches = choose(works)
@@ -253,8 +253,8 @@ def partitions(
     return _built(problem, kind, cuts, chosen, latencies)
 
 
-def as_batched(
-    problem: Problem, kind: Kind, cuts: Sequence[Cut], chosen: Sequence[Sequence[int]]
+def partitions_with_batches(
+    problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft], chosen: Sequence[Sequence[int]]
 ) -> tuple[Partition, ...] | None:
     """The cuts of one device with these batches; None where they break a promise beside the neighbours, or memory."""
     loads = [
@@ -266,7 +266,8 @@ def as_batched(
         procs = [cut.procs.get(load.model, 1) for load in own]
         beside = loads[:i] + loads[i + 1 :]
         took = [
-            slowdown(problem, load, beside) * curve(problem, load.model, kind.name, cut.share, n)[load.batch - 1]
+            slowdown(problem, load, beside)
+            * latency_curve(problem, load.model, kind.name, cut.share, n)[load.batch - 1]
             for load, n in zip(own, procs, strict=True)
         ]
         duty = sum(took)
@@ -281,7 +282,7 @@ def as_batched(
 def _built(
     problem: Problem,
     kind: Kind,
-    cuts: Sequence[Cut],
+    cuts: Sequence[PartitionDraft],
     chosen: Sequence[Sequence[int]],
     latencies: Sequence[Sequence[float]],
 ) -> tuple[Partition, ...] | None:
@@ -307,14 +308,14 @@ def _built(
         (cut.share, sum(p.procs * footprint(problem, kind.name, p.model, p.batch) for p in cut.placements))
         for cut in made
     ]
-    return made if housed(kind, needs) else None
+    return made if fits_memory(kind, needs) else None
 
 
-def housed(kind: Kind, needs: Sequence[tuple[int, int]]) -> bool:
+def fits_memory(kind: Kind, needs: Sequence[tuple[int, int]]) -> bool:
     """Whether a device has the memory for partitions of (share in ‰, bytes), and where MIG cuts it, the places."""
     if sum(need for _, need in needs) > kind.memory:
         return False
-    return kind.geometry is None or mig.fit(kind.geometry, needs) is not None
+    return kind.geometry is None or mig.placements_fit(kind.geometry, needs) is not None
 
 
 def footprint(problem: Problem, kind: str, model: str, batch: int) -> int:
@@ -323,31 +324,33 @@ def footprint(problem: Problem, kind: str, model: str, batch: int) -> int:
     return 0 if profile is None else profile.memory(batch)
 
 
-def fits(problem: Problem, kind: Kind, cuts: Sequence[Cut]) -> bool:
-    return partitions(problem, kind, cuts) is not None
+def fits_device(problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft]) -> bool:
+    return batched_partitions(problem, kind, cuts) is not None
 
 
-def by_price(fleet: Sequence[Kind]) -> list[Kind]:
+def sorted_by_price(fleet: Sequence[Kind]) -> list[Kind]:
     """Cheapest first; kinds without a price last; else as listed."""
     return sorted(fleet, key=lambda kind: math.inf if kind.price is None else kind.price)
 
 
-def assemble(problem: Problem, planner: str, bins: Sequence[Bin]) -> Plan:
+def build_plan(problem: Problem, planner: str, bins: Sequence[DeviceDraft]) -> Plan:
     """The plan of what planners put together; every bin must fit. Counts what stays unserved."""
     numbers: dict[str, int] = {}
     devices = []
     for bin_ in bins:
         if not any(cut.rates for cut in bin_.cuts):
             continue
-        made = partitions(problem, bin_.kind, bin_.cuts, full=True) or partitions(problem, bin_.kind, bin_.cuts)
+        made = batched_partitions(problem, bin_.kind, bin_.cuts, full=True) or batched_partitions(
+            problem, bin_.kind, bin_.cuts
+        )
         assert made is not None, "a planner put together what does not fit"
         first = numbers.get(bin_.kind.name, 0)
         numbers[bin_.kind.name] = first + bin_.count
         devices += [Device(kind=bin_.kind.name, id=first + n, partitions=made) for n in range(bin_.count)]
-    return accounted(Plan(planner=planner, objective="devices", devices=tuple(devices)), problem)
+    return with_totals(Plan(planner=planner, objective="devices", devices=tuple(devices)), problem)
 
 
-def accounted(plan: Plan, problem: Problem) -> Plan:
+def with_totals(plan: Plan, problem: Problem) -> Plan:
     """The plan with what it leaves `unserved` of the rates asked for, its scale and its cost."""
     carried = plan.rates()
     served = {model: carried.get(model, 0.0) for model in problem.rates}

@@ -16,7 +16,7 @@ from cotenant.core import mig
 from cotenant.core.plan import Device, Partition, Placement, Plan, device_name
 from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
 from cotenant.planners import Problem
-from cotenant.planners.applications import overlong, plain
+from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.capacity import footprint, slowdown
 from cotenant.predictors import Load
 
@@ -70,9 +70,10 @@ def check(plan: Plan, problem: Problem) -> list[Violation]:
     """Everything that is wrong with a plan for a problem; empty for a sound one (DESIGN.md, The referee)."""
     if problem.applications:
         split = [
-            Violation("split", f"application {name}", length, slo) for name, length, slo in overlong(plan, problem)
+            Violation("split", f"application {name}", length, slo)
+            for name, length, slo in overlong_paths(plan, problem)
         ]
-        return split or check(plan, plain(problem, plan.split))
+        return split or check(plan, without_applications(problem, plan.split))
     found = _fleet(plan, problem)
     kinds = {kind.name: kind for kind in problem.fleet}
     for device in plan.devices:
@@ -122,7 +123,7 @@ def _device(device: Device, problem: Problem) -> list[Violation]:
             found += _round(partition, neighbours, where, device.kind, problem)
         workers = sum(p.procs * footprint(problem, device.kind, p.model, p.batch) for p in partition.placements)
         needs.append((partition.share, workers))
-    if kind.geometry is not None and mig.fit(kind.geometry, needs) is None:
+    if kind.geometry is not None and mig.placements_fit(kind.geometry, needs) is None:
         found.append(Violation("geometry", name))
     memory = sum(workers for _, workers in needs)
     if memory > kind.memory:

@@ -19,8 +19,8 @@ from cotenant.core.profile import Profiles
 from cotenant.core.units import show_memory
 from cotenant.errors import PlanError
 from cotenant.predictors import Interference, Load
-from cotenant.predictors.features import MEMORY, sheet
-from cotenant.predictors.kernels import Run, Sum
+from cotenant.predictors.features import MEMORY, feature_table
+from cotenant.predictors.kernels import ColocatedRun, ThroughputSum
 
 Neighbours = tuple[Load, ...]
 Measure = Literal["rows", "relative"]
@@ -44,7 +44,7 @@ class Choice(msgspec.Struct, frozen=True):
     worth: float
 
 
-def sets_of(
+def candidate_sets(
     target: Load, candidates: Sequence[Load], count: int, profiles: Profiles, memory: int | None = None
 ) -> list[Neighbours]:
     """Every choice of `count` candidates that fits beside the target. memory: bytes of the device.
@@ -63,19 +63,19 @@ def sets_of(
     return found
 
 
-def ranked(sets: Iterable[Neighbours], worth: Worth) -> list[Choice]:
+def rank_sets(sets: Iterable[Neighbours], worth: Worth) -> list[Choice]:
     """The highest worth first; equal ones in the order that they came. Of whom nothing is known is left out."""
     known = [Choice(beside, value) for beside in sets if (value := worth(beside)) is not None]
     return sorted(known, key=lambda choice: -choice.worth)
 
 
-def by_prediction(target: Load, interference: Interference, profiles: Profiles, measure: Measure) -> Worth:
+def rank_by_prediction(target: Load, interference: Interference, profiles: Profiles, measure: Measure) -> Worth:
     """The sum of throughputs, each slowed by the others."""
 
     def worth(beside: Neighbours) -> float:
         loads = (target, *beside)
         return sum(
-            (1.0 if measure == "relative" else alone(load, profiles))
+            (1.0 if measure == "relative" else throughput_alone(load, profiles))
             / interference.slowdown(load, (*loads[:i], *loads[i + 1 :]))
             for i, load in enumerate(loads)
         )
@@ -83,15 +83,15 @@ def by_prediction(target: Load, interference: Interference, profiles: Profiles, 
     return worth
 
 
-def by_sum(target: Load, learnt: Sum) -> Worth:
+def rank_by_learned_sum(target: Load, learnt: ThroughputSum) -> Worth:
     """KACE's own: the sum in rows per second is what was learnt."""
     return lambda beside: learnt.rows_per_s([(target, *beside)])[0]
 
 
-def by_rule(rule: str, profiles: Profiles) -> Worth:
+def rank_by_rule(rule: str, profiles: Profiles) -> Worth:
     """The candidates that have the most, or the least, of a feature. Raises PlanError for a profile without it."""
     column, most = RULES[rule]
-    known = sheet(profiles, (), (column,))
+    known = feature_table(profiles, (), (column,))
     place = known.names.index(column)
     if column == MEMORY and not any(profile.memory(profile.max_batch) for profile in profiles.values()):
         raise PlanError(f"the rule {rule!r} looks at memory, which was not measured: it is 0 in all profiles")
@@ -107,24 +107,24 @@ def by_rule(rule: str, profiles: Profiles) -> Worth:
     return worth
 
 
-def by_measurement(target: Load, runs: Iterable[Run], profiles: Profiles, measure: Measure) -> Worth:
+def rank_by_measurement(target: Load, runs: Iterable[ColocatedRun], profiles: Profiles, measure: Measure) -> Worth:
     """What was measured of exactly these models together: Oracle."""
-    seen = {_key(run.loads): measured(run, profiles, measure) for run in runs}
+    seen = {_key(run.loads): measured_throughput(run, profiles, measure) for run in runs}
     return lambda beside: seen.get(_key((target, *beside)))
 
 
-def at_random(rng: np.random.Generator) -> Worth:
+def rank_at_random(rng: np.random.Generator) -> Worth:
     return lambda beside: float(rng.random())
 
 
-def measured(run: Run, profiles: Profiles, measure: Measure) -> float:
+def measured_throughput(run: ColocatedRun, profiles: Profiles, measure: Measure) -> float:
     """The sum of throughputs of a run."""
     if measure == "rows":
         return sum(run.rows_per_s)
-    return sum(rate / alone(load, profiles) for load, rate in zip(run.loads, run.rows_per_s, strict=True))
+    return sum(rate / throughput_alone(load, profiles) for load, rate in zip(run.loads, run.rows_per_s, strict=True))
 
 
-def alone(load: Load, profiles: Profiles) -> float:
+def throughput_alone(load: Load, profiles: Profiles) -> float:
     """Rows per second. Raises PlanError where a batch of that size on that share was not measured."""
     latency = profiles[load.model, load.kind].latency(load.batch, load.share)
     if math.isinf(latency):

@@ -10,7 +10,7 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_names
 from cotenant.planners import Problem
-from cotenant.planners.applications import promise, rates_of_models
+from cotenant.planners.applications import rates_of_models, slo_of
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 
@@ -18,7 +18,7 @@ SLACK = 1e-6
 AS_GOOD = 0.005  # of a multiple of the rates; `solve` finds it no closer
 
 
-class Worst(msgspec.Struct, frozen=True):
+class WorstModel(msgspec.Struct, frozen=True):
     """Of the models that are served, the one that breaks its promise most or comes nearest to it, by the forecast."""
 
     model: str
@@ -43,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bound: float | None = None
     gap: float | None = None
     solve_s: float = 0.0
-    worst: Worst | None = None
+    worst: WorstModel | None = None
     unserved: dict[str, float] = {}
     violations: tuple[str, ...] = ()
 
@@ -79,7 +79,7 @@ def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
     lacks = set() if problem.objective == "rate" else plan.unserved.keys() | _without(plan, problem)
     worst = min(
         (
-            Worst(name, it.attainment, promise(problem, name).attainment)
+            WorstModel(name, it.attainment, slo_of(problem, name).attainment)
             for name, it in expected.items()
             if name not in lacks
         ),

@@ -24,7 +24,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.planners.check import check
 from cotenant.planners.problem import Problem
-from cotenant.predictors import Alone, Interference, Load
+from cotenant.predictors import Interference, Load, NoInterference
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ MIB = 1 << 20
 EVERY_5 = tuple(range(50, 1001, 50))
 
 
-def breaches(plan: Plan, problem: Problem) -> list[str]:
+def contract_violations(plan: Plan, problem: Problem) -> list[str]:
     """What is wrong with a planner's answer, in words; nothing where it keeps to the contract."""
     found = [str(violation) for violation in check(plan, problem)]
     if not any(problem.rates.values()) and plan.devices:
@@ -57,14 +57,14 @@ def _beyond(plan: Plan) -> list[str]:
     return [f"the plan comes to {reached}, which its bound of {plan.bound:g} says is impossible"] if beaten else []
 
 
-class Dice(Protocol):
+class RandomSource(Protocol):
     """What decides of a random problem."""
 
     def choice(self, options: Sequence[T]) -> T: ...
     def between(self, low: float, high: float) -> float: ...
 
 
-class Rolled:
+class NumpyRandom:
     """Dice of a generator of random numbers."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -77,12 +77,12 @@ class Rolled:
         return float(self._rng.uniform(low, high))
 
 
-def problems(count: int, seed: int = 0) -> list[Problem]:
+def random_problems(count: int, seed: int = 0) -> list[Problem]:
     """So many random problems, the first of them the same for any `count`."""
-    return [random_problem(Rolled(rng)) for rng in np.random.default_rng(seed).spawn(count)]
+    return [random_problem(NumpyRandom(rng)) for rng in np.random.default_rng(seed).spawn(count)]
 
 
-class Crowded(msgspec.Struct, frozen=True):
+class ProportionalInterference(msgspec.Struct, frozen=True):
     """Every neighbour slows in proportion to its batch and share."""
 
     factor: float
@@ -91,7 +91,7 @@ class Crowded(msgspec.Struct, frozen=True):
         return 1 + self.factor * sum(load.share / 1000 * (1 + load.batch / 32) for load in neighbours)
 
 
-def random_problem(dice: Dice) -> Problem:
+def random_problem(dice: RandomSource) -> Problem:
     """Any sound problem: hopeless models, kinds that lack a profile, tight memory, too few devices."""
     names: Sequence[str] = dice.choice((("k",), ("k",), ("k", "l")))
     kinds = tuple(_kind(dice, name) for name in names)
@@ -110,7 +110,12 @@ def random_problem(dice: Dice) -> Problem:
                 profiles[name, kind.name] = Profile(name, kind.name, points)
         models.append(Model(name=name, slo=dice.between(0.005, 0.6), max_batch=dice.choice((None, None, 1, 5))))
         rates[name] = dice.choice((0.0, 0.2, dice.between(0.1, 2000.0), dice.between(0.1, 2000.0)))
-    neighbours: tuple[Interference, ...] = (Alone(), Alone(), Crowded(0.1), Crowded(1.0))
+    neighbours: tuple[Interference, ...] = (
+        NoInterference(),
+        NoInterference(),
+        ProportionalInterference(0.1),
+        ProportionalInterference(1.0),
+    )
     return Problem(
         models=tuple(models),
         rates=rates,
@@ -120,7 +125,7 @@ def random_problem(dice: Dice) -> Problem:
     )
 
 
-def _kind(dice: Dice, name: str) -> Kind:
+def _kind(dice: RandomSource, name: str) -> Kind:
     return Kind(
         name=name,
         count=dice.choice((None, 0, 1, 2, 4)),

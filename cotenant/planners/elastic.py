@@ -22,7 +22,18 @@ import msgspec
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
-from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, knee, saturate, usual
+from cotenant.planners.capacity import (
+    SLACK,
+    DeviceDraft,
+    PartitionDraft,
+    build_plan,
+    fits_device,
+    knee_share,
+    latency_curve,
+    max_throughput_batch,
+    median_slowdown,
+    sorted_by_price,
+)
 
 # Orders that are tried after the paper's, where that leaves something.
 ORDERS = 6
@@ -57,8 +68,8 @@ class _Fleet:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.kinds = by_price(problem.fleet)
-        self.bins: list[Bin] = []
+        self.kinds = sorted_by_price(problem.fleet)
+        self.bins: list[DeviceDraft] = []
         self._usual: dict[tuple[str, str], dict[int, float]] = {}
         self._most: dict[tuple[str, str], dict[int, float]] = {}
 
@@ -76,7 +87,7 @@ class _Fleet:
                 if placed == 0:
                     break
                 left -= placed
-        return assemble(self.problem, "elastic", self.bins)
+        return build_plan(self.problem, "elastic", self.bins)
 
     def place(self, model: str, rate: float) -> float:
         """Put as much of the rate as one step of Algorithm 1 does. Answers how much, 0 where nothing more goes."""
@@ -92,7 +103,10 @@ class _Fleet:
         key = model, kind.name
         if key not in self._most:
             slo = self.problem.model(model).slo
-            most = {cut: saturate(curve(self.problem, model, kind.name, cut), slo)[1] for cut in kind.cuts}
+            most = {
+                cut: max_throughput_batch(latency_curve(self.problem, model, kind.name, cut), slo)[1]
+                for cut in kind.cuts
+            }
             self._most[key] = {cut: reached for cut, reached in most.items() if reached > 0}
         return self._most[key]
 
@@ -102,10 +116,12 @@ class _Fleet:
         if key not in self._usual:
             self._usual[key] = {}
             for cut, most in self._rates(model, kind).items():
-                factor = usual(self.problem, model, kind, cut)
+                factor = median_slowdown(self.problem, model, kind, cut)
                 if factor > 1:
-                    alone = curve(self.problem, model, kind.name, cut)
-                    _, most = saturate(tuple(factor * latency for latency in alone), self.problem.model(model).slo)
+                    alone = latency_curve(self.problem, model, kind.name, cut)
+                    _, most = max_throughput_batch(
+                        tuple(factor * latency for latency in alone), self.problem.model(model).slo
+                    )
                 if most > 0:
                     self._usual[key][cut] = most
         return self._usual[key]
@@ -115,11 +131,11 @@ class _Fleet:
         most = self._beside(model, kind)
         if not most:
             return None
-        efficient = knee(most)
+        efficient = knee_share(most)
         share = next((cut for cut in most if cut <= efficient and most[cut] >= rate), efficient)
         return _Want(share, min(rate, most[share]))
 
-    def _pieces(self, kind: Kind) -> Iterator[tuple[int, Bin]]:
+    def _pieces(self, kind: Kind) -> Iterator[tuple[int, DeviceDraft]]:
         """What is left to be cut from devices of a kind, and its size: those in use, and a fresh one where there is."""
         used = 0
         for bin_ in self.bins:
@@ -128,7 +144,7 @@ class _Fleet:
                 if kind.max_partitions is None or len(bin_.cuts) < kind.max_partitions:
                     yield bin_.free, bin_
         if kind.count is None or used < kind.count:
-            fresh = Bin(kind, [])
+            fresh = DeviceDraft(kind, [])
             yield fresh.free, fresh
 
     def _best_fit(self, model: str, left: float, want: _Want, kind: Kind) -> float:
@@ -144,8 +160,8 @@ class _Fleet:
             # Beside neighbours a share carries less than alone: take more of it, or else put less there.
             for part in (1.0, 0.5, 0.25, 0.125) if rate else ():
                 for size in [cut for cut in legal if cut >= share]:
-                    cut = Cut(size, {model: rate * part})
-                    if fits(self.problem, kind, [*bin_.cuts, cut]):
+                    cut = PartitionDraft(size, {model: rate * part})
+                    if fits_device(self.problem, kind, [*bin_.cuts, cut]):
                         if not bin_.cuts:
                             self.bins.append(bin_)
                         bin_.cuts.append(cut)
@@ -166,7 +182,7 @@ class _Fleet:
             if want.rate <= self._room(bin_, cut, size, model)
         ]
         for _, bin_, cut, size in sorted(choices, key=lambda choice: choice[0]):
-            grown = Cut(size, cut.rates | {model: want.rate})
+            grown = PartitionDraft(size, cut.rates | {model: want.rate})
             if self._fits(bin_, cut, grown):
                 bin_.cuts[bin_.cuts.index(cut)] = grown
                 return want.rate
@@ -183,7 +199,7 @@ class _Fleet:
                 # The first try asks only whether this one beats the best so far.
                 added = low
                 while high - low > rate / 1000:
-                    grown = Cut(size, cut.rates | {model: before + added})
+                    grown = PartitionDraft(size, cut.rates | {model: before + added})
                     if self._fits(bin_, cut, grown):
                         low, best, choice = added, added, (bin_, cut, grown)
                     elif choice is None or choice[1] is not cut:
@@ -195,11 +211,11 @@ class _Fleet:
             return 0.0
         bin_, cut, grown = choice
         # No larger than it must be: others come after.
-        sizes = (Cut(size, grown.rates) for size in bin_.kind.cuts if cut.share <= size < grown.share)
+        sizes = (PartitionDraft(size, grown.rates) for size in bin_.kind.cuts if cut.share <= size < grown.share)
         bin_.cuts[bin_.cuts.index(cut)] = next((smaller for smaller in sizes if self._fits(bin_, cut, smaller)), grown)
         return best
 
-    def _room(self, bin_: Bin, cut: Cut, size: int, model: str) -> float:
+    def _room(self, bin_: DeviceDraft, cut: PartitionDraft, size: int, model: str) -> float:
         """No more requests/s than this can be added to a cut that is grown to `size`.
 
         A round spends at least r · D / (the most requests/s alone) of its length D on each model.
@@ -207,6 +223,6 @@ class _Fleet:
         taken = sum(rate / self._rates(name, bin_.kind)[size] for name, rate in cut.rates.items())
         return (1 - taken) * self._rates(model, bin_.kind).get(size, 0.0) * (1 + SLACK)
 
-    def _fits(self, bin_: Bin, old: Cut, new: Cut) -> bool:
+    def _fits(self, bin_: DeviceDraft, old: PartitionDraft, new: PartitionDraft) -> bool:
         """Whether the device holds with one of its cuts replaced."""
-        return fits(self.problem, bin_.kind, [new if cut is old else cut for cut in bin_.cuts])
+        return fits_device(self.problem, bin_.kind, [new if cut is old else cut for cut in bin_.cuts])

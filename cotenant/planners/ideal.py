@@ -10,7 +10,7 @@ model. Where the links form no ring, some partition has at most one link; it ser
 the linked one, without loss, as much as it can, and what is left is the same question with one partition fewer. So a
 plan is a sequence of such *splits*, and then of partitions that each serve some models to the end, which is bin
 packing: the hardest model goes somewhere, with as many others as fit. Batches need no search: the smallest that keep
-up are the best (`least_round`).
+up are the best (`smallest_batches`).
 
 Its limits: rings are not tried, a split has at most SPLIT_BESIDE other models, fleets have at most DEVICES devices, and
 each gets STEPS steps; beyond them the plan is that of `elastic`. Where neighbours slow each other or memory is short,
@@ -31,8 +31,19 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem, elastic
-from cotenant.planners.capacity import SLACK, Bin, Cut, Work, assemble, curve, fits, least_round, saturate, usual
-from cotenant.predictors import Alone
+from cotenant.planners.capacity import (
+    SLACK,
+    DeviceDraft,
+    PartitionDraft,
+    RoundShare,
+    build_plan,
+    fits_device,
+    latency_curve,
+    max_throughput_batch,
+    median_slowdown,
+    smallest_batches,
+)
+from cotenant.predictors import NoInterference
 
 PARTITIONS = 2  # on a device, where its kind sets no limit
 DEVICES = 8  # in a fleet
@@ -88,16 +99,16 @@ def _cut(problem: Problem) -> Problem:
 
 def _searches(problem: Problem) -> list[_Search]:
     free = _Search(problem, crowded=False)
-    return [free] if isinstance(problem.interference, Alone) else [free, _Search(problem, crowded=True)]
+    return [free] if isinstance(problem.interference, NoInterference) else [free, _Search(problem, crowded=True)]
 
 
 def _assembled(problem: Problem, found: Devices) -> Plan:
     bins = [
-        Bin(problem.fleet[device.kind], [Cut(share, dict(rates)) for share, rates in device.cuts])
+        DeviceDraft(problem.fleet[device.kind], [PartitionDraft(share, dict(rates)) for share, rates in device.cuts])
         for device in found
         if device.cuts
     ]
-    return assemble(problem, "ideal", bins)
+    return build_plan(problem, "ideal", bins)
 
 
 def _cost(problem: Problem, counts: Sequence[int]) -> tuple[float, int]:
@@ -128,7 +139,7 @@ class _Search:
             if rate > 0 and min(costs, default=math.inf) < math.inf:
                 self.cheapest[model] = costs
         # Without neighbours and limits on memory what is on a device does not matter, only how it is cut.
-        self._plain = isinstance(problem.interference, Alone) and all(
+        self._plain = isinstance(problem.interference, NoInterference) and all(
             kind.memory >= 1 << 62 and kind.geometry is None for kind in problem.fleet
         )
         self._holds: dict[tuple[int, int, Rates], bool] = {}
@@ -155,7 +166,10 @@ class _Search:
         return None
 
     def _cost(self, model: str, kind: Kind) -> float:
-        most = [saturate(curve(self.problem, model, kind.name, cut), self._slos[model])[1] for cut in kind.cuts]
+        most = [
+            max_throughput_batch(latency_curve(self.problem, model, kind.name, cut), self._slos[model])[1]
+            for cut in kind.cuts
+        ]
         return min((cut / rate for cut, rate in zip(kind.cuts, most, strict=True) if rate), default=math.inf)
 
     def _cheapest(self, model: str, kinds: set[int]) -> float:
@@ -166,7 +180,9 @@ class _Search:
         splits = 0
         for model, rate in left:
             alone = max(
-                saturate(curve(self.problem, model, self.problem.fleet[k].name, cut), self._slos[model])[1]
+                max_throughput_batch(
+                    latency_curve(self.problem, model, self.problem.fleet[k].name, cut), self._slos[model]
+                )[1]
                 for k in kinds
                 for cut in self.problem.fleet[k].cuts
             )
@@ -287,7 +303,9 @@ class _Search:
         free = WHOLE - sum(shares)
         legal = [cut for cut in kind.cuts if cut <= free]
         if kind.geometry is not None:
-            legal = [cut for cut in legal if mig.fit(kind.geometry, [(share, 0) for share in (*shares, cut)])]
+            legal = [
+                cut for cut in legal if mig.placements_fit(kind.geometry, [(share, 0) for share in (*shares, cut)])
+            ]
         if len(shares) + 1 < limit:
             for cut in legal:
                 yield cut, (cut if cut + kind.cuts[0] <= free else free)
@@ -297,27 +315,27 @@ class _Search:
     def _with(self, devices: Devices, index: int, share: int, rates: Rates) -> Devices | None:
         """The devices with one more cut; None where it does not hold."""
         device = _Device(devices[index].kind, (*devices[index].cuts, (share, rates)))
-        cuts = [Cut(share, dict(rates)) for share, rates in device.cuts]
-        if not self._plain and not fits(self.problem, self.problem.fleet[device.kind], cuts):
+        cuts = [PartitionDraft(share, dict(rates)) for share, rates in device.cuts]
+        if not self._plain and not fits_device(self.problem, self.problem.fleet[device.kind], cuts):
             return None
         return (*devices[:index], device, *devices[index + 1 :])
 
     def _use(self, rates: Rates) -> float:
         return sum(rate * min(self.cheapest[model]) for model, rate in rates)
 
-    def _work(self, kind: int, share: int, model: str, rate: float) -> Work:
+    def _work(self, kind: int, share: int, model: str, rate: float) -> RoundShare:
         key = kind, share, model
         if key not in self._curves:
             of = self.problem.fleet[kind]
-            factor = usual(self.problem, model, of, share) if self.crowded else 1.0
-            self._curves[key] = [factor * latency for latency in curve(self.problem, model, of.name, share)]
-        return Work(self._curves[key], rate, self._slos[model])
+            factor = median_slowdown(self.problem, model, of, share) if self.crowded else 1.0
+            self._curves[key] = [factor * latency for latency in latency_curve(self.problem, model, of.name, share)]
+        return RoundShare(self._curves[key], rate, self._slos[model])
 
     def _hold(self, kind: int, share: int, rates: Rates) -> bool:
         """Whether a partition serves the models to the end."""
         key = kind, share, rates
         if key not in self._holds:
-            self._holds[key] = least_round([self._work(kind, share, *item) for item in rates]) is not None
+            self._holds[key] = smallest_batches([self._work(kind, share, *item) for item in rates]) is not None
         return self._holds[key]
 
     def _part(self, kind: int, share: int, rates: Rates, model: str) -> float:
@@ -328,7 +346,7 @@ class _Search:
         if key not in self._most:
             self._steps -= 1
             works = [self._work(kind, share, *item) for item in rates]
-            self._most[key] = beside(works, self._work(kind, share, model, 0.0))
+            self._most[key] = second_model_rate(works, self._work(kind, share, model, 0.0))
         return self._most[key]
 
     def _fullest(self, kind: int, share: int, first: tuple[str, float], others: Rates) -> list[Rates]:
@@ -352,10 +370,11 @@ class _Search:
         return [(*base, *(item for item in others if item in some)) for some in found]
 
 
-def beside(works: Sequence[Work], another: Work) -> float:
+def second_model_rate(works: Sequence[RoundShare], another: RoundShare) -> float:
     """The most requests/s of another model on a partition whose works keep up; its own rate does not count.
 
-    For each of its batches the others' least batches are a fixed point, as in `least_round`, and only grow with it.
+    For each of its batches the others' least batches are a fixed point, as in `smallest_batches`, and only grow with
+    it.
     """
     batches = [1] * len(works)
     best = 0.0

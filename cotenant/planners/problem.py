@@ -14,7 +14,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
-from cotenant.predictors import Alone, Interference
+from cotenant.predictors import Interference, NoInterference
 
 Objective = Literal["devices", "rate"]
 
@@ -35,7 +35,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     fleet: tuple[Kind, ...]
     profiles: Profiles
     objective: Objective = "devices"
-    interference: Interference = msgspec.field(default_factory=Alone)
+    interference: Interference = msgspec.field(default_factory=NoInterference)
     current: Plan | None = None
     time_limit: float = 1.0
     bounded: bool = True
@@ -76,10 +76,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             if not kind.cuts or list(kind.cuts) != sorted(set(kind.cuts)) or kind.cuts[0] < 1 or kind.cuts[-1] > WHOLE:
                 raise PlanError(f"{where}: the cuts {kind.cuts} must ascend, from at least 1 to at most {WHOLE} ‰")
             if kind.geometry is not None:
-                if not mig.known(kind.geometry):
+                if not mig.is_known_geometry(kind.geometry):
                     known = ", ".join(mig.GEOMETRIES)
                     raise PlanError(f"{where}: no MIG geometry {kind.geometry!r}; there are {known}")
-                if not set(kind.cuts) <= set(legal := mig.cuts(kind.geometry)):
+                if not set(kind.cuts) <= set(legal := mig.instance_shares(kind.geometry)):
                     raise PlanError(f"{where}: the cuts {kind.cuts} are not all shares of MIG instances, {legal} ‰")
 
     def model(self, name: str) -> Model:

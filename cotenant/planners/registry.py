@@ -43,7 +43,7 @@ QUICK = ("elastic", "bestfit", "squishy")
 GROUP = "cotenant.planners"
 
 
-def load(name: str) -> Planner:
+def load_planner(name: str) -> Planner:
     """The planner of that name. Raises PlanError, listing the known ones; and for one of another package that cannot be
     loaded."""
     if name in PLANNERS:
@@ -51,11 +51,11 @@ def load(name: str) -> Planner:
         return planner
     brought = _brought()
     if name not in brought:
-        raise PlanError(f"no planner {name!r}; there are {', '.join(sorted(names()))}")
+        raise PlanError(f"no planner {name!r}; there are {', '.join(sorted(planner_names()))}")
     return _loaded(brought[name])
 
 
-def names() -> list[str]:
+def planner_names() -> list[str]:
     """Of all planners; those of this package first."""
     return [*PLANNERS, *_brought()]
 

@@ -13,14 +13,14 @@ import msgspec
 
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import PlanError
-from cotenant.planners import QUICK, Planner, Problem, load
-from cotenant.planners.applications import Split, plain
-from cotenant.planners.capacity import accounted
+from cotenant.planners import QUICK, Planner, Problem, load_planner
+from cotenant.planners.applications import Split, without_applications
+from cotenant.planners.capacity import with_totals
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
-from cotenant.planners.polish import lacking, polish
-from cotenant.planners.split import best, bound_of
-from cotenant.predictors import Alone, Interference, Load
+from cotenant.planners.local_search import attainment_shortfall, improve_plan
+from cotenant.planners.slo_budget import best_budget, bound_of
+from cotenant.predictors import Interference, Load, NoInterference
 
 Accept = Callable[[Plan, Problem], bool]
 
@@ -35,7 +35,7 @@ QUICK_ROOMS = ((0.8, 0.5), (0.6, 0.0), (0.5, 0.0))  # the same, of the quick pla
 PARTS = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # of what a plan carries, tried in turn
 
 
-class Milder(msgspec.Struct, frozen=True):
+class ScaledInterference(msgspec.Struct, frozen=True):
     """Neighbours that cost a part of what they are said to."""
 
     of: Interference
@@ -45,31 +45,31 @@ class Milder(msgspec.Struct, frozen=True):
         return 1.0 + self.part * (self.of.slowdown(victim, neighbours) - 1.0)
 
 
-def holds(plan: Plan, problem: Problem) -> bool:
+def meets_slos(plan: Plan, problem: Problem) -> bool:
     """Whether a plan is sound, and the forecast sees every promise kept."""
     return not check(plan, problem) and attains(plan, problem)
 
 
 def solve(name: str, problem: Problem) -> Plan:
     """The plan of a named planner for either objective, with room for Poisson arrivals where the fleet has it."""
-    planner = load(name)
-    split = split_of(planner, problem)
-    asked = plain(problem, split)
-    plan = (promised if problem.objective == "devices" else largest_scale)(planner, asked)
-    return divided(planner, problem, plan, split)
+    planner = load_planner(name)
+    split = slo_budget_of(planner, problem)
+    asked = without_applications(problem, split)
+    plan = (with_headroom if problem.objective == "devices" else largest_scale)(planner, asked)
+    return with_slo_budget(planner, problem, plan, split)
 
 
-def divided(planner: Planner, problem: Problem, plan: Plan, split: Split) -> Plan:
+def with_slo_budget(planner: Planner, problem: Problem, plan: Plan, split: Split) -> Plan:
     """A plan for a problem whose targets were split so. What it proves of this split it says of every one."""
     if not split:
         return plan
     return msgspec.structs.replace(plan, split=split, bound=plan.bound and bound_of(planner, problem))
 
 
-def split_of(planner: Planner, problem: Problem) -> Split:
+def slo_budget_of(planner: Planner, problem: Problem) -> Split:
     """How the targets of the applications are best split over their stages, for this planner; nothing where there are
     none. Raises PlanError for a target that no split can meet."""
-    return best(problem, lambda asked: _cost(planner, asked)) if problem.applications else {}
+    return best_budget(problem, lambda asked: _cost(planner, asked)) if problem.applications else {}
 
 
 def _cost(planner: Planner, problem: Problem) -> tuple[float, ...]:
@@ -80,10 +80,14 @@ def _cost(planner: Planner, problem: Problem) -> tuple[float, ...]:
         return (-most.scale,)
     asked = sum(problem.rates.values())
     takes = float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
-    return (sum(plan.unserved.values()) / asked if asked else 0.0, takes, sum(lacking(plan, problem).values()))
+    return (
+        sum(plan.unserved.values()) / asked if asked else 0.0,
+        takes,
+        sum(attainment_shortfall(plan, problem).values()),
+    )
 
 
-def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> Plan:
+def with_headroom(planner: Planner, problem: Problem, begin: Plan | None = None) -> Plan:
     """A plan for the rates asked for whose forecast keeps the promises, by planning models that would break theirs for
     more than is asked. Where there is no room for more: as near as it came.
 
@@ -95,8 +99,8 @@ def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> P
     served = _at(problem, {name: min(rate, carried.get(name, 0.0)) for name, rate in problem.rates.items()})
     room = dict.fromkeys(problem.rates, 1.0)
     for _ in range(WIDER):
-        plan = polish(plan, served)
-        missing = lacking(plan, served)
+        plan = improve_plan(plan, served)
+        missing = attainment_shortfall(plan, served)
         if not missing:
             break
         room |= {name: room[name] * MORE for name in missing}
@@ -105,11 +109,11 @@ def promised(planner: Planner, problem: Problem, begin: Plan | None = None) -> P
             break
         plan = _carrying(wider, served)
     # What was proven of larger rates does not hold for these.
-    return msgspec.structs.replace(accounted(plan, problem), bound=bound)
+    return msgspec.structs.replace(with_totals(plan, problem), bound=bound)
 
 
 def largest_scale(
-    planner: Planner, problem: Problem, *, accept: Accept = holds, judge: Accept | None = None, sound: bool = True
+    planner: Planner, problem: Problem, *, accept: Accept = meets_slos, judge: Accept | None = None, sound: bool = True
 ) -> Plan:
     """The plan for the largest multiple of the rates that `accept` takes, and the judge where there is one, to 0.5 %.
 
@@ -149,7 +153,7 @@ def _finer(plan: Plan, problem: Problem, accept: Accept) -> Plan:
     """The plan for a little more than a coarse search found."""
 
     def attempt(scaled: Problem) -> Plan:
-        return polish(_carrying(plan, scaled), scaled)
+        return improve_plan(_carrying(plan, scaled), scaled)
 
     return _largest(attempt, problem, accept, above=plan, below=plan.scale * COARSE)
 
@@ -158,31 +162,31 @@ def _with_room(
     most: Plan, planner: Planner, problem: Problem, accept: Accept, judge: Accept | None, *, sound: bool
 ) -> Plan:
     """The largest multiple that is kept, of a planner whose own answer to that is `most`."""
-    best = lowered(most, problem, accept=accept)
+    best = largest_accepted_scale(most, problem, accept=accept)
     stands = best.scale * CLOSE >= most.scale and (judge is None or judge(best, _times(problem, best.scale)))
     if sound and stands:
         return best  # where chance takes nothing, nothing is to be won
-    rooms = [room for room in ROOMS if room[1] == 1 or not isinstance(problem.interference, Alone)]
+    rooms = [room for room in ROOMS if room[1] == 1 or not isinstance(problem.interference, NoInterference)]
     others = (planner(_roomier(problem, part, beside)) for part, beside in rooms)
     if judge is None:
         for other in others:
             if other.scale > best.scale:
-                best = lowered(other, problem, accept=accept, above=best)
+                best = largest_accepted_scale(other, problem, accept=accept, above=best)
     else:
-        likely = [best, *(lowered(other, problem, accept=accept) for other in others)]
+        likely = [best, *(largest_accepted_scale(other, problem, accept=accept) for other in others)]
         best = best if stands else _nothing(most, problem)
         accept = _both(accept, judge)
         for other in sorted(likely, key=lambda plan: -plan.scale):
             if other.scale > best.scale * CLOSE:
-                best = lowered(other, problem, accept=accept, above=best, close=COARSE)
+                best = largest_accepted_scale(other, problem, accept=accept, above=best, close=COARSE)
     close = CLOSE if judge is None else COARSE
     # The most that is served on paper may leave so little room that a simpler plan keeps more.
     for name in QUICK:
-        best = _by_multiples(load(name), problem, accept, best, close)
-        for part, beside in QUICK_ROOMS if not isinstance(problem.interference, Alone) else ():
-            most = _largest(load(name), _roomier(problem, part, beside), _served, above=best, below=math.inf)
+        best = _by_multiples(load_planner(name), problem, accept, best, close)
+        for part, beside in QUICK_ROOMS if not isinstance(problem.interference, NoInterference) else ():
+            most = _largest(load_planner(name), _roomier(problem, part, beside), _served, above=best, below=math.inf)
             if most.scale > best.scale * CLOSE:
-                best = lowered(most, problem, accept=accept, above=best, close=close)
+                best = largest_accepted_scale(most, problem, accept=accept, above=best, close=close)
     return best
 
 
@@ -195,18 +199,18 @@ def _by_multiples(planner: Planner, problem: Problem, accept: Accept, above: Pla
     most = _largest(planner, problem, _served, above=above, below=math.inf)
     if most.scale <= above.scale * CLOSE:
         return above
-    best = lowered(most, problem, accept=accept, above=above, close=close)
+    best = largest_accepted_scale(most, problem, accept=accept, above=above, close=close)
 
     def roomy(scaled: Problem) -> Plan:
-        return promised(planner, scaled)
+        return with_headroom(planner, scaled)
 
     if not _more(roomy, problem, kept, best):
         return best
     return _largest(roomy, problem, kept, above=best, below=most.scale, close=close)
 
 
-def lowered(
-    plan: Plan, problem: Problem, *, accept: Accept = holds, above: Plan | None = None, close: float = CLOSE
+def largest_accepted_scale(
+    plan: Plan, problem: Problem, *, accept: Accept = meets_slos, above: Plan | None = None, close: float = CLOSE
 ) -> Plan:
     """The plan for the largest multiple of the rates, up to what it carries, that `accept` takes.
 
@@ -218,7 +222,7 @@ def lowered(
     best = plan
 
     def attempt(scaled: Problem) -> Plan:
-        return polish(_carrying(best, scaled), scaled)
+        return improve_plan(_carrying(best, scaled), scaled)
 
     def taken(lower: Plan, scaled: Problem) -> bool:
         nonlocal best
@@ -227,11 +231,11 @@ def lowered(
         best = lower
         return True
 
-    below = most = accounted(plan, problem).scale
+    below = most = with_totals(plan, problem).scale
     full = _times(problem, most)
     stands = _carrying(plan, full)
     if most > above.scale and accept(stands, full):
-        return accounted(stands, problem)
+        return with_totals(stands, problem)
     if not _more(attempt, problem, taken, above):
         return above
     for part in PARTS:
@@ -240,7 +244,7 @@ def lowered(
         scaled = _times(problem, most * part)
         lower = attempt(scaled)
         if lower != stands and taken(lower, scaled):
-            above = accounted(best, problem)
+            above = with_totals(best, problem)
             break
         below = most * part
     return _largest(attempt, problem, taken, above=above, below=below, close=close)
@@ -265,7 +269,7 @@ def _largest(
             best, low = plan, scale
         else:
             high = scale
-    return accounted(best, problem)
+    return with_totals(best, problem)
 
 
 def _roomier(problem: Problem, part: float, beside: float) -> Problem:
@@ -273,7 +277,7 @@ def _roomier(problem: Problem, part: float, beside: float) -> Problem:
     models = tuple(msgspec.structs.replace(model, slo=model.slo * part) for model in problem.models)
     interference = problem.interference
     if beside < 1:
-        interference = Milder(interference, beside) if beside else Alone()
+        interference = ScaledInterference(interference, beside) if beside else NoInterference()
     return msgspec.structs.replace(problem, models=models, interference=interference, bounded=False)
 
 
@@ -286,7 +290,7 @@ def _sound(plan: Plan, problem: Problem) -> bool:
 
 
 def _nothing(plan: Plan, problem: Problem) -> Plan:
-    return accounted(msgspec.structs.replace(plan, devices=()), problem)
+    return with_totals(msgspec.structs.replace(plan, devices=()), problem)
 
 
 def _at(problem: Problem, rates: dict[str, float]) -> Problem:
@@ -301,7 +305,7 @@ def _carrying(plan: Plan, problem: Problem) -> Plan:
     """The plan with each model's rates multiplied so that they add up to what is asked; nothing is left unserved."""
     carried = plan.rates()
     factors = {name: rate / carried[name] for name, rate in problem.rates.items() if carried.get(name)}
-    return accounted(_scaled(plan, factors), problem)
+    return with_totals(_scaled(plan, factors), problem)
 
 
 def _scaled(plan: Plan, factors: dict[str, float]) -> Plan:

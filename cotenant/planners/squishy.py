@@ -15,7 +15,16 @@ import msgspec
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
-from cotenant.planners.capacity import SLACK, Bin, Cut, assemble, by_price, curve, fits, saturate
+from cotenant.planners.capacity import (
+    SLACK,
+    DeviceDraft,
+    PartitionDraft,
+    build_plan,
+    fits_device,
+    latency_curve,
+    max_throughput_batch,
+    sorted_by_price,
+)
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -30,8 +39,8 @@ class Node(msgspec.Struct, frozen=True):
 
 def plan(problem: Problem) -> Plan:
     left = {model: rate for model, rate in problem.rates.items() if rate > 0}
-    bins: list[Bin] = []
-    for kind in by_price(problem.fleet):
+    bins: list[DeviceDraft] = []
+    for kind in sorted_by_price(problem.fleet):
         nodes = _pack(problem, kind, left)
         # Where there are too few devices, those that do most work are worth most.
         nodes.sort(key=lambda node: -node.occupancy)
@@ -41,22 +50,22 @@ def plan(problem: Problem) -> Plan:
             if count == 0:
                 break
             free -= count
-            bins.append(Bin(kind, [Cut(kind.cuts[-1], node.rates)], count))
+            bins.append(DeviceDraft(kind, [PartitionDraft(kind.cuts[-1], node.rates)], count))
             for model, rate in node.rates.items():
                 left[model] -= rate * count
         left = {model: rate for model, rate in left.items() if rate > SLACK * problem.rates[model]}
-    return assemble(problem, "squishy", bins)
+    return build_plan(problem, "squishy", bins)
 
 
 def _pack(problem: Problem, kind: Kind, rates: dict[str, float]) -> list[Node]:
     """Nodes for all the rates, as if there were devices enough; without the models that this kind cannot serve."""
-    curves = {model: curve(problem, model, kind.name, kind.cuts[-1]) for model in rates}
+    curves = {model: latency_curve(problem, model, kind.name, kind.cuts[-1]) for model in rates}
     nodes: list[Node] = []
     residues: list[Node] = []
     for model, rate in rates.items():
         slo = problem.model(model).slo
-        batch, most = saturate(curves[model], slo)
-        if batch == 0 or not fits(problem, kind, [Cut(kind.cuts[-1], {model: most})]):
+        batch, most = max_throughput_batch(curves[model], slo)
+        if batch == 0 or not fits_device(problem, kind, [PartitionDraft(kind.cuts[-1], {model: most})]):
             continue
         whole = math.floor(rate / most * (1 + SLACK))
         if whole:
@@ -95,6 +104,6 @@ def _merge(problem: Problem, kind: Kind, curves: dict[str, tuple[float, ...]], a
         if batch > len(curves[model]):
             return None
         busy += curves[model][batch - 1]
-    if busy > duty or not fits(problem, kind, [Cut(kind.cuts[-1], rates)]):
+    if busy > duty or not fits_device(problem, kind, [PartitionDraft(kind.cuts[-1], rates)]):
         return None
     return Node(rates, duty, busy / duty)

@@ -37,14 +37,14 @@ class Interference(Protocol):
         ...
 
 
-class Alone:
+class NoInterference:
     """Nobody slows anybody."""
 
     def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
         return 1.0
 
 
-class Margin(msgspec.Struct, frozen=True):
+class ConstantMargin(msgspec.Struct, frozen=True):
     """Any neighbours slow a model by the same factor: not a prediction, but room left for one that is missing."""
 
     factor: float

@@ -33,7 +33,7 @@ class Known(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
 
-class Sheet(msgspec.Struct, frozen=True, dict=True):
+class FeatureTable(msgspec.Struct, frozen=True, dict=True):
     """columns: names of features, as in profiles; known: every measured point of every model."""
 
     columns: tuple[str, ...]
@@ -78,7 +78,9 @@ class Sheet(msgspec.Struct, frozen=True, dict=True):
         return found
 
 
-def sheet(profiles: Profiles, needed: Iterable[tuple[str, str]], columns: Sequence[str] | None = None) -> Sheet:
+def feature_table(
+    profiles: Profiles, needed: Iterable[tuple[str, str]], columns: Sequence[str] | None = None
+) -> FeatureTable:
     """Of profiles. needed: models and kinds that have to be known. columns: which; without, those that all these have.
 
     Models that lack a column are left out.
@@ -86,7 +88,7 @@ def sheet(profiles: Profiles, needed: Iterable[tuple[str, str]], columns: Sequen
     if columns is None:
         having = [_columns(profiles[key]) for key in needed]
         columns = (*sorted(set.intersection(*having)), ROWS, MEMORY)
-    return Sheet(
+    return FeatureTable(
         tuple(columns),
         tuple(
             Known(profile.model, profile.kind, point.share, point.batch, tuple(values[name] for name in columns))

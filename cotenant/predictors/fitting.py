@@ -32,7 +32,7 @@ PREDICTORS = {
     "svd": "cotenant.predictors.svd:fit",
     "analytic": "cotenant.predictors.analytic:fit",
     "igniter": "cotenant.predictors.igniter:fit",
-    "ours": "cotenant.predictors.ours:fit",
+    "ours": "cotenant.predictors.gaussian_process:fit",
 }
 
 # Those that know how sure they are: what they return has `quantiles` and `asking`.
@@ -139,14 +139,14 @@ def from_json(text: bytes, place: str) -> tuple[str, Interference]:
     return name, fitted
 
 
-def knowing(fitted: Interference, profiles: Profiles) -> Interference:
+def with_profiles(fitted: Interference, profiles: Profiles) -> Interference:
     """The same predictor, which also knows the models of these profiles where it can learn them from a profile."""
     learn = getattr(fitted, "knowing", None)
     known: Interference = fitted if learn is None else learn(profiles)
     return known
 
 
-def observing(fitted: Interference, samples: Sequence[Sample]) -> Interference:
+def with_observations(fitted: Interference, samples: Sequence[Sample]) -> Interference:
     """The same predictor, corrected by what was seen since it was fitted, where it learns from that."""
     for sample in samples:
         observe = getattr(fitted, "observe", None)
@@ -156,7 +156,7 @@ def observing(fitted: Interference, samples: Sequence[Sample]) -> Interference:
     return fitted
 
 
-def guessed(fitted: Interference, loads: Iterable[Load]) -> dict[str, str]:
+def extrapolated_models(fitted: Interference, loads: Iterable[Load]) -> dict[str, str]:
     """Model → why what it suffers beside others is a guess, of predictors that know what they were fitted to."""
     tell = getattr(fitted, "guessed", None)
     found: dict[str, str] = {} if tell is None else tell(loads)

@@ -31,7 +31,7 @@ from cotenant.predictors.samples import Sample
 K4 = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 120)])  # of share as a fraction; tried one by one
 
 
-class Straight(msgspec.Struct, frozen=True):
+class LinearTerm(msgspec.Struct, frozen=True):
     slope: float
     constant: float
 
@@ -59,8 +59,8 @@ class Coefficients(msgspec.Struct, frozen=True):
     kernels: float
     idle: float
     active: Active
-    l2: Straight
-    power: Straight
+    l2: LinearTerm
+    power: LinearTerm
     cache: float | None = None
 
 
@@ -151,11 +151,11 @@ def active(measured: Measured, *, relative: bool = True) -> Active:
     return best[1]
 
 
-def straight(x: Sequence[float], y: Sequence[float]) -> Straight:
+def fit_linear_term(x: Sequence[float], y: Sequence[float]) -> LinearTerm:
     if len(set(x)) < 2:
-        return Straight(0.0, float(np.mean(y)) if len(y) else 0.0)
+        return LinearTerm(0.0, float(np.mean(y)) if len(y) else 0.0)
     slope, constant = np.polyfit(np.array(x), np.array(y), 1)
-    return Straight(float(slope), float(constant))
+    return LinearTerm(float(slope), float(constant))
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Igniter:
@@ -207,4 +207,6 @@ def _coefficients(profile: Profile) -> Coefficients:
         for point in points
         if L2 in point.features
     ]
-    return Coefficients(transfer, kernels, idle, found, straight(*zip(*using, strict=True)), Straight(0.0, 0.0))
+    return Coefficients(
+        transfer, kernels, idle, found, fit_linear_term(*zip(*using, strict=True)), LinearTerm(0.0, 0.0)
+    )

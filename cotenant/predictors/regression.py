@@ -22,7 +22,7 @@ from cotenant.errors import PlanError
 Matrix = NDArray[np.float64]
 
 
-class Line(msgspec.Struct, frozen=True, tag="line"):
+class LinearModel(msgspec.Struct, frozen=True, tag="line"):
     weights: tuple[float, ...]
     constant: float
 
@@ -100,7 +100,7 @@ class Forest(msgspec.Struct, frozen=True, tag="forest", dict=True):
         )
 
 
-Regressor = Line | Network | Forest
+Regressor = LinearModel | Network | Forest
 
 
 class Fit(Protocol):
@@ -132,13 +132,13 @@ FOLDS = 5  # of a cross-validation
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of weights of features of deviation 1
 
 
-def line(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> Line:
+def fit_line(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> LinearModel:
     """Least squares."""
     found, *_ = np.linalg.lstsq(np.column_stack([rows, np.ones(len(rows))]), targets, rcond=None)
-    return Line(tuple(found[:-1].tolist()), float(found[-1]))
+    return LinearModel(tuple(found[:-1].tolist()), float(found[-1]))
 
 
-def ridge(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> Line:
+def ridge(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> LinearModel:
     """Least squares with a penalty on the weights, the one that predicts samples best that are left out, one by one."""
     centre, off = rows.mean(axis=0), targets.mean()
     moved, aside = rows - centre, targets - off
@@ -152,10 +152,10 @@ def ridge(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> L
         if best is None or error < best[0]:
             best = error, weights
     assert best is not None
-    return Line(_floats(best[1]), float(off - centre @ best[1]))
+    return LinearModel(_floats(best[1]), float(off - centre @ best[1]))
 
 
-def forest(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Forest:
+def fit_forest(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Forest:
     """The best of `effort` random settings by cross-validation; KACE's space goes on to 2000 trees."""
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.model_selection import RandomizedSearchCV
@@ -175,7 +175,7 @@ def forest(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Forest:
     return _of_trees(search.best_estimator_.estimators_)
 
 
-def network(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Network:
+def fit_network(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Network:
     """128, 64 and 32 rectified units, Adam, 250 rounds at most, and 40 without gain on a fifth held back."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
@@ -226,7 +226,7 @@ def _floats(values: ArrayLike) -> tuple[float, ...]:
     return tuple(np.asarray(values, dtype=float).tolist())
 
 
-def automl(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regressor:
+def fit_automl(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regressor:
     """What FLAML finds best within `effort` seconds among elastic nets, forests, extremely random and boosted trees.
 
     Kinds of model whose coefficients could not be read by a person, or without the library, are not among them.
@@ -249,7 +249,7 @@ def automl(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regresso
     )
     best = search.model.estimator
     if search.best_estimator == "enet":
-        return Line(_floats(best.coef_), float(best.intercept_))
+        return LinearModel(_floats(best.coef_), float(best.intercept_))
     if search.best_estimator == "lgbm":
         return _boosted(best.booster_.dump_model())
     return _of_trees(best.estimators_)
@@ -277,4 +277,4 @@ def _lay_out(node: dict[str, Any], nodes: list[tuple[int, float, int, int, float
 
 
 # Name → how it is fitted.
-TECHNIQUES: dict[str, Fit] = {"lr": line, "ridge": ridge, "rf": forest, "nn": network, "automl": automl}
+TECHNIQUES: dict[str, Fit] = {"lr": fit_line, "ridge": ridge, "rf": fit_forest, "nn": fit_network, "automl": fit_automl}

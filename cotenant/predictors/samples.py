@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from cotenant.core.profile import LARGEST, csv_rows, number
-from cotenant.core.units import share as parse_share
+from cotenant.core.profile import LARGEST, csv_rows, parse_number
+from cotenant.core.units import parse_share as parse_share
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 
@@ -97,7 +97,7 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
         raise ConfigError(f"{place}: neighbour is empty; a run without neighbours belongs into a profile")
     filled = [suffix for suffix in suffixes if any(row[column + suffix] for column in NEIGHBOUR)]
     neighbours = tuple(_load(row, [column + suffix for column in NEIGHBOUR], row["kind"], place) for suffix in filled)
-    alone, together = (number(row[column], f"{place}: {column}") for column in TIMES)
+    alone, together = (parse_number(row[column], f"{place}: {column}") for column in TIMES)
     for column, value in zip(TIMES, (alone, together), strict=True):
         if value <= 0:
             raise ConfigError(f"{place}: {column} {value:g} must lie above 0; take the row out if the pair did not fit")
@@ -114,8 +114,8 @@ def _load(row: Mapping[str, str], columns: Sequence[str], kind: str, place: str)
     for column in ("kind", model):
         if not row[column]:
             raise ConfigError(f"{place}: {column} is empty")
-    rows = number(row[batch], f"{place}: {batch}")
+    rows = parse_number(row[batch], f"{place}: {batch}")
     if not 1 <= rows <= LARGEST or rows != int(rows):
         raise ConfigError(f"{place}: {batch} {rows:g} is not a whole number from 1 to {LARGEST}")
-    percent = number(row[share], f"{place}: {share}")
+    percent = parse_number(row[share], f"{place}: {share}")
     return Load(row[model], kind, int(rows), parse_share(percent, f"{place}: {share}"))

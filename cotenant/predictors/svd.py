@@ -42,12 +42,12 @@ def complete(values: Matrix) -> Matrix:
         raise PlanError("a row or a column of the matrix has no measurement; leave it out")
     sparse = gaps.mean(axis=1) >= SPARSE
     if not (gaps.any(axis=1) & ~sparse).any():
-        return by_likeness(values)
-    regressed = by_regression(values)
-    return np.where(sparse[:, None], by_likeness(values), regressed) if sparse.any() else regressed
+        return predict_by_similarity(values)
+    regressed = predict_by_regression(values)
+    return np.where(sparse[:, None], predict_by_similarity(values), regressed) if sparse.any() else regressed
 
 
-def by_likeness(values: Matrix, features: Callable[[Matrix], Matrix] = np.transpose) -> Matrix:
+def predict_by_similarity(values: Matrix, features: Callable[[Matrix], Matrix] = np.transpose) -> Matrix:
     """features: from the matrix as its latent features make it again, one row of features for each column.
 
     Columns are alike as 1 / (1 + distance). Entries that were filled count for the rest of their row, as published.
@@ -65,7 +65,7 @@ def by_likeness(values: Matrix, features: Callable[[Matrix], Matrix] = np.transp
     return filled
 
 
-def by_regression(values: Matrix) -> Matrix:
+def predict_by_regression(values: Matrix) -> Matrix:
     """Bayesian ridge regression of each column on the others, in rounds. Raises PlanError without scikit-learn."""
     try:
         from sklearn.exceptions import ConvergenceWarning

@@ -13,13 +13,13 @@ from cotenant.core.profile import Profile, read_profiles, write_profiles
 from cotenant.errors import ConfigError
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/cotenant/profiles``, by default under ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "cotenant" / "profiles"
 
 
-def machine() -> str:
+def machine_fingerprint() -> str:
     """This machine's processor, in words that change when it does."""
     model = platform.processor() or platform.machine()
     try:
@@ -29,7 +29,7 @@ def machine() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
 
 
-def key(model: Path, *circumstances: str) -> str:
+def cache_key(model: Path, *circumstances: str) -> str:
     """Of a model's file and of everything else that its profile depends on, as words."""
     digest = hashlib.sha256()
     with model.open("rb") as file:
@@ -40,9 +40,9 @@ def key(model: Path, *circumstances: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def load(name: str) -> Profile | None:
+def load_profile(name: str) -> Profile | None:
     """The profile that was kept under a key, or None. What cannot be read is as good as absent."""
-    path = folder() / f"{name}.csv"
+    path = cache_folder() / f"{name}.csv"
     try:
         (profile,) = read_profiles(path.read_text().splitlines(), str(path)).values()
     except (OSError, UnicodeDecodeError, ConfigError, ValueError):
@@ -50,9 +50,9 @@ def load(name: str) -> Profile | None:
     return profile
 
 
-def keep(name: str, profile: Profile) -> Path:
+def store_profile(name: str, profile: Profile) -> Path:
     """Write a profile down under a key, whole or not at all. Raises ConfigError where the folder cannot be written."""
-    path = folder() / f"{name}.csv"
+    path = cache_folder() / f"{name}.csv"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".csv")

@@ -59,7 +59,7 @@ class Kernel(msgspec.Struct, frozen=True):
     values: dict[str, float]
 
 
-def parse(text: str) -> list[Kernel]:
+def parse_ncu(text: str) -> list[Kernel]:
     """Nsight Compute's CSV, in either form: a row for each metric of a kernel (``--page details``), or a column
     (``--page raw``, whose first row has the units). Lines before and after it are the program's and ncu's own. Raises
     DeviceError where there is no kernel, with what ncu says."""
@@ -120,7 +120,7 @@ def _complaint(lines: Sequence[str]) -> str:
     return found.removeprefix("==ERROR==").strip() or (lines[-1].strip() if lines else "it wrote nothing")
 
 
-def weighted(kernels: Sequence[Kernel]) -> dict[str, float]:
+def time_weighted(kernels: Sequence[Kernel]) -> dict[str, float]:
     """Each column as an average over kernels, by how long they ran; of those that have it."""
     found = {}
     for column in METRICS.values():
@@ -138,7 +138,7 @@ def features(kernels: Sequence[Kernel], whole: float, latency: float) -> dict[st
     A batch moves the same bytes on any share: what it keeps in use of L2 and DRAM falls as it takes longer. The time in
     which no kernel runs stays as it is on the whole device.
     """
-    found = weighted(kernels)
+    found = time_weighted(kernels)
     running = sum(kernel.seconds for kernel in kernels)
     for column, source in USE.items():
         if source in found:
@@ -147,7 +147,7 @@ def features(kernels: Sequence[Kernel], whole: float, latency: float) -> dict[st
     return found
 
 
-def told(points: Sequence[Point], counted: Mapping[int, Sequence[Kernel]]) -> list[Point]:
+def with_counters(points: Sequence[Point], counted: Mapping[int, Sequence[Kernel]]) -> list[Point]:
     """A model's points with the features of its kernels. They were counted at some batches; others are taken to run the
     kernels of the nearest, for longer or shorter. Points whose batch has no latency on the whole device stay as they
     are."""
@@ -166,7 +166,7 @@ def told(points: Sequence[Point], counted: Mapping[int, Sequence[Kernel]]) -> li
     return found
 
 
-def program() -> str:
+def find_ncu() -> str:
     """Where Nsight Compute is. Raises DeviceError where it is not."""
     places = (str(path) for place in _PLACES for path in sorted(Path("/").glob(place.lstrip("/")), reverse=True))
     found = shutil.which("ncu") or next(places, None)
@@ -175,7 +175,7 @@ def program() -> str:
     return found
 
 
-def command(ncu: str, log: Path, model: Path, batches: Sequence[int]) -> list[str]:
+def ncu_command(ncu: str, log: Path, model: Path, batches: Sequence[int]) -> list[str]:
     """Count the kernels of these batches of the model that is described in that file."""
     return [
         ncu,
@@ -189,13 +189,15 @@ def command(ncu: str, log: Path, model: Path, batches: Sequence[int]) -> list[st
         f"--log-file={log}",
         sys.executable,
         "-m",
-        "cotenant.profiling.counted",
+        "cotenant.profiling.ncu_target",
         str(model),
         *map(str, batches),
     ]
 
 
-def count(model: WorkerModel, batches: Sequence[int], *, seconds: float, ncu: str = "") -> dict[int, list[Kernel]]:
+def count_kernels(
+    model: WorkerModel, batches: Sequence[int], *, seconds: float, ncu: str = ""
+) -> dict[int, list[Kernel]]:
     """The kernels of one batch of each of these sizes, on the first CUDA device that this process shows others.
 
     seconds: after which ncu is given up. Raises DeviceError where ncu counts nothing, ModelError where the model fails.
@@ -204,14 +206,14 @@ def count(model: WorkerModel, batches: Sequence[int], *, seconds: float, ncu: st
         log, file = Path(folder, "ncu.csv"), Path(folder, "model.json")
         file.write_bytes(msgspec.json.encode(model))
         try:
-            failed, complaint = _run(command(ncu or program(), log, file, batches), seconds)
+            failed, complaint = _run(ncu_command(ncu or find_ncu(), log, file, batches), seconds)
         except subprocess.TimeoutExpired:
             raise DeviceError(f"Nsight Compute took longer than {seconds:.0f} s for {model.name!r}") from None
         text = log.read_text() if log.exists() else ""
     said = [line for line in complaint.splitlines() if line.strip()]
     if failed and said and '"ID"' not in text:
         raise ModelError(f"model {model.name!r} cannot be counted: {said[-1].strip()}")
-    return by_batch(parse(text), batches)
+    return kernels_by_batch(parse_ncu(text), batches)
 
 
 def _run(command: Sequence[str], seconds: float) -> tuple[int, str]:
@@ -227,7 +229,7 @@ def _run(command: Sequence[str], seconds: float) -> tuple[int, str]:
     return running.returncode, complaint
 
 
-def by_batch(kernels: Sequence[Kernel], batches: Sequence[int]) -> dict[int, list[Kernel]]:
+def kernels_by_batch(kernels: Sequence[Kernel], batches: Sequence[int]) -> dict[int, list[Kernel]]:
     """The kernels of each batch: it begins with one that has MARK in its name. Raises DeviceError where some are
     missing."""
     found: list[list[Kernel]] = []

@@ -67,11 +67,11 @@ def grid_of(kind: Kind, shares: Sequence[int] = SHARES) -> Grid:
     """For a kind of device: of its legal shares those next to `shares`."""
     if kind.name == "cpu":
         return Grid(pause=PAUSE)
-    legal = {nearest(share, kind.cuts) for share in shares}
+    legal = {nearest_share(share, kind.cuts) for share in shares}
     return Grid(shares=tuple(sorted(legal, reverse=True)), memory=kind.memory, inputs=INPUTS, apart=True)
 
 
-def nearest(share: int, cuts: Sequence[int]) -> int:
+def nearest_share(share: int, cuts: Sequence[int]) -> int:
     """Of legal shares, by ratio."""
     return min(cuts, key=lambda cut: max(cut / share, share / cut))
 
@@ -130,7 +130,7 @@ class Listener:
         pass
 
 
-async def profile(
+async def profile_model(
     backend: Backend,
     model: WorkerModel,
     sample: Callable[[int], Tensors],
@@ -142,11 +142,11 @@ async def profile(
     """Measure a model alone on the first device of `kind`, which must have nothing else to do meanwhile.
 
     sample: inputs of so many rows. measured: called with how many points of the grid are done with since the last call.
-    Points are as `measure` says. Raises ModelError where the model fails, or its worker does.
+    Points are as `measure_profiles` says. Raises ModelError where the model fails, or its worker does.
     """
     points: list[Point] = []
     told = 0
-    found = measure(backend, {model.name: Candidate(model, sample)}, device=device_name(kind), grid=grid)
+    found = measure_profiles(backend, {model.name: Candidate(model, sample)}, device=device_name(kind), grid=grid)
     async with aclosing(found):
         async for _, point in found:
             if isinstance(point, str):
@@ -162,7 +162,7 @@ async def profile(
     return Profile(model.name, kind, points)
 
 
-async def measure(
+async def measure_profiles(
     backend: Backend,
     candidates: Mapping[str, Candidate],
     *,

@@ -25,9 +25,9 @@ from cotenant.core.units import WHOLE, show_names
 from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.pool import Pool
 from cotenant.predictors import Load
-from cotenant.predictors.ours import telling
+from cotenant.predictors.gaussian_process import select_experiments
 from cotenant.predictors.samples import FASTEST, Sample
-from cotenant.profiling.grid import ARENA, LEAST, Candidate, Grid, Listener, Tensors, nearest
+from cotenant.profiling.grid import ARENA, LEAST, Candidate, Grid, Listener, Tensors, nearest_share
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 
@@ -45,11 +45,11 @@ DRAWN = 60  # sets to choose among, for each way to cut the device
 Run = tuple[Load, ...]
 
 
-def choices(profiles: Profiles, kind: Kind, batches: int = BATCHES) -> list[Run]:
+def candidate_pairs(profiles: Profiles, kind: Kind, batches: int = BATCHES) -> list[Run]:
     """What is worth measuring, the smaller shares first: all pairs, or an even part of very many, and some larger sets,
     drawn at random. A model may be beside itself."""
     found: list[Run] = []
-    for cut in cuts(kind):
+    for cut in pair_shares(kind):
         loads = [_loads(profiles, kind.name, share, batches) for share in cut]
         found += _pairs(*loads) if len(cut) == 2 else _drawn(loads)
     fitting = [run for run in found if sum(profiles[it.model, it.kind].memory(it.batch) for it in run) <= kind.memory]
@@ -77,14 +77,14 @@ def _order(load: Load) -> tuple[int, str, int]:
     return load.share, load.model, load.batch
 
 
-def enough(runs: Sequence[Run]) -> int:
+def enough_samples(runs: Sequence[Run]) -> int:
     """How many of them to measure: a fifth of all pairs, and what comes of larger sets by turns."""
     pairs = sum(len(run) == 2 for run in runs)
     turns = sum(TURNS[size] for size in {len(run) for run in runs})
     return min(len(runs), max(1, round(PART * pairs * turns / TURNS[2])))
 
 
-def measured(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
+def measured_pairs(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
     """Places of runs of which there are all samples."""
     seen = {(sample.victim, *sample.neighbours) for sample in samples}
     return [place for place, run in enumerate(runs) if seen.issuperset((it, *rest) for it, rest in _views(run))]
@@ -95,11 +95,11 @@ def _views(run: Run) -> list[tuple[Load, Run]]:
     return [(load, (*run[:i], *run[i + 1 :])) for i, load in enumerate(run)]
 
 
-def cuts(kind: Kind) -> list[tuple[int, ...]]:
+def pair_shares(kind: Kind) -> list[tuple[int, ...]]:
     """Ways to cut a device for two and more: by legal shares next to FIRST, and the largest that fits beside them."""
     found: dict[tuple[int, ...], None] = {}
     for wanted in FIRST:
-        shares = [nearest(share, kind.cuts) for share in wanted]
+        shares = [nearest_share(share, kind.cuts) for share in wanted]
         beside = [cut for cut in kind.cuts if cut <= WHOLE - sum(shares)]
         if beside and _legal(cut := tuple(sorted((*shares, beside[-1]))), kind):
             found[cut] = None
@@ -107,7 +107,7 @@ def cuts(kind: Kind) -> list[tuple[int, ...]]:
 
 
 def _legal(cut: Sequence[int], kind: Kind) -> bool:
-    return kind.geometry is None or mig.fit(kind.geometry, [(share, 0) for share in cut]) is not None
+    return kind.geometry is None or mig.placements_fit(kind.geometry, [(share, 0) for share in cut]) is not None
 
 
 def _loads(profiles: Profiles, kind: str, share: int, batches: int) -> list[Load]:
@@ -121,7 +121,7 @@ def _loads(profiles: Profiles, kind: str, share: int, batches: int) -> list[Load
     return found
 
 
-async def measure(
+async def measure_pairs(
     backend: Backend,
     candidates: Mapping[str, Candidate],
     runs: Sequence[Run],
@@ -141,7 +141,7 @@ async def measure(
     sample with each as the victim: medians, in seconds, from handing a batch to a worker to having its answer. Raises
     ModelError where a model fails.
     """
-    order = itertools.islice(telling(runs, profiles, TURNS, done), count)
+    order = itertools.islice(select_experiments(runs, profiles, TURNS, done), count)
     bench = _Bench(backend, candidates, grid)
     try:
         while chunk := list(itertools.islice(order, at_once)):

@@ -35,7 +35,7 @@ Handle = Callable[[Event, float], list[Command]]
 Fanned = Callable[[ApplicationSpec, int, int], Sequence[int] | None]
 
 
-def specs_of(
+def application_specs(
     applications: Iterable[Application], split: Mapping[str, Mapping[str, float]]
 ) -> tuple[ApplicationSpec, ...]:
     """What must be known of applications when they run. split: application → stage → seconds of its target."""
@@ -58,7 +58,7 @@ def specs_of(
     return tuple(specs)
 
 
-def fixed(spec: ApplicationSpec, number: int, times: int) -> Sequence[int] | None:
+def fixed_fanout(spec: ApplicationSpec, number: int, times: int) -> Sequence[int] | None:
     """Fan-outs where none is drawn."""
     if spec.stages[number].counted:
         return None
@@ -98,7 +98,7 @@ class Applications:
     """A dispatcher that knows applications. Requests of stages get ids below 0; those that come from outside have
     others."""
 
-    def __init__(self, handle: Handle, fanned: Fanned = fixed, specs: Iterable[ApplicationSpec] = ()) -> None:
+    def __init__(self, handle: Handle, fanned: Fanned = fixed_fanout, specs: Iterable[ApplicationSpec] = ()) -> None:
         """handle: of the dispatcher. specs: the applications to begin with."""
         self._handle = handle
         self._fanned = fanned

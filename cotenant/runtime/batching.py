@@ -8,7 +8,7 @@ from cotenant.core.request import Request
 from cotenant.runtime.lane import Lane, Queue
 
 
-def drop(queue: Queue, now: float) -> list[Request]:
+def drop_requests(queue: Queue, now: float) -> list[Request]:
     """Take out what is not worth running."""
     dropped = _drop_hopeless(queue, now)
     if queue.rows >= queue.batch and not queue.unordered:
@@ -27,7 +27,7 @@ def _drop_hopeless(queue: Queue, now: float) -> list[Request]:
     return queue.take(count, rows) if count else []
 
 
-def take(queue: Queue, now: float) -> tuple[int, int]:
+def next_batch_size(queue: Queue, now: float) -> tuple[int, int]:
     """How many requests at the head make the next batch, and their rows.
 
     As many as the largest batch takes, but no more than let the earliest deadline among them be met: rows that come
@@ -64,7 +64,7 @@ def _drop_for_throughput(queue: Queue, now: float) -> list[Request]:
         lost += request.size
     if not lost:
         return []
-    _, rows = take(queue, now)
+    _, rows = next_batch_size(queue, now)
     if lost >= queue.latencies[rows - 1] / queue.latencies[-1] * queue.batch - rows:
         return []
     return queue.take(heads, lost)
@@ -92,7 +92,7 @@ def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
     for queue in lane.each:
         if not queue.rows or (best is not None and queue.ran > best.ran):
             continue
-        count, rows = take(queue, now)
+        count, rows = next_batch_size(queue, now)
         due = held_until(queue, rows)
         if due > now:
             again = min(again, due)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cotenant.core.request import Outcome, Request
-from cotenant.runtime.batching import drop, next_queue
+from cotenant.runtime.batching import drop_requests, next_queue
 from cotenant.runtime.events import (
     Applied,
     Arrived,
@@ -30,7 +30,7 @@ from cotenant.runtime.events import (
     Woke,
 )
 from cotenant.runtime.lane import Batch, Lane, Queue
-from cotenant.runtime.routing import Routes
+from cotenant.runtime.routing import ModelRoutes
 
 COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
 
@@ -51,7 +51,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane] = {}
-        self._routes: dict[str, Routes] = {}  # by model
+        self._routes: dict[str, ModelRoutes] = {}  # by model
         self._held: dict[int, Queue] = {}  # every request that has not ended → the queue that has or had it
         self._tried: set[int] = set()  # those that were in a batch whose worker died
         self._batches = 0
@@ -155,7 +155,7 @@ class Dispatcher:
         again = math.inf
         if lane.batch is None and lane.up:
             for queue in lane.each:
-                if queue.rows and (dropped := drop(queue, now)):
+                if queue.rows and (dropped := drop_requests(queue, now)):
                     self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
@@ -335,7 +335,7 @@ class Dispatcher:
         for spec in specs:
             for queue in self.lanes[spec.id].queues.values():
                 holding.setdefault(queue.model, []).append(queue)
-        self._routes = {model: Routes(queues) for model, queues in holding.items()}
+        self._routes = {model: ModelRoutes(queues) for model, queues in holding.items()}
         for home, requests in homeless:
             self._reroute(requests, home, Outcome.EXPIRED, MOVED, now, commands)
         return commands

@@ -24,7 +24,7 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     commands: list[Command]
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """ends: requests by model and outcome. seconds: from the first event to the last. difference: the first line whose
     commands were not the same, with both; empty where there is none."""
 
@@ -59,7 +59,7 @@ def log_line(now: float, event: Event, commands: list[Command]) -> bytes:
     return encode(LogLine(now, event, commands)) + b"\n"
 
 
-def entries(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLine]:
+def read_log(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLine]:
     """The lines of a log, in order. Raises ConfigError, with `place` and the line, for what is not a log."""
     now = -math.inf
     for number, line in enumerate(lines, 1):
@@ -73,24 +73,24 @@ def entries(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLin
         yield entry
 
 
-def replay(lines: Iterable[str | bytes], place: str = "log") -> Replayed:
+def replay(lines: Iterable[str | bytes], place: str = "log") -> ReplayResult:
     """Feed a log into a fresh dispatcher. Raises ConfigError, with `place` and the line, for what is not a log."""
     handle = Applications(Dispatcher().handle).handle
     ends: Counter[tuple[str, str]] = Counter()
     first = now = 0.0
     number = 0
-    for number, entry in enumerate(entries(lines, place), 1):
+    for number, entry in enumerate(read_log(lines, place), 1):
         now = entry.now
         if number == 1:
             first = now
         commands = handle(entry.event, now)
         if commands != entry.commands:
             difference = f"{place}:{number}: logged {entry.commands}, but now {commands}"
-            return Replayed(events=number, seconds=now - first, ends=dict(ends), difference=difference)
+            return ReplayResult(events=number, seconds=now - first, ends=dict(ends), difference=difference)
         for command in commands:
             if isinstance(command, Reply):
                 for request in command.requests:
                     ends[request.model, command.outcome.value] += 1
     if not number:
         raise ConfigError(f"{place}: the log is empty; a server writes one with `cotenant serve --log FILE`")
-    return Replayed(events=number, seconds=now - first, ends=dict(ends))
+    return ReplayResult(events=number, seconds=now - first, ends=dict(ends))

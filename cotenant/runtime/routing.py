@@ -16,7 +16,7 @@ FEW: Final = 6  # lanes: to ask all of them is quicker than to keep them in orde
 ROUNDING: Final = 1e-12
 
 
-class Routes:
+class ModelRoutes:
     """The queues of one model, in the order of the plan. Of lanes that are done at the same time the first is taken.
 
     Where there are many, they stand in the order of a bound that none of them beats for any request that would come

@@ -12,20 +12,20 @@ from cotenant.core.application import Application, Fanout
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
-from cotenant.planners.applications import plain
+from cotenant.planners.applications import without_applications
 from cotenant.runtime.applications import Fanned
 from cotenant.runtime.events import ApplicationSpec
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import streams
+from cotenant.workload.arrivals import random_streams
 
 _BLOCK = 1024  # draws at a time
 
 
-def drawn(applications: Iterable[Application], seed: int) -> Fanned:
+def drawn_fanouts(applications: Iterable[Application], seed: int) -> Fanned:
     """Each stage draws from a stream of its own, when the application's request arrives: whatever the plan, the n-th
     request becomes the same."""
     stages = [(application, number) for application in applications for number in range(len(application.order))]
-    rngs = streams(seed, (f"fan-out {it.name} {it.order[number].name}" for it, number in stages))
+    rngs = random_streams(seed, (f"fan-out {it.name} {it.order[number].name}" for it, number in stages))
     counts = {
         (it.name, number): _counts(it.order[number].fanout, rng)
         for (it, number), rng in zip(stages, rngs.values(), strict=True)
@@ -37,13 +37,13 @@ def drawn(applications: Iterable[Application], seed: int) -> Fanned:
     return fanned
 
 
-def promises(problem: Problem, plan: Plan, workload: Workload) -> list[Model]:
+def reported_slos(problem: Problem, plan: Plan, workload: Workload) -> list[Model]:
     """What a run reports on, applications first. Models that only they ask for have promised nobody anything; their
     target is what the plan gives them."""
     wholes = [Model(name=it.name, slo=it.slo, attainment=it.attainment) for it in problem.applications]
     parts = [
         own if own.name in workload.sources or not problem.applications else msgspec.structs.replace(it, attainment=0.0)
-        for own, it in zip(problem.models, plain(problem, plan.split).models, strict=True)
+        for own, it in zip(problem.models, without_applications(problem, plan.split).models, strict=True)
     ]
     return wholes + parts
 

@@ -18,11 +18,11 @@ import numpy as np
 from cotenant.core.plan import Plan
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
-from cotenant.sim.judge import judged
+from cotenant.sim.plan_validation import validated
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import arrivals
-from cotenant.workload.sources import Curve, Gamma, Modulated, Poisson, Uniform
+from cotenant.workload.arrivals import generate_arrivals
+from cotenant.workload.sources import Curve, Gamma, MarkovModulated, Poisson, Uniform
 
 CLOSE = 0.01  # how near multiples are found
 LARGEST = 64.0  # multiple that is looked at; beyond, nothing is asked of the plan
@@ -32,7 +32,7 @@ WHILES = 20  # parts of a run in which requests of a trace are counted
 ROOM = (1.0, 1.02, 1.05, 1.1, 1.2)  # times the traffic, what devices are planned for until promises are kept
 
 
-class Attained(msgspec.Struct, frozen=True):
+class Attainment(msgspec.Struct, frozen=True):
     """The fraction of a model's requests answered in time: mean over seeds, half the width of its 95 % confidence
     interval (0 for a single seed, of which nothing can be said), and what is promised."""
 
@@ -46,11 +46,11 @@ class Attained(msgspec.Struct, frozen=True):
         return self.required - self.mean
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class LoadLevel(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of a plan at a multiple of the requests. models: those that were asked for something."""
 
     multiple: float
-    models: dict[str, Attained]
+    models: dict[str, Attainment]
 
     @property
     def kept(self) -> bool:
@@ -79,10 +79,10 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     limit: str
-    levels: tuple[Level, ...]
+    levels: tuple[LoadLevel, ...]
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationTask(msgspec.Struct, frozen=True, kw_only=True):
     """One run to be made: a plan under a workload."""
 
     problem: Problem
@@ -92,11 +92,11 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-def looked(look: Look) -> Report:
+def run_simulation(look: SimulationTask) -> Report:
     return simulate(look.problem, look.plan, look.workload, seconds=look.seconds, seed=look.seed)
 
 
-def level(multiple: float, reports: Sequence[Report]) -> Level:
+def attainment_at(multiple: float, reports: Sequence[Report]) -> LoadLevel:
     """What models attain over runs that differ in their seeds."""
     models = {}
     for rows in zip(*(report.models for report in reports), strict=True):
@@ -104,15 +104,15 @@ def level(multiple: float, reports: Sequence[Report]) -> Level:
         parts = [row.attainment for row in rows if row.attainment is not None]
         if parts:
             mean = sum(n * (row.attainment or 0.0) for n, row in zip(stayed, rows, strict=True)) / sum(stayed)
-            models[rows[0].model] = Attained(mean, _half(parts), rows[0].required)
-    return Level(multiple=multiple, models=models)
+            models[rows[0].model] = Attainment(mean, _half(parts), rows[0].required)
+    return LoadLevel(multiple=multiple, models=models)
 
 
-def capacity(at: Callable[[float], Level]) -> Capacity:
+def find_capacity(at: Callable[[float], LoadLevel]) -> Capacity:
     """Bisection over multiples that are powers of 1 + CLOSE. at: what becomes of the plan at a multiple."""
-    known: dict[int, Level] = {}
+    known: dict[int, LoadLevel] = {}
 
-    def look(step: int) -> Level:
+    def look(step: int) -> LoadLevel:
         if step not in known:
             known[step] = at((1 + CLOSE) ** step)
         return known[step]
@@ -178,7 +178,7 @@ def _student(freedom: int) -> float:
     return z + second / freedom + third / freedom**2
 
 
-def busiest(workload: Workload, seconds: float, seed: int) -> dict[str, float]:
+def peak_rates(workload: Workload, seconds: float, seed: int) -> dict[str, float]:
     """Requests/s to plan for, by name: the highest rate that a source has before `seconds`, on average over a while
     where it is not said in advance. Those that depend on how fast they are answered are left out."""
     rates = {}
@@ -186,19 +186,19 @@ def busiest(workload: Workload, seconds: float, seed: int) -> dict[str, float]:
         if isinstance(source, Curve):
             reached = [rate for time, rate in source.points if time < seconds]
             rates[name] = max([*reached, source.at(math.nextafter(seconds, 0.0))])
-        elif isinstance(source, Modulated):
+        elif isinstance(source, MarkovModulated):
             rates[name] = max(source.rates)
         elif isinstance(source, Poisson | Gamma | Uniform):
             rates[name] = source.rate
         elif source.rate is not None:
             counts = np.zeros(WHILES)  # chunk by chunk: a trace may be longer than memory
-            for times, _ in arrivals(Workload({name: source}), seconds, seed):
+            for times, _ in generate_arrivals(Workload({name: source}), seconds, seed):
                 counts += np.histogram(times, bins=WHILES, range=(0.0, seconds))[0]
             rates[name] = float(counts.max()) * WHILES / seconds
     return rates
 
 
-class Purchase(msgspec.Struct, frozen=True, kw_only=True):
+class SizingTask(msgspec.Struct, frozen=True, kw_only=True):
     """Devices to be found for so many times the traffic, on these kinds, as many of each as needed.
 
     problem: with the rates to plan for where nothing grows; workload: what is asked then. seeds: the runs that a plan
@@ -222,37 +222,37 @@ class Purchase(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.problem, fleet=fleet, rates=rates, objective="devices", current=None)
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class SizingResult(msgspec.Struct, frozen=True, kw_only=True):
     """What would do for a purchase. level: what models attain under that traffic."""
 
     growth: float
     kinds: tuple[str, ...]
     plan: Plan
-    level: Level
+    level: LoadLevel
 
     @property
     def serves(self) -> bool:
         return not self.plan.unserved and self.level.kept
 
 
-def bought(purchase: Purchase) -> Offer:
+def size_fleet(purchase: SizingTask) -> SizingResult:
     """The plan that needs fewest devices, or costs least, and keeps every promise over all seeds, if any does."""
     problem, workload = purchase.asked(), purchase.workload.scaled(purchase.growth)
     for room in ROOM:
-        plan = judged(purchase.planner, purchase.asked(room))
+        plan = validated(purchase.planner, purchase.asked(room))
         reports: list[Report] = []
         for seed in purchase.seeds:
-            look = Look(problem=problem, plan=plan, workload=workload, seconds=purchase.seconds, seed=seed)
-            reports.append(looked(look))
+            look = SimulationTask(problem=problem, plan=plan, workload=workload, seconds=purchase.seconds, seed=seed)
+            reports.append(run_simulation(look))
             if room != ROOM[-1] and not plan.unserved and not all(row.kept for row in reports[-1].models):
                 break  # one run tells that this is too little
-        offer = Offer(growth=purchase.growth, kinds=purchase.kinds, plan=plan, level=level(1.0, reports))
+        offer = SizingResult(growth=purchase.growth, kinds=purchase.kinds, plan=plan, level=attainment_at(1.0, reports))
         if plan.unserved or (offer.serves and len(reports) == len(purchase.seeds)):
             break
     return offer
 
 
-def cheapest(offers: Sequence[Offer]) -> Offer | None:
+def cheapest_result(offers: Sequence[SizingResult]) -> SizingResult | None:
     """Of those that serve all: the one that costs least, or has fewest devices where not all have a price."""
     serving = [offer for offer in offers if offer.serves]
     if any(offer.plan.cost_per_hour is None for offer in serving):

@@ -17,8 +17,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class Processes:
-    """With one job, this process does it. Start it with `processes`, which also ends it."""
+class TaskPool:
+    """With one job, this process does it. Start it with `task_pool`, which also ends it."""
 
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
         self._pool = pool
@@ -70,15 +70,15 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def processes(jobs: int) -> Iterator[Processes]:
+def task_pool(jobs: int) -> Iterator[TaskPool]:
     """So many processes, which end with the block, at once where it is left by an error or by Ctrl-C."""
     if jobs == 1:
-        yield Processes(None)
+        yield TaskPool(None)
         return
     # Spawned rather than forked: a progress bar has a thread, and a fork would copy its locks.
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin)
     try:
-        yield Processes(pool)
+        yield TaskPool(pool)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():

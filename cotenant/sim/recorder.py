@@ -13,13 +13,13 @@ from cotenant.core.units import WHOLE
 from cotenant.measure.stats import Histogram
 from cotenant.measure.timeline import Timeline
 from cotenant.runtime.events import Applied, Arrived, Command, Died, Drained, Event, Failed, Finished, Reply, Run
-from cotenant.runtime.lanes import lane_id, worker_id, workers_of
+from cotenant.runtime.lane_specs import lane_id, worker_id, workers_per_partition
 from cotenant.sim.loop import Handle
 
 INTERVALS = 60
 
 
-class Slot(msgspec.Struct, frozen=True):
+class LanePlace(msgspec.Struct, frozen=True):
     """Where a lane is. share: ‰ of its device, which the workers of a partition have together; price: of that device,
     per hour."""
 
@@ -28,16 +28,16 @@ class Slot(msgspec.Struct, frozen=True):
     price: float | None
 
 
-def slots_of(plan: Plan, fleet: Iterable[Kind]) -> dict[str, Slot]:
+def lane_places(plan: Plan, fleet: Iterable[Kind]) -> dict[str, LanePlace]:
     """By lane."""
     prices = {kind.name: kind.price for kind in fleet}
     return {
-        worker_id(lane_id(device, slot), worker): Slot(
-            (device.kind, device.id), partition.share / workers_of(partition), prices.get(device.kind)
+        worker_id(lane_id(device, slot), worker): LanePlace(
+            (device.kind, device.id), partition.share / workers_per_partition(partition), prices.get(device.kind)
         )
         for device in plan.devices
         for slot, partition in enumerate(device.partitions)
-        for worker in range(workers_of(partition))
+        for worker in range(workers_per_partition(partition))
     }
 
 
@@ -51,7 +51,7 @@ class Recorder:
         self,
         handle: Handle,
         models: Iterable[str],
-        slots: Mapping[str, Slot],
+        slots: Mapping[str, LanePlace],
         *,
         seconds: float,
         intervals: int = INTERVALS,

@@ -12,31 +12,31 @@ import numpy as np
 
 from cotenant.core.model import Model
 from cotenant.core.plan import Partition, Plan
-from cotenant.core.request import Request, made
+from cotenant.core.request import Request, make_requests
 from cotenant.core.units import show_memory
 from cotenant.errors import PlanError
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
-from cotenant.planners.applications import budgets_of, promise
+from cotenant.planners.applications import budgets_of, slo_of
 from cotenant.planners.capacity import footprint, slowdown
 from cotenant.planners.check import check
 from cotenant.predictors import Load
-from cotenant.runtime.applications import Applications, specs_of
+from cotenant.runtime.applications import Applications, application_specs
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import ApplicationSpec, Applied, Event, LaneSpec, Ready, Reply
-from cotenant.runtime.lanes import lanes_of
-from cotenant.runtime.layout import Laid
-from cotenant.sim.applications import drawn, promises
-from cotenant.sim.callers import Callers
-from cotenant.sim.counted import Counted
+from cotenant.runtime.lane_assignment import LaneAssignment
+from cotenant.runtime.lane_specs import lane_specs
+from cotenant.sim.applications import drawn_fanouts, reported_slos
+from cotenant.sim.closed_loop import ClosedLoopCallers
 from cotenant.sim.loop import Handle, play
-from cotenant.sim.service import Batches, Key, Noise, Overhead, Record, Service
-from cotenant.sim.workers import Control, Workers
+from cotenant.sim.metrics import CountingService
+from cotenant.sim.service import BatchTimes, Key, Noise, Overhead, RecordedBatches, Service
+from cotenant.sim.workers import ScalingPolicy, Workers
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import Arrivals, merge, streams
+from cotenant.workload.arrivals import Arrivals, merge_arrivals, random_streams
 from cotenant.workload.failures import Failure
-from cotenant.workload.sources import Closed
+from cotenant.workload.sources import ClosedLoop
 
 # Whether a run has shown enough, given the tallies by name.
 Over = Callable[[Mapping[str, Tally]], bool]
@@ -57,10 +57,10 @@ def simulate(
     seed: int = 0,
     failures: Iterable[Failure] = (),
     changes: Iterable[tuple[float, Plan]] = (),
-    control: Control | None = None,
+    control: ScalingPolicy | None = None,
     startup: float | None = None,
     overhead: Overhead | None = None,
-    observed: Mapping[Key, Batches | Record] = MappingProxyType({}),
+    observed: Mapping[Key, BatchTimes | RecordedBatches] = MappingProxyType({}),
     handle: Handle | None = None,
     over: Over | None = None,
 ) -> Report:
@@ -79,24 +79,26 @@ def simulate(
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
-        promise(problem, name)  # refuses a name that it does not know
+        slo_of(problem, name)  # refuses a name that it does not know
     models = {model.name: model for model in problem.models}
-    watched = promises(problem, plan, workload)
+    watched = reported_slos(problem, plan, workload)
     tallies = {each.name: Tally() for each in watched}
     service = Service(seed=seed, overhead=overhead)
 
     def lanes(plan: Plan) -> tuple[LaneSpec, ...]:
         _stands(plan, problem)
-        return lanes_of(plan, models, problem.profiles)
+        return lane_specs(plan, models, problem.profiles)
 
-    def opened(lanes: Mapping[str, Laid]) -> None:
+    def opened(lanes: Mapping[str, LaneAssignment]) -> None:
         service.open([lane.spec for lane in lanes.values()], _really(lanes, problem) | dict(observed))
 
-    def starts(lane: Laid) -> float:
+    def starts(lane: LaneAssignment) -> float:
         return _profiled(lane, problem) if startup is None else startup
 
     def wholes(plan: Plan) -> tuple[ApplicationSpec, ...]:
-        return specs_of(problem.applications, {it.name: budgets_of(it, plan.split) for it in problem.applications})
+        return application_specs(
+            problem.applications, {it.name: budgets_of(it, plan.split) for it in problem.applications}
+        )
 
     workers = Workers(plan, lanes, opened, starts, wholes, lambda lanes: _crowded(lanes, problem))
     workers.fail(failures)
@@ -104,12 +106,12 @@ def simulate(
     if control is not None:
         workers.control(control, lambda: {name: tally.arrived for name, tally in tallies.items()}, seconds)
     if problem.applications:
-        handle = Applications(handle or Dispatcher().handle, drawn(problem.applications, seed)).handle
+        handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
     _run(workers.events(), watched, tallies, workload, service, seconds, seed, handle, over)
     return Report.of("simulated", watched, tallies, seconds, timeouts=workload.timeouts)
 
 
-def run(
+def simulate_lanes(
     lanes: Sequence[LaneSpec],
     models: Sequence[Model],
     workload: Workload,
@@ -138,32 +140,32 @@ def _run(
     over: Over | None = None,
 ) -> None:
     """The tallies are filled as requests end."""
-    requests, follow = asked(models, workload, seconds, seed)
+    requests, follow = generate_requests(models, workload, seconds, seed)
     if over is not None:
         requests = _until(requests, lambda: over(tallies))
-    counted = Counted(tallies, service, follow)
+    counted = CountingService(tallies, service, follow)
     play(handle or Dispatcher(), requests, counted.serve, counted.ended, events)
 
 
-def asked(
+def generate_requests(
     models: Iterable[Model], workload: Workload, seconds: float, seed: int
 ) -> tuple[Iterator[Request], Callable[[Reply, float], Iterable[Request]] | None]:
     """Requests of one row each, numbered from 0, due within their timeout or else their model's target; and what those
     that wait for their answers ask next, where any do."""
     numbers = itertools.count()
     within = {model.name: model.slo for model in models} | dict(workload.timeouts)
-    rngs = streams(seed, workload.sources)
-    open_ = {name: source for name, source in workload.sources.items() if not isinstance(source, Closed)}
+    rngs = random_streams(seed, workload.sources)
+    open_ = {name: source for name, source in workload.sources.items() if not isinstance(source, ClosedLoop)}
     callers = {
-        name: Callers(name, source, rngs[name], within[name], numbers, seconds)
+        name: ClosedLoopCallers(name, source, rngs[name], within[name], numbers, seconds)
         for name, source in workload.sources.items()
-        if isinstance(source, Closed)
+        if isinstance(source, ClosedLoop)
     }
     names = np.array(list(open_), dtype=object)
     timeouts = np.array([within[name] for name in open_])
-    chunks = merge([source.times(rngs[name]) for name, source in open_.items()], seconds)
+    chunks = merge_arrivals([source.times(rngs[name]) for name, source in open_.items()], seconds)
     requests = itertools.chain.from_iterable(
-        made(
+        make_requests(
             list(itertools.islice(numbers, len(times))),
             names[sources].tolist(),
             times.tolist(),
@@ -204,7 +206,7 @@ def _stands(plan: Plan, problem: Problem) -> None:
         raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
 
 
-def _crowded(lanes: Iterable[Laid], problem: Problem) -> str:
+def _crowded(lanes: Iterable[LaneAssignment], problem: Problem) -> str:
     """What device lacks memory for all these lanes together; empty where none does."""
     needs: Counter[str] = Counter()
     for lane in lanes:
@@ -216,10 +218,10 @@ def _crowded(lanes: Iterable[Laid], problem: Problem) -> str:
     return ""
 
 
-def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches | Record]:
+def _really(lanes: Mapping[str, LaneAssignment], problem: Problem) -> dict[Key, BatchTimes | RecordedBatches]:
     """What batches take, by lane and model. How much slower than planned, and how much they vary, is that of the
     largest batch, which is the one that matters under load."""
-    found: dict[Key, Batches | Record] = {}
+    found: dict[Key, BatchTimes | RecordedBatches] = {}
     for name, lane in lanes.items():
         kind, share = lane.device.kind, lane.partition.share
         others = list(lane.device.partitions)
@@ -232,11 +234,11 @@ def _really(lanes: Mapping[str, Laid], problem: Problem) -> dict[Key, Batches | 
             slower = takes / placement.latency
             latencies = tuple(seconds * slower for seconds in spec.latencies)
             nearest = profile.nearest(placement.batch, share)
-            found[name, placement.model] = Batches(latencies, Noise.of(nearest.features, nearest.latency))
+            found[name, placement.model] = BatchTimes(latencies, Noise.of(nearest.features, nearest.latency))
     return found
 
 
-def _profiled(lane: Laid, problem: Problem) -> float:
+def _profiled(lane: LaneAssignment, problem: Problem) -> float:
     """Seconds that a worker takes to start, by what its models took when they were measured; 0 where that is not known.
     It is one process, however many models it loads: the longest counts."""
     profiles = [(problem.profiles[it.model, lane.device.kind], it.batch) for it in lane.placements]

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from cotenant.runtime.events import LaneSpec, Run
-from cotenant.workload.arrivals import streams
+from cotenant.workload.arrivals import random_streams
 
 _BLOCK = 1024  # draws at a time: a call of numpy for each batch would cost more than the dispatcher
 
@@ -69,14 +69,14 @@ class Noise(msgspec.Struct, frozen=True):
                 yield from rng.lognormal(0.0, sigma, _BLOCK).tolist()
 
 
-class Batches(msgspec.Struct, frozen=True):
+class BatchTimes(msgspec.Struct, frozen=True):
     """What batches really take. latencies: seconds of 1, 2, … rows, the median of each; noise: around that."""
 
     latencies: tuple[float, ...]
     noise: Noise
 
 
-class Record(msgspec.Struct, frozen=True):
+class RecordedBatches(msgspec.Struct, frozen=True):
     """Batches as they ran once, to run again with the same arrivals: slow ones where they were slow then.
 
     latencies: seconds of 1, 2, … rows, the median of each. starts: seconds, ascending; rows and factors (over their
@@ -104,26 +104,26 @@ class Service:
         self,
         lanes: Iterable[LaneSpec] = (),
         seed: int = 0,
-        batches: Mapping[Key, Batches | Record] | None = None,
+        batches: Mapping[Key, BatchTimes | RecordedBatches] | None = None,
         overhead: Overhead | None = None,
     ) -> None:
         self._seed = seed
         self._overhead = overhead or Overhead()
         self._per_batch = self._overhead.per_batch
         self._per_request = self._overhead.per_request
-        self._records: dict[Key, Record] = {}
+        self._records: dict[Key, RecordedBatches] = {}
         self._placements: dict[Key, tuple[tuple[float, ...], tuple[float, ...], Iterator[float], float]] = {}
         self.open(lanes, batches or {})
 
-    def open(self, lanes: Iterable[LaneSpec], batches: Mapping[Key, Batches | Record]) -> None:
+    def open(self, lanes: Iterable[LaneSpec], batches: Mapping[Key, BatchTimes | RecordedBatches]) -> None:
         """There are these lanes, too, or they have other latencies from now on; noise goes on where it was."""
         predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
-        rngs = streams(self._seed, map(_stream, predicted))
+        rngs = random_streams(self._seed, map(_stream, predicted))
         for key, curve in predicted.items():
-            own = batches.get(key, Batches(curve, Noise()))
-            if isinstance(own, Record):
+            own = batches.get(key, BatchTimes(curve, Noise()))
+            if isinstance(own, RecordedBatches):
                 self._records[key] = own
-                own = Batches(own.latencies, Noise())
+                own = BatchTimes(own.latencies, Noise())
             draws = self._placements[key][2] if key in self._placements else own.noise.draws(rngs[_stream(key)])
             self._placements[key] = (curve, own.latencies, draws, self._overhead.per_row(key[1]))
 

@@ -10,15 +10,15 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.errors import PlanError
 from cotenant.measure.report import ModelReport
-from cotenant.sim.changes import Change, Question, Trial, changed, tried
-from cotenant.sim.judge import judged
+from cotenant.sim.plan_validation import validated
+from cotenant.sim.what_if import Scenario, ScenarioChange, ScenarioTask, apply_changes, run_scenario
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """A combination to be tried. changes: one of each axis."""
 
-    changes: tuple[Change, ...]
-    question: Question
+    changes: tuple[ScenarioChange, ...]
+    question: Scenario
     seconds: float
     seeds: tuple[int, ...]
 
@@ -42,28 +42,30 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def grid(question: Question, axes: Sequence[Sequence[Change]], plan: Plan, seconds: float, seeds: int) -> list[Point]:
+def grid(
+    question: Scenario, axes: Sequence[Sequence[ScenarioChange]], plan: Plan, seconds: float, seeds: int
+) -> list[Point]:
     """All combinations, the last axis changing fastest. plan: what is planned without any change.
 
     Raises ConfigError for a change of what is not there.
     """
     return [
-        Point(changes=made, question=changed(question, made, plan), seconds=seconds, seeds=tuple(range(seeds)))
+        Point(changes=made, question=apply_changes(question, made, plan), seconds=seconds, seeds=tuple(range(seeds)))
         for made in itertools.product(*axes)
     ]
 
 
-def swept(point: Point) -> list[Row]:
+def run_point(point: Point) -> list[Row]:
     """What becomes of a combination, a row for each seed and model."""
     question = point.question
     texts = tuple(change.text for change in point.changes)
     try:
-        plan = judged(question.planner, question.problem)
+        plan = validated(question.planner, question.problem)
     except PlanError as error:
         return [Row(changes=texts, seed=0, planner=question.planner, error=str(error))]
     rows = []
     for seed in point.seeds:
-        outcome = tried(Trial(label="", question=question, plan=plan, seconds=point.seconds, seed=seed))
+        outcome = run_scenario(ScenarioTask(label="", question=question, plan=plan, seconds=point.seconds, seed=seed))
         devices = " + ".join(f"{count} {kind}" for kind, count in outcome.kinds.items())
         rows += [
             Row(

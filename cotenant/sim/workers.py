@@ -19,14 +19,14 @@ from typing import Protocol
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError, PlanError
 from cotenant.runtime.events import ApplicationSpec, Applied, Died, Event, LaneSpec, Ready, Woke
-from cotenant.runtime.layout import Laid, Layout
+from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
 from cotenant.workload.failures import Failure
 
 # What happens at a moment: events, each made only once the one before it was handled.
 Step = Callable[[float], Iterable[Event]]
 
 
-class Control(Protocol):
+class ScalingPolicy(Protocol):
     """Looks at the rates now and then, and may ask for another plan. period: seconds from one look to the next."""
 
     @property
@@ -49,12 +49,12 @@ class Workers:
         self,
         plan: Plan,
         lanes: Callable[[Plan], Iterable[LaneSpec]],
-        opened: Callable[[Mapping[str, Laid]], None],
-        startup: Callable[[Laid], float],
+        opened: Callable[[Mapping[str, LaneAssignment]], None],
+        startup: Callable[[LaneAssignment], float],
         wholes: Callable[[Plan], tuple[ApplicationSpec, ...]] = lambda plan: (),
-        crowded: Callable[[Iterable[Laid]], str] = lambda lanes: "",
+        crowded: Callable[[Iterable[LaneAssignment]], str] = lambda lanes: "",
     ) -> None:
-        self.layout = Layout()
+        self.layout = LaneMatcher()
         self._lanes = lanes
         self._wholes = wholes
         self._applications = wholes(plan)  # of the plan in force
@@ -63,7 +63,7 @@ class Workers:
         self._crowded = crowded
         self._failures: list[Failure] = []
         self._deaths: Counter[str] = Counter()  # by lane: news of a worker that died meanwhile is stale
-        self._next: dict[str, Laid] | None = None  # the lanes that are to take over
+        self._next: dict[str, LaneAssignment] | None = None  # the lanes that are to take over
         self._coming = self._applications  # the applications then
         self._due: dict[str, float] = {}  # when those of them that start are up
         self._asked: tuple[Plan, bool] | None = None  # what comes after that, and whether it must
@@ -88,7 +88,7 @@ class Workers:
         for time, plan in changes:
             self._at(time, partial(self._change, plan, True))
 
-    def control(self, control: Control, ended: Callable[[], Mapping[str, int]], until: float) -> None:
+    def control(self, control: ScalingPolicy, ended: Callable[[], Mapping[str, int]], until: float) -> None:
         """ended: how many requests have ended so far, by model. until: no look at that time or later."""
         before = dict(ended())
 
@@ -120,7 +120,7 @@ class Workers:
         for name in self.layout.lanes:
             yield Ready(name)
 
-    def _applied(self, lanes: Mapping[str, Laid]) -> Applied:
+    def _applied(self, lanes: Mapping[str, LaneAssignment]) -> Applied:
         return Applied(tuple(lane.spec for lane in lanes.values()), self._applications)
 
     def _up(self, lane: str, now: float) -> float:

@@ -14,12 +14,12 @@ from cotenant.core.tensor import DTYPES
 from cotenant.errors import ModelError
 from cotenant.worker.runners import Runner
 from cotenant.worker.runners.arrays import Array, datatype, decode_strings, encode_strings, one_line
-from cotenant.worker.wire import LARGE, Part, aligned
+from cotenant.worker.wire import LARGE, TensorPart, aligned
 
-Request = Sequence[Part]
+Request = Sequence[TensorPart]
 
 
-class Batch:
+class BatchBuilder:
     """Requests that a runner takes as one batch.
 
     memory: the arena; room: start and size of the place in it for large outputs. gather, infer, scatter, device: see
@@ -39,13 +39,13 @@ class Batch:
         self._start = room[0]
         self._end = room[0] + room[1]
 
-    def run(self, requests: Sequence[Request]) -> list[list[Part] | str]:
+    def run(self, requests: Sequence[Request]) -> list[list[TensorPart] | str]:
         """The outputs of each request, or why the model failed on it.
 
         Requests that differ in more than their rows run one after another. Where a batch fails its halves run on their
         own, so that one bad request is found and costs no other its answer. Raises DeviceError where none can have one.
         """
-        answers: list[list[Part] | str] = [[] for _ in requests]
+        answers: list[list[TensorPart] | str] = [[] for _ in requests]
         pending = self._groups(requests)
         while pending:
             members = pending.pop()
@@ -62,7 +62,7 @@ class Batch:
                     answers[member] = parts
         return answers
 
-    def _once(self, requests: Sequence[Request]) -> list[list[Part]]:
+    def _once(self, requests: Sequence[Request]) -> list[list[TensorPart]]:
         begun = time.monotonic()
         sizes = [request[0].shape[0] for request in requests] if self._runner.model.batched else [1]
         rows = sum(sizes)
@@ -90,7 +90,7 @@ class Batch:
             alike.setdefault(key, []).append(index)
         return list(alike.values())
 
-    def _join(self, parts: Sequence[Part], rows: int) -> Array:
+    def _join(self, parts: Sequence[TensorPart], rows: int) -> Array:
         first = parts[0]
         inside = [part.data for part in parts if part.data is not None]
         arrays: list[Array]
@@ -107,13 +107,13 @@ class Batch:
         place[...] = arrays[0]
         return place
 
-    def _array(self, part: Part) -> Array:
+    def _array(self, part: TensorPart) -> Array:
         data = memoryview(self._memory)[part.start : part.start + part.size] if part.data is None else part.data
         if part.datatype == "BYTES":
             return decode_strings(data, part.shape)
         return np.frombuffer(data, DTYPES[part.datatype]).reshape(part.shape)
 
-    def _split(self, name: str, array: Array, sizes: Sequence[int]) -> list[Part]:
+    def _split(self, name: str, array: Array, sizes: Sequence[int]) -> list[TensorPart]:
         """An output, divided by the rows of each request."""
         if len(sizes) == 1:
             shapes = [array.shape]
@@ -127,7 +127,7 @@ class Batch:
         if array.dtype == object:
             ends = itertools.accumulate(sizes)
             rows = [array[end - size : end] if len(sizes) > 1 else array for end, size in zip(ends, sizes, strict=True)]
-            return [Part(name, "BYTES", row.shape, memoryview(encode_strings(row))) for row in rows]
+            return [TensorPart(name, "BYTES", row.shape, memoryview(encode_strings(row))) for row in rows]
         kind = self._kinds.get(name, datatype(array))
         place, data = self._start, None
         if array.nbytes >= LARGE and place + array.nbytes <= self._end:
@@ -138,6 +138,8 @@ class Batch:
         parts = []
         for shape in shapes:
             size = array.itemsize * math.prod(shape)
-            parts.append(Part(name, kind, shape, None if data is None else data[place : place + size], place, size))
+            parts.append(
+                TensorPart(name, kind, shape, None if data is None else data[place : place + size], place, size)
+            )
             place += size
         return parts

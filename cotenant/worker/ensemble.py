@@ -15,13 +15,13 @@ import msgspec
 from cotenant.core.application import MOST, Application, Fixed, Poisson, Stage
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import ModelError, PlanError
-from cotenant.worker.repository import CONFIG, EnsembleStep, Entry, agree, labels
+from cotenant.worker.repository import CONFIG, EnsembleStep, Entry, check_config_matches, read_labels
 
 ITEMS = "items"
 NESTED = "it is an ensemble itself; list its steps instead"
 
 
-class Step(msgspec.Struct, frozen=True):
+class EnsembleStage(msgspec.Struct, frozen=True):
     """One run of a model, or one for each row. inputs, outputs: the model's name of a tensor → the ensemble's."""
 
     name: str
@@ -36,7 +36,7 @@ class Ensemble(msgspec.Struct, frozen=True):
     """items: rows that are planned for where a step runs for each."""
 
     info: ModelInfo
-    steps: tuple[Step, ...]
+    steps: tuple[EnsembleStage, ...]
     items: float = 1.0
 
     @property
@@ -132,10 +132,10 @@ class _Reader:
             name=self.entry.name,
             version=self.entry.version,
             platform=self.entry.platform,
-            inputs=agree(self.entry, "input", config.input, _named(takers), lead),
-            outputs=agree(self.entry, "output", config.output, _named(outputs), lead),
+            inputs=check_config_matches(self.entry, "input", config.input, _named(takers), lead),
+            outputs=check_config_matches(self.entry, "output", config.output, _named(outputs), lead),
             max_batch_size=rows,
-            labels={name: found for name in outputs if (found := labels(self.entry, name))},
+            labels={name: found for name in outputs if (found := read_labels(self.entry, name))},
         )
         steps = self._ordered(made)
         self._check_each([step for step in steps if step.each], steps, made)
@@ -175,7 +175,9 @@ class _Reader:
             )
         return asked or least.max_batch_size
 
-    def _check_each(self, each: Iterable[Step], steps: Sequence[Step], made: Mapping[str, TensorSpec]) -> None:
+    def _check_each(
+        self, each: Iterable[EnsembleStage], steps: Sequence[EnsembleStage], made: Mapping[str, TensorSpec]
+    ) -> None:
         """Rows that a step runs for are those of one answer of one step, and end where they come to."""
         alike = "set max_batch_size in the config.pbtxt of all alike"
         for step in each:
@@ -207,7 +209,7 @@ class _Reader:
             )
         return items
 
-    def _ordered(self, made: Mapping[str, TensorSpec]) -> tuple[Step, ...]:
+    def _ordered(self, made: Mapping[str, TensorSpec]) -> tuple[EnsembleStage, ...]:
         """The steps, each after those that make what it takes. One model's second step has a number behind its name."""
         names: list[str] = []
         for step in self.steps:
@@ -217,7 +219,7 @@ class _Reader:
             tensor: name for step, name in zip(self.steps, names, strict=True) for tensor in step.output_map.values()
         }
         steps = {
-            name: Step(
+            name: EnsembleStage(
                 name,
                 step.model_name,
                 step.input_map,

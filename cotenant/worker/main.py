@@ -25,11 +25,23 @@ import msgspec
 from cotenant.errors import DeviceError, ModelError
 from cotenant.worker import runners
 from cotenant.worker.arena import map_memory
-from cotenant.worker.batch import Batch
+from cotenant.worker.batch import BatchBuilder
+from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
-from cotenant.worker.pace import Pace
-from cotenant.worker.tie import tie
-from cotenant.worker.wire import Answer, Broken, Closed, FromWorker, Inbox, Ready, Run, Setup, Timing, ToWorker, pack
+from cotenant.worker.parent_death import die_with_parent
+from cotenant.worker.wire import (
+    BatchResult,
+    FromWorker,
+    Inbox,
+    RunBatch,
+    Setup,
+    Timing,
+    ToWorker,
+    WorkerBroken,
+    WorkerClosed,
+    WorkerReady,
+    encode_message,
+)
 
 # Seconds after which a thread lets another have the interpreter: one that waits for a device is ready to go on at once.
 SWITCH = 0.0002
@@ -39,7 +51,7 @@ _decoder = msgspec.msgpack.Decoder(ToWorker)
 
 
 def main() -> None:
-    tie(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     work()
 
 
@@ -70,7 +82,7 @@ def _serve_one(descriptor: int, arena: int, processors: Multiprocessors) -> None
     """One lane of many."""
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(connection, arena, processors, time.thread_time)
-        connection.sendall(pack(Closed()))
+        connection.sendall(encode_message(WorkerClosed()))
 
 
 def _end(failure: threading.ExceptHookArgs) -> None:
@@ -87,15 +99,15 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     """One lane, until its stream ends. used: reads the processor time that it pays for, in seconds."""
     inbox = Inbox(connection)
 
-    def receive() -> Setup | Run | None:
+    def receive() -> Setup | RunBatch | None:
         while (message := inbox.take()) is None:
             if not inbox.fill():
                 return None
-        order: Setup | Run = _decoder.decode(message)
+        order: Setup | RunBatch = _decoder.decode(message)
         return order
 
     def send(message: FromWorker) -> None:
-        connection.sendall(pack(message))
+        connection.sendall(encode_message(message))
 
     if not isinstance(setup := receive(), Setup):
         return
@@ -108,17 +120,17 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     try:
         loaded = _load(setup, processors, held)
     except (DeviceError, ModelError) as error:
-        send(Broken(str(error)))
+        send(WorkerBroken(str(error)))
         held.close()
         return
     gc.freeze()  # libraries and models stay: to look through them for garbage stops batches for 3 ms, torch's for 0.3 s
-    send(Ready({name: footprint for name, (_, footprint) in loaded.items()}))
-    pace = Pace(math.inf if setup.pace is None else setup.pace, used)
+    send(WorkerReady({name: footprint for name, (_, footprint) in loaded.items()}))
+    pace = CpuThrottle(math.inf if setup.pace is None else setup.pace, used)
 
-    while isinstance(run := receive(), Run):
+    while isinstance(run := receive(), RunBatch):
         started = time.monotonic()
         runner = loaded[run.model][0]
-        batch = Batch(runner, memory, run.room)
+        batch = BatchBuilder(runner, memory, run.room)
         answers = batch.run(run.requests)
         done = time.monotonic()
         due, cpu = pace.charge(started)
@@ -127,7 +139,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         pace.ended(due, time.monotonic())
         parts = batch.gather, batch.infer, batch.scatter
         timing = Timing(started, *parts, max(due - done, 0.0), cpu, batch.device, runner.memory)
-        send(Answer(run.batch, answers, timing))
+        send(BatchResult(run.batch, answers, timing))
     gc.unfreeze()  # the models of this lane may be garbage now, in a process that goes on for others
     held.close()
 
@@ -141,7 +153,7 @@ def _load(
         stream = held.enter_context(processors.stream(setup.groups))
     loaded = {}
     for model in setup.models:
-        runner, footprint = runners.load(model, threads=setup.threads, fake=setup.fake, stream=stream)
+        runner, footprint = runners.load_runner(model, threads=setup.threads, fake=setup.fake, stream=stream)
         held.callback(runner.close)
         loaded[model.name] = runner, footprint
     return loaded

@@ -39,7 +39,7 @@ class _Token(NamedTuple):
     line: int
 
 
-def read(text: str, repeated: Collection[str], place: str) -> Message:
+def read_pbtxt(text: str, repeated: Collection[str], place: str) -> Message:
     """Fields by name. A field in `repeated` is a list, however often it stands there; so is any other that stands
     there more than once. A map is a dict. Enum values are strings.
 
@@ -48,16 +48,16 @@ def read(text: str, repeated: Collection[str], place: str) -> Message:
     return _Reader(text, repeated, place).message("", 0)
 
 
-def write(message: Mapping[str, Any], indent: str = "") -> str:
-    """The inverse of `read`, but that a list, of scalars or messages, is a repeated field, and an enum value a
+def write_pbtxt(message: Mapping[str, Any], indent: str = "") -> str:
+    """The inverse of `read_pbtxt`, but that a list, of scalars or messages, is a repeated field, and an enum value a
     string in capitals that begins with TYPE_."""
     lines = []
     for name, value in message.items():
         if isinstance(value, Mapping):
-            lines.append(f"{indent}{name} {{\n{write(value, indent + '  ')}{indent}}}\n")
+            lines.append(f"{indent}{name} {{\n{write_pbtxt(value, indent + '  ')}{indent}}}\n")
         elif isinstance(value, Sequence) and not isinstance(value, str):
             if any(isinstance(item, Mapping) for item in value):
-                lines.extend(write({name: item}, indent) for item in value)
+                lines.extend(write_pbtxt({name: item}, indent) for item in value)
             else:
                 lines.append(f"{indent}{name}: [{', '.join(map(_scalar, value))}]\n")
         else:

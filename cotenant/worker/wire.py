@@ -1,9 +1,11 @@
 """What the server and a worker say to each other, over one socket for each lane.
 
-The server sends `Setup`, the worker answers `Ready` or `Broken`. Then the server sends one `Run` at a time, and the
-worker sends an `Answer` to each. The end of the stream is the order to stop; a worker that goes on for other lanes says
-`Closed` then. A message is its length in eight bytes and its msgpack. Small tensors travel inside it; of a large one
-only the place in the arena does.
+The server sends `Setup`, the worker answers `WorkerReady` or `WorkerBroken`. Then the server sends one `RunBatch` at a
+time, and the
+worker sends an `BatchResult` to each. The end of the stream is the order to stop; a worker that goes on for other
+lanes says
+`WorkerClosed` then. A message is its length in eight bytes and its msgpack. Small tensors travel inside it; of a large
+one only the place in the arena does.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     latencies: tuple[float, ...] = ()
 
 
-class Part(msgspec.Struct, array_like=True, gc=False):
+class TensorPart(msgspec.Struct, array_like=True, gc=False):
     """A tensor: its bytes, or where they lie in the arena."""
 
     name: str
@@ -92,36 +94,36 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
     env: dict[str, str] = {}
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All models are loaded and warm. footprints: bytes that the outputs of one row take, each aligned."""
 
     footprints: dict[str, int]
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerBroken(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A model could not be loaded, or a partition not made; the lane ends."""
 
     reason: str
 
 
-class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WorkerClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The lane has ended, and its process goes on. It is the last that is said of it."""
 
 
-class Run(msgspec.Struct, tag=True, array_like=True, gc=False):
+class RunBatch(msgspec.Struct, tag=True, array_like=True, gc=False):
     """Run these requests as one batch. room: start and size of the place in the arena for large outputs."""
 
     batch: int
     model: str
-    requests: list[list[Part]]
+    requests: list[list[TensorPart]]
     room: tuple[int, int] = (0, 0)
 
 
-class Answer(msgspec.Struct, tag=True, array_like=True, gc=False):
+class BatchResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     """The outputs of each request, in their order, or why the model failed on it."""
 
     batch: int
-    requests: list[list[Part] | str]
+    requests: list[list[TensorPart] | str]
     timing: Timing
 
 
@@ -129,14 +131,14 @@ def aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-ToWorker = Setup | Run
-FromWorker = Ready | Broken | Answer | Closed
+ToWorker = Setup | RunBatch
+FromWorker = WorkerReady | WorkerBroken | BatchResult | WorkerClosed
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def pack(message: ToWorker | FromWorker) -> bytearray:
+def encode_message(message: ToWorker | FromWorker) -> bytearray:
     """A message with its length in front."""
     buffer = bytearray(_LENGTH.size)
     _encoder.encode_into(message, buffer, _LENGTH.size)

@@ -1,6 +1,6 @@
 """When requests arrive: endless streams, in chunks of numpy arrays, so that a long run takes no more memory.
 
-Each name draws from a stream of its own (`streams`): to change one source, or to add one, leaves the
+Each name draws from a stream of its own (`random_streams`): to change one source, or to add one, leaves the
 arrivals of all others as they were.
 """
 
@@ -27,23 +27,23 @@ Arrivals = Iterator[tuple[Floats, NDArray[np.intp]]]
 CHUNK = 4096
 
 
-def streams(seed: int, names: Iterable[str]) -> dict[str, np.random.Generator]:
+def random_streams(seed: int, names: Iterable[str]) -> dict[str, np.random.Generator]:
     """One generator for each name, from one root seed. What a name draws depends on the seed and that name alone."""
     if seed < 0:
         raise ConfigError(f"seed {seed} is negative; take 0 or more")
     return {name: np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(name.encode()))) for name in names}
 
 
-def arrivals(workload: Workload, seconds: float, seed: int) -> Arrivals:
+def generate_arrivals(workload: Workload, seconds: float, seed: int) -> Arrivals:
     """What each name of the workload is asked for before `seconds`; sources count as they stand in it.
 
     The same seed gives the same arrivals to the simulator and to a live server.
     """
-    rngs = streams(seed, workload.sources)
-    return merge([source.times(rngs[name]) for name, source in workload.sources.items()], seconds)
+    rngs = random_streams(seed, workload.sources)
+    return merge_arrivals([source.times(rngs[name]) for name, source in workload.sources.items()], seconds)
 
 
-def merge(sources: Sequence[Times], seconds: float) -> Arrivals:
+def merge_arrivals(sources: Sequence[Times], seconds: float) -> Arrivals:
     """All arrivals before `seconds`, in the order of time."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigError(f"{seconds:g} s is no time to run for; take more than 0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from cotenant.workload import Workload
-from cotenant.workload.sources import Closed, Offline, Poisson
+from cotenant.workload.sources import ClosedLoop, Offline, Poisson
 
 SAMPLES_PER_QUERY = 8
 OFFLINE_SAMPLES = 24_576
@@ -16,12 +16,12 @@ OFFLINE_SAMPLES = 24_576
 
 def single_stream(name: str) -> Workload:
     """The next query when the last is answered. Measured is the 90th percentile of latency."""
-    return Workload({name: Closed(1)}, {name: math.inf})
+    return Workload({name: ClosedLoop(1)}, {name: math.inf})
 
 
 def multi_stream(name: str, samples: int = SAMPLES_PER_QUERY) -> Workload:
     """The next query, of so many samples, when the last is answered. Measured is the 99th percentile of latency."""
-    return Workload({name: Closed(1, samples=samples)}, {name: math.inf})
+    return Workload({name: ClosedLoop(1, samples=samples)}, {name: math.inf})
 
 
 def server(name: str, rate: float) -> Workload:

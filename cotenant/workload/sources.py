@@ -70,7 +70,7 @@ class Uniform(msgspec.Struct, frozen=True):
         return Uniform(self.rate * factor)
 
 
-class Modulated(msgspec.Struct, frozen=True):
+class MarkovModulated(msgspec.Struct, frozen=True):
     """Poisson at a rate that changes at random (a Markov-modulated Poisson process): bursts that last.
 
     In state n, requests come at `rates[n]` a second. It stays for an exponential time of `stays[n]` seconds on average,
@@ -109,8 +109,8 @@ class Modulated(msgspec.Struct, frozen=True):
             yield ends - lengths, lengths, rate, rate
             state, start = int(visited[-1]), float(ends[-1])
 
-    def scaled(self, factor: float) -> Modulated:
-        return Modulated(tuple(rate * factor for rate in self.rates), self.stays)
+    def scaled(self, factor: float) -> MarkovModulated:
+        return MarkovModulated(tuple(rate * factor for rate in self.rates), self.stays)
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ class Curve(msgspec.Struct, frozen=True):
         return Curve(tuple((time, rate * factor) for time, rate in self.points), self.repeat, self.cv)
 
 
-class Closed(msgspec.Struct, frozen=True):
+class ClosedLoop(msgspec.Struct, frozen=True):
     """So many callers, each of whom asks again only after the answer, and `think` seconds on average (exponential).
 
     samples: requests in one query; a caller waits for all of them. `times` are those of the first queries: the rest
@@ -205,7 +205,7 @@ class Closed(msgspec.Struct, frozen=True):
         first = np.sort(rng.exponential(self.think, self.callers)) if self.think else np.zeros(self.callers)
         return iter([np.repeat(first, self.samples)])
 
-    def scaled(self, factor: float) -> Closed:
+    def scaled(self, factor: float) -> ClosedLoop:
         """As near to that as whole callers come, and at least one where there are any."""
         callers = self.callers * factor
         return msgspec.structs.replace(self, callers=max(_whole(callers), 1 if callers else 0))

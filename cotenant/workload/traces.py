@@ -29,7 +29,7 @@ MINUTE = 60.0
 TWEETED = "%a %b %d %H:%M:%S %z %Y"  # as in "Wed Oct 10 20:19:24 +0000 2018"
 
 
-def headings(file: Path) -> list[str]:
+def read_headings(file: Path) -> list[str]:
     """Those of the columns. Raises ConfigError where the file cannot be read."""
     return next(_rows(file), [])
 
@@ -153,7 +153,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return ConfigError(f"{self.file}:{line}: time goes back by {-step:g} s; sort the file by time")
 
 
-class Survey(msgspec.Struct, frozen=True):
+class TraceSummary(msgspec.Struct, frozen=True):
     """What a trace has: the first and the last time, in seconds, and requests by name (all under "" without a key)."""
 
     first: float
@@ -161,7 +161,7 @@ class Survey(msgspec.Struct, frozen=True):
     counts: Counter[str]
 
     @classmethod
-    def of(cls, trace: Trace) -> Survey:
+    def of(cls, trace: Trace) -> TraceSummary:
         """Reads the trace through. Raises ConfigError, with the line, for one that is not sound."""
         first, last = math.inf, -math.inf
         counts: Counter[str] = Counter()
@@ -176,7 +176,7 @@ class Survey(msgspec.Struct, frozen=True):
         return cls(first, last, counts)
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of a trace, each at its time after the first of the whole trace.
 
     names: of what was asked for; all, where the trace has no key. factor: so many times the requests: some are left
@@ -184,7 +184,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     trace: Trace
-    survey: Survey
+    survey: TraceSummary
     names: frozenset[str] = frozenset()
     factor: float = 1.0
     speed: float = 1.0
@@ -216,7 +216,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         if held.size:
             yield self._multiplied(np.append(held, held), rng)
 
-    def scaled(self, factor: float) -> Replayed:
+    def scaled(self, factor: float) -> TraceSource:
         return msgspec.structs.replace(self, factor=self.factor * factor)
 
     def _multiplied(self, times: Floats, rng: np.random.Generator) -> Floats:

@@ -94,7 +94,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, str]
 
 
-def build(
+def build_models(
     root: Path,
     names: Iterable[str] | None = None,
     seed: int = 0,
@@ -111,7 +111,7 @@ def build(
     """
     asked = (("gpulet",) if torch else DEMO) if names is None else names
     wanted = [name for it in asked for name in (PAPERS.get(it, (it,)) if torch else (it,))]
-    recipes = {name: recipe(name, torch=torch) for name in wanted}
+    recipes = {name: recipe_of(name, torch=torch) for name in wanted}
     built = []
     with _only_builder(root):
         for done, (name, it) in enumerate(recipes.items()):
@@ -120,7 +120,7 @@ def build(
     return built
 
 
-def recipe(name: str, *, torch: bool = False) -> Recipe:
+def recipe_of(name: str, *, torch: bool = False) -> Recipe:
     """Raises ConfigError for a name that is not in ZOO, or not in TORCH."""
     known = TORCH if torch else ZOO
     if name not in known:
@@ -132,7 +132,7 @@ def recipe(name: str, *, torch: bool = False) -> Recipe:
 
 
 @contextmanager
-def extra(name: str = "zoo") -> Iterator[None]:
+def missing_extra(name: str = "zoo") -> Iterator[None]:
     """Imports within need the packages of that extra."""
     try:
         yield
@@ -181,7 +181,7 @@ def _stand(root: Path, name: str, it: Recipe, seed: int) -> Built | None:
     notes = {key: value.string_value for key, value in parameters.items()}
     if "zoo" not in notes:
         raise ConfigError(f"{folder} is not of the zoo, and stays as it is; move it, or leave {name!r} out")
-    entry = repository.find(root, name)
+    entry = repository.find_model(root, name)
     if notes["zoo"] != _key(it.module, seed) or entry.reason:
         return None
     return Built(name=name, path=entry.path, fresh=False, notes=notes)
@@ -196,7 +196,7 @@ class _Drawn(msgspec.Struct, frozen=True):
 
 
 def _onnx(name: str, it: Recipe, seed: int) -> _Drawn:
-    with extra():
+    with missing_extra():
         import numpy as np
 
         graphs = importlib.import_module("cotenant.zoo.graph")
@@ -210,7 +210,7 @@ def _onnx(name: str, it: Recipe, seed: int) -> _Drawn:
 
 
 def _torch(name: str, it: Recipe, seed: int) -> _Drawn:
-    with extra("torch"):
+    with missing_extra("torch"):
         networks = importlib.import_module("cotenant.zoo.networks")
         files = networks.files(name, seed, f"{name}: {it.summary}")
     notes = {"zoo": _key(it.module, seed)}

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from cotenant.core.tensor import Tensor
-from cotenant.zoo import extra, recipe
+from cotenant.zoo import missing_extra, recipe_of
 
-with extra():
+with missing_extra():
     from PIL import Image
     from sklearn.datasets import load_sample_image
 
@@ -34,7 +34,7 @@ SPREAD = np.array([0.229, 0.224, 0.225], np.float32)
 Outputs = tuple[Tensor, ...]
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ExampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """requests: inputs of one row each, since a plan may give the model no larger batch.
 
     read: a sentence of what the model answered, given the outputs of each request, in order. what: is asked.
@@ -45,16 +45,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     what: str
 
 
-def ask(model: str, rng: np.random.Generator) -> Question:
+def example_request(model: str, rng: np.random.Generator) -> ExampleRequest:
     """Something to ask a model of the zoo. Raises ConfigError for any other."""
-    module = recipe(model).module
+    module = recipe_of(model).module
     if module == "trained":
         return _row(model, rng)
     return _sentences() if module == "minilm" else _photo(model, rng)
 
 
-def _row(model: str, rng: np.random.Generator) -> Question:
-    known = trained.data(model)
+def _row(model: str, rng: np.random.Generator) -> ExampleRequest:
+    known = trained.load_dataset(model)
     index = int(rng.integers(len(known.held_out_y)))
     truth = known.names[known.held_out_y[index]]
     kind = "a " if model == "digits" else ""
@@ -66,10 +66,10 @@ def _row(model: str, rng: np.random.Generator) -> Question:
 
     name = "image" if model == "digits" else "features"
     row = known.held_out_x[index : index + 1]
-    return Question(requests=((_fp32(name, row),),), read=read, what=f"held-out row {index} of {model}")
+    return ExampleRequest(requests=((_fp32(name, row),),), read=read, what=f"held-out row {index} of {model}")
 
 
-def _sentences() -> Question:
+def _sentences() -> ExampleRequest:
     tokenizer = Tokenizer()
 
     def read(answers: Sequence[Outputs]) -> str:
@@ -78,10 +78,12 @@ def _sentences() -> Question:
         best = int(np.argmax(closeness))
         return f"nearest is {SENTENCES[1 + best]!r} ({closeness[best]:.2f}; the next {sorted(closeness)[-2]:.2f})"
 
-    return Question(requests=tuple(tokenizer([sentence]) for sentence in SENTENCES), read=read, what=repr(SENTENCES[0]))
+    return ExampleRequest(
+        requests=tuple(tokenizer([sentence]) for sentence in SENTENCES), read=read, what=repr(SENTENCES[0])
+    )
 
 
-def _photo(model: str, rng: np.random.Generator) -> Question:
+def _photo(model: str, rng: np.random.Generator) -> ExampleRequest:
     photo = str(rng.choice(PHOTOS))
     side = {"ssd_mobilenet": 300, "lenet": 28}.get(model, 224)
     image = Image.fromarray(load_sample_image(photo))
@@ -101,7 +103,7 @@ def _photo(model: str, rng: np.random.Generator) -> Question:
         best = int(outputs["probabilities"].argmax())
         return f"class {best}, {outputs['probabilities'][best]:.0%} sure (its weights are seeded)"
 
-    return Question(requests=((_fp32("image", pixels),),), read=read, what=photo)
+    return ExampleRequest(requests=((_fp32("image", pixels),),), read=read, what=photo)
 
 
 def _fp32(name: str, values: np.ndarray) -> Tensor:

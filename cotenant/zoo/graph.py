@@ -204,4 +204,4 @@ class Graph:
                 for name, dims in self._warmup.items()
             ]
             config["model_warmup"] = [{"name": "sample", "batch_size": 1, "inputs": inputs}]
-        return pbtxt.write(config)
+        return pbtxt.write_pbtxt(config)

@@ -24,7 +24,7 @@ LENGTH = 32  # tokens that a sentence is padded or cut to, where nobody says; th
 Weights = dict[str, NDArray[np.float32]]
 
 
-def folder() -> Path:
+def weights_folder() -> Path:
     """Where weights, configuration and vocabulary lie. Raises ConfigError where the package is not installed."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
@@ -32,15 +32,15 @@ def folder() -> Path:
     return Path(spec.origin).with_name("model")
 
 
-def load() -> tuple[dict[str, Any], Weights]:
+def load_weights() -> tuple[dict[str, Any], Weights]:
     """BERT's configuration and weights."""
-    config: dict[str, Any] = json.loads((folder() / "config.json").read_text(encoding="utf-8"))
-    return config, load_file(folder() / "model.safetensors")
+    config: dict[str, Any] = json.loads((weights_folder() / "config.json").read_text(encoding="utf-8"))
+    return config, load_file(weights_folder() / "model.safetensors")
 
 
 def minilm(g: Graph) -> None:
     """Token ids and their mask, INT64 [n, length], to a vector of length 1, FP32 [n, 384]."""
-    config, weights = load()
+    config, weights = load_weights()
     width, heads, epsilon = config["hidden_size"], config["num_attention_heads"], config["layer_norm_eps"]
     ids = g.input("input_ids", "INT64", (-1,), sample=(LENGTH,))
     mask = g.input("attention_mask", "INT64", (-1,), sample=(LENGTH,))

@@ -41,7 +41,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(torch.ones((rows, *shape), dtype=_TYPES[kind]) for kind, shape in self.inputs.values())
 
 
-def seeded(name: str, seed: int) -> nn.Module:
+def seeded_network(name: str, seed: int) -> nn.Module:
     """The network with weights of that seed, the same whatever else this process draws."""
     network = NETWORKS[name]
     with torch.random.fork_rng(devices=()), warnings.catch_warnings():
@@ -54,7 +54,7 @@ def seeded(name: str, seed: int) -> nn.Module:
     return module.train(network.trains)
 
 
-def files(name: str, seed: int, title: str) -> dict[str, bytes]:
+def model_files(name: str, seed: int, title: str) -> dict[str, bytes]:
     """What a version of the model holds."""
     if NETWORKS[name].trains:
         source = _SOURCE.format(title=title, name=name, seed=seed)
@@ -63,7 +63,7 @@ def files(name: str, seed: int, title: str) -> dict[str, bytes]:
         warnings.simplefilter(
             "ignore"
         )  # of what tracing holds fixed, which is the same for all rows; of TorchScript's end
-        module = seeded(name, seed).requires_grad_(False)
+        module = seeded_network(name, seed).requires_grad_(False)
         script = torch.jit.trace(module, NETWORKS[name].example(2), check_trace=False)
         buffer = io.BytesIO()
         torch.jit.save(script, buffer)
@@ -80,7 +80,7 @@ def model():
 '''
 
 
-def config(name: str, notes: dict[str, str]) -> str:
+def model_config(name: str, notes: dict[str, str]) -> str:
     """Its config.pbtxt."""
 
     def tensors(edges: dict[str, Edge]) -> list[pbtxt.Message]:
@@ -98,7 +98,7 @@ def config(name: str, notes: dict[str, str]) -> str:
         "output": tensors(network.outputs),
         "parameters": [{"key": key, "value": {"string_value": it}} for key, it in said.items()],
     }
-    return pbtxt.write(message)
+    return pbtxt.write_pbtxt(message)
 
 
 # Images

@@ -15,7 +15,7 @@ class Tokenizer:
     """length: tokens that each sentence is padded or cut to."""
 
     def __init__(self, length: int = minilm.LENGTH) -> None:
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(minilm.folder() / "tokenizer.json"))
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(minilm.weights_folder() / "tokenizer.json"))
         self._tokenizer.enable_truncation(length)
         self._tokenizer.enable_padding(length=length)
 

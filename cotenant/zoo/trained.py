@@ -24,7 +24,7 @@ from cotenant.zoo.graph import Graph
 Array = NDArray[Any]
 
 
-class Data(NamedTuple):
+class Dataset(NamedTuple):
     """A row of `x` is one input; `y` is the index into `names` of what it is."""
 
     x: Array
@@ -35,17 +35,17 @@ class Data(NamedTuple):
 
 
 @cache
-def data(name: str) -> Data:
+def load_dataset(name: str) -> Dataset:
     """The same split every time: "digits" (images [1, 8, 8] of 0 to 1), "cancer" or "wine" (features)."""
     loaded = {"digits": datasets.load_digits, "cancer": datasets.load_breast_cancer, "wine": datasets.load_wine}[name]()
     x = (loaded.images[:, None] / 16 if name == "digits" else loaded.data).astype(np.float32)
     parts = train_test_split(x, loaded.target, test_size=0.25, stratify=loaded.target, random_state=0)
-    return Data(parts[0], parts[2], parts[1], parts[3], tuple(str(label) for label in loaded.target_names))
+    return Dataset(parts[0], parts[2], parts[1], parts[3], tuple(str(label) for label in loaded.target_names))
 
 
 def digits(g: Graph) -> None:
     """A multi-layer perceptron; it also learns from its images moved by one pixel."""
-    known = data("digits")
+    known = load_dataset("digits")
     framed = np.pad(known.x[:, 0], ((0, 0), (1, 1), (1, 1)))
     moves = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
     images = np.concatenate([framed[:, down : down + 8, right : right + 8] for down, right in moves]).reshape(-1, 64)
@@ -74,7 +74,7 @@ def _interruptible() -> Iterator[None]:
 
 def cancer(g: Graph) -> None:
     """Extremely randomised trees (Geurts et al. 2006) that tell malignant from benign cells."""
-    known = data("cancer")
+    known = load_dataset("cancer")
     forest = ExtraTreesClassifier(300, random_state=_seed(g)).fit(known.x, known.y)
     nodes: dict[str, list[Any]] = {
         name: []
@@ -113,7 +113,7 @@ def cancer(g: Graph) -> None:
 
 def wine(g: Graph) -> None:
     """The cultivar of a wine, by vote of the five wines nearest to it in standardised features."""
-    known = data("wine")
+    known = load_dataset("wine")
     mean, spread = known.x.mean(0), known.x.std(0)
     others = (known.x - mean) / spread
     x = g.op("Sub", g.input("features", "FP32", known.x.shape[1:]), g.weight(mean))
@@ -129,7 +129,7 @@ def _seed(g: Graph) -> int:
     return int(g.rng.integers(2**31))
 
 
-def _answer(g: Graph, probabilities: str, known: Data) -> None:
+def _answer(g: Graph, probabilities: str, known: Dataset) -> None:
     """The output, its labels, and how often the finished graph is right."""
     g.output(probabilities, "probabilities", "FP32", (len(known.names),))
     g.labels["probabilities"] = known.names

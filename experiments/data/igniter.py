@@ -13,7 +13,7 @@ import numpy as np
 
 from cotenant.core.profile import Point, Profile
 from cotenant.predictors.analytic import INPUT, KERNELS, OUTPUT, Delay
-from cotenant.predictors.igniter import Coefficients, Igniter, Measured, Throttle, active, straight
+from cotenant.predictors.igniter import Coefficients, Igniter, Measured, Throttle, active, fit_linear_term
 from experiments.data import lines, v100
 
 SOURCE = "icloud-ecnu+igniter/i-Gniter/Algorithm/config"
@@ -69,8 +69,8 @@ def _model(of: dict[str, Any], hardware: dict[str, Any]) -> Coefficients:
         idle=of["idletime_1"] / 1e3,
         active=active(Measured(batches, shares, (times * slow - of["idletime_1"]) / 1e3), relative=False),
         # The diagonal: the least, the middle, the most.
-        l2=straight(rates[[0, 4, 8]].tolist(), [used / 100 for used in of["l2caches"]]),
-        power=straight(rates[unslowed].tolist(), power[unslowed].tolist()),
+        l2=fit_linear_term(rates[[0, 4, 8]].tolist(), [used / 100 for used in of["l2caches"]]),
+        power=fit_linear_term(rates[unslowed].tolist(), power[unslowed].tolist()),
         cache=100 * (beside / of["activetime_1"] - 1) / of["l2cache"],
     )
 
@@ -78,7 +78,7 @@ def _model(of: dict[str, Any], hardware: dict[str, Any]) -> Coefficients:
 def _delay(hardware: dict[str, Any]) -> Delay:
     """Of two to five copies, less that of one."""
     idle = np.array(hardware["idletime"]) * np.array(hardware["frequency"]) / hardware["maxGPUfrequency"] / 1e3
-    line = straight([2, 3, 4, 5], (idle[1:] - idle[0]).tolist())
+    line = fit_linear_term([2, 3, 4, 5], (idle[1:] - idle[0]).tolist())
     return Delay(line.slope, line.constant)
 
 

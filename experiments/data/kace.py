@@ -17,7 +17,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
-from cotenant.predictors.kernels import Run
+from cotenant.predictors.kernels import ColocatedRun
 from cotenant.predictors.samples import Sample
 from experiments.data import lines, numbers
 
@@ -82,14 +82,14 @@ def workload(load: Load) -> str:
     return f"{model}_batch{load.batch}-{use}"
 
 
-def runs(path: str = ALL) -> list[Run]:
+def runs(path: str = ALL) -> list[ColocatedRun]:
     """In the file's order."""
     found = []
     for place, row in _rows(path):
         count = 3 if "workload3" in row else 2
         every = range(1, count + 1)
         found.append(
-            Run(
+            ColocatedRun(
                 tuple(load(row[f"workload{i}"]) for i in every),
                 numbers(place, *(row[f"w{i}throughput"] for i in every)),
             )
@@ -97,7 +97,7 @@ def runs(path: str = ALL) -> list[Run]:
     return found
 
 
-def split(occurrences: int, seed: int, features: str = "KACE") -> tuple[list[Run], list[Run]]:
+def split(occurrences: int, seed: int, features: str = "KACE") -> tuple[list[ColocatedRun], list[ColocatedRun]]:
     """Their training and testing sets; a pair is for training while one of the two was seen less often than that."""
     folder = f"{PAIRS}/n_occur_{occurrences}/rand{seed}/{features}"
     return runs(f"{folder}/training_set.csv"), runs(f"{folder}/testing_set.csv")
@@ -129,7 +129,7 @@ def profiles(features: str = "KACE") -> dict[tuple[str, str], Profile]:
     return {key: Profile(*key, found.values()) for key, found in points.items()}
 
 
-def samples(of: list[Run] | None = None) -> list[Sample]:
+def samples(of: list[ColocatedRun] | None = None) -> list[Sample]:
     """Each model of each run as a victim."""
     before = {load(name): rate for name, rate, _ in _alone()}
     return [

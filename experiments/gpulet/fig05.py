@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from experiments.gpulet import paper
-from experiments.gpulet.ways import Way, scheduled
-from experiments.picture import Bar, grouped
-from experiments.spread import Options
+from experiments.gpulet.systems import Way, scheduled
+from experiments.parallel import Options
+from experiments.plotting import Bar, grouped
 
 TITLE = "scenarios that can be scheduled on whole GPUs, and on halves (gpulet, Figure 5)"
 

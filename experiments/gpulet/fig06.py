@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.gpulet import paper
-from experiments.gpulet.cast import CASTS
-from experiments.gpulet.rates import Group, Row, bars, compared
-from experiments.gpulet.ways import Way
-from experiments.picture import grouped
-from experiments.spread import Options
+from experiments.gpulet.max_rates import Group, Row, bars, compared
+from experiments.gpulet.model_sets import CASTS
+from experiments.gpulet.systems import Way
+from experiments.parallel import Options
+from experiments.plotting import grouped
 
 TITLE = "largest rate of two models on two GPUs, over best fit's (gpulet, Figure 6)"
 

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import ConfigError
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.predictors.samples import Sample
 from experiments.data import a100, v100
 from experiments.gpulet import paper
-from experiments.spread import Options
+from experiments.parallel import Options
 
 TITLE = "latency beside another model, over that alone, in % more (gpulet, Figure 7)"
 
@@ -76,4 +76,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
     axes.set_title("gpulet, Figure 7", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from cotenant.core.profile import Profiles
-from cotenant.measure.draw import COLOURS, figure_for, save
-from cotenant.profiling.judging import off, random_splits
+from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
+from cotenant.profiling.cross_validation import random_splits, relative_errors
 from experiments.data import a100, v100
 from experiments.gpulet import paper
 from experiments.gpulet.fig07 import PAIRS, chosen
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
 
 TITLE = "error of predicted slowdowns, in % of what was measured (gpulet, Figure 10)"
 
@@ -70,7 +70,7 @@ def _row(task: _Task) -> Row:
     errors = [
         error
         for split in random_splits(samples, task.splits, task.seed)
-        for error in off(task.predictor, samples, _profiles(task.pairs), split)
+        for error in relative_errors(task.predictor, samples, _profiles(task.pairs), split)
     ]
     size = 100 * np.abs(errors)
     return Row(task.pairs, task.predictor, len(size), float(size.mean()), *np.percentile(size, PERCENTILES).tolist())
@@ -105,4 +105,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
     axes.set_title("gpulet, Figure 10", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from experiments.gpulet import fig17, paper
-from experiments.gpulet.cast import cast
-from experiments.gpulet.kept import LOOK, Kept, Trial, most_kept
-from experiments.gpulet.rates import MEAN, Group, means
-from experiments.gpulet.ways import Way
-from experiments.picture import Bar, grouped
-from experiments.spread import Options, spread
+from experiments.gpulet.max_rates import MEAN, Group, means
+from experiments.gpulet.model_sets import cast
+from experiments.gpulet.schedulability import LOOK, Kept, Trial, most_kept
+from experiments.gpulet.systems import Way
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "largest rate with 99 % in time, simulated (gpulet, Figure 13)"
 

@@ -16,17 +16,17 @@ from pathlib import Path
 import msgspec
 
 from cotenant.core.plan import Plan
-from cotenant.planners import load
+from cotenant.planners import load_planner
 from cotenant.planners.solve import largest_scale
 from experiments.gpulet import fig17, paper
-from experiments.gpulet.cast import cast
 from experiments.gpulet.fig13 import QUICK
-from experiments.gpulet.kept import LOOK, Trial, in_time, largest_plan
-from experiments.gpulet.rates import players
-from experiments.gpulet.ways import Way, asked
-from experiments.gpulet.world import world
-from experiments.picture import Bar, grouped
-from experiments.spread import Options, spread
+from experiments.gpulet.ground_truth import world
+from experiments.gpulet.max_rates import players
+from experiments.gpulet.model_sets import cast
+from experiments.gpulet.schedulability import LOOK, Trial, in_time, largest_plan
+from experiments.gpulet.systems import Way, asked
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "requests not in time, with and without prediction of interference (gpulet, Figure 14)"
 
@@ -122,7 +122,7 @@ def _claimed(trial: Trial) -> tuple[float, Plan | None]:
     if group.way.who == "published":
         return largest_plan(group.way, its, group.mix, group.devices, its.units[0])
     problem = msgspec.structs.replace(asked(group.way, its, group.devices), rates=group.mix, objective="rate")
-    plan = largest_scale(load(group.way.planner), problem)
+    plan = largest_scale(load_planner(group.way.planner), problem)
     return (plan.scale, plan) if plan.scale else (0.0, None)
 
 

@@ -15,19 +15,19 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.control.scaling import Policy
-from cotenant.measure.draw import COLOURS, figure_for, save
-from cotenant.planners import load
-from cotenant.planners.solve import promised
+from cotenant.control.scaling import ScalingOptions
+from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
+from cotenant.planners import load_planner
+from cotenant.planners.solve import with_headroom
 from cotenant.workload import Workload
 from cotenant.workload.shapes import gpulet_waves
+from experiments.autoscaled_runs import Story, scaled, spans
 from experiments.gpulet import paper
-from experiments.gpulet.cast import cast
-from experiments.gpulet.kept import largest_plan
-from experiments.gpulet.ways import Way, asked
-from experiments.gpulet.world import world
-from experiments.scaled import Story, scaled, spans
-from experiments.spread import Options, spread
+from experiments.gpulet.ground_truth import world
+from experiments.gpulet.model_sets import cast
+from experiments.gpulet.schedulability import largest_plan
+from experiments.gpulet.systems import Way, asked
+from experiments.parallel import Options, spread
 
 TITLE = "two waves on up to eight GPUs, with scaling (gpulet, Figure 15)"
 
@@ -39,9 +39,11 @@ GEOMETRY = WAYS[1]
 QUICK = ("v100",)
 LOW, FIRST, SECOND = 0.05, 0.4, 0.7  # of what eight GPUs serve
 STARTUP = 15.0  # seconds; the paper's period is a conservative estimate of it
-AHEAD = Policy(ahead=Policy().period * 2.5 + STARTUP)  # how old what is seen, and how long a plan must do
+AHEAD = ScalingOptions(
+    ahead=ScalingOptions().period * 2.5 + STARTUP
+)  # how old what is seen, and how long a plan must do
 FIRST_WAVE = 1_200.0  # seconds
-TRIED = tuple((way, policy) for policy in (Policy(), AHEAD) for way in WAYS)
+TRIED = tuple((way, policy) for policy in (ScalingOptions(), AHEAD) for way in WAYS)
 ROW = 100.0  # seconds of one row
 WHOLE_RUN = "all"
 
@@ -70,7 +72,7 @@ class Run(msgspec.Struct, frozen=True):
 
     cast: str
     way: Way
-    policy: Policy
+    policy: ScalingOptions
     peak: float
     seed: int
     seconds: float = paper.FIG15_SECONDS
@@ -93,11 +95,11 @@ def played(run: Run) -> Story:
     its, models = cast(run.cast), paper.GROUPS["scen3"]
     waves = gpulet_waves(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
     rates = dict.fromkeys(models, waves.at(0) * run.policy.room)
-    planner = load(run.way.planner)
+    planner = load_planner(run.way.planner)
     return scaled(
         msgspec.structs.replace(asked(run.way, its, paper.FIG15_DEVICES), rates=rates),
         world(its, paper.FIG15_DEVICES, run.seed),
-        partial(promised, planner) if run.policy.ahead else planner,
+        partial(with_headroom, planner) if run.policy.ahead else planner,
         run.policy,
         Workload(dict.fromkeys(models, waves)),
         seconds=run.seconds,
@@ -153,4 +155,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     panels[0].legend(fontsize=7, frameon=False, loc="upper left")
     panels[3].legend(fontsize=7, frameon=False, loc="upper right")
     figure.suptitle("gpulet, Figure 15", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cotenant.core.application import Application, Stage
 from experiments.gpulet import paper
-from experiments.gpulet.cast import CASTS
-from experiments.gpulet.rates import Group, Row, bars, compared
-from experiments.gpulet.ways import Way
-from experiments.picture import grouped
-from experiments.spread import Options
+from experiments.gpulet.max_rates import Group, Row, bars, compared
+from experiments.gpulet.model_sets import CASTS
+from experiments.gpulet.systems import Way
+from experiments.parallel import Options
+from experiments.plotting import grouped
 
 TITLE = "largest rates over those of an exhaustive search (gpulet, Figure 17)"
 

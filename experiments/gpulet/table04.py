@@ -12,9 +12,9 @@ import msgspec
 
 from experiments.data import glet
 from experiments.gpulet import paper
-from experiments.gpulet.cast import GLET
-from experiments.picture import Bar, grouped
-from experiments.spread import Options
+from experiments.gpulet.model_sets import GLET
+from experiments.parallel import Options
+from experiments.plotting import Bar, grouped
 
 TITLE = "groups of models by memory (gpulet, Table 4)"
 

@@ -16,12 +16,12 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
-from cotenant.measure.draw import figure_for, save
-from cotenant.planners import PLANNERS, Planner, Problem, load
+from cotenant.measure.plan_drawing import figure_for, save_figure
+from cotenant.planners import PLANNERS, Planner, Problem, load_planner
 from cotenant.planners.check import check
-from cotenant.predictors import Alone, Interference, Margin
+from cotenant.predictors import ConstantMargin, Interference, NoInterference
 from experiments.gpulet import paper
-from experiments.spread import Options
+from experiments.parallel import Options
 
 TITLE = "what each system does (gpulet, Table 5)"
 
@@ -44,7 +44,7 @@ def run(options: Options) -> list[Row]:
     rows = [_row(system, "paper", said) for system, said in paper.TABLE05.items()]
     options.progress("planners", 0, len(PLANNERS))
     for done, name in enumerate(PLANNERS, 1):
-        rows.append(_row(name, "found out", [probe(load(name)) for probe in PROBES]))
+        rows.append(_row(name, "found out", [probe(load_planner(name)) for probe in PROBES]))
         options.progress("planners", done, len(PLANNERS))
     return rows
 
@@ -84,9 +84,10 @@ def _interference(planner: Planner) -> bool:
     """Two models cannot share a device in time, and each half is enough for one alone, but not beside the other."""
     models = dict.fromkeys("ab", (0.0062, 300.0))
     alone, beside = (
-        planner(_problem(models, count=2, cuts=(500, WHOLE), interference=it)) for it in (Alone(), Margin(2.0))
+        planner(_problem(models, count=2, cuts=(500, WHOLE), interference=it))
+        for it in (NoInterference(), ConstantMargin(2.0))
     )
-    slowed = _problem(models, count=2, cuts=(500, WHOLE), interference=Margin(2.0))
+    slowed = _problem(models, count=2, cuts=(500, WHOLE), interference=ConstantMargin(2.0))
     return (alone.devices_used, beside.devices_used) == (1, 2) and not check(beside, slowed)
 
 
@@ -118,7 +119,7 @@ def _problem(
             )
             for name in asked
         },
-        interference=interference or Alone(),
+        interference=interference or NoInterference(),
     )
 
 
@@ -145,4 +146,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    save(figure, path)
+    save_figure(figure, path)

@@ -15,7 +15,7 @@ from cotenant.core.units import WHOLE
 from experiments import data
 from experiments.data import glet
 from experiments.gpulet import paper, published
-from experiments.gpulet.cast import GLET, MEMORY_MB, Cast, whole
+from experiments.gpulet.model_sets import GLET, MEMORY_MB, Cast, whole
 
 POWERS = (1, 2, 4, 8, 16, 32)  # batches whose utilisation it reads
 

@@ -17,14 +17,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cotenant.control.scaling import Policy
+from cotenant.control.scaling import ScalingOptions
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem, geometry
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
 from experiments.data import v100
-from experiments.gpulet.world import Measured
+from experiments.gpulet.ground_truth import Measured
 
 # Model of the paper → who plays it, target in seconds, largest batch.
 MODELS = {
@@ -36,7 +36,7 @@ MODELS = {
 PROMISED = 0.98
 DEVICES = 4  # of the paper's eight V100s, so that a run takes a minute
 CUTS = (200, 400, 500, 600, 800, WHOLE)
-POLICY = Policy(period=15.0, room=1 / 0.8, little_room=1 / 0.8)
+POLICY = ScalingOptions(period=15.0, room=1 / 0.8, little_room=1 / 0.8)
 STARTUP = 10.0  # seconds; the paper does not say
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 
 from cotenant.measure.report import Report
-from cotenant.planners import load
+from cotenant.planners import load_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
 from cotenant.workload.sources import Curve
+from experiments.autoscaled_runs import Span, Story, scaled, span
 from experiments.hetsev import paper
 from experiments.hetsev.cluster import K8S, POLICY, STARTUP, WAYS, Way, cluster, problem, served
-from experiments.picture import Bar, grouped
-from experiments.scaled import Span, Story, scaled, span
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "low load and a spike, instances alone on a GPU and together (HetSev, Figure 5)"
 
@@ -73,7 +73,7 @@ def played(run: Run) -> Story:
     return scaled(
         problem(start, alone=run.way.alone),
         cluster(start),
-        load(run.way.planner),
+        load_planner(run.way.planner),
         POLICY,
         Workload({name: curve.scaled(part) for name, part in paper.FIG05_MIX.items()}),
         seconds=run.end - run.start,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.measure.draw import COLOURS, figure_for, save
-from cotenant.planners import load
+from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
+from cotenant.planners import load_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_fluctuating
+from experiments.autoscaled_runs import Story, scaled, spans
 from experiments.hetsev import paper
 from experiments.hetsev.cluster import POLICY, STARTUP, WAYS, Way, cluster, problem, served
-from experiments.scaled import Story, scaled, spans
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
 
 TITLE = "two waves on GPUs that instances share, with scaling (HetSev, Figure 6)"
 
@@ -64,7 +64,7 @@ def played(run: Run) -> Story:
     return scaled(
         problem(start),
         cluster(start),
-        load(run.way.planner),
+        load_planner(run.way.planner),
         POLICY,
         Workload(dict.fromkeys(start, waves)),
         seconds=run.seconds,
@@ -109,4 +109,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.legend(fontsize=7, frameon=False, loc="upper left")
     panels[2].set_xlabel("seconds", fontsize=8)
     figure.suptitle("HetSev, Figure 6", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.planners import load
+from cotenant.planners import load_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
+from experiments.autoscaled_runs import Story, scaled, span
 from experiments.hetsev import paper
 from experiments.hetsev.cluster import K8S, MODELS, POLICY, STARTUP, WAYS, Way, cluster, problem, served
-from experiments.picture import Bar, grouped
-from experiments.scaled import Story, scaled, span
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "cost of four models through low load and a spike (HetSev, Figure 7)"
 
@@ -66,7 +66,7 @@ def played(run: Run) -> Story:
     return scaled(
         problem(start, alone=run.way.alone, devices=FLEET),
         cluster(start, FLEET),
-        load(run.way.planner),
+        load_planner(run.way.planner),
         POLICY,
         Workload(dict.fromkeys(start, curve)),
         seconds=run.seconds,

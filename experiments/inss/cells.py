@@ -16,7 +16,7 @@ import numpy as np
 
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.predictors import Load, analytic
 from cotenant.predictors.analytic import Analytic
 from cotenant.predictors.samples import Sample
@@ -102,4 +102,4 @@ def plot(rows: Sequence[Row], path: Path, *, xlabel: str, title: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=7, frameon=False)
     figure.suptitle(title, fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.inss import cells
 from experiments.inss.cells import Row
-from experiments.spread import Options
+from experiments.parallel import Options
 
 TITLE = "latency by batch, observed and predicted (InSS, Table 2)"
 SHARE, FIXED = 400, 4  # ours; the paper: 30 % for each, neighbours' batch 4

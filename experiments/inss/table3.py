@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.inss import cells
 from experiments.inss.cells import Row
-from experiments.spread import Options
+from experiments.parallel import Options
 
 TITLE = "latency by share, observed and predicted (InSS, Table 3)"
 BATCH = 4

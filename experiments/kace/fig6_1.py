@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.measure.draw import figure_for, save
+from cotenant.measure.plan_drawing import figure_for, save_figure
 from experiments.data import kace
-from experiments.kace import lines, paper
+from experiments.kace import line_plots, paper
 from experiments.kace.runs import Outcome, Training, effort, outcome
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
 
 TITLE = "how well throughput sums are predicted (KACE, Figure 6.1)"
 OCCURRENCES = (2, 3, 5, 7, 10)
@@ -87,8 +87,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         ("seconds", "seconds to train", ""),
     )
     for axes, (field, label, published) in zip(panels, fields, strict=True):
-        lines.draw(axes, rows, field, x="pairs to train with, %", y=label, published=published)
+        line_plots.draw(axes, rows, field, x="pairs to train with, %", y=label, published=published)
     panels[2].set_yscale("log")
     panels[0].legend(fontsize=7, frameon=False)
     figure.suptitle("KACE, Figure 6.1 (x: published run)", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

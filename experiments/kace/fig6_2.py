@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.measure.draw import figure_for, save
+from cotenant.measure.plan_drawing import figure_for, save_figure
 from experiments.data import kace
-from experiments.kace import lines, paper
+from experiments.kace import line_plots, paper
 from experiments.kace.fig6_1 import PUBLISHED_AT, mean, trained
-from experiments.spread import Options
+from experiments.parallel import Options
 
 TITLE = "throughput sums over Oracle's, by technique (KACE, Figure 6.2)"
 
@@ -45,10 +45,10 @@ def published(model: str, column: str = "prediction") -> float:
 def plot(rows: Sequence[Row], path: Path) -> None:
     figure = figure_for(path, 6, 3.6)
     axes = figure.subplots()
-    lines.draw(
+    line_plots.draw(
         axes, rows, "relative", x="pairs to train with, %", y="throughput sum over Oracle's", published="published"
     )
     axes.set_ylim(0.7, 1)
     axes.legend(fontsize=7, frameon=False)
     figure.suptitle("KACE, Figure 6.2 (x: published run)", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

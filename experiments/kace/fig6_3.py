@@ -17,8 +17,8 @@ from experiments.kace import paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.fig6_2 import published
 from experiments.kace.runs import Training, effort, outcome
-from experiments.picture import Bar, grouped
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "throughput sums over Oracle's, by policy (KACE, Figure 6.3)"
 

@@ -16,8 +16,8 @@ from experiments.data import kace
 from experiments.kace import protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Training, effort, outcome
-from experiments.picture import Bar, grouped
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "throughput sums over Oracle's, by target (KACE, Figure 6.4)"
 POLICIES = ("KACE", "Xu et al.", "MEMCAP")

@@ -12,8 +12,8 @@ from experiments.data import kace
 from experiments.kace import paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Unseen, effort, unseen
-from experiments.picture import Bar, grouped
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "throughput sums over Oracle's, of models never seen (KACE, Figure 6.5)"
 BATCH = 16

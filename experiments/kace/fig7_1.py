@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.measure.draw import figure_for, save
+from cotenant.measure.plan_drawing import figure_for, save_figure
 from experiments.data import kace
-from experiments.kace import lines, paper, protocol
+from experiments.kace import line_plots, paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Training, effort, error_of, policy_of
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
 
 TITLE = "three models together: prediction, and the best set of all (KACE, Figure 7.1)"
 PERCENT = (10, 30, 50, 70)
@@ -82,8 +82,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     panels = figure.subplots(1, 3)
     fields = (("r2", "R²"), ("mse", "mean squared error"), ("relative", "sum of the chosen set over the best"))
     for axes, (field, label) in zip(panels, fields, strict=True):
-        lines.draw(axes, rows, field, x="sets to train with, %", y=label)
+        line_plots.draw(axes, rows, field, x="sets to train with, %", y=label)
     panels[1].axhline(paper.MSE_THREE, color="#444444", linestyle="--", linewidth=1, zorder=0)
     panels[0].legend(fontsize=7, frameon=False)
     figure.suptitle("KACE, Figure 7.1 (dashes: what the report says of larger training sets)", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

@@ -15,8 +15,8 @@ from experiments.data import kace
 from experiments.kace import paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Unseen, effort, unseen
-from experiments.picture import Bar, grouped
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "three models together, of which one was never seen (KACE, Figure 7.2)"
 TECHNIQUES = paper.TECHNIQUES | {"ridge": "ridge"}

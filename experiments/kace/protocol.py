@@ -17,23 +17,23 @@ from sklearn.model_selection import train_test_split
 from cotenant.core.profile import Profiles
 from cotenant.planners import colocate
 from cotenant.predictors import Load
-from cotenant.predictors.features import Sheet, sheet
-from cotenant.predictors.kernels import Run, Sum, fit_sum
+from cotenant.predictors.features import FeatureTable, feature_table
+from cotenant.predictors.kernels import ColocatedRun, ThroughputSum, fit_sum
 from cotenant.predictors.regression import Regressor, train
 from experiments.data import kace
 
 Values = NDArray[np.float64]
 # Of runs that one target could be part of: what each promises.
-Policy = Callable[[Sequence[Run]], Values]
+Policy = Callable[[Sequence[ColocatedRun]], Values]
 
 HELD_BACK, HELD_BACK_SEED = 0.2, 30  # by their trainer, of every training set
 
 
-def sums(runs: Sequence[Run]) -> Values:
+def sums(runs: Sequence[ColocatedRun]) -> Values:
     return np.array([sum(run.rows_per_s) for run in runs])
 
 
-def relative(test: Sequence[Run], policy: Policy, targets: Sequence[Load] | None = None) -> dict[Load, float]:
+def relative(test: Sequence[ColocatedRun], policy: Policy, targets: Sequence[Load] | None = None) -> dict[Load, float]:
     """Of each target: what the run of highest promise measured over what the best did, in the test set."""
     found = {}
     for target in targets or workloads(test):
@@ -44,7 +44,7 @@ def relative(test: Sequence[Run], policy: Policy, targets: Sequence[Load] | None
     return found
 
 
-def at_random(test: Sequence[Run]) -> dict[Load, float]:
+def at_random(test: Sequence[ColocatedRun]) -> dict[Load, float]:
     """The mean over all runs."""
     found = {}
     for target in workloads(test):
@@ -53,24 +53,26 @@ def at_random(test: Sequence[Run]) -> dict[Load, float]:
     return found
 
 
-def workloads(runs: Sequence[Run]) -> list[Load]:
+def workloads(runs: Sequence[ColocatedRun]) -> list[Load]:
     return list(dict.fromkeys(load for run in runs for load in run.loads))
 
 
 class AsPublished:
     """features: KACE's, or those of Xu et al.; a technique as in `regression`."""
 
-    def __init__(self, runs: Sequence[Run], technique: str, *, features: str = "KACE", effort: int = 10, seed: int = 0):
+    def __init__(
+        self, runs: Sequence[ColocatedRun], technique: str, *, features: str = "KACE", effort: int = 10, seed: int = 0
+    ):
         self._sheet = known(features)
         kept, _ = kept_and_held_back(runs)
         self.regressor: Regressor = train(
             technique, own_scale(self._rows(kept)), own_scale(sums(kept)), seed=seed, effort=effort
         )
 
-    def __call__(self, runs: Sequence[Run]) -> Values:
+    def __call__(self, runs: Sequence[ColocatedRun]) -> Values:
         return self.regressor.predict(own_scale(self._rows(runs)))
 
-    def _rows(self, runs: Sequence[Run]) -> Values:
+    def _rows(self, runs: Sequence[ColocatedRun]) -> Values:
         """Without the share, which comes first and is all of the device for everyone."""
         return np.array([self._sheet.together(run.loads)[1:] for run in runs])
 
@@ -78,18 +80,20 @@ class AsPublished:
 class Proper:
     """What the library fits to the same four fifths of a training set, or to all of it."""
 
-    def __init__(self, runs: Sequence[Run], technique: str = "lr", *, whole: bool, effort: int = 10, seed: int = 0):
+    def __init__(
+        self, runs: Sequence[ColocatedRun], technique: str = "lr", *, whole: bool, effort: int = 10, seed: int = 0
+    ):
         kept = list(runs) if whole else kept_and_held_back(runs)[0]
-        self.model: Sum = fit_sum(kept, kace.profiles(), technique, seed=seed, effort=effort)
+        self.model: ThroughputSum = fit_sum(kept, kace.profiles(), technique, seed=seed, effort=effort)
 
-    def __call__(self, runs: Sequence[Run]) -> Values:
+    def __call__(self, runs: Sequence[ColocatedRun]) -> Values:
         return np.array(self.model.rows_per_s([run.loads for run in runs]))
 
 
 def rule(column: str, highest: bool) -> Policy:
     """The run whose models have the most, or the least, of a feature."""
 
-    def policy(runs: Sequence[Run]) -> Values:
+    def policy(runs: Sequence[ColocatedRun]) -> Values:
         place = known().names.index(column)
         return np.array([known().together(run.loads)[place] for run in runs]) * (1 if highest else -1)
 
@@ -101,13 +105,13 @@ RULES: dict[str, Policy] = {
 }
 
 
-def best_rule(test: Sequence[Run]) -> dict[Load, float]:
+def best_rule(test: Sequence[ColocatedRun]) -> dict[Load, float]:
     """Of each target, by the rule that turns out to be the best one."""
     every = [relative(test, policy) for policy in RULES.values()]
     return {target: max(each[target] for each in every) for target in every[0]}
 
 
-def kept_and_held_back(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+def kept_and_held_back(runs: Sequence[ColocatedRun]) -> tuple[list[ColocatedRun], list[ColocatedRun]]:
     kept, held_back = train_test_split(list(runs), test_size=HELD_BACK, random_state=HELD_BACK_SEED)
     return kept, held_back
 
@@ -120,13 +124,13 @@ def own_scale(values: Values) -> Values:
 
 
 @functools.cache
-def known(features: str = "KACE") -> Sheet:
+def known(features: str = "KACE") -> FeatureTable:
     """Xu et al. know neither throughput nor memory of a model alone."""
     profiles: Profiles = kace.profiles(features)
-    return sheet(profiles, profiles, None if features == "KACE" else tuple(kace.COLUMNS[features].values()))
+    return feature_table(profiles, profiles, None if features == "KACE" else tuple(kace.COLUMNS[features].values()))
 
 
-def unseen(runs: Sequence[Run], target: Load) -> list[Run]:
+def unseen(runs: Sequence[ColocatedRun], target: Load) -> list[ColocatedRun]:
     """Those without the target's model, at any batch."""
     return [run for run in runs if all(load.model != target.model for load in run.loads)]
 

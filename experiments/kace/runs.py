@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from cotenant.predictors import Load
-from cotenant.predictors.kernels import Run
+from cotenant.predictors.kernels import ColocatedRun
 from experiments.data import kace
 from experiments.kace import protocol
-from experiments.spread import Options
+from experiments.parallel import Options
 
 # Settings that a forest tries, and seconds that models are searched for. KACE: 100 settings, of more trees, and 60 s.
 EFFORT = {"lr": 0, "ridge": 0, "rf": 4, "nn": 0, "automl": 5}
@@ -71,7 +71,7 @@ def outcome(training: Training) -> Outcome:
     )
 
 
-def error_of(policy: protocol.Policy, runs: Sequence[Run], *, proper: bool = False) -> float:
+def error_of(policy: protocol.Policy, runs: Sequence[ColocatedRun], *, proper: bool = False) -> float:
     """Mean squared, of sums standardised by their own statistics, as the published policies answer anyway."""
     measured, predicted = protocol.sums(runs), policy(runs)
     if proper:
@@ -79,7 +79,7 @@ def error_of(policy: protocol.Policy, runs: Sequence[Run], *, proper: bool = Fal
     return float(((predicted - protocol.own_scale(measured)) ** 2).mean())
 
 
-def policy_of(training: Training, train: list[Run]) -> protocol.Policy:
+def policy_of(training: Training, train: list[ColocatedRun]) -> protocol.Policy:
     if training.proper:
         return protocol.Proper(train, training.technique, whole=False, effort=training.effort, seed=training.seed)
     return protocol.AsPublished(

@@ -13,12 +13,12 @@ import msgspec
 
 from cotenant.core.profile import Profile, Profiles
 from cotenant.errors import ConfigError
+from cotenant.predictors.load_features import USE
 from cotenant.predictors.samples import Sample
-from cotenant.predictors.traits import USE
-from cotenant.profiling.judging import judged
+from cotenant.profiling.cross_validation import cross_validate
 from experiments.data import a100, kace, v100
-from experiments.picture import Bar, grouped
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
+from experiments.plotting import Bar, grouped
 
 TITLE = "error of ours by what profiles tell of models, in % of what was measured"
 
@@ -75,7 +75,7 @@ def rows_of(task: Task) -> list[Row]:
     known = {key: _telling(profile, TOLD[task.told]) for key, profile in profiles.items()}
     return [
         Row(task.data, task.told, it.held_back, it.mean, it.p90, it.coverage)
-        for it in judged(["ours"], samples, known, repeats=task.splits, seed=task.seed)
+        for it in cross_validate(["ours"], samples, known, repeats=task.splits, seed=task.seed)
     ]
 
 

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.measure.draw import COLOURS, figure_for, save
+from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.predictors import svd
 from experiments.data import thesis
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
 
 TITLE = "gaps filled by likeness and by regression (NTUA thesis, Figure 7.1)"
 TRIES = 10  # of the thesis, for each row and number of hidden entries
 
 WAYS = {
-    "SVD, as published": lambda values: svd.by_likeness(values, lambda latent: latent),
-    "SVD": svd.by_likeness,
-    "regression": svd.by_regression,
+    "SVD, as published": lambda values: svd.predict_by_similarity(values, lambda latent: latent),
+    "SVD": svd.predict_by_similarity,
+    "regression": svd.predict_by_regression,
     "mix": svd.complete,
 }
 PUBLISHED = {"SVD, as published": "svd", "regression": "imputer"}
@@ -117,4 +117,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=7, frameon=False)
     figure.suptitle("NTUA thesis, Figure 7.1", fontsize=11)
-    save(figure, path)
+    save_figure(figure, path)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.backends import cgroup
-from cotenant.backends.cgroup import Group, Quotas
+from cotenant.backends.cgroup import Cgroup, Quotas
 from cotenant.backends.cpu import Cpu
 from cotenant.errors import ConfigError
 
@@ -63,7 +63,7 @@ def test_no_core_is_promised_more_than_once(shares: list[int], cores: int) -> No
 
 
 def quotas(folder: Path, version: int) -> Quotas:
-    return Quotas(Group(folder, folder, version))
+    return Quotas(Cgroup(folder, folder, version))
 
 
 def test_a_quota_of_version_2(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_limits_come_from_all_groups_above(tmp_path: Path, monkeypatch: pytest.M
     (inner / "cpu.max").write_text("max 100000\n")
     (tmp_path / "a" / "memory.max").write_text("1000\n")
     (inner / "memory.max").write_text("max\n")
-    monkeypatch.setattr(cgroup, "own", lambda controller: Group(inner, tmp_path, 2))
-    assert (cgroup.processors(), cgroup.memory()) == (1.5, 1000)
+    monkeypatch.setattr(cgroup, "own_cgroup", lambda controller: Cgroup(inner, tmp_path, 2))
+    assert (cgroup.cpu_limit(), cgroup.memory_limit()) == (1.5, 1000)
 
 
 def test_this_machine_can_be_read() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cotenant.backends import Launch, nvidia
-from cotenant.backends.green import Green, cuts, groups_in
+from cotenant.backends.green import Green, groups_in, legal_shares
 from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError, WorkerError
 from cotenant.live import pool as pool_module
@@ -36,7 +36,7 @@ class Sleeping(Green):
 def sleeping(monkeypatch: pytest.MonkeyPatch, held: ExitStack) -> Sleeping:
     """On a machine with one H200, as long as it is `held`."""
     held.enter_context(loaded("h200"))
-    backend = Sleeping(nvidia.gpus())
+    backend = Sleeping(nvidia.list_gpus())
     held.callback(backend.stop)
     return backend
 
@@ -51,7 +51,7 @@ def machine(state: Path) -> Iterator[Machine]:
 
         def made(gpus: str = "h200", driver: str = "") -> Sleeping:
             stack.enter_context(loaded(gpus, driver=driver, state=state))
-            backend = Sleeping(nvidia.gpus())
+            backend = Sleeping(nvidia.list_gpus())
             stack.callback(backend.stop)
             return backend
 
@@ -59,8 +59,8 @@ def machine(state: Path) -> Iterator[Machine]:
 
 
 def test_shares_are_those_of_groups_and_the_whole() -> None:
-    assert cuts(H200) == (60, 121, 181, 242, 303, 363, 424, 484, 545, 606, 666, 727, 787, 848, 909, 969, WHOLE)
-    assert len(cuts(A100)) == 27 and cuts(A100)[:2] == (37, 74) and cuts(A100)[-1] == WHOLE
+    assert legal_shares(H200) == (60, 121, 181, 242, 303, 363, 424, 484, 545, 606, 666, 727, 787, 848, 909, 969, WHOLE)
+    assert len(legal_shares(A100)) == 27 and legal_shares(A100)[:2] == (37, 74) and legal_shares(A100)[-1] == WHOLE
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 8])
@@ -70,7 +70,7 @@ def test_no_partitions_of_a_whole_device_need_more_groups_than_there_are(step: i
             groups = multiprocessors // step - lost
             rest = multiprocessors - groups * step
             sizes = (step,) * groups + ((rest,) if rest else ())
-            shares = [share for share in cuts(sizes) if share < WHOLE]
+            shares = [share for share in legal_shares(sizes) if share < WHOLE]
             # The most of one size that add up to a whole device.
             needed = max((count * (WHOLE // share) for count, share in enumerate(shares, 1)), default=0)
             assert needed <= sizes.count(step)
@@ -86,7 +86,7 @@ def test_a_share_has_the_groups_that_fit_into_it() -> None:
 def test_the_fleet_is_cut_as_the_driver_splits_it(machine: Machine) -> None:
     backend = machine("h200,rtx4090,h200")
     h200, rtx = backend.fleet()
-    assert (h200.name, h200.count, h200.cuts, h200.memory) == ("h200", 2, cuts(H200), 143771 << 20)
+    assert (h200.name, h200.count, h200.cuts, h200.memory) == ("h200", 2, legal_shares(H200), 143771 << 20)
     assert (rtx.count, len(rtx.cuts)) == (1, 32)
     assert backend.size().endswith("; groups of 4 or 8")
 
@@ -96,7 +96,7 @@ def test_partitions_lie_side_by_side(machine: Machine) -> None:
     one, two = backend.open("h200-0/0", 484), backend.open("h200-0/1", 300)
     assert (one.groups, two.groups) == (tuple(range(8)), (8, 9, 10, 11))
     assert (one.process, one.cuda) == ("h200-0", True)
-    first, second = nvidia.gpus()
+    first, second = nvidia.list_gpus()
     assert one.env["CUDA_VISIBLE_DEVICES"] == first.uuid
     other = backend.open("h200-1/0", WHOLE)
     assert (other.groups, other.process, other.env["CUDA_VISIBLE_DEVICES"]) == (
@@ -136,7 +136,7 @@ def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, siz
         kept = {lane: it for lane, it in there.items() if rng.random() < 0.5}
         fresh: dict[str, tuple[int, int]] = {}
         room = WHOLE - sum(share for share, _ in kept.values())
-        while fitting := [cut for cut in cuts(sizes) if cut <= room]:
+        while fitting := [cut for cut in legal_shares(sizes) if cut <= room]:
             room -= (share := int(rng.choice(fitting)))
             lane = f"gpu-0/{change}.{len(fresh)}"
             groups = backend.open(lane, share, leaving=there.keys() - kept.keys()).groups
@@ -159,7 +159,7 @@ def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, siz
 )
 def test_gpus_that_cannot_are_named(gpus: str, driver: str, reason: str, machine: Machine) -> None:
     backend = machine(gpus, driver)
-    gpu = nvidia.gpus()[0]
+    gpu = nvidia.list_gpus()[0]
     with pytest.raises(DeviceError, match=rf"^{gpu.name} {gpu.uuid}: .*{reason}"):
         backend.fleet()
 

@@ -33,7 +33,7 @@ def machine(state: Path) -> Iterator[Machine]:
 
         def made(gpus: str, *, create: bool = False) -> Mig:
             stack.enter_context(loaded(gpus, state=state))
-            return Mig(nvidia.gpus(), create=create)
+            return Mig(nvidia.list_gpus(), create=create)
 
         yield made
 
@@ -48,7 +48,7 @@ class OnProcessor(Mig):
 def on_processor(_: pytest.MonkeyPatch, held: ExitStack) -> Mig:
     """One that may make instances, so that shares of any size are to be had; for tests of every backend."""
     held.enter_context(loaded("a30-mig"))
-    backend = OnProcessor(nvidia.gpus(), create=True)
+    backend = OnProcessor(nvidia.list_gpus(), create=True)
     held.callback(backend._watch.close)  # before the driver goes
     return backend
 
@@ -61,15 +61,15 @@ def where(backend: Mig, lane: str, share: int, leaving: tuple[str, ...] = ()) ->
 
 
 def cut_now() -> list[str]:
-    return sorted(one.profile for gpu in nvidia.gpus() for one in gpu.instances)
+    return sorted(one.profile for gpu in nvidia.list_gpus() for one in gpu.instances)
 
 
 def test_a_gpu_is_what_it_is_cut_into(machine: Machine) -> None:
     (kind,) = machine(CUT).fleet()
     assert (kind.name, kind.count, kind.memory, kind.cuts) == ("h200-mig", 1, 64 * GIB, (ONE, TWO, THREE))
     assert kind.geometry is not None
-    assert mig.fit(kind.geometry, [(ONE, GIB), (THREE, 60 * GIB), (ONE, 16 * GIB), (TWO, GIB)])
-    assert not mig.fit(kind.geometry, [(ONE, GIB)] * 3)
+    assert mig.placements_fit(kind.geometry, [(ONE, GIB), (THREE, 60 * GIB), (ONE, 16 * GIB), (TWO, GIB)])
+    assert not mig.placements_fit(kind.geometry, [(ONE, GIB)] * 3)
 
 
 def test_gpus_of_one_cut_are_one_kind_and_of_two_are_two(machine: Machine) -> None:
@@ -145,7 +145,7 @@ def test_a_lane_may_stand_where_another_is_leaving(machine: Machine) -> None:
 
 def test_of_equal_shares_the_one_with_the_most_memory_is_taken(machine: Machine) -> None:
     backend = machine("h200-mig=1g.18gb+1g.35gb")
-    uuids = {one.profile: one.uuid for one in nvidia.gpus()[0].instances}
+    uuids = {one.profile: one.uuid for one in nvidia.list_gpus()[0].instances}
     assert [where(backend, f"h200-mig-0/{slot}", ONE) for slot in (0, 1)] == [uuids["1g.35gb"], uuids["1g.18gb"]]
 
 
@@ -164,8 +164,8 @@ def test_instances_on_which_others_compute_are_left_alone(
     state.write_text(f"process 0 77 {GIB} 3\n")
     backend = machine(CUT)
     (kind,) = backend.fleet()
-    assert kind.geometry is not None and not mig.fit(kind.geometry, [(ONE, GIB)] * 2)
-    taken = nvidia.gpus()[0].instances[2].uuid
+    assert kind.geometry is not None and not mig.placements_fit(kind.geometry, [(ONE, GIB)] * 2)
+    taken = nvidia.list_gpus()[0].instances[2].uuid
     assert where(backend, "h200-mig-0/0", ONE) != taken
     assert "1g.18gb of GPU-00000001-0000-4000-8000-000000000000 is left out: /usr/bin/program-77 (77)" in caplog.text
 
@@ -226,7 +226,7 @@ def test_whatever_a_plan_may_ask_for_finds_room_largest_first(product: str, mach
     backend = machine(f"{product}-mig", create=True)
     (kind,) = backend.fleet()
     assert kind.geometry is not None
-    for layout in mig.layouts(kind.geometry):
+    for layout in mig.maximal_layouts(kind.geometry):
         lanes = [f"{kind.name}-0/{slot}" for slot in range(len(layout))]
         for lane, share in zip(lanes, sorted((one.share for one in layout), reverse=True), strict=True):
             backend.open(lane, share)

@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import change
+from benchmarks import share_change
 from cotenant.backends import mps, mps_daemon, nvidia
 from cotenant.backends.mps import Mps
-from cotenant.backends.mps_daemon import processes
+from cotenant.backends.mps_daemon import mps_processes
 from cotenant.errors import DeviceError
 from cotenant.live import pool as pool_module
 from tests.driver import mps as fake
@@ -57,7 +57,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], tuple[nvidia.Gpu, ...]]]
 
         def machine(gpus: str) -> tuple[nvidia.Gpu, ...]:
             held.enter_context(loaded(gpus, state=tmp_path / "state"))
-            return nvidia.gpus()
+            return nvidia.list_gpus()
 
         yield machine
 
@@ -102,7 +102,7 @@ def told(monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
 def test_each_gpu_has_a_daemon_in_a_private_folder(made: Make, root: Path) -> None:
     backend = made("h200,h200")
     assert [(kind.name, kind.count) for kind in backend.fleet()] == [("h200", 2)]
-    daemons = [it for it in mps_daemon.processes() if it.pipe and it.pipe.is_relative_to(root)]
+    daemons = [it for it in mps_daemon.mps_processes() if it.pipe and it.pipe.is_relative_to(root)]
     assert sorted((it.name, it.devices) for it in daemons) == [
         (name, (uuid(index),)) for name in (nvidia.CONTROL, mps_daemon.SERVER) for index in (0, 1)
     ]
@@ -135,7 +135,7 @@ def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
     backend = made()
     with fake.client(backend.open("h200-0/0", 500).env) as client:
         assert client.said == ["CUDA_SUCCESS", "50", "-"]
-    environ = [Path(f"/proc/{it.pid}/environ").read_bytes() for it in mps_daemon.processes()]
+    environ = [Path(f"/proc/{it.pid}/environ").read_bytes() for it in mps_daemon.mps_processes()]
     assert environ and not any(b"PERCENTAGE" in entries for entries in environ)
 
 
@@ -226,7 +226,7 @@ def test_what_the_check_of_a_card_watches(made: Make) -> None:
 def test_a_change_of_share_is_another_worker_and_loses_nothing(made: Make, tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "m.onnx", 2)
     backend = made()
-    first, second = asyncio.run(change.measure(backend, model, [floats(1, 2)], (200, 500), 2))
+    first, second = asyncio.run(share_change.measure(backend, model, [floats(1, 2)], (200, 500), 2))
     assert (first.before, first.after, second.before, second.after) == (200, 500, 500, 200)
     for it in (first, second):
         assert it.lost == 0 and it.restarted
@@ -240,7 +240,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def server_of(root: Path, name: str) -> int:
-    return next(it.pid for it in processes() if it.name == name and it.pipe and it.pipe.is_relative_to(root))
+    return next(it.pid for it in mps_processes() if it.name == name and it.pipe and it.pipe.is_relative_to(root))
 
 
 @pytest.mark.parametrize(
@@ -267,19 +267,19 @@ def test_a_server_or_daemon_that_was_killed_comes_back(made: Make, root: Path, n
 def test_a_daemon_whose_environment_is_hidden_is_known_by_its_file(
     made: Make, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = mps_daemon.processes
+    every = mps_daemon.mps_processes
 
-    def hidden() -> Iterator[mps_daemon.Process]:
+    def hidden() -> Iterator[mps_daemon.MpsProcess]:
         for it in every():
             if it.pipe and it.pipe.is_relative_to(root):
                 yield msgspec.structs.replace(it, pipe=None, devices=None)
 
-    monkeypatch.setattr(mps_daemon, "processes", hidden)
+    monkeypatch.setattr(mps_daemon, "mps_processes", hidden)
     backend = made()
     daemon = server_of(root, nvidia.CONTROL)
     assert backend._devices["h200-0"].daemon.ails({}) == ""
     backend.stop()
-    assert not mps_daemon.alive(daemon)
+    assert not mps_daemon.is_alive(daemon)
 
 
 def test_a_client_s_death_costs_the_others_nothing(made: Make) -> None:
@@ -416,7 +416,7 @@ def test_what_a_daemon_shows_to_its_clients(
 ) -> None:
     (gpu,) = machine("h200")
     gpu = msgspec.structs.replace(gpu, uuid=uuid(0))
-    assert mps_daemon.Process(1, nvidia.CONTROL, None, devices).sees(gpu) == sees
+    assert mps_daemon.MpsProcess(1, nvidia.CONTROL, None, devices).sees(gpu) == sees
 
 
 @pytest.mark.parametrize(("device", "taken"), [(0, True), (1, False)])

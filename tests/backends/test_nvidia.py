@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.backends import nvidia
-from cotenant.backends.nvidia import Gpu, Instance, Watch
+from cotenant.backends.nvidia import DeviceWatch, Gpu, MigInstance
 from cotenant.core.model import Kind
 from cotenant.errors import DeviceError
 from tests.driver.build import fitted, loaded
@@ -35,8 +35,8 @@ def uuid(index: int) -> str:
 
 def test_what_gpus_there_are(machine: Machine) -> None:
     machine("h200,rtx4090")
-    assert nvidia.driver() == ("580.95.05", "13.0")
-    first, second = nvidia.gpus()
+    assert nvidia.driver_version() == ("580.95.05", "13.0")
+    first, second = nvidia.list_gpus()
     assert first == Gpu(
         index=0,
         uuid=uuid(0),
@@ -51,9 +51,9 @@ def test_what_gpus_there_are(machine: Machine) -> None:
 
 def test_what_a_gpu_is_cut_into(machine: Machine) -> None:
     machine("a100-80gb-mig=3g.40gb+2g.20gb,a30-mig=2g.12gb")
-    a100, a30 = nvidia.gpus()
+    a100, a30 = nvidia.list_gpus()
     assert (a100.kind, a100.mig, a100.multiprocessors) == ("a100-sxm4-80gb-mig", True, 98)
-    assert a100.instances[1] == Instance(
+    assert a100.instances[1] == MigInstance(
         uuid="MIG-00000001-0000-4000-8000-000000000002",
         id=2,
         profile="2g.20gb",
@@ -67,31 +67,31 @@ def test_what_a_gpu_is_cut_into(machine: Machine) -> None:
 def test_readings_and_processes(machine: Machine, state: Path) -> None:
     state.write_text(f"process 0 77 {3 * GIB}\nprocess 1 78 {GIB} 1\n")
     machine("h200,h200-mig=3g.71gb+1g.18gb")
-    h200, cut = nvidia.gpus()
-    reading = nvidia.readings(h200.uuid)
+    h200, cut = nvidia.list_gpus()
+    reading = nvidia.gpu_reading(h200.uuid)
     assert (reading.memory, reading.utilisation, reading.bandwidth) == (3 * GIB, 0.42, 0.17)
     assert (reading.power, reading.clock, reading.temperature) == (123.456, 1980, 36)
-    (process,) = nvidia.processes(h200.uuid)
+    (process,) = nvidia.gpu_processes(h200.uuid)
     assert (process.pid, process.name, process.memory, process.instance) == (77, "/usr/bin/program-77", 3 * GIB, None)
-    assert [process.instance for process in nvidia.processes(cut.uuid)] == [1]
-    inside = nvidia.readings(cut.instances[0].uuid)
+    assert [process.instance for process in nvidia.gpu_processes(cut.uuid)] == [1]
+    inside = nvidia.gpu_reading(cut.instances[0].uuid)
     assert (inside.memory, inside.utilisation, inside.power) == (GIB, None, None)
-    assert nvidia.readings(cut.instances[1].uuid).memory == 0
+    assert nvidia.gpu_reading(cut.instances[1].uuid).memory == 0
 
 
 def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path) -> None:
     unknown = ("GetPowerUsage 3", "GetMigMode 13", "GetNumGpuCores 13", "GetComputeRunningProcesses_v3 4")
     state.write_text("".join(f"error nvmlDevice{name}\n" for name in unknown))
     machine("v100")
-    (gpu,) = nvidia.gpus()
+    (gpu,) = nvidia.list_gpus()
     assert (gpu.kind, gpu.mig, gpu.multiprocessors) == ("v100-sxm2-16gb", False, 0)
-    assert nvidia.readings(gpu.uuid).power is None
-    assert nvidia.processes(gpu.uuid) == ()
+    assert nvidia.gpu_reading(gpu.uuid).power is None
+    assert nvidia.gpu_processes(gpu.uuid) == ()
 
 
 def test_gpus_that_are_cut_otherwise_are_other_kinds(machine: Machine) -> None:
     machine("h200,h200-mig=3g.71gb+1g.18gb+1g.18gb,h200-mig,a30-mig=4g.24gb")
-    assert list(nvidia.named(nvidia.gpus())) == [
+    assert list(nvidia.gpus_by_device(nvidia.list_gpus())) == [
         "h200-0",
         "h200-mig-3g.71gb-2x1g.18gb-0",
         "h200-mig-uncut-0",
@@ -102,23 +102,23 @@ def test_gpus_that_are_cut_otherwise_are_other_kinds(machine: Machine) -> None:
 def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Path) -> None:
     state.write_text("error nvmlDeviceGetMemoryInfo 4\n")
     machine("h200-mig=3g.71gb")
-    (gpu,) = nvidia.gpus()
+    (gpu,) = nvidia.list_gpus()
     assert gpu.memory == 128 * GIB
-    assert nvidia.readings(gpu.uuid).memory is None
-    watch = Watch({"h200-mig-0": gpu})
+    assert nvidia.gpu_reading(gpu.uuid).memory is None
+    watch = DeviceWatch({"h200-mig-0": gpu})
     assert watch.lost() == {}
     watch.close()
 
 
 def test_equal_gpus_are_one_kind(machine: Machine) -> None:
     machine("h200,rtx4090,h200")
-    every = nvidia.gpus()
-    assert {name: gpu.index for name, gpu in nvidia.named(every).items()} == {
+    every = nvidia.list_gpus()
+    assert {name: gpu.index for name, gpu in nvidia.gpus_by_device(every).items()} == {
         "h200-0": 0,
         "geforce-rtx-4090-0": 1,
         "h200-1": 2,
     }
-    assert nvidia.kinds(every, lambda gpu: (500, 1000))[0] == Kind(
+    assert nvidia.device_kinds(every, lambda gpu: (500, 1000))[0] == Kind(
         name="h200", count=2, memory=143771 << 20, cuts=(500, 1000)
     )
 
@@ -140,47 +140,52 @@ def test_what_a_gpu_can(
 ) -> None:
     (tmp_path / nvidia.CONTROL).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr("cotenant.backends.nvidia.ways.find_spec", lambda package: package)  # as if all were installed
+    monkeypatch.setattr(
+        "cotenant.backends.nvidia.sharing_modes.find_spec", lambda package: package
+    )  # as if all were installed
     machine(gpus, driver)
-    (gpu,) = nvidia.gpus()
-    found = nvidia.mechanisms(gpu)
+    (gpu,) = nvidia.list_gpus()
+    found = nvidia.sharing_modes(gpu)
     for name, reason in can.items():
         assert found[name].startswith(reason) and bool(found[name]) == bool(reason), found
 
 
 def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.backends.nvidia.ways.find_spec", lambda package: package)
+    monkeypatch.setattr("cotenant.backends.nvidia.sharing_modes.find_spec", lambda package: package)
     state.write_text("mode 0 2\nmig 1\n")
     machine("h200,h200")
-    prohibited, pending = nvidia.gpus()
-    assert nvidia.mechanisms(prohibited)["green"].startswith(
+    prohibited, pending = nvidia.list_gpus()
+    assert nvidia.sharing_modes(prohibited)["green"].startswith(
         "its compute mode prohibits all contexts; `sudo nvidia-smi"
     )
-    assert nvidia.mechanisms(pending)["mig"].startswith("MIG will be on after a reset; `sudo nvidia-smi -i 1 --gpu-r")
+    assert nvidia.sharing_modes(pending)["mig"].startswith(
+        "MIG will be on after a reset; `sudo nvidia-smi -i 1 --gpu-r"
+    )
     monkeypatch.setattr(
-        "cotenant.backends.nvidia.ways.find_spec", lambda package: None if package == "cuda.bindings" else package
+        "cotenant.backends.nvidia.sharing_modes.find_spec",
+        lambda package: None if package == "cuda.bindings" else package,
     )
     missing = "it needs the Python package 'cuda.bindings'; install `cotenant[gpu]`"
-    assert nvidia.mechanisms(pending)["green"] == missing
-    monkeypatch.setattr("cotenant.backends.nvidia.ways.find_spec", find_spec)
+    assert nvidia.sharing_modes(pending)["green"] == missing
+    monkeypatch.setattr("cotenant.backends.nvidia.sharing_modes.find_spec", find_spec)
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.delitem(sys.modules, "cuda.bindings", raising=False)
-    assert nvidia.mechanisms(pending)["green"] == missing
+    assert nvidia.sharing_modes(pending)["green"] == missing
     monkeypatch.setenv("PATH", "")
-    assert nvidia.mechanisms(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
+    assert nvidia.sharing_modes(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
 
 
 def test_gpus_are_chosen_by_index_or_uuid(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine("h200,h200,h200-mig=3g.71gb+3g.71gb")
-    every = nvidia.gpus()
+    every = nvidia.list_gpus()
 
     def indexes(*wanted: str) -> list[int]:
-        return [gpu.index for gpu in nvidia.chosen(every, wanted)]
+        return [gpu.index for gpu in nvidia.select_gpus(every, wanted)]
 
     assert indexes() == [0, 1, 2]
     assert indexes("1", uuid(0), "1") == [1, 0]
-    assert nvidia.chosen(every, ["GPU-00000003"]) == every[2:]
-    (part,) = nvidia.chosen(every, [every[2].instances[1].uuid])
+    assert nvidia.select_gpus(every, ["GPU-00000003"]) == every[2:]
+    (part,) = nvidia.select_gpus(every, [every[2].instances[1].uuid])
     assert (part.index, part.instances) == (2, every[2].instances[1:])
     for wrong, why in [("3", "no GPU '3'"), ("GPU-", "several GPUs begin with 'GPU-'"), ("all", "no GPU 'all'")]:
         with pytest.raises(DeviceError, match=rf"^gpu.devices: {why}; there is 0 \(GPU-00000001-"):
@@ -208,9 +213,9 @@ def test_a_driver_that_does_not_work(code: int, words: str, machine: Machine, st
     state.write_text(f"error nvmlInitWithFlags {code}\n")
     machine("h200")
     with pytest.raises(DeviceError, match=f"^{words}"):
-        nvidia.gpus()
+        nvidia.list_gpus()
     state.write_text("")
-    assert len(nvidia.gpus()) == 1  # what failed is tried again
+    assert len(nvidia.list_gpus()) == 1  # what failed is tried again
 
 
 def test_without_a_driver_it_says_what_is_needed() -> None:
@@ -223,9 +228,9 @@ def test_without_a_driver_it_says_what_is_needed() -> None:
 
 def test_without_its_python_package_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    nvidia.session.cache_clear()
+    nvidia.nvml_session.cache_clear()
     with pytest.raises(DeviceError, match=r"^NVIDIA GPUs need nvidia-ml-py; install `cotenant\[gpu\]`$"):
-        nvidia.gpus()
+        nvidia.list_gpus()
 
 
 def test_a_process_finds_the_fake_driver() -> None:
@@ -242,28 +247,28 @@ def test_a_gpu_that_does_not_answer_is_left_out(
 ) -> None:
     state.write_text("lost 0\n")
     machine("h200,h200")
-    assert [gpu.index for gpu in nvidia.gpus()] == [1]
+    assert [gpu.index for gpu in nvidia.list_gpus()] == [1]
     assert "GPU 0 is left out: it is off the bus, or cannot be reached" in caplog.text
     with pytest.raises(DeviceError, match=f"^the GPU {uuid(0)}: it is off the bus, or cannot be reached; reset it"):
-        nvidia.readings(uuid(0))
+        nvidia.gpu_reading(uuid(0))
 
 
 @pytest.fixture
-def watch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def watch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceWatch]:
     monkeypatch.setattr("cotenant.backends.nvidia.watch.LOOK", 0.01)
     machine("h200,h200")
-    watch = Watch(nvidia.named(nvidia.gpus()))
+    watch = DeviceWatch(nvidia.gpus_by_device(nvidia.list_gpus()))
     yield watch
     watch.close()
 
 
-def eventually(watch: Watch, lost: dict[str, str]) -> None:
+def eventually(watch: DeviceWatch, lost: dict[str, str]) -> None:
     end = time.monotonic() + 10
     while (found := watch.lost()) != lost:
         assert time.monotonic() < end, found
 
 
-def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: Watch, state: Path) -> None:
+def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: DeviceWatch, state: Path) -> None:
     assert watch.lost() == {}
     state.write_text("reset 1\n")
     eventually(watch, {"h200-1": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
@@ -271,20 +276,20 @@ def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: Watch, state: Path)
     eventually(watch, {})
 
 
-def test_a_gpu_whose_driver_asks_for_a_reset_is_lost_until_it_had_one(watch: Watch, state: Path) -> None:
+def test_a_gpu_whose_driver_asks_for_a_reset_is_lost_until_it_had_one(watch: DeviceWatch, state: Path) -> None:
     state.write_text("action 0 1\naction 1 4\n")  # the second is to be drained, which is not for us
     eventually(watch, {"h200-0": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
     state.write_text("action 0 1\nerror nvmlDeviceGetFieldValues 13\n")  # an old driver does not know
     eventually(watch, {})
 
 
-def test_it_is_told_at_the_first_look(watch: Watch, state: Path) -> None:
+def test_it_is_told_at_the_first_look(watch: DeviceWatch, state: Path) -> None:
     state.write_text("lost 0\n")
     assert list(watch.lost()) == ["h200-0"]
 
 
 def test_a_fatal_xid_counts_until_the_end_and_another_does_not(
-    watch: Watch, state: Path, caplog: pytest.LogCaptureFixture
+    watch: DeviceWatch, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state.write_text("xid 0 31\nxid 1 79\n")
     eventually(watch, {"h200-1": "Xid 79, it has fallen off the bus; reset it, then start the server again"})
@@ -299,7 +304,7 @@ def test_a_fatal_xid_counts_until_the_end_and_another_does_not(
     )
 
 
-def test_a_driver_that_hangs_counts_as_lost(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_counts_as_lost(watch: DeviceWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.lost() == {}
     watch.close()
     watch._begun = time.monotonic() - nvidia.HUNG - 1  # as a look that has not ended
@@ -308,6 +313,7 @@ def test_a_driver_that_hangs_counts_as_lost(watch: Watch, monkeypatch: pytest.Mo
 
 def test_the_core_does_not_need_any_of_it() -> None:
     code = (
-        "import sys; import cotenant.cli.prepare; sys.exit(any(m in sys.modules for m in ('pynvml', 'torch', 'cuda')))"
+        "import sys; import cotenant.cli.deployment_builder; "
+        "sys.exit(any(m in sys.modules for m in ('pynvml', 'torch', 'cuda')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

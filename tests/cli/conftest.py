@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import Program
-from tests.live.site import csv, repository
+from tests.live.deployment import csv, repository
 
 PROBLEM = """
 profiles = ["profiles.csv"]

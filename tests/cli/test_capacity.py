@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import cotenant.cli.growth
-import cotenant.sim.judge
+import cotenant.cli.fleet_sizing
+import cotenant.sim.plan_validation
 from tests.cli.program import Program
 
 SHORT = ("--seconds", "0.5", "--seeds", "2", "--jobs", "1", "--planner", "elastic")
@@ -18,7 +18,7 @@ SHORT = ("--seconds", "0.5", "--seeds", "2", "--jobs", "1", "--planner", "elasti
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are judged by a short look."""
-    monkeypatch.setattr(cotenant.sim.judge, "LOOK_REQUESTS", 1000)
+    monkeypatch.setattr(cotenant.sim.plan_validation, "LOOK_REQUESTS", 1000)
 
 
 def test_how_much_a_plan_bears(program: Program, folder: Path) -> None:
@@ -35,7 +35,7 @@ def test_how_much_a_plan_bears(program: Program, folder: Path) -> None:
 
 def test_what_more_traffic_needs(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second kind of the same speed at half the price is the one to take."""
-    monkeypatch.setattr(cotenant.cli.growth, "STEPS", 2)
+    monkeypatch.setattr(cotenant.cli.fleet_sizing, "STEPS", 2)
     lines = (folder / "profiles.csv").read_text().splitlines()
     (folder / "profiles.csv").write_text("\n".join([*lines, *(line.replace(",cpu,", ",half,") for line in lines[1:])]))
     text = (folder / "problem.toml").read_text().replace("rate = 100", "rate = 900").replace("count = 1", "price = 2.0")
@@ -99,7 +99,7 @@ def test_what_nobody_asks_for_and_what_nothing_can_serve(program: Program, folde
 
 
 def test_less_traffic_is_told_as_such(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cotenant.cli.growth, "STEPS", 2)
+    monkeypatch.setattr(cotenant.cli.fleet_sizing, "STEPS", 2)
     said = program("capacity", "problem.toml", *SHORT, "--growth", "0.5")
     assert "0.5 x the rates, 75 requests/s, need 1 cpu; today's need 1 cpu" in said.out.replace("\n", " ")
 

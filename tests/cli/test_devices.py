@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cotenant.cli import devices
-from cotenant.cli.prepare import backend_of
+from cotenant.cli.deployment_builder import backend_of
 from cotenant.config import read_settings
 from cotenant.errors import DeviceError
 from tests.cli.program import Program
@@ -22,7 +22,7 @@ def absent() -> Any:
 def test_without_a_driver_the_processor_is_shown_and_what_a_gpu_would_need(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotenant.backends.nvidia.cards.session", absent)
+    monkeypatch.setattr("cotenant.backends.nvidia.cards.nvml_session", absent)
     said = program("devices")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("cpu-0  ") and "cpu, bucket  yes" in said.out
@@ -98,7 +98,7 @@ def test_which_pytorch_there_is(
 def test_a_backend_of_gpus_without_a_driver_is_one_sentence(
     backend: str, command: str, program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotenant.backends.nvidia.cards.session", absent)
+    monkeypatch.setattr("cotenant.backends.nvidia.cards.nvml_session", absent)
     (folder / "gpu.toml").write_text(f'backend = "{backend}"\n')
     flag = ["--settings"] if command == "plan" else []
     assert program.refuses(command, *flag, "gpu.toml") == "no NVIDIA driver was found; install it"
@@ -122,7 +122,9 @@ def test_a_gpu_that_is_not_there(program: Program, folder: Path) -> None:
 def test_gpus_that_cannot_do_it_are_left_out_unless_they_are_named(
     program: Program, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotenant.backends.nvidia.ways.find_spec", lambda package: package)  # as if all were installed
+    monkeypatch.setattr(
+        "cotenant.backends.nvidia.sharing_modes.find_spec", lambda package: package
+    )  # as if all were installed
     with loaded("h200-mig=7g.141gb,rtx4090"):
         backend = backend_of(read_settings(written(folder, 'backend = "green"')))
         assert backend.fleet()[0].name == "geforce-rtx-4090"

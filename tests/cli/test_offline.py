@@ -324,8 +324,8 @@ def test_a_port_in_use_is_known_before_any_worker_starts(program: Program, folde
 
 def test_a_quota_that_the_system_does_not_give(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control group is a file, which is refused to root as well."""
-    group = cgroup.Group(folder / "profiles.csv", folder, 1)
-    monkeypatch.setattr(cgroup, "own", lambda controller: group)
+    group = cgroup.Cgroup(folder / "profiles.csv", folder, 1)
+    monkeypatch.setattr(cgroup, "own_cgroup", lambda controller: group)
     (folder / "serve.toml").write_text('cpu = { hold = "quota" }\n' + (folder / "serve.toml").read_text())
     message = program.refuses("serve", "serve.toml")
     assert "no cgroup quota can be set at" in message and message.endswith('hold = "bucket"')

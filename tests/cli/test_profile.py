@@ -12,7 +12,7 @@ import pytest
 from cotenant.config import read_profiles_file
 from cotenant.predictors.samples import read_samples
 from cotenant.profiling.grid import Grid
-from cotenant.profiling.pairs import measure
+from cotenant.profiling.pairs import measure_pairs
 from tests.cli.program import INTERRUPT, PATIENCE, Program, alive, started, until, workers_of
 
 
@@ -20,8 +20,8 @@ from tests.cli.program import INTERRUPT, PATIENCE, Program, alive, started, unti
 def repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`identity` under two names, and `broken`."""
     few = Grid(shares=(1000, 500), batches=(1, 2), seconds=0.01)
-    monkeypatch.setattr("cotenant.cli.prepare.grid_of", lambda kind: few)
-    monkeypatch.setattr("cotenant.cli.prepare.timed", lambda *_: pytest.fail("nobody asked for a plan"))
+    monkeypatch.setattr("cotenant.cli.deployment_builder.grid_of", lambda kind: few)
+    monkeypatch.setattr("cotenant.cli.deployment_builder.timed_plan", lambda *_: pytest.fail("nobody asked for a plan"))
     for name, model in (("first", "identity"), ("second", "identity"), ("broken", "broken")):
         shutil.copytree(folder / "models" / model, folder / "mine" / name)
     return folder / "mine"
@@ -49,7 +49,7 @@ def test_what_was_measured_is_written_down_and_kept(program: Program, folder: Pa
 
 def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into a file that is gone on with, and that a predictor can be fitted to."""
-    monkeypatch.setattr("cotenant.cli.pairs.measure", partial(measure, seconds=0.02))
+    monkeypatch.setattr("cotenant.cli.pairs.measure_pairs", partial(measure_pairs, seconds=0.02))
     said = program("profile", "--repository", "mine", "--output", "mine.csv", "--pairs", "pairs.csv", "--count", "3")
     assert said.code == 0, said.err
     assert "6 samples in pairs.csv" in said.err

@@ -12,16 +12,16 @@ import pytest
 
 from cotenant.cli import reproduce
 from experiments import data
-from experiments.gpulet import cast, ways
+from experiments.gpulet import model_sets, systems
 from tests.cli.program import Program
 
-NAMES = list(reproduce.titles())
+NAMES = list(reproduce.experiment_titles())
 
 
 @pytest.fixture
 def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Without the measurements of others, and without what earlier tests read of them."""
-    kept = (cast._synthetic, cast._a100, cast._v100, ways._serves)
+    kept = (model_sets._synthetic, model_sets._a100, model_sets._v100, systems._serves)
     for each in kept:
         each.cache_clear()
     folder = tmp_path / "nowhere"
@@ -77,7 +77,7 @@ class Made(msgspec.Struct):
 
 
 def test_columns_are_the_fields_of_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    made = reproduce.table_of("it", [Made("[x]", 0.12345, 3, True), Made("y", None, 12345, False)])
+    made = reproduce.rows_table("it", [Made("[x]", 0.12345, 3, True), Made("y", None, 12345, False)])
     assert [column.justify for column in made.columns] == ["left", "right", "right", "left"]
     assert [list(column.cells) for column in made.columns] == [
         ["\\[x]", "y"],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import cotenant.sim.judge
+import cotenant.sim.plan_validation
 import cotenant.sim.sweep
 from cotenant.core.profile import write_profiles
 from cotenant.predictors.samples import write_samples
@@ -29,7 +29,7 @@ COMMAND = (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are judged by a short look."""
-    monkeypatch.setattr(cotenant.sim.judge, "LOOK_REQUESTS", 1000)
+    monkeypatch.setattr(cotenant.sim.plan_validation, "LOOK_REQUESTS", 1000)
 
 
 def test_every_combination_seed_and_model_has_a_line(program: Program, folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 ) -> None:
     whole = program(*COMMAND, "--json").out
     (folder / "out" / "sweep.csv").unlink()
-    work, tried = cotenant.sim.sweep.swept, list[str]()
+    work, tried = cotenant.sim.sweep.run_point, list[str]()
 
     def until(count: int) -> Callable[[Point], list[Row]]:
         def swept(point: Point) -> list[Row]:
@@ -71,7 +71,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 
         return swept
 
-    monkeypatch.setattr(cotenant.sim.sweep, "swept", until(2))
+    monkeypatch.setattr(cotenant.sim.sweep, "run_point", until(2))
     said = program(*COMMAND)
     assert (said.code, said.out) == (130, "")
     assert said.err == "2 of 4 combinations are in out/sweep.csv.part; the same command goes on from there\n"
@@ -81,7 +81,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     refused = program.refuses(*COMMAND, "--seconds", "2")
     assert refused == "out/sweep.csv.part: holds part of another sweep; delete it, or choose another --output"
 
-    monkeypatch.setattr(cotenant.sim.sweep, "swept", until(4))
+    monkeypatch.setattr(cotenant.sim.sweep, "run_point", until(4))
     said = program(*COMMAND, "--json")
     assert said.err == "2 of 4 combinations were done before\nwrote out/sweep.csv\n"
     assert len(tried) == 4
@@ -102,7 +102,7 @@ def test_a_sweep_of_other_arrivals_or_predictors_is_another_one(
         devices = 'devices = [{ kind = "k", count = 4, cuts = [20, 50, 80, 100] }]'
         (folder / "problem.toml").write_text("\n".join([fit, models, devices]))
 
-    monkeypatch.setattr(cotenant.sim.sweep, "swept", interrupted)
+    monkeypatch.setattr(cotenant.sim.sweep, "run_point", interrupted)
     (folder / "pairs.csv").write_text(write_samples(pairs()))
     (folder / "profiles.csv").write_text(write_profiles(PROFILES.values()))
     command = (*COMMAND, "--workload", "asked.toml")

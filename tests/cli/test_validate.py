@@ -7,16 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.agree import settings
-from cotenant.cli.validate import Comparison, Outside, _lines, apart, drift, outside_of, slowdowns, verdicts
+from benchmarks.live_vs_simulated import settings
+from cotenant.cli.validate import (
+    Comparison,
+    OutsideTime,
+    _lines,
+    batch_time_drift,
+    comparison_summary,
+    largest_difference,
+    outside_time,
+    slowdowns,
+)
 from cotenant.config import read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
-from cotenant.sim.observed import Ran, Seen
 from cotenant.sim.run import simulate
+from cotenant.sim.trace_replay import Observations, ObservedBatch
 from tests.cli.program import Program
 
 
@@ -73,34 +82,43 @@ PROBLEM = Problem(
 def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
     """Whatever the plan reckons with; on the two small shares, batches took 1.5 and 1.1 times that."""
     took = {
-        ("cpu-0/0", "a"): [Ran(0.0, 1, 0.002)] * 2,
-        ("cpu-0/1", "a"): [Ran(0.0, 1, 0.006)] * 2,
-        ("cpu-0/2", "a"): [Ran(0.0, 1, 0.0044)] * 2,
+        ("cpu-0/0", "a"): [ObservedBatch(0.0, 1, 0.002)] * 2,
+        ("cpu-0/1", "a"): [ObservedBatch(0.0, 1, 0.006)] * 2,
+        ("cpu-0/2", "a"): [ObservedBatch(0.0, 1, 0.0044)] * 2,
     }
-    found = slowdowns(PLAN, PROBLEM, Seen(took, {}))
+    found = slowdowns(PLAN, PROBLEM, Observations(took, {}))
     assert found == {"a 50 %": pytest.approx(1.0), "a 25 %": pytest.approx(1.3)}
-    assert slowdowns(PLAN, PROBLEM, Seen({}, {})) == {}
+    assert slowdowns(PLAN, PROBLEM, Observations({}, {})) == {}
 
 
 def test_batches_drift_by_what_they_took_over_those_of_as_many_rows_before() -> None:
-    before = Seen({("cpu-0/0", "a"): [Ran(0.0, 1, 0.002), Ran(1.0, 1, 0.004), Ran(2.0, 2, 0.010)]}, {})
-    after = Seen({("cpu-0/0", "a"): [Ran(0.0, 2, 0.012), Ran(1.0, 3, 9.0)], ("cpu-0/1", "b"): [Ran(0.0, 1, 1.0)]}, {})
-    assert drift(before, after) == {"a": pytest.approx(1.2)}
-    assert drift(after, before) == {"a": pytest.approx(1 / 1.2)}
+    before = Observations(
+        {("cpu-0/0", "a"): [ObservedBatch(0.0, 1, 0.002), ObservedBatch(1.0, 1, 0.004), ObservedBatch(2.0, 2, 0.010)]},
+        {},
+    )
+    after = Observations(
+        {
+            ("cpu-0/0", "a"): [ObservedBatch(0.0, 2, 0.012), ObservedBatch(1.0, 3, 9.0)],
+            ("cpu-0/1", "b"): [ObservedBatch(0.0, 1, 1.0)],
+        },
+        {},
+    )
+    assert batch_time_drift(before, after) == {"a": pytest.approx(1.2)}
+    assert batch_time_drift(after, before) == {"a": pytest.approx(1 / 1.2)}
 
 
 def test_what_requests_spend_outside_is_what_callers_saw_over_the_log() -> None:
     report = run("live", 0)
     (row,) = report.models
     assert row.mean is not None and row.p50 is not None
-    seen = Seen({}, {"a": [row.p50 - 0.001, row.p50 - 0.001, 3 * row.mean - 2 * row.p50 - 0.004]})
-    spent = outside_of(report, seen)["a"]
+    seen = Observations({}, {"a": [row.p50 - 0.001, row.p50 - 0.001, 3 * row.mean - 2 * row.p50 - 0.004]})
+    spent = outside_time(report, seen)["a"]
     assert [spent.mean, spent.p50, spent.p99] == pytest.approx([0.002, 0.001, 0.002])
     assert row.p99 is not None
-    often = Seen({}, {"a": [row.p50] * 980 + [row.p99 - 0.001] * 20})
-    assert outside_of(report, often)["a"].p99 == pytest.approx(0.001)
-    assert outside_of(report, Seen({}, {"a": [9.0]})) == {"a": Outside()}
-    assert outside_of(report, Seen({}, {})) == {}
+    often = Observations({}, {"a": [row.p50] * 980 + [row.p99 - 0.001] * 20})
+    assert outside_time(report, often)["a"].p99 == pytest.approx(0.001)
+    assert outside_time(report, Observations({}, {"a": [9.0]})) == {"a": OutsideTime()}
+    assert outside_time(report, Observations({}, {})) == {}
 
 
 def test_of_a_log_that_is_still_written_the_whole_lines_since_are_read(tmp_path: Path) -> None:
@@ -120,16 +138,18 @@ def run(source: str, seed: int, lag: float | None = None) -> Report:
 
 def test_how_far_apart_they_are_in_words() -> None:
     same, other = run("live", 0, 0.0001), run("live", 1, 0.02)
-    assert apart(same, same) == "p50 within 0.0 % (a), half within 0.0, p99 within 0.0 % (a), half within 0.0, " + (
+    assert largest_difference(
+        same, same
+    ) == "p50 within 0.0 % (a), half within 0.0, p99 within 0.0 % (a), half within 0.0, " + (
         "in time within 0.0 points (a)"
     )
     few = Report(source="live", seconds=0.1, models=simulate(PROBLEM, PLAN, seconds=0.1).models)
-    assert apart(same, few) == "no model had 200 requests; run longer with --seconds"
+    assert largest_difference(same, few) == "no model had 200 requests; run longer with --seconds"
     it = Comparison(
         load=0.5, live=other, simulated=same, foretold=same, first=other, batches={}, slowdowns={}, outside={}
     )
-    own, foretold, first = verdicts(it)
-    assert own.startswith(f"simulated with its own batches: {apart(same, other)}. Not to be trusted: ")
+    own, foretold, first = comparison_summary(it)
+    assert own.startswith(f"simulated with its own batches: {largest_difference(same, other)}. Not to be trusted: ")
     assert own.endswith("the machine was busy, requests were sent up to 20 ms late")
-    assert foretold == f"foretold from the first run: {apart(same, other)}"
-    assert first == f"the first run, as it was: {apart(other, other)}"
+    assert foretold == f"foretold from the first run: {largest_difference(same, other)}"
+    assert first == f"the first run, as it was: {largest_difference(other, other)}"

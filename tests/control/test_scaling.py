@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cotenant.control.scaling import Policy, Scaler
+from cotenant.control.scaling import Scaler, ScalingOptions
 from cotenant.core.application import Application, Fixed, Stage
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
-from cotenant.planners import Problem, load
+from cotenant.planners import Problem, load_planner
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hills
@@ -36,7 +36,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self._plan = load("elastic")
+        self._plan = load_planner("elastic")
 
     def __call__(self, problem: Problem) -> Plan:
         self.problems.append(problem)
@@ -44,7 +44,7 @@ class Asked:
 
 
 def scaler(planner: Asked, **policy: float) -> Scaler:
-    return Scaler(PROBLEM, planner, load("elastic")(PROBLEM), Policy(**policy))
+    return Scaler(PROBLEM, planner, load_planner("elastic")(PROBLEM), ScalingOptions(**policy))
 
 
 def test_a_plan_is_made_for_smoothed_rates_with_room() -> None:
@@ -58,7 +58,7 @@ def test_a_plan_is_made_for_smoothed_rates_with_room() -> None:
     assert plan is it.plan
     assert not plan.unserved
     assert plan.devices_used == 2
-    assert asked.problems[1].current == load("elastic")(asked.problems[0])
+    assert asked.problems[1].current == load_planner("elastic")(asked.problems[0])
 
 
 def test_a_rise_goes_on_and_a_fall_does_not() -> None:
@@ -91,7 +91,7 @@ def test_a_plan_that_stays_the_same_is_no_change() -> None:
         asked(problem)
         return start
 
-    start = load("elastic")(PROBLEM)
+    start = load_planner("elastic")(PROBLEM)
     it = Scaler(PROBLEM, frozen, start)
     assert it.observe({"a": 1000.0}, 20) is None
     assert it.plan is start
@@ -111,8 +111,8 @@ def test_what_an_application_asks_of_a_model_is_planned_for_once() -> None:
     """Of the 700 that the model gets, the application makes 600."""
     twice = Application(name="twice", slo=0.3, stages=(Stage(name="a", model="a", fanout=Fixed(2)),))
     start = msgspec.structs.replace(PROBLEM, rates={"a": 50.0, "twice": 100.0}, applications=(twice,))
-    plan = load("elastic")(PROBLEM)
-    it = Scaler(start, lambda asked: plan, plan, Policy(little=0.0))
+    plan = load_planner("elastic")(PROBLEM)
+    it = Scaler(start, lambda asked: plan, plan, ScalingOptions(little=0.0))
     it.observe({"a": 700.0, "twice": 300.0}, 20)
     assert it.target == {"a": pytest.approx(120.0), "twice": pytest.approx(360.0)}
 
@@ -133,11 +133,11 @@ def test_a_simulated_wave_gets_devices_and_gives_them_back() -> None:
         profiles={("a", "gpu"): Profile("a", "gpu", points)},
     )
     asked = Asked()
-    it = Scaler(start, asked, load("elastic")(start))
+    it = Scaler(start, asked, load_planner("elastic")(start))
     wave = Workload({"a": hills(40.0, [(40.0, 740.0, 300.0)])})
     report = simulate(start, it.plan, wave, seconds=800, control=it, startup=15.0)
     assert (report.models[0].attainment or 0.0) > 0.99
-    assert max(load("elastic")(problem).devices_used for problem in asked.problems) == 3
+    assert max(load_planner("elastic")(problem).devices_used for problem in asked.problems) == 3
     assert it.plan.devices_used == 1
-    still = simulate(start, load("elastic")(start), wave, seconds=800)
+    still = simulate(start, load_planner("elastic")(start), wave, seconds=800)
     assert (still.models[0].attainment or 0.0) < 0.9

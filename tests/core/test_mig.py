@@ -22,34 +22,34 @@ def share(*sizes: int) -> list[tuple[int, int]]:
     [(7,), (3, 3), (4, 3), (4, 2, 1), (1,) * 7, (2, 2, 3), (3, 2, 1, 1), (4, 1, 1, 1), (2, 2, 2, 1), (3, 2, 2), (3, 1)],
 )
 def test_sets_that_the_user_guide_shows_are_legal(sizes: tuple[int, ...]) -> None:
-    assert mig.fit(A100, share(*sizes)) is not None
-    assert mig.fit(A100, share(*reversed(sizes))) is not None
+    assert mig.placements_fit(A100, share(*sizes)) is not None
+    assert mig.placements_fit(A100, share(*reversed(sizes))) is not None
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 1), (4, 4), (7, 1), (2, 2, 2, 2), (4, 3, 1), (1,) * 8, (4, 2, 2), (5,)])
 def test_a_sum_within_the_device_is_not_enough(sizes: tuple[int, ...]) -> None:
-    assert mig.fit(A100, share(*sizes)) is None
+    assert mig.placements_fit(A100, share(*sizes)) is None
 
 
 def test_an_a30_has_quarters() -> None:
-    assert mig.cuts("mig-a30-24gb") == (250, 500, 1000)
-    assert mig.fit("mig-a30-24gb", [(250, 1)] * 4) is not None
-    assert mig.fit("mig-a30-24gb", [(500, 1), (250, 1), (250, 1)]) is not None
-    assert mig.fit("mig-a30-24gb", [(500, 1), (500, 1), (250, 1)]) is None
+    assert mig.instance_shares("mig-a30-24gb") == (250, 500, 1000)
+    assert mig.placements_fit("mig-a30-24gb", [(250, 1)] * 4) is not None
+    assert mig.placements_fit("mig-a30-24gb", [(500, 1), (250, 1), (250, 1)]) is not None
+    assert mig.placements_fit("mig-a30-24gb", [(500, 1), (500, 1), (250, 1)]) is None
 
 
 def test_an_instance_with_more_memory_is_taken_only_where_it_is_needed() -> None:
-    (small,) = mig.fit(A100, [(ONE, 9 * GIB)]) or ()
-    (large,) = mig.fit(A100, [(ONE, 12 * GIB)]) or ()
+    (small,) = mig.placements_fit(A100, [(ONE, 9 * GIB)]) or ()
+    (large,) = mig.placements_fit(A100, [(ONE, 12 * GIB)]) or ()
     assert (small.name, large.name) == ("1g.10gb", "1g.20gb")
-    assert mig.fit(A100, [(ONE, 20 * GIB)]) is None
+    assert mig.placements_fit(A100, [(ONE, 20 * GIB)]) is None
     # Four of them take all the memory there is: with 20 GB each no fifth has room.
-    assert mig.fit(A100, [(ONE, 12 * GIB)] * 4) is not None
-    assert mig.fit(A100, [(ONE, 12 * GIB)] * 4 + [(ONE, GIB)]) is None
+    assert mig.placements_fit(A100, [(ONE, 12 * GIB)] * 4) is not None
+    assert mig.placements_fit(A100, [(ONE, 12 * GIB)] * 4 + [(ONE, GIB)]) is None
 
 
 def test_answers_stand_in_the_order_of_the_partitions() -> None:
-    found = mig.fit(A100, [(ONE, GIB), (FOUR, GIB), (TWO, GIB)])
+    found = mig.placements_fit(A100, [(ONE, GIB), (FOUR, GIB), (TWO, GIB)])
     assert [instance.share for instance in found or ()] == [ONE, FOUR, TWO]
 
 
@@ -71,7 +71,7 @@ def test_layouts_are_what_trying_every_placement_finds(name: str) -> None:
         for chosen in combinations_with_replacement(instances, size)
         if sum(instance.slices for instance in chosen) <= max(i.slices for i in instances) and tried(chosen)
     }
-    found = set(mig.layouts(name))
+    found = set(mig.maximal_layouts(name))
     assert found <= legal
     # Whatever is legal is part of a layout, and every layout that no other holds is there.
     counts = [Counter(layout) for layout in found]
@@ -79,7 +79,7 @@ def test_layouts_are_what_trying_every_placement_finds(name: str) -> None:
     largest = {c for c in legal if not any(Counter(c) < Counter(other) for other in legal)}
     assert largest <= found
     for chosen in legal:
-        assert mig.fit(name, [(instance.share, instance.memory) for instance in chosen]) is not None
+        assert mig.placements_fit(name, [(instance.share, instance.memory) for instance in chosen]) is not None
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -89,34 +89,34 @@ def test_every_table_makes_sense(name: str) -> None:
     assert whole.memory == max(instance.memory for instance in GEOMETRIES[name])
     for instance in GEOMETRIES[name]:
         assert all(start + instance.slices <= whole.slices for start in instance.starts)
-    for layout in mig.layouts(name):
+    for layout in mig.maximal_layouts(name):
         assert sum(instance.share for instance in layout) <= 1000
         assert sum(instance.memory for instance in layout) <= whole.memory
 
 
 def test_a_gpu_that_is_cut_already_has_just_those_instances() -> None:
     three, one = ("3g.71gb", 428, 64 * GIB), ("1g.18gb", 142, 16 * GIB)
-    geometry = mig.fixed([three, one, one])
-    assert mig.known(geometry) and not mig.known("mig-v100")
-    assert mig.cuts(geometry) == (142, 428)
-    assert mig.layouts(geometry) == ((mig.instances(geometry)[0], *[mig.instances(geometry)[1]] * 2),)
-    assert [it.name for it in mig.fit(geometry, [(142, GIB), (428, GIB), (142, GIB)]) or ()] == [
+    geometry = mig.fixed_geometry([three, one, one])
+    assert mig.is_known_geometry(geometry) and not mig.is_known_geometry("mig-v100")
+    assert mig.instance_shares(geometry) == (142, 428)
+    assert mig.maximal_layouts(geometry) == ((mig.instances(geometry)[0], *[mig.instances(geometry)[1]] * 2),)
+    assert [it.name for it in mig.placements_fit(geometry, [(142, GIB), (428, GIB), (142, GIB)]) or ()] == [
         "1g.18gb",
         "3g.71gb",
         "1g.18gb",
     ]
-    assert mig.fit(geometry, [(142, GIB)] * 3) is None
-    assert mig.fit(geometry, [(428, 65 * GIB)]) is None
+    assert mig.placements_fit(geometry, [(142, GIB)] * 3) is None
+    assert mig.placements_fit(geometry, [(428, 65 * GIB)]) is None
 
 
 def test_instances_of_one_name_may_differ_in_memory() -> None:
-    geometry = mig.fixed([("1g.18gb", 142, 16 * GIB), ("1g.18gb", 142, 15 * GIB)])
-    assert mig.fit(geometry, [(142, 16 * GIB), (142, 15 * GIB)])
-    assert mig.fit(geometry, [(142, 16 * GIB)] * 2) is None
+    geometry = mig.fixed_geometry([("1g.18gb", 142, 16 * GIB), ("1g.18gb", 142, 15 * GIB)])
+    assert mig.placements_fit(geometry, [(142, 16 * GIB), (142, 15 * GIB)])
+    assert mig.placements_fit(geometry, [(142, 16 * GIB)] * 2) is None
 
 
 def test_a_geometry_goes_wherever_its_name_does() -> None:
     for name, table in GEOMETRIES.items():
-        own = mig.described(table)
+        own = mig.geometry_name(table)
         assert mig.instances(own) == table
-        assert set(mig.layouts(own)) == set(mig.layouts(name))
+        assert set(mig.maximal_layouts(own)) == set(mig.maximal_layouts(name))

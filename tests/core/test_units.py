@@ -16,18 +16,18 @@ from cotenant.errors import ConfigError
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (units.seconds, "25ms", 0.025),
-        (units.seconds, " 1.5 s ", 1.5),
-        (units.seconds, "3µs", 3e-6),
-        (units.seconds, "2min", 120.0),
-        (units.memory, "8GiB", 8 << 30),
-        (units.memory, "1.5mib", 3 << 19),
-        (units.memory, "500MB", 500_000_000),
-        (units.fraction, "99%", 0.99),
-        (units.fraction, "0.5", 0.5),
-        (units.fraction, 1, 1.0),
-        (units.share, 12.5, 125),
-        (units.share, 100, 1000),
+        (units.parse_seconds, "25ms", 0.025),
+        (units.parse_seconds, " 1.5 s ", 1.5),
+        (units.parse_seconds, "3µs", 3e-6),
+        (units.parse_seconds, "2min", 120.0),
+        (units.parse_memory, "8GiB", 8 << 30),
+        (units.parse_memory, "1.5mib", 3 << 19),
+        (units.parse_memory, "500MB", 500_000_000),
+        (units.parse_fraction, "99%", 0.99),
+        (units.parse_fraction, "0.5", 0.5),
+        (units.parse_fraction, 1, 1.0),
+        (units.parse_share, 12.5, 125),
+        (units.parse_share, 100, 1000),
     ],
 )
 def test_quantities_are_read_as_people_write_them(read: Callable[..., float], text: Any, value: float) -> None:
@@ -37,18 +37,18 @@ def test_quantities_are_read_as_people_write_them(read: Callable[..., float], te
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (units.seconds, "25", """here: '25' has no unit of time; write it as "25ms" or "1.5s\""""),
-        (units.seconds, "fast", "here: 'fast' is not a quantity"),
-        (units.seconds, "-1s", "here: '-1s' is not a quantity"),
-        (units.seconds, "1 GiB", "here: '1 GiB' has no unit of time"),
-        (units.memory, "8", "here: '8' has no unit of memory"),
-        (units.fraction, "101%", "here: '101%' must lie above 0"),
-        (units.fraction, 0, "here: 0 must lie above 0"),
-        (units.fraction, math.nan, "here: nan must lie above 0"),
-        (units.share, 0, "here: a share of 0 % must lie above 0 and at most at 100"),
-        (units.share, 100.1, "here: a share of 100.1 % must lie"),
-        (units.share, math.nan, "here: a share of nan % must lie"),
-        (units.share, 0.01, "here: a share of 0.01 % is below the smallest, 0.1 %"),
+        (units.parse_seconds, "25", """here: '25' has no unit of time; write it as "25ms" or "1.5s\""""),
+        (units.parse_seconds, "fast", "here: 'fast' is not a quantity"),
+        (units.parse_seconds, "-1s", "here: '-1s' is not a quantity"),
+        (units.parse_seconds, "1 GiB", "here: '1 GiB' has no unit of time"),
+        (units.parse_memory, "8", "here: '8' has no unit of memory"),
+        (units.parse_fraction, "101%", "here: '101%' must lie above 0"),
+        (units.parse_fraction, 0, "here: 0 must lie above 0"),
+        (units.parse_fraction, math.nan, "here: nan must lie above 0"),
+        (units.parse_share, 0, "here: a share of 0 % must lie above 0 and at most at 100"),
+        (units.parse_share, 100.1, "here: a share of 100.1 % must lie"),
+        (units.parse_share, math.nan, "here: a share of nan % must lie"),
+        (units.parse_share, 0.01, "here: a share of 0.01 % is below the smallest, 0.1 %"),
     ],
 )
 def test_other_text_is_refused_with_its_place(read: Callable[..., float], text: Any, message: str) -> None:
@@ -77,7 +77,7 @@ def test_quantities_are_shown_with_their_unit(shown: str, text: str) -> None:
 
 @given(st.integers(1, 1000))
 def test_a_share_that_is_shown_is_read_as_it_was(share: int) -> None:
-    assert units.share(float(units.show_share(share).split()[0]), "here") == share
+    assert units.parse_share(float(units.show_share(share).split()[0]), "here") == share
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def loaded(gpus: str, *, driver: str = "", state: Path | None = None) -> Iterato
     name is there already. Close every `Watch` before: while one asks, the library stays where it is."""
     pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py, of cotenant[gpu]")
     library = ctypes.CDLL(str(built() / "libnvidia-ml.so.1"))
-    nvidia.session.cache_clear()
+    nvidia.nvml_session.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in fitted(gpus, driver=driver, state=state).items():
             patch.setenv(name, value)
@@ -87,7 +87,7 @@ def loaded(gpus: str, *, driver: str = "", state: Path | None = None) -> Iterato
                 handles.append(pynvml.nvmlLib._handle)
             pynvml.nvmlLib = None
             pynvml._nvmlGetFunctionPointer_cache.clear()
-            nvidia.session.cache_clear()
+            nvidia.nvml_session.cache_clear()
             if not any(thread.name == nvidia.WATCH for thread in threading.enumerate()):
                 for handle in handles:
                     _ctypes.dlclose(handle)

@@ -18,7 +18,7 @@ import pytest
 
 from cotenant.backends import Launch, nvidia
 from cotenant.backends.mps import Mps
-from cotenant.backends.mps_daemon import processes
+from cotenant.backends.mps_daemon import mps_processes
 from cotenant.backends.nvidia import CONTROL
 from tests.driver.build import loaded
 
@@ -59,7 +59,7 @@ def on_processor(monkeypatch: pytest.MonkeyPatch, held: ExitStack) -> Mps:
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))
     installed(folder / "bin", monkeypatch)
     held.enter_context(loaded("h200"))
-    backend = OnProcessor(nvidia.gpus(), directory=folder)
+    backend = OnProcessor(nvidia.list_gpus(), directory=folder)
     held.callback(backend.stop)
     return backend
 
@@ -101,7 +101,7 @@ def control(env: dict[str, str], command: str) -> str:
 
 def left(folder: Path) -> list[int]:
     """Daemons and servers that run with their pipes below a folder."""
-    return [it.pid for it in processes() if it.pipe and it.pipe.is_relative_to(folder)]
+    return [it.pid for it in mps_processes() if it.pipe and it.pipe.is_relative_to(folder)]
 
 
 def cleared(folder: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
-from cotenant.planners import load
+from cotenant.planners import load_planner
 from cotenant.planners.check import check
 from experiments import data
-from experiments.gpulet import fig05, fig06, fig16, fig17, paper, published, rates, table05
-from experiments.gpulet.cast import CASTS, UNITS, cast
+from experiments.gpulet import fig05, fig06, fig16, fig17, max_rates, paper, published, table05
+from experiments.gpulet.model_sets import CASTS, UNITS, cast
+from experiments.gpulet.systems import Demand, Way, scheduled, serves
 from experiments.gpulet.tables import tables
-from experiments.gpulet.ways import Demand, Way, scheduled, serves
-from experiments.spread import Options
+from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
 SBP = Way(name="SBP", who="cotenant", planner="squishy")
@@ -50,7 +50,7 @@ def test_a_cast_has_nine_models_with_targets_that_can_be_met(name: str) -> None:
     assert list(players.targets) == list(paper.TARGETS_MS)
     for role in players.targets:
         asked = msgspec.structs.replace(players.problem(), rates={role: players.units[-1]})
-        plan = load("elastic")(asked)
+        plan = load_planner("elastic")(asked)
         assert not plan.unserved
         assert not check(plan, asked)
 
@@ -132,16 +132,16 @@ def test_largest_rate_is_found_to_half_a_percent() -> None:
         def works(asked: Mapping[str, float], most: float = most) -> bool:
             return asked["a"] + asked["b"] <= 2 * most
 
-        assert most * 0.995 <= rates.largest(works, {"a": 1, "b": 1}, 100.0) <= most
-    assert rates.largest(lambda _: False, {"a": 1.0}, 100.0) == 0
+        assert most * 0.995 <= max_rates.largest(works, {"a": 1, "b": 1}, 100.0) <= most
+    assert max_rates.largest(lambda _: False, {"a": 1.0}, 100.0) == 0
 
 
 def test_a_rate_that_is_served_above_one_that_is_not_is_found_from_above() -> None:
     def works(asked: Mapping[str, float]) -> bool:
         return asked["a"] <= 90 or 120 <= asked["a"] <= 125
 
-    assert rates.largest(works, {"a": 1.0}, 100.0) == pytest.approx(90, rel=0.005)
-    assert rates.largest(works, {"a": 1.0}, 100.0, beyond=True) == pytest.approx(125, rel=0.006)
+    assert max_rates.largest(works, {"a": 1.0}, 100.0) == pytest.approx(90, rel=0.005)
+    assert max_rates.largest(works, {"a": 1.0}, 100.0, beyond=True) == pytest.approx(125, rel=0.006)
 
 
 @needs_data
@@ -184,7 +184,7 @@ def test_figures_of_largest_rates(figure, tmp_path: Path, monkeypatch: pytest.Mo
     base = Way(name="ideal", who="cotenant", planner="elastic")
     monkeypatch.setattr(figure, "WAYS", (*quick, base))
     rows = figure.run(Options(profiles=("a100",)))
-    means = [row for row in rows if row.group == rates.MEAN]
+    means = [row for row in rows if row.group == max_rates.MEAN]
     assert {row.way for row in means} == {way.name for way in (*quick, base)}
     for mean in means:
         own = [row.relative for row in rows if (row.way, row.who) == (mean.way, mean.who) and row is not mean]

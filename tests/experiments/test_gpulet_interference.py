@@ -8,7 +8,7 @@ import pytest
 
 from cotenant.errors import ConfigError
 from experiments.gpulet import fig07, fig10, paper
-from experiments.spread import Options
+from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant.control.scaling import Policy
+from cotenant.control.scaling import ScalingOptions
 from cotenant.core.plan import Plan
 from cotenant.planners.check import check
-from cotenant.predictors import Load, Margin
+from cotenant.predictors import ConstantMargin, Load
 from cotenant.predictors.samples import Sample
 from experiments.data import v100
-from experiments.gpulet import fig13, fig14, fig15, fig17, kept, paper, table04
-from experiments.gpulet.cast import V100, cast
-from experiments.gpulet.rates import MEAN, Group, players
-from experiments.gpulet.ways import Way, asked, planned
-from experiments.gpulet.world import Erring, Measured, truth, world
-from experiments.spread import Options
+from experiments.gpulet import fig13, fig14, fig15, fig17, paper, schedulability, table04
+from experiments.gpulet.ground_truth import Erring, Measured, truth, world
+from experiments.gpulet.max_rates import MEAN, Group, players
+from experiments.gpulet.model_sets import V100, cast
+from experiments.gpulet.systems import Way, asked, planned
+from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
 SBP = Way(name="SBP", who="cotenant", planner="squishy", interference=False)
@@ -32,7 +32,7 @@ def test_what_was_measured_is_met_and_the_rest_is_the_formula() -> None:
         return Load(model, "gpu", batch, 500)
 
     samples = [Sample(load("x", 4), (load("y", 8),), 1.0, 1.8), Sample(load("x", 32), (load("y", 8),), 1.0, 1.2)]
-    found = Measured(Margin(1.5), samples, {"a": "x", "b": "y", "c": "x"})
+    found = Measured(ConstantMargin(1.5), samples, {"a": "x", "b": "y", "c": "x"})
     assert found.slowdown(load("a", 4), [load("b", 8)]) == pytest.approx(1.8, abs=0.01)
     assert found.slowdown(load("c", 32), [load("b", 8)]) == pytest.approx(1.2, abs=0.01)
     assert 1.2 < found.slowdown(load("a", 11), [load("b", 8)]) < 1.8
@@ -58,14 +58,14 @@ def _asked(sample: Sample, roles: dict[str, str]) -> tuple[Load, Sequence[Load]]
 
 
 def test_the_formula_errs_as_the_paper_says_and_always_alike() -> None:
-    real = Erring(Margin(2.0), seed=3)
+    real = Erring(ConstantMargin(2.0), seed=3)
     loads = [Load("a", "gpu", batch, share) for batch in range(1, 41) for share in range(100, 1000, 100)]
     other = Load("b", "gpu", 8, 500)
     errors = sorted(abs(real.slowdown(load, [other]) / 2 - 1) for load in loads)
     assert errors[int(0.9 * len(errors))] == pytest.approx(0.1026, abs=0.02)
     assert errors[int(0.95 * len(errors))] == pytest.approx(0.1398, abs=0.03)
     assert [real.slowdown(load, [other]) for load in loads] == [
-        Erring(Margin(2.0), seed=3).slowdown(load, [other]) for load in loads
+        Erring(ConstantMargin(2.0), seed=3).slowdown(load, [other]) for load in loads
     ]
 
 
@@ -80,20 +80,20 @@ def test_a_schedule_of_the_published_program_is_a_plan() -> None:
     assert all(device.free >= 0 for device in plan.devices)
     assert not [it for it in check(plan, problem) if it.rule in ("cut", "sum", "partitions", "batch")]
     group = Group(name="scen2", cast="v100", way=PUBLISHED, mix=mix)
-    assert kept.in_time(plan, world(players), kept.Trial(group=group, look=1000), 1.0) > 0.99
+    assert schedulability.in_time(plan, world(players), schedulability.Trial(group=group, look=1000), 1.0) > 0.99
     assert planned(PUBLISHED, players)(dict.fromkeys(mix, 1e5)) is None
 
 
 @needs_data
 @pytest.mark.parametrize("way", [SBP, PUBLISHED], ids=["SBP", "published"])
 def test_a_way_keeps_no_more_than_it_plans_for(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "PARTS", (1.0, 0.8))
+    monkeypatch.setattr(schedulability, "PARTS", (1.0, 0.8))
     group = next(group for group in fig17.groups("v100", way) if group.name == "scen2")
-    found = kept.most_kept(kept.Trial(group=group, look=500))
+    found = schedulability.most_kept(schedulability.Trial(group=group, look=500))
     assert 0 < found.kept <= found.planned
     assert found.kept <= found.most
     its = players(group)
-    eased = kept.eased(its, 0.8)
+    eased = schedulability.eased(its, 0.8)
     assert all(eased.targets[role] == pytest.approx(0.8 * target, abs=1e-3) for role, target in its.targets.items())
 
 
@@ -104,18 +104,18 @@ def test_an_application_is_in_time_when_all_its_models_are() -> None:
         assert group.application is not None
         assert group.application.models() == group.mix.keys()
         its = players(group)
-        scale, plan = kept.largest_plan(SBP, its, group.mix, group.devices, its.units[0])
+        scale, plan = schedulability.largest_plan(SBP, its, group.mix, group.devices, its.units[0])
         assert plan is not None
-        trial = kept.Trial(group=group, look=1500)
+        trial = schedulability.Trial(group=group, look=1500)
         models = msgspec.structs.replace(trial, group=msgspec.structs.replace(group, application=None))
-        assert kept.in_time(plan, world(its), trial, scale / 10) == 1
-        assert kept.in_time(plan, world(its), models, scale / 10) == 1
+        assert schedulability.in_time(plan, world(its), trial, scale / 10) == 1
+        assert schedulability.in_time(plan, world(its), models, scale / 10) == 1
         # Without one of its models nobody has an answer, however the others do.
         missing = min(group.mix)
         less = without(plan, missing)
-        assert kept.in_time(less, world(its), trial, scale / 10) == 0
+        assert schedulability.in_time(less, world(its), trial, scale / 10) == 0
         others = 1 - group.mix[missing] / sum(group.mix.values())
-        assert kept.in_time(less, world(its), models, scale / 10) == pytest.approx(others, abs=0.05)
+        assert schedulability.in_time(less, world(its), models, scale / 10) == pytest.approx(others, abs=0.05)
 
 
 def without(plan: Plan, model: str) -> Plan:
@@ -137,7 +137,7 @@ def without(plan: Plan, model: str) -> Plan:
 
 @needs_data
 def test_figure_13(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "PARTS", (1.0,))
+    monkeypatch.setattr(schedulability, "PARTS", (1.0,))
     monkeypatch.setattr(fig13, "LOOK", 300)
     quick = tuple(way for way in fig13.WAYS if way.planner in ("squishy", "bestfit"))
     monkeypatch.setattr(fig13, "WAYS", quick)
@@ -186,7 +186,7 @@ def test_table_4_is_the_papers_but_for_a_slip(tmp_path: Path) -> None:
 @needs_data
 def test_figure_15(tmp_path: Path) -> None:
     way = fig15.WAYS[0]
-    run = fig15.Run("v100", way, Policy(), 200.0, 0, seconds=120.0)
+    run = fig15.Run("v100", way, ScalingOptions(), 200.0, 0, seconds=120.0)
     story = fig15.played(run)
     rows = fig15.rows_of(run, story)
     assert [row.seconds for row in rows] == ["0", "100", "all"]

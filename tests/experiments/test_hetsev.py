@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.control.scaling import Policy
+from cotenant.control.scaling import ScalingOptions
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
-from cotenant.planners import Problem, load
+from cotenant.planners import Problem, load_planner
 from cotenant.planners.check import check
 from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
+from experiments.autoscaled_runs import scaled, spans
 from experiments.hetsev import fig05, fig06, fig07, paper
 from experiments.hetsev.cluster import MODELS, WAYS, cluster, problem
-from experiments.scaled import scaled, spans
 from tests.experiments.data import needs_data
 
 
@@ -31,8 +31,8 @@ def test_a_story_adds_up() -> None:
         profiles={("a", "gpu"): Profile("a", "gpu", [Point(share=WHOLE, batch=1, latency=0.01, memory=0)])},
     )
     curve = Curve(((0.0, 20.0), (50.0, 20.0), (50.0, 150.0), (100.0, 150.0)))
-    planner = load("bestfit")
-    policy = Policy(period=5.0, little_room=1.2)
+    planner = load_planner("bestfit")
+    policy = ScalingOptions(period=5.0, little_room=1.2)
     story = scaled(asked, asked, planner, policy, Workload({"a": curve}), seconds=100.0, startup=2.0, seed=1)
     parts = dict(spans(story, 50.0))
     low, high, whole = parts[0.0], parts[50.0], parts[math.inf]
@@ -50,7 +50,7 @@ def test_a_story_adds_up() -> None:
 @pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
 def test_ways_are_asked_as_the_paper_has_them(way) -> None:  # type: ignore[no-untyped-def]
     asked = problem({"ResNet50": 300.0, "SSD-ResNet50": 60.0}, alone=way.alone)
-    plan = load(way.planner)(asked)
+    plan = load_planner(way.planner)(asked)
     assert not plan.unserved
     assert not check(plan, asked)
     for device, partition, placement in plan.placements():

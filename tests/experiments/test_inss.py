@@ -8,7 +8,7 @@ import pytest
 
 from experiments.data import inss
 from experiments.inss import cells, table2, table3
-from experiments.spread import Options
+from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
 pytestmark = needs_data

@@ -11,19 +11,19 @@ import pytest
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError
 from cotenant.predictors import Interference, Load
-from cotenant.predictors.kernels import Run
-from cotenant.predictors.ours import Ours, fit
+from cotenant.predictors.gaussian_process import GaussianProcess, fit
+from cotenant.predictors.kernels import ColocatedRun
 from cotenant.predictors.samples import Sample
-from cotenant.profiling.judging import judged
+from cotenant.profiling.cross_validation import cross_validate
 from experiments.data import a100, kace, v100
 from experiments.kace import protocol
 from experiments.kace.protocol import Values
 from experiments.ours import table1
-from experiments.spread import Options
+from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
 
-def rows_per_s(run: Run, interference: Interference, profiles: Profiles) -> float:
+def rows_per_s(run: ColocatedRun, interference: Interference, profiles: Profiles) -> float:
     def alone(load: Load) -> float:
         return load.batch / profiles[load.model, load.kind].latency(load.batch, load.share)
 
@@ -40,7 +40,9 @@ def test_on_kaces_splits_it_comes_near_to_who_knows_all() -> None:
         train, test = kace.split(3, seed)
         ours = fit(kace.samples(train), profiles).asking(0.5)
 
-        def policy(runs: Sequence[Run], ours: Interference = ours) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        def policy(
+            runs: Sequence[ColocatedRun], ours: Interference = ours
+        ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
             return np.array([rows_per_s(run, ours, profiles) for run in runs])
 
         found.append(protocol.mean(protocol.relative(test, policy)))
@@ -75,7 +77,7 @@ def test_few_sets_of_three_say_most_of_it(seed: int) -> None:
     assert covered >= 0.8
 
 
-def off(ours: Ours, samples: Sequence[Sample]) -> tuple[Values, float]:
+def off(ours: GaussianProcess, samples: Sequence[Sample]) -> tuple[Values, float]:
     """Sizes of the relative errors of medians, and how many slowdowns do not exceed the quantile 0.9."""
     said = np.array([ours.quantiles(it.victim, it.neighbours, (0.5, 0.9)) for it in samples])
     seen = np.array([it.slowdown for it in samples])
@@ -100,13 +102,13 @@ def test_what_its_profiles_tell_can_be_taken_away(tmp_path: Path) -> None:
 def test_on_pairs_that_were_held_back() -> None:
     """The median within 3 % in nine of ten on a V100; on an A100, whose latencies jump, within 8; new victims within 20
     where latencies alone are of the same runs. Quantiles cover what they say within 3 points."""
-    random, new = judged(["ours"], v100.pairs(), v100.profiles(), repeats=3)
+    random, new = cross_validate(["ours"], v100.pairs(), v100.profiles(), repeats=3)
     assert random.p90 is not None and random.p90 <= 3
     assert new.p90 is not None and new.p90 <= 20
     assert random.coverage == pytest.approx(90, abs=3)
-    random, new = judged(["ours"], a100.pairs(), a100.profiles(), repeats=3)
+    random, new = cross_validate(["ours"], a100.pairs(), a100.profiles(), repeats=3)
     assert random.p90 is not None and random.p90 <= 8
     assert new.p90 is not None and new.p90 <= 22
     assert random.coverage == pytest.approx(90, abs=3)
-    _, new = judged(["ours"], a100.matched(), a100.profiles(), repeats=1)
+    _, new = cross_validate(["ours"], a100.matched(), a100.profiles(), repeats=1)
     assert new.p90 is not None and new.p90 <= 20

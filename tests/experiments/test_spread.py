@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cotenant.errors import ConfigError
-from experiments.spread import Options, spread
+from experiments.parallel import Options, spread
 
 
 def square(x: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.data import thesis
-from experiments.spread import Options
+from experiments.parallel import Options
 from experiments.thesis import fig7_1
 from tests.experiments.data import needs_data
 

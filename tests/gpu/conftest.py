@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from cotenant.backends import Backend
-from cotenant.cli.prepare import backend_of
+from cotenant.cli.deployment_builder import backend_of
 from cotenant.config import read_settings
 from cotenant.errors import DeviceError
 

@@ -22,9 +22,9 @@ from cotenant.config import Settings, read_profiles_file, read_samples_file
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile, write_profiles
-from cotenant.live.site import Site
+from cotenant.live.deployment import Deployment
 from cotenant.planners import Problem
-from cotenant.zoo import build
+from cotenant.zoo import build_models
 from tests.driver import mps
 from tests.driver.build import loaded
 
@@ -45,13 +45,13 @@ END
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same stages, in seconds, for models of ONNX Runtime."""
-    monkeypatch.setattr("cotenant.sim.judge.LOOK_REQUESTS", 1000)
+    monkeypatch.setattr("cotenant.sim.plan_validation.LOOK_REQUESTS", 1000)
     for name in ("predictors.samples", "profiling.pairs"):  # what runs for so short a time may well be held up alone
         monkeypatch.setattr(f"cotenant.{name}.FASTEST", 0.0)
     for targets in (session.PAPER, session.SMALL):  # that the slowest machine keeps
         monkeypatch.setitem(targets, "lenet", session.Target(10.0))
     # A worker that need not import PyTorch starts in a tenth of the time.
-    monkeypatch.setattr(session, "build", lambda root, names, *, torch: build(root, names))
+    monkeypatch.setattr(session, "build", lambda root, names, *, torch: build_models(root, names))
     for module, values in (
         (profiles, {"SHARES": (500, 1000), "SECONDS": 0.01, "COUNTED": (1, 8)}),
         (pairs, {"COUNT": 4, "SECONDS": 0.02}),
@@ -123,7 +123,7 @@ def test_all_stages_over_the_fake_driver(
         def backend_of(settings: Settings) -> Backend:
             # Daemons of other runs of the tests serve GPUs with other UUIDs; the fake CUDA has one alone.
             monkeypatch.setenv("COTENANT_FAKE_SALT", str(os.getpid()) if settings.backend == "mps" else "0")
-            gpus = nvidia.gpus()
+            gpus = nvidia.list_gpus()
             return OnProcessor(gpus) if settings.backend == "green" else mps.OnProcessor(gpus, directory=folder)
 
         monkeypatch.setattr(session, "backend_of", backend_of)
@@ -196,7 +196,7 @@ def test_targets_are_loosened_until_whole_devices_in_turn_can_keep_them(quick: N
         profiles={("quick", "h200"): profile("quick", 0.001), ("slow", "h200"): profile("slow", 0.01)},
         objective="rate",
     )
-    times, plan = asyncio.run(live._bearable(Site(offered={}, problem=problem, plan=Plan(planner="geometry"))))
+    times, plan = asyncio.run(live._bearable(Deployment(offered={}, problem=problem, plan=Plan(planner="geometry"))))
     assert times == 4 and plan.planner == "squishy" and not plan.unserved
 
 

@@ -114,7 +114,7 @@ def _until(condition: Callable[[], object], patience: float) -> float:
 def backend() -> Iterator[Mps]:
     """Of the first GPU."""
     try:
-        made = Mps(nvidia.chosen(nvidia.gpus())[:1])
+        made = Mps(nvidia.select_gpus(nvidia.list_gpus())[:1])
     except DeviceError as error:
         pytest.skip(str(error))
     yield made

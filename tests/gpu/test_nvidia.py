@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from cotenant.backends import nvidia
-from cotenant.backends.nvidia import Gpu, Watch
+from cotenant.backends.nvidia import DeviceWatch, Gpu
 from cotenant.errors import DeviceError
 
 pytestmark = pytest.mark.gpu
@@ -45,7 +45,7 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def gpus() -> tuple[Gpu, ...]:
     try:
-        found = tuple(gpu for gpu in nvidia.chosen(nvidia.gpus()) if not gpu.mig)
+        found = tuple(gpu for gpu in nvidia.select_gpus(nvidia.list_gpus()) if not gpu.mig)
     except DeviceError as error:
         pytest.skip(str(error))
     return found or pytest.skip("needs a GPU without MIG")
@@ -53,7 +53,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 def test_cuda_counts_the_same_and_what_a_process_holds_is_seen(gpus: tuple[Gpu, ...], figure: Figure) -> None:
     for gpu in gpus:
-        before = nvidia.readings(gpu.uuid)
+        before = nvidia.gpu_reading(gpu.uuid)
         with subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid},
@@ -63,7 +63,7 @@ def test_cuda_counts_the_same_and_what_a_process_holds_is_seen(gpus: tuple[Gpu, 
         ) as holder:
             assert holder.stdout is not None and holder.stdin is not None
             multiprocessors, capability, memory = json.loads(holder.stdout.readline())
-            during, there = nvidia.readings(gpu.uuid), nvidia.processes(gpu.uuid)
+            during, there = nvidia.gpu_reading(gpu.uuid), nvidia.gpu_processes(gpu.uuid)
             holder.stdin.close()
         figure(
             gpu=gpu.name,
@@ -71,7 +71,7 @@ def test_cuda_counts_the_same_and_what_a_process_holds_is_seen(gpus: tuple[Gpu, 
             memory=[gpu.memory, memory],
             held=[before.memory, during.memory],
             processes=[[process.pid, process.name, process.memory] for process in there],
-            can=nvidia.mechanisms(gpu),
+            can=nvidia.sharing_modes(gpu),
         )
         assert (gpu.multiprocessors, gpu.capability) == (multiprocessors, ".".join(map(str, capability)))
         assert 0.95 * gpu.memory <= memory <= gpu.memory  # the driver keeps some
@@ -82,8 +82,8 @@ def test_cuda_counts_the_same_and_what_a_process_holds_is_seen(gpus: tuple[Gpu, 
 
 def test_everything_can_be_read(gpus: tuple[Gpu, ...], figure: Figure) -> None:
     for gpu in gpus:
-        reading = nvidia.readings(gpu.uuid)
-        figure(gpu=gpu.name, driver=nvidia.driver(), reading=str(reading))
+        reading = nvidia.gpu_reading(gpu.uuid)
+        figure(gpu=gpu.name, driver=nvidia.driver_version(), reading=str(reading))
         assert None not in (
             reading.memory,
             reading.utilisation,
@@ -95,7 +95,7 @@ def test_everything_can_be_read(gpus: tuple[Gpu, ...], figure: Figure) -> None:
 
 
 def test_a_look_at_all_gpus_takes_little_and_finds_none_lost(gpus: tuple[Gpu, ...], figure: Figure) -> None:
-    watch = Watch(nvidia.named(gpus))
+    watch = DeviceWatch(nvidia.gpus_by_device(gpus))
     begun = time.perf_counter()
     lost = watch.lost()
     took = time.perf_counter() - begun

@@ -17,10 +17,10 @@ import pytest
 from cotenant import zoo
 from cotenant.core.tensor import TensorSpec
 from cotenant.worker import repository, runners
-from cotenant.worker.batch import Batch
+from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.runners import Runner
 from cotenant.worker.runners.arrays import Array
-from cotenant.worker.wire import Part, WorkerModel
+from cotenant.worker.wire import TensorPart, WorkerModel
 
 torch = pytest.importorskip("torch")
 
@@ -35,16 +35,16 @@ ROWS = 4
 
 def model(root: Path, name: str, **changes: object) -> tuple[WorkerModel, dict[str, Array]]:
     """Of the zoo, and so many rows of input."""
-    zoo.build(root, [name], torch=True)
-    entry = repository.find(root, name)
+    zoo.build_models(root, [name], torch=True)
+    entry = repository.find_model(root, name)
     info = repository.describe(entry)
-    inputs = repository.sample(entry, info, ROWS, np.random.default_rng(0))
-    loadable = msgspec.structs.replace(repository.loadable(entry, info), **{"max_batch": ROWS, **changes})
+    inputs = repository.sample_inputs(entry, info, ROWS, np.random.default_rng(0))
+    loadable = msgspec.structs.replace(repository.worker_model(entry, info), **{"max_batch": ROWS, **changes})
     return loadable, {tensor.name: tensor.array() for tensor in inputs}
 
 
 def load(it: WorkerModel, stream: int | None = STREAM) -> Runner:
-    return runners.load(it, threads=4, fake=False, stream=stream)[0]
+    return runners.load_runner(it, threads=4, fake=False, stream=stream)[0]
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +142,11 @@ class Greedy(torch.nn.Module):
     card = load(
         WorkerModel(name="m", path=str(path), platform="pytorch_module", max_batch=8, inputs=spec, outputs=spec)
     )
-    requests = [[Part("x", "FP32", (1, 2), memoryview(np.full((1, 2), n, np.float32).tobytes()))] for n in (1, 7, 3)]
+    requests = [
+        [TensorPart("x", "FP32", (1, 2), memoryview(np.full((1, 2), n, np.float32).tobytes()))] for n in (1, 7, 3)
+    ]
     with mmap.mmap(-1, 4096) as memory:
-        for answer, spoilt in zip(Batch(card, memory, (0, 0)).run(requests), (False, True, False), strict=True):
+        for answer, spoilt in zip(BatchBuilder(card, memory, (0, 0)).run(requests), (False, True, False), strict=True):
             assert isinstance(answer, str) == spoilt
             if isinstance(answer, str):
                 assert answer.startswith("no device memory for this batch: CUDA out of memory.")

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import uvloop
 
-from benchmarks import change
+from benchmarks import share_change
 from cotenant.backends import Backend, nvidia
 from cotenant.core.profile import Point
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.core.units import WHOLE
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
-from cotenant.profiling.grid import Candidate, Grid, grid_of, measure, nearest
+from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles, nearest_share
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 from tests.live.workers import Recorder, pool_of
@@ -96,7 +96,9 @@ def test_a_share_is_what_it_says(backend: Backend, tmp_path: Path, figure: Figur
     points: dict[int, Point] = {}
 
     async def measured() -> None:
-        found = measure(backend, {"burn": Candidate(burn, lambda rows: pair(1))}, device=f"{kind.name}-0", grid=grid)
+        found = measure_profiles(
+            backend, {"burn": Candidate(burn, lambda rows: pair(1))}, device=f"{kind.name}-0", grid=grid
+        )
         async for _, point in found:
             assert isinstance(point, Point), point
             points[point.share] = point
@@ -115,7 +117,7 @@ def test_a_share_is_what_it_says(backend: Backend, tmp_path: Path, figure: Figur
 def test_a_change_of_share_loses_nothing(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     small, large = grid_of(backend.fleet()[0], (250, 500)).shares[::-1] if backend.name != "cpu" else (250, 500)
     brief = model(tmp_path, "brief", BURN.replace("8192", "1024"))  # a new lane runs one batch before it is ready
-    changes = uvloop.run(change.measure(backend, brief, [pair(1)], (small, large), times=6))
+    changes = uvloop.run(share_change.measure(backend, brief, [pair(1)], (small, large), times=6))
     for it in changes:
         figure(backend=backend.name, **msgspec.to_builtins(it))
     assert not any(it.lost for it in changes)
@@ -157,7 +159,7 @@ def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: P
         pytest.skip("instances have nothing in common")
     kind = backend.fleet()[0]
     brief = model(tmp_path, "brief", BURN.replace("8192", "1024"))
-    shares = [nearest(share, kind.cuts) for share in (250, 120)]
+    shares = [nearest_share(share, kind.cuts) for share in (250, 120)]
 
     async def scenario() -> tuple[float, list[float]]:
         busy = Busy(backend, f"{kind.name}-0/busy")
@@ -191,7 +193,7 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
         pytest.skip("another backend's change of share is another process, with weights of its own")
     kind = backend.fleet()[0]
     device, share = f"{kind.name}-0", half(backend)
-    uuid = nvidia.gpus()[0].uuid
+    uuid = nvidia.list_gpus()[0].uuid
     burn = model(tmp_path, "burn", BURN)
 
     async def scenario() -> list[int]:
@@ -205,7 +207,7 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
                 assert (await told.next())[0] == "finished"
                 if number:
                     await pool.stop(before, grace=5.0)
-                used.append(nvidia.readings(uuid).memory or 0)
+                used.append(nvidia.gpu_reading(uuid).memory or 0)
         return used
 
     used = asyncio.run(scenario())

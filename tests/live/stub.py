@@ -13,10 +13,10 @@ import uvloop
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CancelledError, FailedError, ModelError, NotFoundError, RequestError, UnavailableError
+from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
-from cotenant.live.metrics import LaneReading, render
+from cotenant.live.metrics import LaneReading, render_metrics
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
-from cotenant.live.rpc import RpcServer
 from cotenant.live.statistics import ModelStatistics
 from cotenant.runtime.events import Reply
 from cotenant.worker.arena import Arena, Block
@@ -138,7 +138,7 @@ class StubCore:
 
     def metrics(self) -> str:
         reading = LaneReading(lane="cpu-0/0", up=True, share=500, waiting={"identity": 2})
-        return render(self.counts.values(), [reading], backend="stub", holds="nothing")
+        return render_metrics(self.counts.values(), [reading], backend="stub", holds="nothing")
 
     def allocate(self, size: int) -> Block | None:
         self.blocks += 1
@@ -207,7 +207,7 @@ class Running:
     async def _serve(self) -> None:
         self.stopping = asyncio.Event()
         self.server = HttpServer(self.core, page=lambda: "<h1>Cotenant</h1>")
-        rpc = RpcServer(self.core)
+        rpc = GrpcServer(self.core)
         self.port = await self.server.listen("127.0.0.1", 0)
         self.http = f"127.0.0.1:{self.port}"
         self.rpc = f"127.0.0.1:{await rpc.listen('127.0.0.1', 0)}"

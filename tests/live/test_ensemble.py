@@ -8,8 +8,8 @@ import pytest
 from cotenant.core.application import MOST
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import FailedError
-from cotenant.live.ensemble import Blackboard
-from cotenant.worker.ensemble import Ensemble, Step
+from cotenant.live.ensemble import EnsembleTensors
+from cotenant.worker.ensemble import Ensemble, EnsembleStage
 
 INFO = ModelInfo(
     name="street",
@@ -22,8 +22,8 @@ INFO = ModelInfo(
 STREET = Ensemble(
     INFO,
     (
-        Step("find", "find", {"x": "picture"}, {"boxes": "boxes", "marks": "marks"}, ()),
-        Step("name", "name", {"box": "boxes", "mark": "marks"}, {"y": "names"}, ("find",), each=True),
+        EnsembleStage("find", "find", {"x": "picture"}, {"boxes": "boxes", "marks": "marks"}, ()),
+        EnsembleStage("name", "name", {"box": "boxes", "mark": "marks"}, {"y": "names"}, ("find",), each=True),
     ),
 )
 
@@ -38,7 +38,7 @@ def found(rows: int, marks: int) -> tuple[Tensor, ...]:
 
 
 def test_each_row_goes_its_way_and_answers_are_put_together_in_order() -> None:
-    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     assert board.made(0, found(2, 2)) == {1: 2}
     board.take(0, 0, found(2, 2))
     box, mark = board.inputs(1, 1)
@@ -51,7 +51,7 @@ def test_each_row_goes_its_way_and_answers_are_put_together_in_order() -> None:
 
 
 def test_where_nothing_is_found_there_are_no_rows() -> None:
-    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     assert board.made(0, found(0, 0)) == {1: 0}
     board.take(0, 0, found(0, 0))
     assert board.outputs()[0] == Tensor("names", "INT64", (0, 0), b"")
@@ -65,13 +65,13 @@ def test_where_nothing_is_found_there_are_no_rows() -> None:
     ],
 )
 def test_rows_that_cannot_be_run(rows: int, marks: int, message: str) -> None:
-    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     with pytest.raises(FailedError, match=f"^{message}$"):
         board.made(0, found(rows, marks))
 
 
 def test_rows_of_different_shapes_are_an_error() -> None:
-    board = Blackboard(STREET, [tensor("picture", [1, 2])])
+    board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     board.take(0, 0, found(2, 2))
     board.take(1, 0, [tensor("y", [[5, 6]], "INT64")])
     board.take(1, 1, [tensor("y", [[5]], "INT64")])

@@ -17,16 +17,16 @@ import uvloop
 from tritonclient.utils import InferenceServerException
 
 from cotenant.backends.cpu import Cpu
-from cotenant.cli.prepare import Preparation
+from cotenant.cli.deployment_builder import DeploymentBuilder
 from cotenant.config import read_settings
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, PlanError
+from cotenant.live.deployment import Deployment
+from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest
-from cotenant.live.rpc import RpcServer
 from cotenant.live.server import Server
-from cotenant.live.site import Site
 from cotenant.runtime.log import replay
 from tests.worker import graphs
 
@@ -87,13 +87,13 @@ def repository(root: Path, config: str = DIAMOND) -> Path:
     return root
 
 
-def preparation(root: Path, models: str = "") -> Preparation:
+def preparation(root: Path, models: str = "") -> DeploymentBuilder:
     settings = root.parent / "serve.toml"
     settings.write_text(
         f'repository = "{root.name}"\nprofiles = "profiles.csv"\nplanner = "elastic"\n'
         f'[[models]]\nname = "diamond"\nslo = "2s"\nrate = 5\n{models}'
     )
-    return Preparation(read_settings(settings), Cpu())
+    return DeploymentBuilder(read_settings(settings), Cpu())
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -176,7 +176,7 @@ def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> Non
 
     async def main() -> None:
         async with started(repository(tmp_path / "models"), log) as server:
-            http, rpc = HttpServer(server, page=lambda: "", status=server.status), RpcServer(server)
+            http, rpc = HttpServer(server, page=lambda: "", status=server.status), GrpcServer(server)
             address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
             grpc_address = f"127.0.0.1:{await rpc.listen('127.0.0.1', 0)}"
             with_http = triton_http.InferenceServerClient(address, network_timeout=PATIENCE)
@@ -231,7 +231,7 @@ def test_a_caller_who_leaves_cancels_all_steps(tmp_path: Path) -> None:
 
 
 def test_a_server_plans_for_the_whole_and_gives_steps_their_part(tmp_path: Path) -> None:
-    async def main() -> Site:
+    async def main() -> Deployment:
         return await preparation(
             repository(tmp_path / "models"), '[[models]]\nname = "mean"\nslo = "100ms"\nrate = 2\n'
         ).site()
@@ -255,7 +255,7 @@ def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
     prepared = preparation(repository(tmp_path / "models"))
     settings = tmp_path / "serve.toml"
     settings.write_text(settings.read_text().replace("2s", "9ms"))
-    prepared = Preparation(read_settings(settings), Cpu())
+    prepared = DeploymentBuilder(read_settings(settings), Cpu())
     with pytest.raises(PlanError, match=r"^application 'diamond': no split of 9 ms meets its target: "):
         asyncio.run(prepared.site())
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cotenant.core.request import Outcome, Request
-from cotenant.live.metrics import LaneReading, render
+from cotenant.live.metrics import LaneReading, render_metrics
 from cotenant.live.statistics import ModelStatistics
 from cotenant.runtime.events import Reply
 from cotenant.worker.wire import Timing
@@ -57,7 +57,7 @@ def filled(name: str = "resnet") -> ModelStatistics:
 
 def test_the_metrics_are_prometheus_and_right() -> None:
     lane = LaneReading(lane="cpu-0/0", up=True, share=400, obeyed=389.5, busy=0.012, waiting={"resnet": 3})
-    samples = parse(render([filled(), ModelStatistics("idle", "2", 0.0)], [lane], **BACKEND))
+    samples = parse(render_metrics([filled(), ModelStatistics("idle", "2", 0.0)], [lane], **BACKEND))
     model = 'model="resnet",version="1"'
     wanted = {
         f"nv_inference_request_success{{{model}}}": 2,
@@ -96,14 +96,14 @@ def test_the_metrics_are_prometheus_and_right() -> None:
 
 
 def test_a_share_that_nobody_looked_at_is_left_out() -> None:
-    assert "obeyed_share_ratio{" not in render([], [LaneReading(lane="a", up=True, share=1)], **BACKEND)
+    assert "obeyed_share_ratio{" not in render_metrics([], [LaneReading(lane="a", up=True, share=1)], **BACKEND)
 
 
 def test_names_are_escaped() -> None:
-    samples = parse(render([filled('a"b\\c\nd')], [], **BACKEND))
+    samples = parse(render_metrics([filled('a"b\\c\nd')], [], **BACKEND))
     assert r'cotenant_goodput_total{model="a\"b\\c\nd",version="1"}' in samples
 
 
 def test_no_models() -> None:
     info = "cotenant_backend_info"
-    assert parse(render([], [], **BACKEND)) == {f'{info}{{backend="cpu",holds="a bucket"}}': 1.0}
+    assert parse(render_metrics([], [], **BACKEND)) == {f'{info}{{backend="cpu",holds="a bucket"}}': 1.0}

@@ -26,7 +26,7 @@ from cotenant.backends.fake import Fake
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, FailedError, WorkerError
 from cotenant.live import pool as pool_module
-from cotenant.worker.wire import Run, WorkerModel
+from cotenant.worker.wire import RunBatch, WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.worker import graphs
@@ -496,7 +496,7 @@ def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> Non
                 await pool.start(lane, share=300, models=[sleeper(0.0)])
                 await told.next()
             line = next(iter(pool._lines))
-            line.send(Run(1, "unheard of", []))
+            line.send(RunBatch(1, "unheard of", []))
             died = {await told.next(), await told.next()}
             assert died == {
                 ("died", lane, "it exited with status 1: KeyError: 'unheard of'") for lane in ("gpu-0/0", "gpu-0/1")

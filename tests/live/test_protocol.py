@@ -10,7 +10,7 @@ from google.protobuf import descriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 import cotenant.live
-from cotenant.live.rpc import messages
+from cotenant.live.grpc import messages
 
 PROTOCOL = Path(cotenant.live.__file__).parent / "protocol"
 NUMBERED = re.compile(r"(?:(?:repeated )?(?:map<\w+, [\w.]+>|[\w.]+) )?(\w+) = (\d+);")

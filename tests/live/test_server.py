@@ -26,17 +26,17 @@ from cotenant.core.plan import Device, Partition, Placement
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
-from cotenant.live import beside
+from cotenant.live import interference_observer
 from cotenant.live import pool as pool_module
+from cotenant.live.deployment import Deployment
+from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest, InferResponse
-from cotenant.live.page import page
-from cotenant.live.rpc import RpcServer
+from cotenant.live.page import render_page
 from cotenant.live.server import Server
-from cotenant.live.site import Site
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
-from tests.live.site import repository, site
+from tests.live.deployment import repository, site
 
 PATIENCE = 60.0
 
@@ -47,7 +47,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def started(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -> AsyncIterator[Server]:
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Site:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
         if not (root / "identity").exists():
             raise FailedError("the repository is gone")
         return site(root, tuple(sorted(wanted)))
@@ -105,7 +105,7 @@ def use(client: Any, module: Any) -> None:
 def test_stock_clients_are_answered_by_real_workers(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
-            http, rpc = HttpServer(server, page=lambda: page(server), status=server.status), RpcServer(server)
+            http, rpc = HttpServer(server, page=lambda: render_page(server), status=server.status), GrpcServer(server)
             address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
             grpc_address = f"127.0.0.1:{await rpc.listen('127.0.0.1', 0)}"
             try:
@@ -229,7 +229,7 @@ def test_a_worker_that_dies_while_others_start_is_given_nothing_before_it_is_bac
 ) -> None:
     monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.5)
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Site:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     async def main() -> None:
@@ -288,7 +288,7 @@ def test_what_people_and_programs_see(tmp_path: Path) -> None:
         async with started(repository(tmp_path)) as server:
             await ask(server, "identity", floats())
             assert 'cotenant_goodput_total{model="identity",version="1"} 1' in server.metrics()
-            assert "identity" in page(server)
+            assert "identity" in render_page(server)
             assert server.statistics("identity")[0]["inference_count"] == 1
             states = {entry.name: entry.state for entry in server.index()}
             assert states == {"identity": "READY", "lookup": "READY", "broken": "UNAVAILABLE"}
@@ -316,10 +316,10 @@ def test_a_caller_without_patience_gets_no_more_time_than_the_target(tmp_path: P
 
 def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models side by side, whose batches take half as long again as alone: 30 ms, as fake workers sleep."""
-    monkeypatch.setattr(beside, "FEWEST", 3)
+    monkeypatch.setattr(interference_observer, "FEWEST", 3)
     told: list[Sample] = []
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Site:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
         told.extend(seen)
         return shared
 

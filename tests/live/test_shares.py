@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import change
+from benchmarks import share_change
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.core.plan import Partition
 from cotenant.errors import FailedError, RequestError, WorkerError
+from cotenant.live.deployment import Deployment
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server
-from cotenant.live.site import Site
 from cotenant.predictors.samples import Sample
-from tests.live.site import repository, site
+from tests.live.deployment import repository, site
 from tests.live.test_server import PATIENCE, floats, indices, run
 from tests.live.workers import floats as rows
 from tests.live.workers import pool_of
@@ -41,7 +41,7 @@ class Large(torch.nn.Module):
 # As a kernel does that reads where it must not: nothing of the process can run on the GPU any more.
 BREAKS = """
 import torch
-from cotenant.worker.runners.place import Processor
+from cotenant.worker.runners.torch_device import Processor
 
 Processor.broken = lambda self: "an illegal memory access was encountered"
 
@@ -60,7 +60,7 @@ class Shared(Cpu):
         return Launch(process="cpu")
 
 
-def swapped(given: Site, shares: tuple[int, ...]) -> Site:
+def swapped(given: Deployment, shares: tuple[int, ...]) -> Deployment:
     """The same placements on partitions of other shares."""
     (device,) = given.plan.devices
     placements = [placement for partition in device.partitions for placement in partition.placements]
@@ -73,7 +73,7 @@ def swapped(given: Site, shares: tuple[int, ...]) -> Site:
 
 def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: Path) -> None:
     async def main() -> None:
-        async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Site:
+        async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
             raise FailedError("nothing else is to be served")
 
         given = site(repository(tmp_path))
@@ -106,7 +106,7 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
 
 
 def test_a_measurement_of_changes_ends_where_nothing_follows() -> None:
-    busy = change._Busy("m", [])
+    busy = share_change._Busy("m", [])
     busy.died("cpu-0/0", "it was killed")  # while nobody waited for an answer
 
     async def waiting() -> None:

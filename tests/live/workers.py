@@ -14,7 +14,7 @@ from cotenant.backends import Backend
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
-from cotenant.live.process import Process
+from cotenant.live.process import WorkerProcess
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 
@@ -62,7 +62,7 @@ async def pool_of(
     arena.close()
 
 
-def spares(pool: Pool) -> list[Process]:
+def spares(pool: Pool) -> list[WorkerProcess]:
     return [process for kept in pool._spares._kept.values() for process in kept]
 
 

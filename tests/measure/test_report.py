@@ -4,7 +4,7 @@ from rich.console import Console, RenderableType
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
-from cotenant.measure.report import Report, compare
+from cotenant.measure.report import Report, compare_reports
 from cotenant.measure.stats import Tally
 
 MODELS = (Model(name="digits", slo=0.025), Model(name="idle", slo=0.1, attainment=0.95))
@@ -92,7 +92,7 @@ def test_a_comparison_gives_differences_of_the_second_from_the_first() -> None:
     better = tallies()
     for _ in range(100):
         better["digits"].ended((Request(0, "digits", 1.0, 1.025),), Outcome.SERVED, 1.005)
-    shown = text(compare(report(), Report.of("live", MODELS, better, 10.0)))
+    shown = text(compare_reports(report(), Report.of("live", MODELS, better, 10.0)))
     assert "simulated → live" in shown
     assert "+1.00 pt" in shown
     assert "+102.0 %" in shown

@@ -12,7 +12,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
 from cotenant.planners.contract import EVERY_5 as EVERY_5
 from cotenant.planners.contract import MIB as MIB
-from cotenant.planners.contract import Crowded as Crowded
+from cotenant.planners.contract import ProportionalInterference as ProportionalInterference
 from cotenant.planners.contract import random_problem
 
 T = TypeVar("T")

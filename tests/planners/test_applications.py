@@ -15,12 +15,12 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.errors import PlanError
 from cotenant.planners import PLANNERS, Problem, geometry
-from cotenant.planners.applications import carried, plain
+from cotenant.planners.applications import carried_rates, without_applications
 from cotenant.planners.check import check
 from cotenant.planners.compare import compare
 from cotenant.planners.forecast import attains, forecast
-from cotenant.planners.solve import divided, solve
-from cotenant.planners.split import levels, loosest, splits, spread
+from cotenant.planners.slo_budget import budget_levels, candidate_budgets, loosest_budgets, stretched_budget
+from cotenant.planners.solve import solve, with_slo_budget
 from tests.planners.problems import linear
 
 CUTS = (200, 400, 600, 1000)
@@ -56,7 +56,7 @@ BOTH = problem(TRAFFIC, GAME, traffic=20.0, game=30.0, name=5.0)
 
 def test_planners_see_models_with_the_rates_of_all_uses_and_the_tightest_target() -> None:
     split = {"traffic": {"find": 0.08, "cars": 0.07, "people": 0.06, "plates": 0.05}, "game": {"digits": 0.1}}
-    seen = plain(BOTH, split)
+    seen = without_applications(BOTH, split)
     assert seen.applications == ()
     assert seen.rates == pytest.approx({"find": 20.0, "name": 20.0 * 2.5 + 5.0, "read": 20.0 * 2 + 30.0 * 6})
     assert {model.name: model.slo for model in seen.models} == {"find": 0.08, "name": 0.06, "read": 0.05}
@@ -67,7 +67,7 @@ def test_planners_see_models_with_the_rates_of_all_uses_and_the_tightest_target(
 
 def test_a_problem_without_applications_stays_as_it_is() -> None:
     alone = problem(name=5.0)
-    assert plain(alone, {}) is alone
+    assert without_applications(alone, {}) is alone
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -78,7 +78,7 @@ def test_every_planner_serves_applications(planner: str) -> None:
     assert attains(plan, BOTH)
     expected = forecast(plan, BOTH).applications
     assert all(expected[app.name].attainment >= app.attainment for app in BOTH.applications)
-    assert carried(plan, BOTH) == pytest.approx(BOTH.rates)
+    assert carried_rates(plan, BOTH) == pytest.approx(BOTH.rates)
     assert Plan.from_json(plan.to_json()).split == {
         app.name: pytest.approx(plan.split[app.name]) for app in BOTH.applications
     }
@@ -88,14 +88,14 @@ def test_the_largest_rate_is_one_for_all_uses() -> None:
     asked = msgspec.structs.replace(BOTH, objective="rate", fleet=(Kind(name="k", count=2, cuts=CUTS),))
     plan = solve("squishy", asked)
     assert plan.scale > 1
-    assert carried(plan, asked) == pytest.approx({name: rate * plan.scale for name, rate in BOTH.rates.items()})
+    assert carried_rates(plan, asked) == pytest.approx({name: rate * plan.scale for name, rate in BOTH.rates.items()})
     assert forecast(plan, asked).applications["game"].rate == pytest.approx(30.0 * plan.scale, rel=0.02)
 
 
 def test_what_a_model_lacks_is_missing_in_all_its_uses() -> None:
     plan = solve("squishy", msgspec.structs.replace(BOTH, fleet=(Kind(name="k", count=8, cuts=CUTS),)))
     scarce = msgspec.structs.replace(BOTH, rates={"traffic": 40.0, "game": 30.0, "name": 10.0})
-    served = carried(plan, scarce)
+    served = carried_rates(plan, scarce)
     assert served["traffic"] == pytest.approx(20.0)
     assert served["name"] == pytest.approx(10.0 * 55 / 110)
 
@@ -103,7 +103,7 @@ def test_what_a_model_lacks_is_missing_in_all_its_uses() -> None:
 def test_an_application_that_was_unloaded_is_not_served() -> None:
     plan = solve("elastic", BOTH)
     less = msgspec.structs.replace(plan, split={"game": plan.split["game"]})
-    assert carried(less, BOTH) == pytest.approx(BOTH.rates | {"traffic": 0.0})
+    assert carried_rates(less, BOTH) == pytest.approx(BOTH.rates | {"traffic": 0.0})
 
 
 def test_a_plan_without_a_split_or_with_one_that_is_too_long_is_no_plan_for_applications() -> None:
@@ -127,13 +127,13 @@ def test_comparisons_speak_of_promises_and_not_of_stages() -> None:
 
 
 def test_levels_are_worth_their_time() -> None:
-    steps = levels(BOTH, "find")
+    steps = budget_levels(BOTH, "find")
     assert len(steps) > 3
     for step, longer in pairwise(steps):
         assert step.needs < longer.needs
         assert step.costs > longer.costs
     assert steps[0].needs == pytest.approx(2 * (0.004 + 0.006))
-    assert levels(BOTH, "find", slower=1.5)[0].needs == pytest.approx(3 * (0.004 + 0.006))
+    assert budget_levels(BOTH, "find", slower=1.5)[0].needs == pytest.approx(3 * (0.004 + 0.006))
 
 
 def test_the_split_is_as_cheap_as_any() -> None:
@@ -144,14 +144,19 @@ def test_the_split_is_as_cheap_as_any() -> None:
         stages=(Stage(name="find", model="find"), Stage(name="name", model="name", after=("find",), fanout=Fixed(3))),
     )
     asked = problem(chain, chain=10.0)
-    pairs = [(a, b) for a in levels(asked, "find") for b in levels(asked, "name") if a.needs + b.needs <= chain.slo]
+    pairs = [
+        (a, b)
+        for a in budget_levels(asked, "find")
+        for b in budget_levels(asked, "name")
+        if a.needs + b.needs <= chain.slo
+    ]
     least = min(a.costs + 3 * b.costs for a, b in pairs)
 
     def cost(split: dict[str, float]) -> float:
-        each = {m: min(s.costs for s in levels(asked, m) if s.needs <= split[m] * (1 + 1e-9)) for m in split}
+        each = {m: min(s.costs for s in budget_levels(asked, m) if s.needs <= split[m] * (1 + 1e-9)) for m in split}
         return each["find"] + 3 * each["name"]
 
-    assert cost(splits(asked)[0]["chain"]) == pytest.approx(least)
+    assert cost(candidate_budgets(asked)[0]["chain"]) == pytest.approx(least)
     # It matters: in halves it would cost more.
     assert cost({"find": 0.05, "name": 0.05}) > least * 1.02
 
@@ -208,7 +213,7 @@ def graphs(draw: st.DrawFn, name: str) -> Application:
 @given(graphs("a"), graphs("b"))
 def test_a_split_uses_all_of_the_target_along_every_way_and_no_more(one: Application, two: Application) -> None:
     asked = problem(one, two, a=1.0, b=2.0)
-    for split in splits(asked):
+    for split in candidate_budgets(asked):
         for application in (one, two):
             seconds = split[application.name]
             assert all(value > 0 for value in seconds.values())
@@ -222,20 +227,20 @@ def test_a_bound_holds_for_every_split() -> None:
     stages = (Stage(name="find", model="find"), Stage(name="name", model="name", after=("find",), fanout=Fixed(3)))
     asked = problem(Application(name="chain", slo=0.1, stages=stages), chain=250.0)
     chosen = solve("geometry", asked)
-    good = geometry.plan(plain(asked, chosen.split))
+    good = geometry.plan(without_applications(asked, chosen.split))
     assert not good.unserved
     poor = {"chain": {"find": 0.028, "name": 0.072}}
-    worse = geometry.plan(plain(asked, poor))
+    worse = geometry.plan(without_applications(asked, poor))
     assert worse.bound is not None
     assert worse.bound > good.devices_used, "proven, of this split"
-    told = divided(geometry.plan, asked, worse, poor)
+    told = with_slo_budget(geometry.plan, asked, worse, poor)
     assert told.bound is not None
     assert told.bound <= good.devices_used
     assert chosen.bound == told.bound
-    for split in splits(asked):
-        assert all(seconds <= loosest(asked)["chain"][name] for name, seconds in split["chain"].items())
+    for split in candidate_budgets(asked):
+        assert all(seconds <= loosest_budgets(asked)["chain"][name] for name, seconds in split["chain"].items())
 
 
 def test_what_is_left_over_goes_to_whom_it_helps() -> None:
-    seconds = spread(TRAFFIC, {"find": 0.02, "cars": 0.02, "people": 0.01, "plates": 0.01})
+    seconds = stretched_budget(TRAFFIC, {"find": 0.02, "cars": 0.02, "people": 0.01, "plates": 0.01})
     assert seconds == pytest.approx({"find": 0.08, "cars": 0.08, "people": 0.08, "plates": 0.04})

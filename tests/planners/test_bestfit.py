@@ -8,7 +8,7 @@ from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.bestfit import plan
 from cotenant.planners.check import check
-from tests.planners.problems import Crowded, linear, profile
+from tests.planners.problems import ProportionalInterference, linear, profile
 
 CUTS = (200, 400, 500, 600, 800, 1000)
 
@@ -64,7 +64,7 @@ def test_at_most_two_partitions() -> None:
 def test_beside_neighbours_a_partition_is_wider() -> None:
     apart = problem({"a": 20.0, "b": 24.0})
     assert cuts(plan(apart)) == [[(200, "a"), (200, "b")]]
-    crowded = msgspec.structs.replace(apart, interference=Crowded(0.5))
+    crowded = msgspec.structs.replace(apart, interference=ProportionalInterference(0.5))
     assert cuts(plan(crowded)) == [[(200, "a"), (400, "b")]]
     assert check(plan(crowded), crowded) == []
 

@@ -11,20 +11,20 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Partition
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
-    Cut,
-    Work,
-    curve,
-    fullest_round,
-    knee,
-    least_round,
-    partitions,
-    roomiest_round,
-    saturate,
+    PartitionDraft,
+    RoundShare,
+    batched_partitions,
+    headroom_batches,
+    knee_share,
+    latency_curve,
+    max_scale_batches,
+    max_throughput_batch,
+    smallest_batches,
 )
-from tests.planners.problems import MIB, Crowded, linear
+from tests.planners.problems import MIB, ProportionalInterference, linear
 
 works = st.builds(
-    lambda fixed, steps, rate, slo: Work(tuple(itertools.accumulate(steps, initial=fixed)), rate, slo),
+    lambda fixed, steps, rate, slo: RoundShare(tuple(itertools.accumulate(steps, initial=fixed)), rate, slo),
     st.floats(0.001, 0.05),
     st.lists(st.floats(0.0, 0.02), max_size=4),
     st.sampled_from((0.0,)) | st.floats(0.1, 200.0),
@@ -32,7 +32,7 @@ works = st.builds(
 )
 
 
-def holds(works: list[Work], batches: tuple[int, ...], slack: float = 1e-9) -> bool:
+def holds(works: list[RoundShare], batches: tuple[int, ...], slack: float = 1e-9) -> bool:
     length = sum(work.curve[b - 1] for work, b in zip(works, batches, strict=True))
     return all(
         b >= work.rate * length * (1 - slack) and length + work.curve[b - 1] <= work.slo * (1 + slack)
@@ -40,14 +40,14 @@ def holds(works: list[Work], batches: tuple[int, ...], slack: float = 1e-9) -> b
     )
 
 
-def every_choice(works: list[Work]) -> list[tuple[int, ...]]:
+def every_choice(works: list[RoundShare]) -> list[tuple[int, ...]]:
     return [b for b in itertools.product(*(range(1, len(w.curve) + 1) for w in works)) if holds(works, b)]
 
 
 @given(st.lists(works, min_size=1, max_size=3))
-def test_the_least_round_is_below_every_choice_that_holds(works: list[Work]) -> None:
+def test_the_least_round_is_below_every_choice_that_holds(works: list[RoundShare]) -> None:
     choices = every_choice(works)
-    least = least_round(works)
+    least = smallest_batches(works)
     if least is None:
         assert not any(holds(works, choice, slack=-1e-9) for choice in choices)
     else:
@@ -56,21 +56,21 @@ def test_the_least_round_is_below_every_choice_that_holds(works: list[Work]) -> 
 
 
 @given(st.lists(works, min_size=1, max_size=3))
-def test_the_fullest_round_carries_the_largest_multiple(works: list[Work]) -> None:
+def test_the_fullest_round_carries_the_largest_multiple(works: list[RoundShare]) -> None:
     def multiple(batches: tuple[int, ...]) -> float:
         length = sum(work.curve[b - 1] for work, b in zip(works, batches, strict=True))
         return min((b / work.rate / length for work, b in zip(works, batches, strict=True) if work.rate), default=1.0)
 
-    fullest = fullest_round(works)
-    assert (fullest is None) == (least_round(works) is None)
+    fullest = max_scale_batches(works)
+    assert (fullest is None) == (smallest_batches(works) is None)
     if fullest is not None:
         assert holds(works, fullest)
         assert multiple(fullest) >= max(map(multiple, every_choice(works))) * (1 - 1e-6)
 
 
 @given(st.lists(works, min_size=1, max_size=3))
-def test_room_for_bursts_breaks_nothing(works: list[Work]) -> None:
-    fullest, roomiest = fullest_round(works), roomiest_round(works)
+def test_room_for_bursts_breaks_nothing(works: list[RoundShare]) -> None:
+    fullest, roomiest = max_scale_batches(works), headroom_batches(works)
     assert (fullest is None) == (roomiest is None)
     if fullest is not None and roomiest is not None:
         assert holds(works, roomiest)
@@ -78,29 +78,29 @@ def test_room_for_bursts_breaks_nothing(works: list[Work]) -> None:
 
 
 def test_quick_rows_among_slow_ones_get_room_for_bursts() -> None:
-    slow = Work((0.040,), rate=10.0, slo=1.0)
-    quick = Work(tuple(0.001 + 0.0001 * n for n in range(32)), rate=100.0, slo=0.1)
-    assert fullest_round([slow, quick]) == (1, 10)  # the slow one limits the multiple, at 2.4
-    assert roomiest_round([slow, quick]) == (1, 13)  # three times what comes in a round of 42 ms
+    slow = RoundShare((0.040,), rate=10.0, slo=1.0)
+    quick = RoundShare(tuple(0.001 + 0.0001 * n for n in range(32)), rate=100.0, slo=0.1)
+    assert max_scale_batches([slow, quick]) == (1, 10)  # the slow one limits the multiple, at 2.4
+    assert headroom_batches([slow, quick]) == (1, 13)  # three times what comes in a round of 42 ms
 
 
 def test_alone_the_worst_case_is_twice_the_batch() -> None:
-    assert saturate((0.010, 0.014, 0.020, 0.030), slo=0.041) == (3, 150.0)
-    assert saturate((0.010, 0.014, 0.020, 0.030), slo=0.040) == (3, 150.0)
-    assert saturate((0.010,), slo=0.019) == (0, 0.0)
-    assert saturate((math.inf,), slo=1.0) == (0, 0.0)
-    assert saturate((), slo=1.0) == (0, 0.0)
+    assert max_throughput_batch((0.010, 0.014, 0.020, 0.030), slo=0.041) == (3, 150.0)
+    assert max_throughput_batch((0.010, 0.014, 0.020, 0.030), slo=0.040) == (3, 150.0)
+    assert max_throughput_batch((0.010,), slo=0.019) == (0, 0.0)
+    assert max_throughput_batch((math.inf,), slo=1.0) == (0, 0.0)
+    assert max_throughput_batch((), slo=1.0) == (0, 0.0)
 
 
 def test_a_batch_that_is_larger_but_carries_less_is_not_taken() -> None:
-    assert saturate((0.010, 0.030), slo=1.0) == (1, 100.0)
+    assert max_throughput_batch((0.010, 0.030), slo=1.0) == (1, 100.0)
 
 
 def test_the_knee_is_the_end_of_the_steepest_step() -> None:
-    assert knee({200: 50.0, 400: 120.0, 600: 150.0, 1000: 160.0}) == 400
-    assert knee({200: 50.0, 400: 60.0, 1000: 200.0}) == 1000
-    assert knee({200: 50.0, 400: 52.0, 1000: 53.0}) == 200
-    assert knee({400: 50.0}) == 400
+    assert knee_share({200: 50.0, 400: 120.0, 600: 150.0, 1000: 160.0}) == 400
+    assert knee_share({200: 50.0, 400: 60.0, 1000: 200.0}) == 1000
+    assert knee_share({200: 50.0, 400: 52.0, 1000: 53.0}) == 200
+    assert knee_share({400: 50.0}) == 400
 
 
 def small(memory: int = 1 << 40, *, crowding: float = 0.0) -> Problem:
@@ -109,19 +109,19 @@ def small(memory: int = 1 << 40, *, crowding: float = 0.0) -> Problem:
         rates={"a": 10.0, "b": 5.0},
         fleet=(Kind(name="k", cuts=(200, 400, 600, 1000), memory=memory),),
         profiles={(name, "k"): linear(name, "k", 0.001, 0.002, cuts=(200, 600, 1000)) for name in "ab"},
-        interference=Crowded(crowding),
+        interference=ProportionalInterference(crowding),
     )
 
 
 def test_the_curve_stops_at_the_models_largest_batch() -> None:
-    assert len(curve(small(), "a", "k", 600)) == 8
-    assert len(curve(small(), "b", "k", 600)) == 16
-    assert curve(small(), "a", "other", 600) == ()
+    assert len(latency_curve(small(), "a", "k", 600)) == 8
+    assert len(latency_curve(small(), "b", "k", 600)) == 16
+    assert latency_curve(small(), "a", "other", 600) == ()
 
 
 def test_partitions_say_what_their_rounds_take() -> None:
     problem = small()
-    (partition,) = partitions(problem, problem.fleet[0], [Cut(600, {"a": 10.0, "b": 5.0})]) or ()
+    (partition,) = batched_partitions(problem, problem.fleet[0], [PartitionDraft(600, {"a": 10.0, "b": 5.0})]) or ()
     a, b = partition.placements
     assert (a.batch, b.batch) == (1, 1)
     assert (a.latency, a.duty) == pytest.approx((0.005, 0.010))
@@ -130,14 +130,20 @@ def test_partitions_say_what_their_rounds_take() -> None:
 def test_models_that_exceed_the_memory_do_not_fit() -> None:
     problem = small(2 * MIB)
     kind = problem.fleet[0]
-    assert partitions(problem, kind, [Cut(200, {"a": 1.0}), Cut(200, {"b": 1.0})]) is not None
-    assert partitions(problem, kind, [Cut(200, {"a": 1.0, "b": 1.0}), Cut(200, {"b": 1.0})]) is None
+    assert (
+        batched_partitions(problem, kind, [PartitionDraft(200, {"a": 1.0}), PartitionDraft(200, {"b": 1.0})])
+        is not None
+    )
+    assert (
+        batched_partitions(problem, kind, [PartitionDraft(200, {"a": 1.0, "b": 1.0}), PartitionDraft(200, {"b": 1.0})])
+        is None
+    )
 
 
 def test_neighbours_slow_each_other_as_much_as_their_batches_do() -> None:
     problem = small(crowding=1.0)
     kind = problem.fleet[0]
-    made = partitions(problem, kind, [Cut(200, {"a": 10.0}), Cut(600, {"b": 5.0})])
+    made = batched_partitions(problem, kind, [PartitionDraft(200, {"a": 10.0}), PartitionDraft(600, {"b": 5.0})])
     assert made is not None
 
     def slow(victim: Partition, neighbour: Partition) -> float:

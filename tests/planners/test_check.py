@@ -14,7 +14,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
 from cotenant.planners.check import check
 from cotenant.planners.solve import solve
-from tests.planners.problems import MIB, Crowded, linear
+from tests.planners.problems import MIB, ProportionalInterference, linear
 
 PROBLEM = Problem(
     models=(Model(name="a", slo=0.1), Model(name="b", slo=0.5, max_batch=4)),
@@ -91,7 +91,7 @@ def test_each_violation_is_one_clear_line(changes: dict[str, Any], line: str) ->
 
 
 def test_neighbours_count() -> None:
-    crowded = msgspec.structs.replace(PROBLEM, interference=Crowded(1.0))
+    crowded = msgspec.structs.replace(PROBLEM, interference=ProportionalInterference(1.0))
     rules = [violation.rule for violation in check(SOUND, crowded)]
     assert rules.count("latency") == 2
     assert "keeps up" in rules
@@ -111,7 +111,7 @@ def test_several_workers_of_a_model_carry_as_many_batches() -> None:
 
 def on_mig(*placed: tuple[int, int], memory: int = GIB) -> list[str]:
     """What is wrong with instances of (share in ‰, workers) of an A100-80GB, each worker with so much memory."""
-    kind = Kind(name="k", geometry="mig-a100-80gb", cuts=mig.cuts("mig-a100-80gb"), memory=80 * GIB)
+    kind = Kind(name="k", geometry="mig-a100-80gb", cuts=mig.instance_shares("mig-a100-80gb"), memory=80 * GIB)
     points = [
         Point(share=share, batch=1, latency=0.02, memory=memory, procs=procs)
         for share in kind.cuts

@@ -9,7 +9,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.planners import colocate
 from cotenant.predictors import Load
-from cotenant.predictors.kernels import Run
+from cotenant.predictors.kernels import ColocatedRun
 
 
 def profile(model: str, seconds: float, memory: int, busy: float) -> Profile:
@@ -37,54 +37,54 @@ class Rude:
 
 
 def chosen(worth: colocate.Worth, count: int = 1) -> list[str]:
-    sets = colocate.sets_of(TARGET, [QUICK, SLOW, MID], count, PROFILES)
-    return ["+".join(load.model for load in choice.neighbours) for choice in colocate.ranked(sets, worth)]
+    sets = colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], count, PROFILES)
+    return ["+".join(load.model for load in choice.neighbours) for choice in colocate.rank_sets(sets, worth)]
 
 
 def test_the_most_that_is_done_together() -> None:
     """Alone 100, 800, 10 and 80 rows/s."""
-    worth = colocate.by_prediction(TARGET, Rude(), PROFILES, "rows")
+    worth = colocate.rank_by_prediction(TARGET, Rude(), PROFILES, "rows")
     assert worth((QUICK,)) == pytest.approx(100 / 3 + 800 / 1.1)
     assert chosen(worth) == ["quick", "mid", "slow"]
-    assert colocate.by_prediction(TARGET, Rude(), PROFILES, "relative")((QUICK,)) == pytest.approx(1 / 3 + 1 / 1.1)
-    assert chosen(colocate.by_prediction(TARGET, Rude(), PROFILES, "relative"))[-1] == "quick"
+    assert colocate.rank_by_prediction(TARGET, Rude(), PROFILES, "relative")((QUICK,)) == pytest.approx(1 / 3 + 1 / 1.1)
+    assert chosen(colocate.rank_by_prediction(TARGET, Rude(), PROFILES, "relative"))[-1] == "quick"
     assert chosen(worth, 2)[0] == "quick+mid"
     assert chosen(worth, 3) == ["quick+slow+mid"]
 
 
 def test_rules_look_at_one_feature() -> None:
-    assert chosen(colocate.by_rule("memcap", PROFILES)) == ["slow", "quick", "mid"]
-    assert chosen(colocate.by_rule("sm", PROFILES)) == ["quick", "mid", "slow"]
-    assert chosen(colocate.by_rule("mem", PROFILES))[0] == "quick"
+    assert chosen(colocate.rank_by_rule("memcap", PROFILES)) == ["slow", "quick", "mid"]
+    assert chosen(colocate.rank_by_rule("sm", PROFILES)) == ["quick", "mid", "slow"]
+    assert chosen(colocate.rank_by_rule("mem", PROFILES))[0] == "quick"
     bare = {("mid", "gpu"): Profile("mid", "gpu", [Point(share=1000, batch=8, latency=0.1, memory=0)])}
     with pytest.raises(PlanError, match="'sm' looks at 'sm_util_pct', which a profile of mid lacks"):
-        colocate.by_rule("sm", bare)((MID,))
+        colocate.rank_by_rule("sm", bare)((MID,))
     with pytest.raises(PlanError, match="looks at memory, which was not measured"):
-        colocate.by_rule("memcap", bare)
+        colocate.rank_by_rule("memcap", bare)
 
 
 def test_oracle_knows_what_was_measured_whatever_the_order() -> None:
-    runs = [Run((MID, TARGET), (70.0, 90.0)), Run((SLOW, TARGET), (9.0, 99.0))]
-    assert chosen(colocate.by_measurement(TARGET, runs, PROFILES, "rows")) == ["mid", "slow"]
-    assert colocate.by_measurement(TARGET, runs, PROFILES, "relative")((SLOW,)) == pytest.approx(0.9 + 0.99)
-    assert chosen(colocate.by_measurement(TARGET, runs, PROFILES, "relative")) == ["slow", "mid"]
+    runs = [ColocatedRun((MID, TARGET), (70.0, 90.0)), ColocatedRun((SLOW, TARGET), (9.0, 99.0))]
+    assert chosen(colocate.rank_by_measurement(TARGET, runs, PROFILES, "rows")) == ["mid", "slow"]
+    assert colocate.rank_by_measurement(TARGET, runs, PROFILES, "relative")((SLOW,)) == pytest.approx(0.9 + 0.99)
+    assert chosen(colocate.rank_by_measurement(TARGET, runs, PROFILES, "relative")) == ["slow", "mid"]
 
 
 def test_at_random_all_are_chosen_from() -> None:
     rng = np.random.default_rng(1)
-    assert {chosen(colocate.at_random(rng))[0] for _ in range(30)} == {"quick", "slow", "mid"}
+    assert {chosen(colocate.rank_at_random(rng))[0] for _ in range(30)} == {"quick", "slow", "mid"}
 
 
 def test_what_does_not_fit_is_left_out() -> None:
     room = 7 << 30
-    assert colocate.sets_of(TARGET, [QUICK, SLOW, MID], 1, PROFILES, room) == [(QUICK,), (SLOW,)]
-    assert colocate.sets_of(TARGET, [QUICK, SLOW, MID], 2, PROFILES, room) == [(QUICK, SLOW)]
+    assert colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 1, PROFILES, room) == [(QUICK,), (SLOW,)]
+    assert colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 2, PROFILES, room) == [(QUICK, SLOW)]
     with pytest.raises(PlanError, match="no 3 of 3 candidates fit beside 'target' within 7 GiB"):
-        colocate.sets_of(TARGET, [QUICK, SLOW, MID], 3, PROFILES, room)
+        colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 3, PROFILES, room)
     with pytest.raises(PlanError, match="are more than 100000 to compare"):
-        colocate.sets_of(TARGET, [QUICK] * 60, 7, PROFILES)
+        colocate.candidate_sets(TARGET, [QUICK] * 60, 7, PROFILES)
 
 
 def test_a_batch_outside_of_its_profile() -> None:
     with pytest.raises(PlanError, match="model 'quick': a batch of 8 on 50 % lies outside of its profile"):
-        colocate.alone(Load("quick", "gpu", 8, 500), PROFILES)
+        colocate.throughput_alone(Load("quick", "gpu", 8, 500), PROFILES)

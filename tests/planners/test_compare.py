@@ -5,7 +5,7 @@ import pytest
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
-from cotenant.planners import Problem, load
+from cotenant.planners import Problem, load_planner
 from cotenant.planners.compare import Comparison, compare
 from cotenant.planners.solve import solve
 from tests.planners.problems import EVERY_5, linear
@@ -116,7 +116,7 @@ def test_a_plan_that_breaks_rules_is_last_and_says_which() -> None:
 def test_a_broken_promise_is_not_praised() -> None:
     """Here one as the paper's algorithm leaves it, without the room for chance that `solve` makes."""
     given = problem(1, rate=240.0)
-    hopeful, careful = load("elastic")(given), solve("squishy", given)
+    hopeful, careful = load_planner("elastic")(given), solve("squishy", given)
     found = compared(given, hopeful)
     assert not hopeful.unserved and not found.rows[0].keeps
     assert "But under Poisson arrivals" in found.story and found.story.endswith("where 99 % are promised.")

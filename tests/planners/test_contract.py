@@ -12,17 +12,17 @@ from tests.planners.problems import embedded
 
 
 def test_random_problems_are_the_same_for_one_seed_and_are_of_every_sort() -> None:
-    some, more = contract.problems(20), contract.problems(200)
+    some, more = contract.random_problems(20), contract.random_problems(200)
     assert [problem.rates for problem in more[:20]] == [problem.rates for problem in some]
-    assert contract.problems(5, seed=1)[0].rates != some[0].rates
+    assert contract.random_problems(5, seed=1)[0].rates != some[0].rates
     assert {len(problem.fleet) for problem in more} == {1, 2}
     assert {len(problem.models) for problem in more} == set(range(1, 7))
     assert any(not any(problem.rates.values()) for problem in more)
 
 
-@pytest.mark.parametrize("problem", contract.problems(50))
+@pytest.mark.parametrize("problem", contract.random_problems(50))
 def test_a_planner_of_this_package_keeps_it(problem: Problem) -> None:
-    assert contract.breaches(elastic(problem), problem) == []
+    assert contract.contract_violations(elastic(problem), problem) == []
 
 
 def test_what_is_wrong_with_a_plan_is_said() -> None:
@@ -39,16 +39,16 @@ def test_what_is_wrong_with_a_plan_is_said() -> None:
             plan, devices=(msgspec.structs.replace(device, partitions=(cut, *rest)), *others)
         )
 
-    assert contract.breaches(plan, problem) == []
-    (less, *_) = contract.breaches(changed(rate=placement.rate / 2), problem)
+    assert contract.contract_violations(plan, problem) == []
+    (less, *_) = contract.contract_violations(changed(rate=placement.rate / 2), problem)
     assert less.startswith(f"{placement.model}: ")
     assert "are served or said to be unserved" in less
-    assert contract.breaches(changed(batch=10_000), problem)
-    (lie,) = contract.breaches(msgspec.structs.replace(plan, bound=2.0), problem)
+    assert contract.contract_violations(changed(batch=10_000), problem)
+    (lie,) = contract.contract_violations(msgspec.structs.replace(plan, bound=2.0), problem)
     assert lie == "the plan comes to 1, which its bound of 2 says is impossible"
     most = msgspec.structs.replace(plan, objective="rate", bound=0.9)
-    assert contract.breaches(most, problem) == [
+    assert contract.contract_violations(most, problem) == [
         "the plan comes to 1 times the rates, which its bound of 0.9 says is impossible"
     ]
     idle = msgspec.structs.replace(problem, rates=dict.fromkeys(problem.rates, 0.0))
-    assert f"nothing is asked for, and {plan.devices_used} devices are used" in contract.breaches(plan, idle)
+    assert f"nothing is asked for, and {plan.devices_used} devices are used" in contract.contract_violations(plan, idle)

@@ -5,10 +5,10 @@ import pytest
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
-from cotenant.planners import Problem, load
+from cotenant.planners import Problem, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.elastic import plan
-from tests.planners.problems import Crowded, embedded, linear, profile
+from tests.planners.problems import ProportionalInterference, embedded, linear, profile
 
 CUTS = (200, 400, 500, 600, 800, 1000)
 
@@ -80,7 +80,7 @@ def test_neighbours_are_reckoned_with() -> None:
     apart = bent({"a": 50.0, "b": 50.0})
     together = plan(apart)
     assert len(together.devices) == 1
-    crowded = msgspec.structs.replace(apart, interference=Crowded(2.0))
+    crowded = msgspec.structs.replace(apart, interference=ProportionalInterference(2.0))
     assert check(together, crowded) != []
     assert check(plan(crowded), crowded) == []
     assert len(plan(crowded).devices) > 1
@@ -98,7 +98,7 @@ def test_shares_of_a_processor_carry_what_whole_devices_cannot() -> None:
     """Seven models with targets from 50 ms to 1 s on one processor."""
     problem = embedded(1.0)
     assert plan(problem).unserved == {}
-    assert load("squishy")(problem).unserved != {}
+    assert load_planner("squishy")(problem).unserved != {}
 
 
 def test_a_model_with_a_profile_on_one_kind_only_goes_there() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.planners import PLANNERS, Problem, contract, load
+from cotenant.planners import PLANNERS, Problem, contract, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
-from cotenant.planners.geometry import small
+from cotenant.planners.geometry import small_fleet
 from cotenant.planners.solve import solve
 from tests.planners.problems import embedded, problems
 
@@ -26,8 +26,8 @@ def hurried(problem: Problem) -> Problem:
 
 
 def sound(name: str, problem: Problem) -> None:
-    plan = load(name)(problem)
-    assert contract.breaches(plan, problem) == []
+    plan = load_planner(name)(problem)
+    assert contract.contract_violations(plan, problem) == []
     expected = forecast(plan, problem)
     assert all(0 <= model.attainment <= 1 for model in expected.models.values())
     assert all(0 <= busy <= 1 for busy in expected.utilisation.values())
@@ -53,9 +53,9 @@ def test_plans_of_a_search_are_sound_and_unserved_is_honest(name: str, problem: 
 def test_planning_is_deterministic(name: str, problem: Problem) -> None:
     """As long as time is no question, which on a busy machine it may be for the integer program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small, "STEPS", 1)
+        patch.setattr(small_fleet, "STEPS", 1)
         problem = msgspec.structs.replace(problem, time_limit=100.0)
-        assert load(name)(problem) == load(name)(problem)
+        assert load_planner(name)(problem) == load_planner(name)(problem)
 
 
 def solved(name: str, problem: Problem, *, rate: bool) -> None:
@@ -83,7 +83,7 @@ def test_what_a_search_solves_is_sound_for_either_objective(name: str, problem: 
 
 @every
 def test_nothing_asked_is_nothing_planned(name: str) -> None:
-    plan = load(name)(embedded(0.0))
+    plan = load_planner(name)(embedded(0.0))
     assert (plan.devices, plan.unserved, plan.scale) == ((), {}, 1.0)
 
 
@@ -93,7 +93,7 @@ def test_more_devices_serve_no_less(name: str) -> None:
     served = []
     for count in (0, 1, 2, 4, 8):
         fleet = (msgspec.structs.replace(problem.fleet[0], count=count),)
-        served.append(load(name)(msgspec.structs.replace(problem, fleet=fleet)).scale)
+        served.append(load_planner(name)(msgspec.structs.replace(problem, fleet=fleet)).scale)
     assert served == sorted(served)
 
 

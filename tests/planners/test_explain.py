@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Plan
 from cotenant.core.profile import Point, Profile
-from cotenant.planners import Problem, load
-from cotenant.planners.capacity import Bin, Cut, assemble
+from cotenant.planners import Problem, load_planner
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft, build_plan
 from cotenant.planners.explain import Explanation, explain, gain, probes
 from cotenant.planners.solve import solve
 from tests.planners.problems import MIB, linear, problems
@@ -28,39 +28,41 @@ def problem(
     )
 
 
-def explained(given: Problem, *cuts: Cut) -> dict[str, tuple[str, str]]:
+def explained(given: Problem, *cuts: PartitionDraft) -> dict[str, tuple[str, str]]:
     """What binds each model on one device that is cut so."""
-    plan = assemble(given, "hand", [Bin(given.fleet[0], list(cuts))])
+    plan = build_plan(given, "hand", [DeviceDraft(given.fleet[0], list(cuts))])
     return {it.model: (it.binds, it.why) for it in explain(plan, given).placements}
 
 
 def test_the_smallest_share_binds_where_there_is_no_smaller() -> None:
-    assert explained(problem(a=1.0), Cut(200, {"a": 1.0})) == {"a": ("share", "none is smaller")}
+    assert explained(problem(a=1.0), PartitionDraft(200, {"a": 1.0})) == {"a": ("share", "none is smaller")}
 
 
 def test_a_target_binds_where_even_single_requests_are_late() -> None:
     # 2 · 5 ms / 0.4 = 25 ms, on a fifth 50 ms.
-    assert explained(problem(0.03, a=1.0), Cut(400, {"a": 1.0})) == {"a": ("target", "20 %: too slow")}
+    assert explained(problem(0.03, a=1.0), PartitionDraft(400, {"a": 1.0})) == {"a": ("target", "20 %: too slow")}
 
 
 def test_a_rate_binds_where_no_batch_keeps_up() -> None:
     # The largest batch of 16 rows takes 50 ms on a whole device: 320 requests/s, and 192 on three fifths.
-    assert explained(problem(10.0, a=200.0), Cut(800, {"a": 200.0})) == {"a": ("rate", "60 %: falls behind")}
+    assert explained(problem(10.0, a=200.0), PartitionDraft(800, {"a": 200.0})) == {"a": ("rate", "60 %: falls behind")}
 
 
 def test_both_bind_where_only_late_batches_keep_up() -> None:
     # On two fifths 125 requests/s need 10 rows in 80 ms; half of a target of 100 ms leaves room for 6.
-    assert explained(problem(0.1, a=125.0), Cut(600, {"a": 125.0})) == {"a": ("both", "40 %: keeps up, but late")}
+    assert explained(problem(0.1, a=125.0), PartitionDraft(600, {"a": 125.0})) == {
+        "a": ("both", "40 %: keeps up, but late")
+    }
 
 
 def test_chance_binds_where_evenly_spaced_requests_could_do_with_less() -> None:
-    bind, why = explained(problem(0.2, a=100.0), Cut(600, {"a": 100.0}))["a"]
+    bind, why = explained(problem(0.2, a=100.0), PartitionDraft(600, {"a": 100.0}))["a"]
     assert bind == "chance"
     assert why.startswith("40 %: ") and why.endswith(" % in time")
 
 
 def test_room_is_what_nobody_needs() -> None:
-    assert explained(problem(a=1.0), Cut(800, {"a": 1.0})) == {"a": ("room", "60 %: would do")}
+    assert explained(problem(a=1.0), PartitionDraft(800, {"a": 1.0})) == {"a": ("room", "60 %: would do")}
 
 
 def test_the_model_that_needs_the_share_is_told_from_those_beside_it() -> None:
@@ -68,7 +70,7 @@ def test_the_model_that_needs_the_share_is_told_from_those_beside_it() -> None:
     models = (Model(name="a", slo=0.04), Model(name="b", slo=5.0))
     given = msgspec.structs.replace(given, models=models)
     # A round of single requests takes 25 ms on two fifths, and 50 ms on one.
-    assert explained(given, Cut(400, {"a": 1.0, "b": 1.0})) == {
+    assert explained(given, PartitionDraft(400, {"a": 1.0, "b": 1.0})) == {
         "a": ("target", "20 %: too slow"),
         "b": ("other", "beside a"),
     }
@@ -81,12 +83,12 @@ def test_memory_binds_where_the_smaller_instance_has_too_little() -> None:
         fleet=(kind,),
         profiles={("a", "k"): linear("a", "k", 0.002, 0.003, (250, 500, 1000), memory=8 << 30)},
     )
-    assert explained(given, Cut(500, {"a": 1.0})) == {"a": ("memory", "25 %: no room for 8 GiB")}
+    assert explained(given, PartitionDraft(500, {"a": 1.0})) == {"a": ("memory", "25 %: no room for 8 GiB")}
 
 
 def test_what_is_used_is_said_in_parts() -> None:
     given = problem(memory=40 * MIB, a=100.0)
-    plan = assemble(given, "hand", [Bin(given.fleet[0], [Cut(600, {"a": 100.0})])])
+    plan = build_plan(given, "hand", [DeviceDraft(given.fleet[0], [PartitionDraft(600, {"a": 100.0})])])
     (it,) = explain(plan, given).placements
     ((_, _, placement),) = plan.placements()
     assert it.partition == "k-0/0"
@@ -97,13 +99,15 @@ def test_what_is_used_is_said_in_parts() -> None:
 
 def test_devices_that_are_alike_are_explained_once() -> None:
     given = problem(a=100.0)
-    plan = assemble(given, "hand", [Bin(given.fleet[0], [Cut(600, {"a": 10.0})]) for _ in range(10)])
+    plan = build_plan(
+        given, "hand", [DeviceDraft(given.fleet[0], [PartitionDraft(600, {"a": 10.0})]) for _ in range(10)]
+    )
     (it,) = explain(plan, given).placements
     assert (it.partition, it.count) == ("10 x k/0", 10)
 
 
 def missing(given: Problem, planner: str = "elastic") -> Explanation:
-    return explain(load(planner)(given), given)
+    return explain(load_planner(planner)(given), given)
 
 
 def test_a_model_that_no_share_serves_in_time_is_told_the_nearest_target() -> None:
@@ -232,7 +236,7 @@ def test_why_a_model_is_not_served_counts_all_numbers_of_workers_that_were_measu
 @given(problems())
 @settings(max_examples=40, deadline=None)
 def test_every_placement_and_every_lack_is_explained(any_problem: Problem) -> None:
-    plan = load("elastic")(any_problem)
+    plan = load_planner("elastic")(any_problem)
     found = explain(plan, any_problem)
     assert sum(it.count for it in found.placements) == len(list(plan.placements()))
     assert {it.model for it in found.unserved} == set(plan.unserved)

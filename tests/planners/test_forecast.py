@@ -13,7 +13,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.planners import Problem, load
+from cotenant.planners import Problem, load_planner
 from cotenant.planners.forecast import ModelForecast, attains, forecast
 from cotenant.sim.run import simulate
 from tests.planners.problems import embedded
@@ -143,7 +143,7 @@ def test_what_is_placed_nowhere_is_not_answered() -> None:
 
 def test_a_rate_that_was_not_planned_for_is_forecast_too() -> None:
     problem = embedded()
-    plan = load("elastic")(problem)
+    plan = load_planner("elastic")(problem)
     before = forecast(plan, problem)
     after = forecast(plan, msgspec.structs.replace(problem, rates={m: 3 * r for m, r in problem.rates.items()}))
     for name, model in after.models.items():

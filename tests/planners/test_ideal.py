@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cotenant.core.mig import cuts as instances
+from cotenant.core.mig import instance_shares as instances
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem, elastic
-from cotenant.planners.capacity import Work, least_round
+from cotenant.planners.capacity import RoundShare, smallest_batches
 from cotenant.planners.check import check
-from cotenant.planners.ideal import beside, feasible, plan
-from tests.planners.problems import MIB, Crowded, linear, profile
+from cotenant.planners.ideal import feasible, plan, second_model_rate
+from tests.planners.problems import MIB, ProportionalInterference, linear, profile
 from tests.planners.test_capacity import works
 
 CUTS = (200, 400, 500, 600, 800, 1000)
@@ -88,12 +88,12 @@ def test_nothing_better_exists(seed: int) -> None:
 
 
 @given(works=st.lists(works, max_size=2), another=works)
-def test_the_most_that_goes_beside_others(works: list[Work], another: Work) -> None:
+def test_the_most_that_goes_beside_others(works: list[RoundShare], another: RoundShare) -> None:
     """Against a search over rates with the arithmetic that all planners share."""
-    most = beside(works, another) if least_round(works) is not None else 0.0
+    most = second_model_rate(works, another) if smallest_batches(works) is not None else 0.0
     for part, held in ((1 - 1e-6, most > 0), (1 + 1e-6, False)):
         mine = msgspec.structs.replace(another, rate=most * part)
-        assert most == 0 or (least_round([*works, mine]) is not None) == held
+        assert most == 0 or (smallest_batches([*works, mine]) is not None) == held
 
 
 def identical(rates: dict[str, float], slo: float = 0.1, count: int | None = 4, **kind: object) -> Problem:
@@ -128,7 +128,7 @@ def test_a_rate_is_split_over_partitions_that_others_share() -> None:
 def test_neighbours_are_reckoned_with() -> None:
     apart = identical({"a": 45.0, "b": 45.0}, slo=0.05)
     assert len(plan(apart).devices) == 1
-    crowded = msgspec.structs.replace(apart, interference=Crowded(2.0))
+    crowded = msgspec.structs.replace(apart, interference=ProportionalInterference(2.0))
     assert check(plan(crowded), crowded) == []
     assert plan(crowded).unserved == {}
 

@@ -8,7 +8,7 @@ import pytest
 
 from cotenant.core.model import Kind, Model
 from cotenant.errors import PlanError
-from cotenant.planners import load
+from cotenant.planners import load_planner
 from tests.planners.problems import embedded
 
 
@@ -59,4 +59,4 @@ def test_a_problem_that_makes_no_sense_is_refused(change: dict[str, Any], messag
 
 def test_an_unknown_planner_is_refused_with_the_known_ones() -> None:
     with pytest.raises(PlanError, match=r"^no planner 'best'; there are bestfit, elastic, "):
-        load("best")
+        load_planner("best")

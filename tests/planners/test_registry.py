@@ -12,7 +12,7 @@ import pytest
 from cotenant.config import read_settings
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError, PlanError
-from cotenant.planners import PLANNERS, contract, load, names, registry
+from cotenant.planners import PLANNERS, contract, load_planner, planner_names, registry
 from tests.cli.program import Program
 from tests.planners.problems import embedded
 
@@ -58,12 +58,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def test_a_package_brings_a_planner(install: Install) -> None:
-    assert names() == list(PLANNERS)
+    assert planner_names() == list(PLANNERS)
     install("others-planners", mine="others_planners:plan")
-    assert names() == [*PLANNERS, "mine"]
-    plan = load("mine")(embedded())
+    assert planner_names() == [*PLANNERS, "mine"]
+    plan = load_planner("mine")(embedded())
     assert plan.planner == "mine"
-    assert contract.breaches(plan, embedded()) == []
+    assert contract.contract_violations(plan, embedded()) == []
 
 
 def test_it_is_used_as_those_of_this_package_are(
@@ -93,9 +93,9 @@ def test_it_is_used_as_those_of_this_package_are(
 )
 def test_what_is_wrong_with_one_is_said_with_its_package(install: Install, value: str, message: str) -> None:
     install("others-planners", mine=value)
-    assert load("elastic")(embedded()).planner == "elastic", "and stops no other"
+    assert load_planner("elastic")(embedded()).planner == "elastic", "and stops no other"
     with pytest.raises(PlanError, match=rf"^planner 'mine' of others-planners 1\.2:? ?{message}$"):
-        load("mine")(embedded())
+        load_planner("mine")(embedded())
 
 
 def test_two_of_one_name_are_refused(install: Install) -> None:
@@ -104,20 +104,20 @@ def test_two_of_one_name_are_refused(install: Install) -> None:
     with pytest.raises(
         PlanError, match=r"^planner 'mine' of (more|others)-planners 1\.2: (others|more)-planners 1\.2 "
     ):
-        load("mine")
+        load_planner("mine")
 
 
 def test_none_takes_the_name_of_one_of_this_package(install: Install) -> None:
     install("others-planners", elastic="others_planners:plan")
-    assert load("elastic").__module__ == PLANNERS["elastic"]
+    assert load_planner("elastic").__module__ == PLANNERS["elastic"]
     with pytest.raises(PlanError, match=r"^planner 'elastic' of others-planners 1\.2: cotenant has one of that name"):
-        names()
+        planner_names()
 
 
 def test_an_unknown_one_is_refused_with_all_that_there_are(install: Install, tmp_path: Path) -> None:
     install("others-planners", mine="others_planners:plan")
     with pytest.raises(PlanError, match=r"^no planner 'x'; there are bestfit, .*, mine, squishy$"):
-        load("x")
+        load_planner("x")
     (tmp_path / "serve.toml").write_text('planner = "x"')
     with pytest.raises(ConfigError, match=r"'x' is not known; take 'bestfit' or .* or 'mine' or 'squishy'$"):
         read_settings(tmp_path / "serve.toml")

@@ -10,19 +10,27 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.planners import Problem, load
-from cotenant.planners.capacity import Cut, accounted, partitions
+from cotenant.planners import Problem, load_planner
+from cotenant.planners.capacity import PartitionDraft, batched_partitions, with_totals
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
-from cotenant.planners.polish import lacking, polish
-from cotenant.planners.solve import ROOMS, Milder, holds, largest_scale, lowered, promised, solve
-from cotenant.predictors import Alone, Load, Margin
+from cotenant.planners.local_search import attainment_shortfall, improve_plan
+from cotenant.planners.solve import (
+    ROOMS,
+    ScaledInterference,
+    largest_accepted_scale,
+    largest_scale,
+    meets_slos,
+    solve,
+    with_headroom,
+)
+from cotenant.predictors import ConstantMargin, Load, NoInterference
 from cotenant.sim.run import simulate
 from tests.planners.problems import embedded, linear
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "problem.toml"
 
-elastic = load("elastic")
+elastic = load_planner("elastic")
 
 
 def always(plan: Plan, problem: Problem) -> bool:
@@ -77,7 +85,7 @@ def test_a_planner_that_answers_the_largest_rate_is_asked_for_tighter_targets_to
     def planner(problem: Problem) -> Plan:
         asked.append((problem.objective, problem.models[0].slo / slo))
         plan = elastic(_at(problem, 2.5))
-        return msgspec.structs.replace(accounted(plan, problem), objective="rate", bound=2.6)
+        return msgspec.structs.replace(with_totals(plan, problem), objective="rate", bound=2.6)
 
     plan = largest_scale(planner, rate(one_device(40.0)), accept=always)
     assert (asked, plan.bound) == ([("rate", 1.0)], 2.6)
@@ -89,7 +97,7 @@ def test_a_planner_that_answers_the_largest_rate_is_asked_for_tighter_targets_to
     assert attains(careful, rate(one_device(40.0)))
 
 
-def halved(interference: Margin | Alone) -> Problem:
+def halved(interference: ConstantMargin | NoInterference) -> Problem:
     """Two models of 10 ms a request on the whole device, which has two halves."""
     return Problem(
         models=(Model(name="a", slo=0.4), Model(name="b", slo=0.4)),
@@ -103,36 +111,36 @@ def halved(interference: Margin | Alone) -> Problem:
 
 def test_plans_are_made_for_neighbours_that_cost_less_as_well_where_any_cost_something() -> None:
     victim, neighbour = (Load(name, "k", 1, 500) for name in "ab")
-    assert Milder(Margin(1.2), 0.5).slowdown(victim, [neighbour]) == pytest.approx(1.1)
-    assert Milder(Margin(1.2), 0.5).slowdown(victim, []) == 1.0
+    assert ScaledInterference(ConstantMargin(1.2), 0.5).slowdown(victim, [neighbour]) == pytest.approx(1.1)
+    assert ScaledInterference(ConstantMargin(1.2), 0.5).slowdown(victim, []) == 1.0
     asked: list[tuple[float, float]] = []
 
     def planner(problem: Problem) -> Plan:
         asked.append((problem.models[0].slo / 0.4, problem.interference.slowdown(victim, [neighbour])))
-        most = 4.9 if isinstance(problem.interference, Alone) else 4.0
-        return msgspec.structs.replace(accounted(elastic(_at(problem, most)), problem), objective="rate")
+        most = 4.9 if isinstance(problem.interference, NoInterference) else 4.0
+        return msgspec.structs.replace(with_totals(elastic(_at(problem, most)), problem), objective="rate")
 
-    largest_scale(planner, halved(Margin(1.2)))
+    largest_scale(planner, halved(ConstantMargin(1.2)))
     assert asked == [(1.0, 1.2), *((pytest.approx(part), pytest.approx(1 + 0.2 * of)) for part, of in ROOMS)]
     asked.clear()
-    largest_scale(planner, halved(Margin(1.2)), accept=always)
+    largest_scale(planner, halved(ConstantMargin(1.2)), accept=always)
     assert asked == [(1.0, 1.2)], "all that is sound was taken, and no more would be"
-    most = largest_scale(planner, halved(Margin(1.2)), accept=always, sound=False)
+    most = largest_scale(planner, halved(ConstantMargin(1.2)), accept=always, sound=False)
     assert len(asked) == 2 + len(ROOMS)
     assert 4.9 <= most.scale <= 5.0, "who judges for himself gets more than is sound"
     asked.clear()
-    largest_scale(planner, halved(Alone()))
+    largest_scale(planner, halved(NoInterference()))
     assert asked == [(1.0, 1.0), *((pytest.approx(part), 1.0) for part, of in ROOMS if of == 1)]
 
 
 def test_a_plan_that_is_not_sound_is_only_for_who_judges_by_something_else() -> None:
     """Neighbours are said to double every latency: a plan that does not count them promises twice what is sound."""
-    problem = halved(Margin(2.0))
-    plan = accounted(elastic(_at(halved(Alone()), 4.5)), problem)
-    as_it_stands = lowered(plan, problem, accept=always)
+    problem = halved(ConstantMargin(2.0))
+    plan = with_totals(elastic(_at(halved(NoInterference()), 4.5)), problem)
+    as_it_stands = largest_accepted_scale(plan, problem, accept=always)
     assert as_it_stands.scale == pytest.approx(4.5)
     assert as_it_stands.devices == plan.devices
-    sound = lowered(plan, problem)
+    sound = largest_accepted_scale(plan, problem)
     assert 0 < sound.scale <= 2.5 * (1 + 1e-9)
     assert check(sound, problem) == []
 
@@ -143,16 +151,16 @@ def test_a_judge_is_asked_about_what_was_accepted_and_about_the_most_first() -> 
     asked: list[float] = []
 
     def planner(problem: Problem) -> Plan:
-        most = 4.9 if isinstance(problem.interference, Alone) else 4.0
-        return msgspec.structs.replace(accounted(elastic(_at(problem, most)), problem), objective="rate")
+        most = 4.9 if isinstance(problem.interference, NoInterference) else 4.0
+        return msgspec.structs.replace(with_totals(elastic(_at(problem, most)), problem), objective="rate")
 
     def judge(plan: Plan, scaled: Problem) -> bool:
-        assert holds(plan, scaled)
+        assert meets_slos(plan, scaled)
         asked.append(scaled.rates["a"] / 10.0)
         return asked[-1] <= 3.0
 
-    free = largest_scale(planner, halved(Margin(1.2)))
-    plan = largest_scale(planner, halved(Margin(1.2)), judge=judge)
+    free = largest_scale(planner, halved(ConstantMargin(1.2)))
+    plan = largest_scale(planner, halved(ConstantMargin(1.2)), judge=judge)
     assert free.scale > 3.0
     assert 3.0 / 1.0051 <= plan.scale <= 3.0
     assert asked[0] == max(asked)
@@ -164,7 +172,7 @@ def test_a_bound_is_that_of_the_rates_asked_for_and_not_of_those_planned_for() -
         return msgspec.structs.replace(plan, bound=problem.rates["a"] / 100.0)
 
     problem = msgspec.structs.replace(one_device(297.0), fleet=(Kind(name="k", count=None),))
-    plan = promised(planner, problem)
+    plan = with_headroom(planner, problem)
     assert plan.devices_used == 4
     assert plan.bound == pytest.approx(2.97)
 
@@ -182,13 +190,13 @@ def test_polish_keeps_workers_in_parallel() -> None:
         fleet=(Kind(name="k", cuts=(500, 1000)),),
         profiles={("a", "k"): Profile("a", "k", points)},
     )
-    made = partitions(problem, problem.fleet[0], [Cut(500, {"a": 64.0}, {"a": 2})])
+    made = batched_partitions(problem, problem.fleet[0], [PartitionDraft(500, {"a": 64.0}, {"a": 2})])
     assert made is not None
     plan = Plan(planner="by hand", devices=(Device(kind="k", id=0, partitions=made),))
     assert check(plan, problem) == []
-    assert lacking(plan, problem)
-    polished = polish(plan, problem)
-    assert lacking(polished, problem) == {}
+    assert attainment_shortfall(plan, problem)
+    polished = improve_plan(plan, problem)
+    assert attainment_shortfall(polished, problem) == {}
     assert [placement.procs for _, _, placement in polished.placements()] == [2]
     assert check(polished, problem) == []
 
@@ -208,7 +216,7 @@ def test_models_that_would_break_their_promise_get_more_devices() -> None:
     paper = elastic(problem)
     assert paper.devices_used == 3
     assert not attains(paper, problem)
-    plan = promised(elastic, problem)
+    plan = with_headroom(elastic, problem)
     assert plan.devices_used == 4
     assert attains(plan, problem)
     assert check(plan, problem) == []
@@ -217,9 +225,9 @@ def test_models_that_would_break_their_promise_get_more_devices() -> None:
 def test_a_device_is_cut_anew_where_promises_would_break() -> None:
     problem = embedded(1.0)
     paper = elastic(problem)
-    polished = polish(paper, problem)
-    assert lacking(paper, problem)
-    assert lacking(polished, problem) == {}
+    polished = improve_plan(paper, problem)
+    assert attainment_shortfall(paper, problem)
+    assert attainment_shortfall(polished, problem) == {}
     assert check(polished, problem) == []
     assert polished.devices_used == 1
 
@@ -256,7 +264,7 @@ def test_the_largest_rate_is_that_of_all_devices(name: str) -> None:
 
 def test_a_plan_is_lowered_until_it_is_taken() -> None:
     problem = one_device(50.0)
-    plan = accounted(elastic(_at(problem, 1.9)), problem)
+    plan = with_totals(elastic(_at(problem, 1.9)), problem)
     for limit in (2.5, 1.7, 1.0, 0.31):
         tried: list[float] = []
 
@@ -265,11 +273,11 @@ def test_a_plan_is_lowered_until_it_is_taken() -> None:
             return tried[-1] <= limit
 
         least = min(limit, 1.9)
-        assert least / 1.0051 <= lowered(plan, problem, accept=accept).scale <= least * (1 + 1e-9)
+        assert least / 1.0051 <= largest_accepted_scale(plan, problem, accept=accept).scale <= least * (1 + 1e-9)
         assert len(tried) < 20
-    taken = accounted(elastic(_at(problem, 1.5)), problem)
-    assert lowered(plan, problem, accept=lambda plan, scaled: False, above=taken) == taken
-    assert lowered(plan, problem, accept=lambda plan, scaled: False).devices == ()
+    taken = with_totals(elastic(_at(problem, 1.5)), problem)
+    assert largest_accepted_scale(plan, problem, accept=lambda plan, scaled: False, above=taken) == taken
+    assert largest_accepted_scale(plan, problem, accept=lambda plan, scaled: False).devices == ()
 
 
 def test_what_is_served_has_room_for_chance_beside_a_model_that_is_not() -> None:
@@ -279,8 +287,8 @@ def test_what_is_served_has_room_for_chance_beside_a_model_that_is_not() -> None
     problem = msgspec.structs.replace(
         given, models=(*given.models, slow), rates=given.rates | {"slow": 5.0}, profiles=profiles
     )
-    plan = promised(elastic, problem)
+    plan = with_headroom(elastic, problem)
     assert plan.unserved == {"slow": 5.0}
     assert plan.devices_used == 4
-    assert lacking(plan, given) == {}
+    assert attainment_shortfall(plan, given) == {}
     assert check(plan, problem) == []

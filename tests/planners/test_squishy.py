@@ -6,7 +6,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile
 from cotenant.planners import Problem, capacity
-from cotenant.planners.capacity import partitions
+from cotenant.planners.capacity import batched_partitions
 from cotenant.planners.squishy import plan
 from tests.planners.problems import profile
 
@@ -68,9 +68,9 @@ def test_devices_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPa
 
     def counted(*given: object, **options: object) -> object:
         asked.append(given)
-        return partitions(*given, **options)  # type: ignore[arg-type]
+        return batched_partitions(*given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(capacity, "partitions", counted)
+    monkeypatch.setattr(capacity, "batched_partitions", counted)
     made = plan(problem({"a": 160.0 * 1000 + 64.0}))
     assert (made.devices_used, made.unserved) == (1001, {})
     assert [device.id for device in made.devices] == list(range(1001))

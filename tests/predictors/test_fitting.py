@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError, PlanError
-from cotenant.predictors import Load, Margin
-from cotenant.predictors.fitting import PREDICTORS, fit, from_json, knowing, observing, to_json
+from cotenant.predictors import ConstantMargin, Load
+from cotenant.predictors.fitting import PREDICTORS, fit, from_json, to_json, with_observations, with_profiles
 from cotenant.predictors.linear import DRAM, L2
 from cotenant.predictors.samples import Sample
 
@@ -69,17 +69,17 @@ def test_what_was_written_down_predicts_the_same(name: str) -> None:
 def test_models_may_be_told_later(name: str) -> None:
     """A predictor keeps what it knows when it is told of more models."""
     fitted = fit(name, pairs(), PROFILES)
-    more = knowing(fitted, {**PROFILES, ("d", "k"): profile("d", 3.0)})
+    more = with_profiles(fitted, {**PROFILES, ("d", "k"): profile("d", 3.0)})
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
     assert more.slowdown(load, beside) == pytest.approx(fitted.slowdown(load, beside))
 
 
 def test_what_is_seen_moves_those_that_learn_from_it() -> None:
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
-    for fitted in (fit("ours", pairs(), PROFILES), fit("linear", pairs(), PROFILES), Margin(1.2)):
+    for fitted in (fit("ours", pairs(), PROFILES), fit("linear", pairs(), PROFILES), ConstantMargin(1.2)):
         before = fitted.slowdown(load, beside)
         seen = [Sample(load, beside, 0.01, 0.01 * 1.5 * before)] * 9
-        after = observing(fitted, seen).slowdown(load, beside)
+        after = with_observations(fitted, seen).slowdown(load, beside)
         assert after > 1.3 * before if hasattr(fitted, "observe") else after == before
         assert fitted.slowdown(load, beside) == before
 
@@ -92,7 +92,7 @@ def test_profiles_of_another_kind_change_nothing(name: str) -> None:
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
     expected = one.slowdown(load, beside)
     assert other.slowdown(load, beside) == pytest.approx(expected)
-    assert knowing(one, busier).slowdown(load, beside) == pytest.approx(expected)
+    assert with_profiles(one, busier).slowdown(load, beside) == pytest.approx(expected)
     if name in ("linear", "analytic", "igniter", "svd"):
         with pytest.raises(PlanError, match="'a' on 'z'"):
             other.slowdown(Load("a", "z", 4, 200), (Load("b", "z", 4, 800),))

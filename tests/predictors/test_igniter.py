@@ -11,7 +11,7 @@ from cotenant.errors import PlanError
 from cotenant.predictors import Load, igniter
 from cotenant.predictors.analytic import Delay
 from cotenant.predictors.fitting import from_json, to_json
-from cotenant.predictors.igniter import Active, Coefficients, Igniter, Measured, Straight, Throttle
+from cotenant.predictors.igniter import Active, Coefficients, Igniter, LinearTerm, Measured, Throttle
 from cotenant.predictors.samples import Sample
 
 MODEL = Coefficients(
@@ -19,8 +19,8 @@ MODEL = Coefficients(
     kernels=50,
     idle=0.0,
     active=Active(1e-6, 5e-4, 1e-3, float(igniter.K4[60]), 2e-3),
-    l2=Straight(2e-4, 0.05),
-    power=Straight(0.0, 0.0),
+    l2=LinearTerm(2e-4, 0.05),
+    power=LinearTerm(0.0, 0.0),
     cache=0.5,
 )
 OTHER = msgspec.structs.replace(MODEL, active=Active(0.0, 1e-3, 1e-3, 0.0, 1e-3), cache=0.2)
@@ -37,7 +37,7 @@ def test_the_formula() -> None:
 
 
 def test_power_above_the_most_slows_all() -> None:
-    hungry = msgspec.structs.replace(OTHER, power=Straight(0.0, 200.0))
+    hungry = msgspec.structs.replace(OTHER, power=LinearTerm(0.0, 200.0))
     hot = Igniter("gpu", {"b": hungry}, Delay(0.0, 0.0), Throttle(idle=50, most=300, slope=-0.001))
     load = Load("b", "gpu", 4, 500)
     cool = msgspec.structs.replace(hot, throttle=None)

@@ -8,9 +8,9 @@ import pytest
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.predictors import Load, kernels
-from cotenant.predictors.features import Scale, sheet
+from cotenant.predictors.features import Scale, feature_table
 from cotenant.predictors.fitting import from_json, to_json
-from cotenant.predictors.kernels import Kernels, Run
+from cotenant.predictors.kernels import ColocatedRun, KernelPredictor
 from cotenant.predictors.samples import Sample
 
 
@@ -43,7 +43,7 @@ def samples() -> list[Sample]:
 
 
 def test_features_are_added_up_and_percentages_averaged() -> None:
-    known = sheet(PROFILES, PROFILES)
+    known = feature_table(PROFILES, PROFILES)
     assert known.names == ("share_pct", "busy_pct", "threads", "rows_per_s", "memory_mib")
     pair = [Load("a", "gpu", 1, 1000), Load("b", "gpu", 4, 500)]
     assert known.of(pair[1]).tolist() == [50.0, 60.0, 120.0, 100.0, 1.0]
@@ -87,7 +87,7 @@ def test_models_that_no_sample_has_need_only_a_profile() -> None:
     with pytest.raises(PlanError, match="model 'd' on 'gpu' is unknown to this predictor"):
         fitted.slowdown(stranger, [LOADS[0]])
     wider = fitted.knowing({**PROFILES, ("d", "gpu"): profile("d", 30, 60)})
-    assert isinstance(wider, Kernels)
+    assert isinstance(wider, KernelPredictor)
     assert wider.slowdown(stranger, [LOADS[0]]) == fitted.slowdown(Load("b", "gpu", 1, 1000), [LOADS[0]])
 
 
@@ -104,7 +104,10 @@ def test_sums_of_throughputs_of_two_three_and_four() -> None:
         rng = np.random.default_rng(count)
         sets = [tuple(LOADS[i] for i in rng.integers(0, len(LOADS), count)) for _ in range(60)]
         asked = [sum(threads[load.model] * load.batch for load in loads) for loads in sets]
-        runs = [Run(loads, (100 - 0.01 * all_of_them,) * count) for loads, all_of_them in zip(sets, asked, strict=True)]
+        runs = [
+            ColocatedRun(loads, (100 - 0.01 * all_of_them,) * count)
+            for loads, all_of_them in zip(sets, asked, strict=True)
+        ]
         found = kernels.fit_sum(runs, PROFILES).rows_per_s(sets)
         assert found == pytest.approx([sum(run.rows_per_s) for run in runs])
 
@@ -120,4 +123,4 @@ def test_runs_are_put_together_from_their_samples() -> None:
             Sample(c, (c,), 1.0, 2.0),
         ]
     )
-    assert found == [Run((a, b), (0.5, 0.25)), Run((c, c), (0.5, 0.5))]
+    assert found == [ColocatedRun((a, b), (0.5, 0.25)), ColocatedRun((c, c), (0.5, 0.5))]

@@ -9,7 +9,7 @@ import pytest
 
 from cotenant.errors import PlanError
 from cotenant.predictors import regression
-from cotenant.predictors.regression import Forest, Line, Network, Regressor, Tree, train
+from cotenant.predictors.regression import Forest, LinearModel, Network, Regressor, Tree, train
 
 RNG = np.random.default_rng(3)
 ROWS = RNG.normal(size=(60, 4))
@@ -18,7 +18,7 @@ TARGETS = ROWS @ np.array([1.0, -2.0, 0.5, 0.0]) + 3.0
 
 def test_a_line_is_found_exactly() -> None:
     found = train("lr", ROWS, TARGETS)
-    assert isinstance(found, Line)
+    assert isinstance(found, LinearModel)
     assert found.weights == pytest.approx((1.0, -2.0, 0.5, 0.0), abs=1e-9)
     assert found.constant == pytest.approx(3.0)
 
@@ -96,7 +96,7 @@ def test_without_its_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(PlanError, match=r"'rf' needs sklearn to be fitted: pip install 'cotenant\[learn\]'"):
         train("rf", ROWS, TARGETS)
-    assert isinstance(train("lr", ROWS, TARGETS), Line)
+    assert isinstance(train("lr", ROWS, TARGETS), LinearModel)
 
 
 def test_a_network_learns_from_few_samples_without_a_word() -> None:

@@ -25,20 +25,24 @@ def test_likeness_by_hand() -> None:
     """Rank one, so a column is its latent features; the gap is column 3, 20.5 away from nothing else but column 2."""
     values = np.array([[3.0, 3.0, NAN], [4.0, 4.0, 4.0]])
     latent = np.array([[3.0, 4.0], [3.0, 0.0], [0.0, 0.0]])
-    found = svd.by_likeness(values, lambda _: latent)
+    found = svd.predict_by_similarity(values, lambda _: latent)
     assert found[0, 2] == pytest.approx((3 / (1 + 5) + 3 / (1 + 3)) / (1 / (1 + 5) + 1 / (1 + 3)))
     assert np.array_equal(found[1], values[1])
 
 
 def test_an_entry_that_was_filled_counts_for_the_next() -> None:
     values = np.array([[6.0, NAN, NAN], [1.0, 1.0, 1.0]])
-    assert svd.by_likeness(values)[0].tolist() == [6.0, 6.0, 6.0]
+    assert svd.predict_by_similarity(values)[0].tolist() == [6.0, 6.0, 6.0]
 
 
 def test_rows_choose_by_their_gaps() -> None:
     """Of four, one missing goes by regression, two by likeness."""
     values = without((0, 3), (5, 1), (5, 3))
-    mixed, likeness, regression = svd.complete(values), svd.by_likeness(values), svd.by_regression(values)
+    mixed, likeness, regression = (
+        svd.complete(values),
+        svd.predict_by_similarity(values),
+        svd.predict_by_regression(values),
+    )
     assert mixed[0, 3] == regression[0, 3] != likeness[0, 3]
     assert np.array_equal(mixed[5], likeness[5])
     assert np.array_equal(mixed[1:5], WHOLE[1:5])

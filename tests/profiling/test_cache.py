@@ -19,30 +19,35 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_kept_is_found_again(base: Path) -> None:
-    assert cache.load("key") is None
-    path = cache.keep("key", PROFILE)
+    assert cache.load_profile("key") is None
+    path = cache.store_profile("key", PROFILE)
     assert path.is_relative_to(base)
-    found = cache.load("key")
+    found = cache.load_profile("key")
     assert found is not None
     assert (found.model, found.kind, found.points) == ("a", "cpu", PROFILE.points)
-    assert cache.load("other") is None
+    assert cache.load_profile("other") is None
     assert [file.name for file in path.parent.iterdir()] == ["key.csv"]  # nothing temporary is left
 
 
 def test_it_lies_in_the_home_folder_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / ".cache" / "cotenant" / "profiles"
+    assert cache.cache_folder() == tmp_path / ".cache" / "cotenant" / "profiles"
 
 
 def test_the_key_changes_with_the_file_and_with_every_word(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"weights")
-    keys = {cache.key(file, "a", "b"), cache.key(file, "a", "c"), cache.key(file, "ab"), cache.key(file)}
-    again = cache.key(file, "a", "b")
+    keys = {
+        cache.cache_key(file, "a", "b"),
+        cache.cache_key(file, "a", "c"),
+        cache.cache_key(file, "ab"),
+        cache.cache_key(file),
+    }
+    again = cache.cache_key(file, "a", "b")
     assert again in keys
     file.write_bytes(b"weightz")
-    keys.add(cache.key(file, "a", "b"))
+    keys.add(cache.cache_key(file, "a", "b"))
     assert len(keys) == 5
 
 
@@ -51,14 +56,14 @@ def test_the_key_changes_with_the_file_and_with_every_word(tmp_path: Path) -> No
     [b"", b"\xff\xfe", b"model,kind\n", b"model,kind,share_pct,batch,latency_ms,memory_mib\na,cpu,50,1,fast,1\n"],
 )
 def test_a_file_that_was_spoiled_is_as_good_as_absent(content: bytes) -> None:
-    cache.keep("key", PROFILE).write_bytes(content)
-    assert cache.load("key") is None
+    cache.store_profile("key", PROFILE).write_bytes(content)
+    assert cache.load_profile("key") is None
 
 
 def test_a_file_of_two_profiles_is_none_of_ours() -> None:
-    path = cache.keep("key", PROFILE)
+    path = cache.store_profile("key", PROFILE)
     path.write_text(path.read_text() + path.read_text().splitlines()[-1].replace("a,", "b,") + "\n")
-    assert cache.load("key") is None
+    assert cache.load_profile("key") is None
 
 
 def test_a_folder_that_cannot_be_written(base: Path) -> None:
@@ -67,8 +72,8 @@ def test_a_folder_that_cannot_be_written(base: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"key\.csv: cannot keep the profile: .*; set XDG_CACHE_HOME to a folder that"
     ):
-        cache.keep("key", PROFILE)
-    assert cache.load("key") is None
+        cache.store_profile("key", PROFILE)
+    assert cache.load_profile("key") is None
 
 
 def test_of_a_profile_that_cannot_be_kept_nothing_is_left(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +82,5 @@ def test_of_a_profile_that_cannot_be_kept_nothing_is_left(base: Path, monkeypatc
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(ConfigError, match="No space left on device"):
-        cache.keep("key", PROFILE)
-    assert list(cache.folder().iterdir()) == []
+        cache.store_profile("key", PROFILE)
+    assert list(cache.cache_folder().iterdir()) == []

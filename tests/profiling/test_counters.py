@@ -11,9 +11,17 @@ import pytest
 from cotenant.core.profile import Point
 from cotenant.errors import DeviceError, ModelError
 from cotenant.predictors.linear import DRAM, L2
-from cotenant.predictors.traits import USE
-from cotenant.profiling import counted, counters
-from cotenant.profiling.counters import Kernel, by_batch, count, features, parse, told, weighted
+from cotenant.predictors.load_features import USE
+from cotenant.profiling import counters, ncu_target
+from cotenant.profiling.counters import (
+    Kernel,
+    count_kernels,
+    features,
+    kernels_by_batch,
+    parse_ncu,
+    time_weighted,
+    with_counters,
+)
 from cotenant.worker.runners.arrays import Array
 from tests.cli.program import alive
 from tests.worker import graphs
@@ -49,7 +57,7 @@ LONG = """\
 
 
 def test_a_column_for_each_metric() -> None:
-    mark, first, second = parse(RAW)
+    mark, first, second = parse_ncu(RAW)
     assert mark.name.endswith("spin_kernel(long)") and mark.seconds == pytest.approx(1.184e-6)
     assert first == Kernel(
         'sm90_xmma_fprop(Params, "x")',
@@ -66,7 +74,7 @@ def test_a_column_for_each_metric() -> None:
 
 
 def test_a_row_for_each_metric() -> None:
-    (kernel,) = parse(LONG)
+    (kernel,) = parse_ncu(LONG)
     assert kernel.name == "fprop" and kernel.seconds == pytest.approx(3e-5)
     assert kernel.values == {"static_shared_memory": pytest.approx(1020)}
 
@@ -74,16 +82,16 @@ def test_a_row_for_each_metric() -> None:
 def test_what_ncu_refuses_is_told_with_the_way_out() -> None:
     text = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters\n"
     with pytest.raises(DeviceError, match=r"counted nothing: this user may not read the counters; run as root"):
-        parse(text)
+        parse_ncu(text)
     with pytest.raises(DeviceError, match="counted nothing: it wrote nothing"):
-        parse("")
+        parse_ncu("")
     with pytest.raises(DeviceError, match=r"gpu__time_duration.sum in 'fortnight', which is not known"):
-        parse(RAW.replace('"ns"', '"fortnight"'))
+        parse_ncu(RAW.replace('"ns"', '"fortnight"'))
 
 
 def test_kernels_count_by_how_long_they_ran() -> None:
-    _, *kernels = parse(RAW)
-    found = weighted(kernels)
+    _, *kernels = parse_ncu(RAW)
+    found = time_weighted(kernels)
     assert found["registers"] == pytest.approx((3 * 168 + 32) / 4)
     assert found["l2_throughput_pct"] == pytest.approx((3 * 40 + 20) / 4)
     assert found["dram_throughput_pct"] == 12.5  # the other was not counted
@@ -108,20 +116,20 @@ def test_points_get_the_features_of_the_nearest_batch_that_was_counted() -> None
         for batch in (1, 2, 16)
     ]
     kernels = {batch: [Kernel("k", 0.0005 * batch, {"dram_throughput_pct": 10.0 * batch})] * 1 for batch in (1, 16, 64)}
-    found = {(point.share, point.batch): point.features for point in told(points, kernels)}
+    found = {(point.share, point.batch): point.features for point in with_counters(points, kernels)}
     assert found[1000, 1][DRAM] == pytest.approx(5) and found[1000, 16][DRAM] == pytest.approx(80)
     assert found[1000, 2][DRAM] == pytest.approx(5)  # as a batch of one has it, which runs for as much of its time
     assert found[500, 16][DRAM] == pytest.approx(40)
     assert found[500, 16]["kernels"] == 1 and "kernels" not in found[1000, 2]
     assert all(values["cpu_ms"] == 1 for values in found.values())
-    assert told(points[:3], kernels) == points[:3]
+    assert with_counters(points[:3], kernels) == points[:3]
 
 
 def test_batches_are_told_apart_by_the_kernel_before_each() -> None:
-    mark, first, second = parse(RAW)
-    assert by_batch([first, mark, first, second, mark, second], (1, 8)) == {1: [first, second], 8: [second]}
+    mark, first, second = parse_ncu(RAW)
+    assert kernels_by_batch([first, mark, first, second, mark, second], (1, 8)) == {1: [first, second], 8: [second]}
     with pytest.raises(DeviceError, match="saw 1 of 2 batches"):
-        by_batch([mark, first], (1, 8))
+        kernels_by_batch([mark, first], (1, 8))
 
 
 def stand_in(folder: Path, body: str) -> str:
@@ -130,7 +138,7 @@ def stand_in(folder: Path, body: str) -> str:
     path.write_text(
         f"#!{sys.executable}\nimport json, sys\n"
         'log = next(it for it in sys.argv if it.startswith("--log-file=")).partition("=")[2]\n'
-        f'rest = sys.argv[sys.argv.index("cotenant.profiling.counted") - 2:]\n{body}\n'
+        f'rest = sys.argv[sys.argv.index("cotenant.profiling.ncu_target") - 2:]\n{body}\n'
     )
     path.chmod(0o755)
     return str(path)
@@ -141,7 +149,7 @@ def test_a_model_is_counted(tmp_path: Path) -> None:
     twice = "\n".join([*lines[:6], *lines[4:6]])  # each batch: the mark and a kernel
     asked = "json.load(open(rest[3]))['name'], rest[4:]"
     body = f"assert ({asked}) == ('identity', ['1', '8'])\nopen(log, 'w').write('''{twice}''')"
-    found = count(graphs.identity(tmp_path / "model.onnx"), (1, 8), seconds=20, ncu=stand_in(tmp_path, body))
+    found = count_kernels(graphs.identity(tmp_path / "model.onnx"), (1, 8), seconds=20, ncu=stand_in(tmp_path, body))
     assert {batch: len(kernels) for batch, kernels in found.items()} == {1: 1, 8: 1}
 
 
@@ -149,7 +157,7 @@ def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
     """ncu says no more than that the program failed; the program says why."""
     body = "open(log, 'w').write('==ERROR== The application returned an error code (1).')\nsys.exit('no such layer')"
     with pytest.raises(ModelError, match=r"'identity' cannot be counted: no such layer"):
-        count(graphs.identity(tmp_path / "m.onnx"), (1,), seconds=20, ncu=stand_in(tmp_path, body))
+        count_kernels(graphs.identity(tmp_path / "m.onnx"), (1,), seconds=20, ncu=stand_in(tmp_path, body))
 
 
 def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
@@ -157,7 +165,7 @@ def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> No
     ncu.write_text(f"#!/bin/sh\nsleep 60 2>&- & echo $! > {tmp_path}/pid\nwait\n")
     ncu.chmod(0o755)
     with pytest.raises(DeviceError, match=r"took longer than 1 s for 'identity'"):
-        count(graphs.identity(tmp_path / "model.onnx"), (1,), seconds=0.6, ncu=str(ncu))
+        count_kernels(graphs.identity(tmp_path / "model.onnx"), (1,), seconds=0.6, ncu=str(ncu))
     if (tmp_path / "pid").exists():  # it had the time to start something
         pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 20
         while alive(pid) and time.monotonic() < deadline:
@@ -169,7 +177,7 @@ def test_without_nsight_compute_it_is_said_what_to_install(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(counters, "_PLACES", ())
     with pytest.raises(DeviceError, match="counters need Nsight Compute"):
-        counters.program()
+        counters.find_ncu()
 
 
 class Told:
@@ -193,5 +201,5 @@ class Told:
 
 def test_only_the_second_run_of_each_batch_is_counted(tmp_path: Path) -> None:
     told = Told()
-    counted.count(graphs.identity(tmp_path / "model.onnx"), told.run, (1, 8), told)
+    ncu_target.run_batches(graphs.identity(tmp_path / "model.onnx"), told.run, (1, 8), told)
     assert told.log == [1, "start", "mark", 1, "stop", 8, "start", "mark", 8, "stop"]

@@ -20,8 +20,8 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, ModelError
-from cotenant.profiling.grid import LEAST, PAUSE, SHARES, Candidate, Grid, Listener, grid_of, profile
-from cotenant.profiling.grid import measure as measure_set
+from cotenant.profiling.grid import LEAST, PAUSE, SHARES, Candidate, Grid, Listener, grid_of, profile_model
+from cotenant.profiling.grid import measure_profiles as measure_set
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 from tests.backends.test_mig import on_processor
@@ -35,7 +35,7 @@ def measure(
     model: WorkerModel, sample: Callable[[int], tuple[Tensor, ...]], grid: Grid = GRID
 ) -> tuple[Profile, list[int]]:
     progress: list[int] = []
-    main = profile(Cpu(), model, sample, kind="cpu", grid=grid, measured=progress.append)
+    main = profile_model(Cpu(), model, sample, kind="cpu", grid=grid, measured=progress.append)
     try:
         return uvloop.run(asyncio.wait_for(main, 30)), progress
     finally:
@@ -200,7 +200,7 @@ def test_a_share_that_a_model_is_too_large_for_is_left_out(tmp_path: Path) -> No
 
     def measured(memory: int) -> Profile:
         grid = msgspec.structs.replace(GRID, memory=memory)
-        return uvloop.run(asyncio.wait_for(profile(Cut(), model, floats, kind="cpu", grid=grid), 30))
+        return uvloop.run(asyncio.wait_for(profile_model(Cut(), model, floats, kind="cpu", grid=grid), 30))
 
     assert {(point.share, point.batch) for point in measured(2 << 20).points} == {(1000, 1), (1000, 4)}
     with pytest.raises(ModelError, match=r"cannot be measured: .*: it does not fit"):
@@ -209,7 +209,7 @@ def test_a_share_that_a_model_is_too_large_for_is_left_out(tmp_path: Path) -> No
 
 def test_where_lanes_share_a_process_the_next_is_open_before_the_last_ends(tmp_path: Path) -> None:
     backend, model = OneProcess(), graphs.identity(tmp_path / "model.onnx")
-    uvloop.run(asyncio.wait_for(profile(backend, model, floats, kind="cpu", grid=GRID), 30))
+    uvloop.run(asyncio.wait_for(profile_model(backend, model, floats, kind="cpu", grid=GRID), 30))
     lanes = [f"cpu-0/profile-{share}" for share in GRID.shares]
     assert backend.told == [f"open {lanes[0]}", f"open {lanes[1]}", f"close {lanes[0]}", f"close {lanes[1]}"]
 
@@ -257,5 +257,5 @@ def test_an_instance_of_mig_is_made_where_the_one_before_was(tmp_path: Path, mon
         shares = (1000, kind.cuts[0])
         grid = Grid(shares=shares, batches=(1,), seconds=0.02)
         model = graphs.identity(tmp_path / "model.onnx")
-        found = uvloop.run(asyncio.wait_for(profile(backend, model, floats, kind=kind.name, grid=grid), 30))
+        found = uvloop.run(asyncio.wait_for(profile_model(backend, model, floats, kind=kind.name, grid=grid), 30))
     assert {point.share for point in found.points} == set(shares)

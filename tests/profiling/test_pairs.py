@@ -19,10 +19,20 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ModelError
-from cotenant.predictors.ours import telling
+from cotenant.predictors.gaussian_process import select_experiments
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.grid import Candidate, Grid
-from cotenant.profiling.pairs import DRAWN, LONGEST, MOST, TURNS, choices, cuts, enough, measure, measured
+from cotenant.profiling.pairs import (
+    DRAWN,
+    LONGEST,
+    MOST,
+    TURNS,
+    candidate_pairs,
+    enough_samples,
+    measure_pairs,
+    measured_pairs,
+    pair_shares,
+)
 from cotenant.worker.wire import WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.worker import graphs
@@ -41,7 +51,7 @@ def profile(model: str, seconds: float, batches: tuple[int, ...] = (1, 2, 4, 8))
 
 def test_runs_fill_the_device_and_take_no_longer_than_is_worth_it() -> None:
     profiles = {(name, "cpu"): profile(name, seconds) for name, seconds in (("a", 0.001), ("b", 0.02), ("c", 1.0))}
-    found = choices(profiles, CPU)
+    found = candidate_pairs(profiles, CPU)
     assert len(set(found)) == len(found)
     for run in found:
         assert sum(it.share for it in run) == 1000
@@ -49,67 +59,69 @@ def test_runs_fill_the_device_and_take_no_longer_than_is_worth_it() -> None:
     assert {it.model for run in found for it in run} == {"a", "b"}
     halves = [run for run in found if [it.share for it in run] == [500, 500]]
     assert not [run for run in halves if run[0] != run[1] and run[::-1] in halves]
-    assert not choices(profiles, Kind(name="gpu", cuts=CPU.cuts))
+    assert not candidate_pairs(profiles, Kind(name="gpu", cuts=CPU.cuts))
 
 
 def test_most_are_pairs_and_some_are_larger() -> None:
     profiles = {(name, "cpu"): profile(name, 0.001) for name in "ab"}
-    runs = choices(profiles, CPU)
+    runs = candidate_pairs(profiles, CPU)
     sizes = Counter(map(len, runs))
     assert set(sizes) == set(TURNS) and sizes[3] <= DRAWN and sizes[4] <= DRAWN
-    assert enough(runs) == round(0.2 * sizes[2] * 8 / 6)
-    first = [len(runs[place]) for place in itertools.islice(telling(runs, profiles, TURNS), 16)]
+    assert enough_samples(runs) == round(0.2 * sizes[2] * 8 / 6)
+    first = [len(runs[place]) for place in itertools.islice(select_experiments(runs, profiles, TURNS), 16)]
     assert Counter(first) == {size: 2 * turns for size, turns in TURNS.items()}
-    assert enough([run for run in runs if len(run) == 2]) == round(0.2 * sizes[2])
+    assert enough_samples([run for run in runs if len(run) == 2]) == round(0.2 * sizes[2])
 
 
 def test_what_finds_no_room_side_by_side_is_left_out() -> None:
     profiles = {("a", "cpu"): profile("a", 0.001)}
-    assert {len(run) for run in choices(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=3))} == {2, 3}
-    assert not choices(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=1))
+    assert {len(run) for run in candidate_pairs(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=3))} == {2, 3}
+    assert not candidate_pairs(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=1))
 
 
 def test_a_device_is_cut_where_it_can_be() -> None:
     """A green context has whole groups of multiprocessors; of 132 there are 16 of eight, and the whole device."""
     green = (*(1000 * 8 * groups // 132 for groups in range(1, 17)), 1000)
-    for cut in cuts(Kind(name="h200", cuts=green)):
+    for cut in pair_shares(Kind(name="h200", cuts=green)):
         assert set(cut) <= set(green) and sorted(cut) == list(cut) and 900 < sum(cut) <= 1000
-    assert cuts(CPU) == [(250, 750), (500, 500), (250, 250, 500), (250, 250, 250, 250)]
-    assert cuts(Kind(name="half", cuts=(500, 1000))) == [(500, 500)]
-    assert cuts(Kind(name="whole")) == []
+    assert pair_shares(CPU) == [(250, 750), (500, 500), (250, 250, 500), (250, 250, 250, 250)]
+    assert pair_shares(Kind(name="half", cuts=(500, 1000))) == [(500, 500)]
+    assert pair_shares(Kind(name="whole")) == []
 
 
 def test_instances_lie_side_by_side() -> None:
     """2g, 2g, 2g and 1g have room on an A100; on an A30 a half and two quarters have."""
-    a100, a30 = (Kind(name=name, cuts=mig.cuts(name), geometry=name) for name in ("mig-a100-40gb", "mig-a30-24gb"))
-    assert cuts(a100) == [(285, 571), (428, 571), (285, 285, 428), (142, 285, 285, 285)]
-    assert cuts(a30) == [(250, 500), (500, 500), (250, 250, 500), (250, 250, 250, 250)]
+    a100, a30 = (
+        Kind(name=name, cuts=mig.instance_shares(name), geometry=name) for name in ("mig-a100-40gb", "mig-a30-24gb")
+    )
+    assert pair_shares(a100) == [(285, 571), (428, 571), (285, 285, 428), (142, 285, 285, 285)]
+    assert pair_shares(a30) == [(250, 500), (500, 500), (250, 250, 500), (250, 250, 250, 250)]
 
 
 def test_very_many_pairs_are_thinned() -> None:
     profiles = {(f"m{i}", "cpu"): profile(f"m{i}", 0.001) for i in range(12)}
-    found = choices(profiles, CPU)
+    found = candidate_pairs(profiles, CPU)
     assert sum(len(run) == 2 for run in found) == MOST
     assert len(found) == len(set(found)) <= MOST + 2 * DRAWN
-    assert found == choices(profiles, CPU)
+    assert found == candidate_pairs(profiles, CPU)
 
 
 def test_every_run_comes_once_and_none_that_was_done() -> None:
     profiles = {(name, "cpu"): profile(name, 0.001) for name in "abc"}
-    runs = choices(profiles, CPU)
-    order = list(telling(runs, profiles, TURNS, [3, 5]))
+    runs = candidate_pairs(profiles, CPU)
+    order = list(select_experiments(runs, profiles, TURNS, [3, 5]))
     assert sorted([*order, 3, 5]) == list(range(len(runs)))
-    first = [runs[place] for place in itertools.islice(telling(runs, profiles, TURNS), 6)]
+    first = [runs[place] for place in itertools.islice(select_experiments(runs, profiles, TURNS), 6)]
     assert {load.model for run in first for load in run} == set("abc")
 
 
 def test_a_run_was_measured_when_each_of_it_was() -> None:
-    runs = choices({(name, "cpu"): profile(name, 0.001) for name in "ab"}, CPU)
+    runs = candidate_pairs({(name, "cpu"): profile(name, 0.001) for name in "ab"}, CPU)
     three = next(place for place, run in enumerate(runs) if len(set(run)) == 3)
     a, b, c = runs[three]
     samples = [Sample(a, (b, c), 1, 1), Sample(b, (a, c), 1, 1)]
-    assert measured(runs, samples) == []
-    assert measured(runs, [*samples, Sample(c, (a, b), 1, 1)]) == [three]
+    assert measured_pairs(runs, samples) == []
+    assert measured_pairs(runs, [*samples, Sample(c, (a, b), 1, 1)]) == [three]
 
 
 def floats(rows: int) -> tuple[Tensor, ...]:
@@ -122,10 +134,10 @@ def index(rows: int) -> tuple[Tensor, ...]:
 
 def run_all(candidates: dict[str, Candidate], count: int, pause: float = 0.0) -> list[list[Sample]]:
     profiles = {(name, "cpu"): profile(name, 0.001, (1, 4)) for name in candidates}
-    runs = choices(profiles, CPU)
+    runs = candidate_pairs(profiles, CPU)
 
     async def main() -> list[list[Sample]]:
-        found = measure(Cpu(), candidates, runs, profiles, count=count, grid=Grid(pause=pause), seconds=0.02)
+        found = measure_pairs(Cpu(), candidates, runs, profiles, count=count, grid=Grid(pause=pause), seconds=0.02)
         return [samples async for samples in found]
 
     try:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
 from cotenant.core.request import Outcome, Request
-from cotenant.runtime.applications import Applications, fixed, specs_of
+from cotenant.runtime.applications import Applications, application_specs, fixed_fanout
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
     ApplicationSpec,
@@ -54,7 +54,7 @@ class Site:
         split = {app.name: SPLIT.get(app.name, dict.fromkeys(app.visits, 0.02)) for app in applications}
         self.machine = Applications(self.dispatcher.handle)
         self.said: list[Command] = []
-        self.tell(Applied(LANES, specs_of(applications, split)), 0.0)
+        self.tell(Applied(LANES, application_specs(applications, split)), 0.0)
         for lane in LANES:
             self.tell(Ready(lane.id), 0.0)
 
@@ -213,7 +213,7 @@ def test_stages_that_no_request_reaches_are_not_waited_for() -> None:
         ),
     )
     site = Site()
-    specs = specs_of([rare], {"rare": {"first": 0.03, "then": 0.03, "last": 0.03}})
+    specs = application_specs([rare], {"rare": {"first": 0.03, "then": 0.03, "last": 0.03}})
     site.machine = Applications(site.dispatcher.handle, lambda spec, n, times: [0 if n == 1 else 1] * times, specs)
     site.tell(Arrived(request(model="rare")), 0.0)
     assert spawned(site.finish("a", 0.01)) == [("c", 0.1)]
@@ -242,11 +242,11 @@ def test_every_request_ends_exactly_once_whatever_happens(data: st.DataObject, g
     def fanned(spec: ApplicationSpec, number: int, times: int) -> Sequence[int] | None:
         fanout = spec.stages[number].fanout
         if isinstance(fanout, Fixed):
-            return fixed(spec, number, times)
+            return fixed_fanout(spec, number, times)
         return [data.draw(st.sampled_from((0, 1, 3))) for _ in range(times)]
 
     seconds = dict.fromkeys(graph.visits, 0.2 / 5)
-    site.machine = Applications(site.dispatcher.handle, fanned, specs_of([graph], {"app": seconds}))
+    site.machine = Applications(site.dispatcher.handle, fanned, application_specs([graph], {"app": seconds}))
     now, wanted = 0.0, set()
     wakes: list[WakeAt] = []
 

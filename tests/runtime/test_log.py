@@ -6,7 +6,7 @@ from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Arrived, Event, Finished, LaneModel, LaneSpec, Ready, Reply
-from cotenant.runtime.log import entries, log_line, replay
+from cotenant.runtime.log import log_line, read_log, replay
 
 
 def recorded() -> list[bytes]:
@@ -30,7 +30,7 @@ def test_a_log_replays_with_the_same_commands() -> None:
 
 def test_what_happened_is_read_as_it_was_written() -> None:
     cancelled = [Reply((Request(1, "m", 0.1, 0.1 + 0.2, size=2, priority=3),), Outcome.CANCELLED, "the caller left")]
-    (entry,) = entries([log_line(0.2, Arrived(Request(2, "n", 0.2, 1 / 3)), [*cancelled])])
+    (entry,) = read_log([log_line(0.2, Arrived(Request(2, "n", 0.2, 1 / 3)), [*cancelled])])
     assert entry.event == Arrived(Request(2, "n", 0.2, 1 / 3))
     assert entry.commands == cancelled
     assert entry.commands != [

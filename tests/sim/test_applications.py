@@ -14,14 +14,14 @@ from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
 from cotenant.planners.forecast import forecast
 from cotenant.planners.solve import solve
-from cotenant.runtime.applications import specs_of
+from cotenant.runtime.applications import application_specs
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Command, Event
-from cotenant.sim.applications import drawn
-from cotenant.sim.judge import judged
+from cotenant.sim.applications import drawn_fanouts
+from cotenant.sim.plan_validation import validated
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
-from cotenant.workload.sources import Closed, Uniform
+from cotenant.workload.sources import ClosedLoop, Uniform
 
 
 def profile(name: str, seconds: float) -> Profile:
@@ -103,11 +103,11 @@ def test_one_request_at_a_time_takes_its_longest_way() -> None:
 def test_what_is_drawn_does_not_depend_on_the_plan_nor_on_others() -> None:
     specs = [msgspec.structs.replace(CHAIN, name=name) for name in ("one", "two")]
     for applications in (specs, specs[::-1]):
-        fanned = drawn(applications, seed=3)
-        spec = specs_of([specs[0]], {"one": dict.fromkeys(CHAIN.visits, 0.1)})[0]
+        fanned = drawn_fanouts(applications, seed=3)
+        spec = application_specs([specs[0]], {"one": dict.fromkeys(CHAIN.visits, 0.1)})[0]
         number = next(n for n, stage in enumerate(spec.stages) if stage.name == "read")
         drawn_now = fanned(spec, number, 50)
-        assert drawn_now == drawn([specs[0]], seed=3)(spec, number, 50)
+        assert drawn_now == drawn_fanouts([specs[0]], seed=3)(spec, number, 50)
         assert set(drawn_now or ()) == {0, 2}
 
 
@@ -136,7 +136,9 @@ def test_one_stage_that_is_too_slow_breaks_the_whole() -> None:
 
 
 def test_callers_of_an_application_wait_for_the_whole() -> None:
-    found = rows(simulate(PROBLEM, PLAN, Workload({"chain": Closed(callers=1), "name": Closed(callers=1)}), seconds=20))
+    found = rows(
+        simulate(PROBLEM, PLAN, Workload({"chain": ClosedLoop(callers=1), "name": ClosedLoop(callers=1)}), seconds=20)
+    )
     assert found["chain"].mean == pytest.approx(1 / found["chain"].offered, rel=0.01)
 
 
@@ -184,7 +186,7 @@ def test_an_application_that_nobody_asks_for_slows_no_other() -> None:
 @pytest.mark.parametrize("objective", ["devices", pytest.param("rate", marks=pytest.mark.slow)])
 def test_the_simulator_agrees_to_plans_of_applications(objective: str) -> None:
     asked = msgspec.structs.replace(PROBLEM, objective=objective)
-    plan = judged("elastic", asked)
+    plan = validated("elastic", asked)
     assert plan.scale > 1 if objective == "rate" else plan.scale == 1
     workload = Workload.poisson({name: rate * plan.scale for name, rate in asked.rates.items()})
     assert all(row.kept for row in simulate(asked, plan, workload, seconds=60, seed=7).models)

@@ -7,20 +7,20 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
 from cotenant.sim.capacity import (
-    Attained,
-    Level,
-    Look,
-    Offer,
-    Purchase,
-    bought,
-    busiest,
-    capacity,
-    cheapest,
-    level,
-    looked,
+    Attainment,
+    LoadLevel,
+    SimulationTask,
+    SizingResult,
+    SizingTask,
+    attainment_at,
+    cheapest_result,
+    find_capacity,
+    peak_rates,
+    run_simulation,
+    size_fleet,
 )
 from cotenant.workload import Workload
-from cotenant.workload.sources import Closed, Curve, Gamma, Modulated
+from cotenant.workload.sources import ClosedLoop, Curve, Gamma, MarkovModulated
 from tests.sim.test_run import PLAN, PROBLEM
 
 
@@ -28,12 +28,12 @@ def made_up(breaks: float, half: float = 0.0) -> list[float]:
     """Multiples that are looked at where attainment falls from 100 % at 0 to 99 % at `breaks`; and what is found."""
     asked: list[float] = []
 
-    def at(multiple: float) -> Level:
+    def at(multiple: float) -> LoadLevel:
         asked.append(multiple)
         mean = 1 - 0.01 * multiple / breaks
-        return Level(multiple=multiple, models={"a": Attained(mean, half, 0.99), "b": Attained(1.0, 0.0, 0.9)})
+        return LoadLevel(multiple=multiple, models={"a": Attainment(mean, half, 0.99), "b": Attainment(1.0, 0.0, 0.9)})
 
-    found = capacity(at)
+    found = find_capacity(at)
     assert len(asked) == len(set(asked)) == len(found.levels)
     assert [it.multiple for it in found.levels] == sorted(asked)
     assert found.limit == "a"
@@ -56,7 +56,7 @@ def test_what_is_not_sure_is_the_interval() -> None:
 
 def test_what_never_breaks_and_what_always_does() -> None:
     def always(mean: float) -> float:
-        found = capacity(lambda multiple: Level(multiple=multiple, models={"a": Attained(mean, 0.0, 0.99)}))
+        found = find_capacity(lambda multiple: LoadLevel(multiple=multiple, models={"a": Attainment(mean, 0.0, 0.99)}))
         assert found.low == found.multiple == found.high
         return found.multiple
 
@@ -66,20 +66,20 @@ def test_what_never_breaks_and_what_always_does() -> None:
 
 def test_a_level_is_the_mean_over_seeds_with_students_interval() -> None:
     workload = Workload.poisson({"a": 40.0})
-    looks = [Look(problem=PROBLEM, plan=PLAN, workload=workload, seconds=3, seed=seed) for seed in range(3)]
-    reports = [looked(look) for look in looks]
+    looks = [SimulationTask(problem=PROBLEM, plan=PLAN, workload=workload, seconds=3, seed=seed) for seed in range(3)]
+    reports = [run_simulation(look) for look in looks]
     parts = [1.0, 0.98, 0.96]
     changed = []
     for part, report in zip(parts, reports, strict=True):
         a, b = report.models
         a = msgspec.structs.replace(a, attainment=part, ends={"served": 100, "cancelled": 7})
         changed.append(msgspec.structs.replace(report, models=(a, b)))
-    found = level(2.0, changed)
+    found = attainment_at(2.0, changed)
     assert list(found.models) == ["a"]  # nobody asked for b
     assert found.models["a"].mean == pytest.approx(0.98)
     assert found.models["a"].half == pytest.approx(4.303 * 0.02 / math.sqrt(3), rel=1e-3)
     assert not found.kept and not found.surely_broken
-    assert level(1.0, changed[:1]).models["a"].half == 0.0
+    assert attainment_at(1.0, changed[:1]).models["a"].half == 0.0
 
 
 def kind(name: str, price: float | None, slower: float) -> tuple[Kind, Profile]:
@@ -101,10 +101,12 @@ def problem(*kinds: tuple[Kind, Profile]) -> Problem:
     )
 
 
-def offer(asked: Problem, growth: float, *kinds: str) -> Offer:
+def offer(asked: Problem, growth: float, *kinds: str) -> SizingResult:
     asks = Workload.poisson(asked.rates)
-    return bought(
-        Purchase(problem=asked, workload=asks, planner="elastic", growth=growth, kinds=kinds, seconds=5.0, seeds=(0, 1))
+    return size_fleet(
+        SizingTask(
+            problem=asked, workload=asks, planner="elastic", growth=growth, kinds=kinds, seconds=5.0, seeds=(0, 1)
+        )
     )
 
 
@@ -116,9 +118,9 @@ def test_devices_are_bought_as_many_as_the_simulator_asks_for() -> None:
     assert fast.plan.rate("a") >= 1000
     assert 2 <= fast.plan.devices_used < cheap.plan.devices_used
     assert slow.plan.unserved and not slow.serves
-    best = cheapest([fast, cheap, slow])
+    best = cheapest_result([fast, cheap, slow])
     assert best is min((fast, cheap), key=lambda it: it.plan.cost_per_hour or 0.0)
-    assert cheapest([slow]) is None
+    assert cheapest_result([slow]) is None
 
 
 def test_the_highest_rates_are_planned_for() -> None:
@@ -126,18 +128,18 @@ def test_the_highest_rates_are_planned_for() -> None:
         {
             "steady": Gamma(20.0, 2.0),
             "wave": Curve(((0.0, 10.0), (50.0, 90.0), (100.0, 10.0))),
-            "bursts": Modulated((1.0, 30.0), (10.0, 1.0)),
-            "patient": Closed(3),
+            "bursts": MarkovModulated((1.0, 30.0), (10.0, 1.0)),
+            "patient": ClosedLoop(3),
         }
     )
-    assert busiest(workload, 200.0, 0) == {"steady": 20.0, "wave": 90.0, "bursts": 30.0}
-    assert busiest(workload, 25.0, 0)["wave"] == pytest.approx(50.0)
+    assert peak_rates(workload, 200.0, 0) == {"steady": 20.0, "wave": 90.0, "bursts": 30.0}
+    assert peak_rates(workload, 25.0, 0)["wave"] == pytest.approx(50.0)
     steps = Workload({"steps": Curve.steps([10.0, 900.0], 60.0)})
-    assert busiest(steps, 60.0, 0)["steps"] == pytest.approx(10.0)  # the next step is not reached
-    assert busiest(steps, 61.0, 0)["steps"] == 900.0
+    assert peak_rates(steps, 60.0, 0)["steps"] == pytest.approx(10.0)  # the next step is not reached
+    assert peak_rates(steps, 61.0, 0)["steps"] == 900.0
 
 
 def test_without_prices_devices_are_counted() -> None:
     asked = problem(kind("fast", None, 1.0), kind("cheap", None, 2.0))
     fast, cheap = offer(asked, 1.0, "fast"), offer(asked, 1.0, "cheap")
-    assert cheapest([cheap, fast]) is fast
+    assert cheapest_result([cheap, fast]) is fast

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from cotenant.errors import PlanError
-from cotenant.sim.parallel import processes
+from cotenant.sim.parallel import task_pool
 
 
 def doubled(number: int) -> tuple[int, int]:
@@ -16,7 +16,7 @@ def doubled(number: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_come_in_the_order_of_tasks_and_errors_as_they_are(jobs: int) -> None:
-    with processes(jobs) as workers:
+    with task_pool(jobs) as workers:
         results = workers.all(doubled, [3, 1, 2])
         assert [number for number, _ in results] == [6, 2, 4]
         assert (os.getpid() in {pid for _, pid in results}) is (jobs == 1)
@@ -26,7 +26,7 @@ def test_results_come_in_the_order_of_tasks_and_errors_as_they_are(jobs: int) ->
 
 
 def interrupted() -> None:
-    with processes(2) as workers:
+    with task_pool(2) as workers:
         for _ in workers.each(time.sleep, [0.0, 600.0]):
             raise KeyboardInterrupt
 

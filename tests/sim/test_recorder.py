@@ -20,7 +20,7 @@ from cotenant.runtime.events import (
     Reply,
     Run,
 )
-from cotenant.sim.recorder import Recorder, Slot, slots_of
+from cotenant.sim.recorder import LanePlace, Recorder, lane_places
 from cotenant.sim.run import simulate
 from tests.sim.test_run import PLAN, PROBLEM
 
@@ -33,7 +33,7 @@ def request(id: int, arrived: float, slo: float = 2.0) -> Request:
     return Request(id, "a", arrived, arrived + slo)
 
 
-def told(story: list[tuple[float, Event, list[Command]]], slots: dict[str, Slot], seconds: float) -> Timeline:
+def told(story: list[tuple[float, Event, list[Command]]], slots: dict[str, LanePlace], seconds: float) -> Timeline:
     """What is written down of events to which these commands are the answers."""
     answers = iter([commands for _, _, commands in story])
     recorder = Recorder(lambda event, now: next(answers), ["a"], slots, seconds=seconds, intervals=round(seconds))
@@ -56,7 +56,7 @@ def test_each_interval_has_what_happened_in_it() -> None:
             [Reply((second,), Outcome.EXPIRED), Reply((request(2, 3.0),), Outcome.REFUSED)],
         ),
     ]
-    line = told(story, {"cpu-0/0": Slot(("cpu", 0), 500, 3.6)}, 4.0)
+    line = told(story, {"cpu-0/0": LanePlace(("cpu", 0), 500, 3.6)}, 4.0)
     assert line.times == [0.5, 1.5, 2.5, 3.5]
     assert line.offered == {"a": [1.0, 1.0, 0.0, 1.0]}
     assert line.goodput == {"a": [0.0, 0.0, 1.0, 0.0]}
@@ -72,7 +72,7 @@ def test_each_interval_has_what_happened_in_it() -> None:
 
 
 def test_a_device_counts_from_when_its_lanes_are_told_until_they_are_drained() -> None:
-    slots = {"v100-0/0": Slot(("v100", 0), 1000, 2.0), "t4-0/0": Slot(("t4", 0), 1000, None)}
+    slots = {"v100-0/0": LanePlace(("v100", 0), 1000, 2.0), "t4-0/0": LanePlace(("t4", 0), 1000, None)}
     story: list[tuple[float, Event, list[Command]]] = [
         (0.0, Applied((lane("v100-0/0"),)), []),
         (1.0, Applied((lane("v100-0/0"), lane("t4-0/0"))), []),
@@ -81,11 +81,11 @@ def test_a_device_counts_from_when_its_lanes_are_told_until_they_are_drained() -
     line = told(story, slots, 4.0)
     assert line.devices == pytest.approx([1.0, 2.0, 1.5, 1.0])
     assert line.cost == pytest.approx([2.0, 2.0, 1.0, 0.0])
-    assert told(story, {name: Slot(slot.device, 1000, None) for name, slot in slots.items()}, 4.0).cost is None
+    assert told(story, {name: LanePlace(slot.device, 1000, None) for name, slot in slots.items()}, 4.0).cost is None
 
 
 def recorded(seconds: float) -> tuple[Report, Timeline]:
-    recorder = Recorder(Dispatcher().handle, PROBLEM.rates, slots_of(PLAN, PROBLEM.fleet), seconds=seconds)
+    recorder = Recorder(Dispatcher().handle, PROBLEM.rates, lane_places(PLAN, PROBLEM.fleet), seconds=seconds)
     return simulate(PROBLEM, PLAN, seconds=seconds, handle=recorder), recorder.timeline()
 
 
@@ -105,7 +105,7 @@ def test_slots_know_what_their_device_costs() -> None:
     placement = Placement(model="a", batch=1, rate=1.0, duty=0.1, latency=0.1)
     cuts = tuple(Partition(share=share, placements=(placement,)) for share in (600, 400))
     plan = Plan(planner="hand", devices=(Device(kind="v100", id=3, partitions=cuts),))
-    assert slots_of(plan, [Kind(name="v100", price=3.0)]) == {
-        "v100-3/0": Slot(("v100", 3), 600, 3.0),
-        "v100-3/1": Slot(("v100", 3), 400, 3.0),
+    assert lane_places(plan, [Kind(name="v100", price=3.0)]) == {
+        "v100-3/0": LanePlace(("v100", 3), 600, 3.0),
+        "v100-3/1": LanePlace(("v100", 3), 400, 3.0),
     }

@@ -16,14 +16,14 @@ from cotenant.errors import PlanError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
 from cotenant.planners.forecast import forecast
-from cotenant.predictors import Margin
+from cotenant.predictors import ConstantMargin
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply, Run
-from cotenant.sim.run import run, simulate
-from cotenant.sim.service import Batches, Noise, Overhead, Service
+from cotenant.sim.run import simulate, simulate_lanes
+from cotenant.sim.service import BatchTimes, Noise, Overhead, Service
 from cotenant.workload import Workload
 from cotenant.workload.failures import Failure
-from cotenant.workload.sources import Closed, Poisson
+from cotenant.workload.sources import ClosedLoop, Poisson
 
 
 def profile(name: str, cv: float) -> Profile:
@@ -127,7 +127,7 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
                 replied.update(request.id for request in command.requests)
         return commands
 
-    workload = Workload({"a": Poisson(300.0 * factor), "b": Closed(round(10 * factor), think=0.01, samples=3)})
+    workload = Workload({"a": Poisson(300.0 * factor), "b": ClosedLoop(round(10 * factor), think=0.01, samples=3)})
     failures = [
         Failure(parts=("cpu-0/0",), time=0.5, back=0.3),
         Failure(parts=("cpu-0",), time=0.6, back=0.1),
@@ -153,12 +153,12 @@ def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much(
     """One of them is asked for ten times as much as the other, whose batches come between its own."""
     latencies = tuple(0.004 + 0.001 * rows for rows in range(1, 17))
     lane = LaneSpec(id="k0/0", models=tuple(LaneModel(model=name, latencies=latencies) for name in "ab"))
-    batches = {("k0/0", name): Batches(latencies, Noise(0.05)) for name in "ab"}
+    batches = {("k0/0", name): BatchTimes(latencies, Noise(0.05)) for name in "ab"}
 
     def goodput(times: float) -> float:
         models = [Model(name=name, slo=0.1) for name in "ab"]
         workload = Workload.poisson({"a": 650 * times, "b": 65 * times})
-        report = run([lane], models, workload, Service([lane], 0, batches), seconds=20)
+        report = simulate_lanes([lane], models, workload, Service([lane], 0, batches), seconds=20)
         return sum(each.ends["served"] for each in report.models) / 20
 
     within = goodput(0.9)
@@ -170,13 +170,15 @@ def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
     lanes = (LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
     models = (Model(name="m", slo=math.inf),)
     for load in (0.3, 0.6, 0.8):
-        report = run(lanes, models, Workload.poisson({"m": load * 100}), Service(lanes), seconds=300.0, seed=1)
+        report = simulate_lanes(
+            lanes, models, Workload.poisson({"m": load * 100}), Service(lanes), seconds=300.0, seed=1
+        )
         expected = 0.01 + 0.01 * load / (2 * (1 - load))
         assert report.models[0].mean == pytest.approx(expected, rel=0.05)
 
 
 def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None:
-    world = msgspec.structs.replace(PROBLEM, interference=Margin(1.5))
+    world = msgspec.structs.replace(PROBLEM, interference=ConstantMargin(1.5))
     seen = row(simulate(world, PLAN, seconds=10), "b")
     assert seen.observed is not None and seen.predicted is not None
     assert seen.observed == pytest.approx(1.5 * seen.predicted)
@@ -184,7 +186,7 @@ def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None
 
 def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
     lane = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
-    service = Service([lane], 0, {("cpu-0/0", "a"): Batches((0.01,), Noise(0.3))})
+    service = Service([lane], 0, {("cpu-0/0", "a"): BatchTimes((0.01,), Noise(0.3))})
     taken = [service.takes(Run("cpu-0/0", n, "a", (Request(n, "a", 0, 1),)), 0.0)[2] / 0.01 for n in range(20_000)]
     assert statistics.median(taken) == pytest.approx(1, rel=0.01)
     assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
@@ -278,7 +280,7 @@ def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: 
     report = simulate(
         msgspec.structs.replace(PROBLEM, fleet=(Kind(name="cpu", count=2),)),
         first,
-        Workload({"a": Poisson(200.0), "b": Closed(5, think=0.02, samples=2)}),
+        Workload({"a": Poisson(200.0), "b": ClosedLoop(5, think=0.02, samples=2)}),
         seconds=1.0,
         failures=failures,
         changes=changes,

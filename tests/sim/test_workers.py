@@ -6,7 +6,7 @@ import pytest
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import ConfigError, PlanError
 from cotenant.runtime.events import Applied, Died, Event, LaneModel, LaneSpec, Ready, Woke
-from cotenant.runtime.layout import Laid
+from cotenant.runtime.lane_assignment import LaneAssignment
 from cotenant.sim.workers import Workers
 from cotenant.workload.failures import Failure
 
@@ -32,7 +32,7 @@ class Watched:
         self.opened: list[list[str]] = []
         self.workers = Workers(first, lanes, self._open, lambda lane: startup)
 
-    def _open(self, lanes: Mapping[str, Laid]) -> None:
+    def _open(self, lanes: Mapping[str, LaneAssignment]) -> None:
         self.opened.append(list(lanes))
 
     def story(self) -> list[tuple[float, str]]:
@@ -173,7 +173,7 @@ def test_a_failure_at_no_time_is_refused(time: float, back: float, message: str)
         Failure(parts=("cpu-0",), time=time, back=back)
 
 
-def at_most_three(lanes: Iterable[Laid]) -> str:
+def at_most_three(lanes: Iterable[LaneAssignment]) -> str:
     """Devices that hold three workers and no more."""
     return "it is full" if len(list(lanes)) > 3 else ""
 

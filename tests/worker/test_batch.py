@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from cotenant.core.tensor import DTYPES, TensorSpec
 from cotenant.errors import ModelError
 from cotenant.worker import runners
-from cotenant.worker.batch import Batch
+from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.runners import Runner
 from cotenant.worker.runners.arrays import Array, datatype, decode_strings, encode_strings
-from cotenant.worker.wire import LARGE, Part, WorkerModel
+from cotenant.worker.wire import LARGE, TensorPart, WorkerModel
 from tests.worker import graphs
 
 NO_ROOM = (0, 0)
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(model: WorkerModel) -> Runner:
-    return runners.load(model, threads=1, fake=False)[0]
+    return runners.load_runner(model, threads=1, fake=False)[0]
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def memory() -> mmap.mmap:
     return mmap.mmap(-1, 1 << 20)
 
 
-def part(array: Array) -> Part:
+def part(array: Array) -> TensorPart:
     data = encode_strings(array) if array.dtype == object else array.tobytes()
-    return Part("x", datatype(array), array.shape, memoryview(data))
+    return TensorPart("x", datatype(array), array.shape, memoryview(data))
 
 
-def value(part: Part, memory: mmap.mmap) -> Array:
+def value(part: TensorPart, memory: mmap.mmap) -> Array:
     data = part.data if part.data is not None else memoryview(memory)[part.start : part.start + part.size]
     if part.datatype == "BYTES":
         return decode_strings(data, part.shape)
@@ -51,7 +51,7 @@ def value(part: Part, memory: mmap.mmap) -> Array:
 
 def run(runner: Runner, arrays: list[Array], memory: mmap.mmap, room: tuple[int, int] = NO_ROOM) -> list[Any]:
     """One output of each request, or the reason why there is none."""
-    answers = Batch(runner, memory, room).run([[part(array)] for array in arrays])
+    answers = BatchBuilder(runner, memory, room).run([[part(array)] for array in arrays])
     return [answer if isinstance(answer, str) else value(answer[0], memory) for answer in answers]
 
 
@@ -103,7 +103,7 @@ def test_strings_cross_both_ways(folder: Path, memory: mmap.mmap) -> None:
 )
 def test_strings_that_are_none_are_refused(folder: Path, memory: mmap.mmap, data: bytes, reason: str) -> None:
     runner = load(graphs.strings(folder / "strings.onnx"))
-    answers = Batch(runner, memory, NO_ROOM).run([[Part("x", "BYTES", (1, 2), memoryview(data))]])
+    answers = BatchBuilder(runner, memory, NO_ROOM).run([[TensorPart("x", "BYTES", (1, 2), memoryview(data))]])
     assert answers == [reason]
 
 
@@ -111,9 +111,9 @@ def test_inputs_in_the_arena_at_any_byte(folder: Path, memory: mmap.mmap) -> Non
     runner = load(graphs.identity(folder / "identity.onnx", 16))
     sent = np.arange(16, dtype=np.float32).reshape(1, 16)
     memory[4099 : 4099 + 64] = sent.tobytes()
-    placed = Part("x", "FP32", (1, 16), None, 4099, 64)
+    placed = TensorPart("x", "FP32", (1, 16), None, 4099, 64)
     for requests in ([[placed]], [[placed], [part(sent)]]):
-        for answer in Batch(runner, memory, NO_ROOM).run(requests):
+        for answer in BatchBuilder(runner, memory, NO_ROOM).run(requests):
             assert not isinstance(answer, str)
             np.testing.assert_array_equal(value(answer[0], memory), sent)
 
@@ -121,10 +121,10 @@ def test_inputs_in_the_arena_at_any_byte(folder: Path, memory: mmap.mmap) -> Non
 def test_a_large_output_takes_its_room_or_travels_in_line(folder: Path, memory: mmap.mmap) -> None:
     runner = load(graphs.identity(folder / "large.onnx", LARGE // 4))
     request = [part(np.ones((1, LARGE // 4), np.float32))]
-    (placed,) = Batch(runner, memory, (8192, LARGE)).run([request])
-    assert placed[0] == Part("y", "FP32", (1, LARGE // 4), None, 8192, LARGE)
-    (inside,) = Batch(runner, memory, (8192, LARGE - 1)).run([request])
-    assert isinstance(inside[0], Part) and inside[0].data is not None and len(inside[0].data) == LARGE
+    (placed,) = BatchBuilder(runner, memory, (8192, LARGE)).run([request])
+    assert placed[0] == TensorPart("y", "FP32", (1, LARGE // 4), None, 8192, LARGE)
+    (inside,) = BatchBuilder(runner, memory, (8192, LARGE - 1)).run([request])
+    assert isinstance(inside[0], TensorPart) and inside[0].data is not None and len(inside[0].data) == LARGE
 
 
 def test_an_output_without_rows_is_answered_one_request_at_a_time(folder: Path, memory: mmap.mmap) -> None:
@@ -162,10 +162,10 @@ def test_a_model_that_cannot_run_is_not_ready(folder: Path) -> None:
 def test_a_fake_model_repeats_what_is_alike_and_fills_the_rest(memory: mmap.mmap) -> None:
     inputs = (TensorSpec("x", "FP32", (-1, 2)),)
     outputs = (TensorSpec("y", "FP32", (-1, 2)), TensorSpec("z", "INT64", (-1, -1, 3)))
-    runner, _ = runners.load(
+    runner, _ = runners.load_runner(
         WorkerModel(name="f", inputs=inputs, outputs=outputs, latencies=(0.5,)), threads=1, fake=True
     )
-    (answer,) = Batch(runner, memory, NO_ROOM).run([[part(np.array([[1, 2]], np.float32))]])
+    (answer,) = BatchBuilder(runner, memory, NO_ROOM).run([[part(np.array([[1, 2]], np.float32))]])
     y, z = (value(it, memory) for it in answer if not isinstance(it, str))
     assert (y.tolist(), z.tolist()) == ([[1, 2]], [[[0, 0, 0]]])
     assert runner.least(1) == 0.5
@@ -176,11 +176,11 @@ def test_a_fake_model_without_latencies_is_refused() -> None:
     with pytest.raises(
         ModelError, match=r"^model 'f' has latencies for 2 rows, and 3 as its largest batch; profile it up to there$"
     ):
-        runners.load(model, threads=1, fake=True)
+        runners.load_runner(model, threads=1, fake=True)
 
 
 def test_onnx_on_a_gpu_needs_a_build_that_can(folder: Path) -> None:
     model = graphs.identity(folder / "identity.onnx", 16)
     reason = "runs nothing on a GPU; install onnxruntime-gpu in its place, or serve the model as TorchScript or torch"
     with pytest.raises(ModelError, match=rf"identity\.onnx: ONNX Runtime \S+ here {reason}.export$"):
-        runners.load(model, threads=1, fake=False, stream=0)
+        runners.load_runner(model, threads=1, fake=False, stream=0)

@@ -10,7 +10,7 @@ import pytest
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import ModelError
 from cotenant.worker.ensemble import NESTED, Ensemble, describe_ensemble
-from cotenant.worker.repository import find, scan
+from cotenant.worker.repository import find_model, scan_repository
 
 
 def info(
@@ -49,7 +49,7 @@ ensemble_scheduling { step [
 def described(root: Path, config: str) -> Ensemble:
     (root / "street").mkdir()
     (root / "street" / "config.pbtxt").write_text(config)
-    return describe_ensemble(find(root, "street"), INFOS, {"bad": "its file is empty", "nest": NESTED})
+    return describe_ensemble(find_model(root, "street"), INFOS, {"bad": "its file is empty", "nest": NESTED})
 
 
 def test_steps_are_ordered_by_what_they_take(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_model_may_be_a_step_twice(tmp_path: Path) -> None:
 
 def test_an_ensemble_needs_no_folder_for_its_version(tmp_path: Path) -> None:
     described(tmp_path, CONFIG)
-    (entry,) = scan(tmp_path)
+    (entry,) = scan_repository(tmp_path)
     assert (entry.version, entry.platform, entry.reason) == ("1", "ensemble", "")
     (tmp_path / "street" / "3").mkdir()
-    assert scan(tmp_path)[0].version == "3"
+    assert scan_repository(tmp_path)[0].version == "3"
 
 
 STEP = "ensemble_scheduling.step"
@@ -234,5 +234,5 @@ ensemble_scheduling { step [
 def test_what_is_no_ensemble_stops_nothing_else(tmp_path: Path, config: str, message: str) -> None:
     (tmp_path / "street").mkdir()
     (tmp_path / "street" / "config.pbtxt").write_text(config)
-    (entry,) = scan(tmp_path)
+    (entry,) = scan_repository(tmp_path)
     assert entry.reason.startswith(f"{tmp_path}/street/config.pbtxt: {message}")

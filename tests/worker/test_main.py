@@ -12,7 +12,7 @@ import pytest
 from cotenant.worker import main
 from cotenant.worker.arena import Arena
 from cotenant.worker.green import Multiprocessors
-from cotenant.worker.wire import Setup, pack
+from cotenant.worker.wire import Setup, encode_message
 
 
 def test_the_environment_of_a_lane_is_there_before_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_the_environment_of_a_lane_is_there_before_its_models(monkeypatch: pytes
     with ours, theirs:
         thread = threading.Thread(target=main.serve, args=(theirs, arena.fd, Multiprocessors(), lambda: 0.0))
         thread.start()
-        ours.sendall(pack(Setup(arena=arena.size, models=(), env={"COTENANT_TOLD": "by the lane"})))
+        ours.sendall(encode_message(Setup(arena=arena.size, models=(), env={"COTENANT_TOLD": "by the lane"})))
         ours.shutdown(socket.SHUT_WR)
         thread.join()
     arena.close()

@@ -15,7 +15,7 @@ from cotenant.worker import pbtxt
 
 
 def read(text: str, *repeated: str) -> pbtxt.Message:
-    return pbtxt.read(text, repeated, "config.pbtxt")
+    return pbtxt.read_pbtxt(text, repeated, "config.pbtxt")
 
 
 def test_a_config_as_people_write_it() -> None:
@@ -93,7 +93,7 @@ MESSAGES = st.recursive(
 
 @given(MESSAGES)
 def test_what_is_written_reads_back(message: dict[str, Any]) -> None:
-    assert read(pbtxt.write(message)) == message
+    assert read(pbtxt.write_pbtxt(message)) == message
 
 
 def test_agrees_with_protobuf() -> None:

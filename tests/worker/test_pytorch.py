@@ -21,29 +21,29 @@ import torch
 from cotenant.core.tensor import DTYPES, TensorSpec
 from cotenant.errors import DeviceError, ModelError
 from cotenant.worker import runners
-from cotenant.worker.batch import Batch
+from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.runners import Runner
 from cotenant.worker.runners.arrays import Array, datatype
-from cotenant.worker.runners.place import Processor
-from cotenant.worker.runners.pytorch import Torch, loaded
-from cotenant.worker.wire import Part, WorkerModel
+from cotenant.worker.runners.pytorch import Torch, load_model
+from cotenant.worker.runners.torch_device import CpuDevice
+from cotenant.worker.wire import TensorPart, WorkerModel
 from tests.worker import modules
 
 T = TypeVar("T")
 
 
 def load(model: WorkerModel) -> Runner:
-    return runners.load(model, threads=1, fake=False)[0]
+    return runners.load_runner(model, threads=1, fake=False)[0]
 
 
-def part(array: Array, name: str = "x") -> Part:
-    return Part(name, datatype(array), array.shape, memoryview(array.tobytes()))
+def part(array: Array, name: str = "x") -> TensorPart:
+    return TensorPart(name, datatype(array), array.shape, memoryview(array.tobytes()))
 
 
 def run(runner: Runner, arrays: list[Array]) -> list[Any]:
     """The first output of each request, or the reason why there is none."""
     with mmap.mmap(-1, 4096) as memory:
-        answers = Batch(runner, memory, (0, 0)).run([[part(array)] for array in arrays])
+        answers = BatchBuilder(runner, memory, (0, 0)).run([[part(array)] for array in arrays])
     return [
         answer
         if isinstance(answer, str)
@@ -59,7 +59,7 @@ def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkerModel]:
 
 @pytest.mark.parametrize("platform", modules.KINDS)
 def test_each_request_gets_its_own_rows(doubles: dict[str, WorkerModel], platform: str) -> None:
-    runner, footprint = runners.load(doubles[platform], threads=1, fake=False)
+    runner, footprint = runners.load_runner(doubles[platform], threads=1, fake=False)
     assert footprint == 2 * 64  # two outputs, each aligned
     assert (runner.device, runner.memory) == (0.0, 0)
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -74,11 +74,11 @@ def test_each_request_gets_its_own_rows(doubles: dict[str, WorkerModel], platfor
 @pytest.mark.parametrize("platform", modules.KINDS)
 def test_lanes_share_the_weights_of_a_file(doubles: dict[str, WorkerModel], platform: str) -> None:
     model = doubles[platform]
-    first, second = (loaded(model, torch.device("cpu")) for _ in range(2))
+    first, second = (load_model(model, torch.device("cpu")) for _ in range(2))
     assert first is second
     alive = weakref.ref(first)
     weight = next(first.parameters()).untyped_storage()  # type: ignore[attr-defined]
-    lanes = [Torch(model, Processor(), first) for _ in range(2)]
+    lanes = [Torch(model, CpuDevice(), first) for _ in range(2)]
     assert [lane.known for lane in lanes] == [False, True]  # the second runs one small batch, and is ready
     del first, second
     lanes[0].close()
@@ -132,7 +132,7 @@ class Small(torch.nn.Module):
     assert run(runner, requests[:1]) == [[[1, 1]]]
 
 
-class Lost(Processor):
+class Lost(CpuDevice):
     """A device on which nothing runs any more."""
 
     def scope(self) -> AbstractContextManager[object]:
@@ -144,7 +144,7 @@ class Lost(Processor):
 
 def test_a_broken_context_ends_the_worker(doubles: dict[str, WorkerModel]) -> None:
     model = doubles["pytorch_module"]
-    runner = Torch(model, Lost(), loaded(model, torch.device("cpu")))
+    runner = Torch(model, Lost(), load_model(model, torch.device("cpu")))
     error = "model 'm' broke its CUDA context: CUDA error: an illegal memory access was encountered"
     with pytest.raises(DeviceError, match=f"^{error}$"):
         run(runner, [np.ones((1, 2), np.float32)] * 3)
@@ -163,7 +163,7 @@ class Picky(torch.nn.Module):
     assert answers == [[[1, 1]], "CUDA error: invalid argument"]
 
 
-class Cached(Processor):
+class Cached(CpuDevice):
     """Keeps the memory of one model's batches for the next that asks."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ def test_models_of_a_lane_each_take_what_they_would_alone(tmp_path: Path) -> Non
     place = Cached()
     for platform in ("pytorch_module", "pytorch_libtorch"):
         model = modules.double(tmp_path, platform)
-        assert Torch(model, place, loaded(model, torch.device("cpu"))).memory == 1000
+        assert Torch(model, place, load_model(model, torch.device("cpu"))).memory == 1000
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_weights_without_memory_are_told_as_such(
 
     monkeypatch.setattr(opens, full)
     with pytest.raises(ModelError, match=r"model\.pt2?: no device memory for its weights: CUDA out of memory\. Tried"):
-        loaded(doubles[platform], torch.device("cpu"))
+        load_model(doubles[platform], torch.device("cpu"))
 
 
-class Recorder(Processor):
+class Recorder(CpuDevice):
     """Records as a GPU does: the same kernels, on the same memory."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ def test_recorded_sizes_are_replayed_and_others_computed(doubles: dict[str, Work
     model = doubles["pytorch_module"]
     place = Recorder()
     graphs = WorkerModel(**{it: getattr(model, it) for it in model.__struct_fields__} | {"graphs": (1, 4, 4, 64)})
-    runner = Torch(graphs, place, loaded(model, torch.device("cpu")))
+    runner = Torch(graphs, place, load_model(model, torch.device("cpu")))
     assert place.recorded == 2  # 64 is more than its largest batch
     for rows, replayed in ((4, 1), (3, 1), (1, 2), (4, 3)):
         sent = np.random.default_rng(rows).random((rows, 2), np.float32)
@@ -238,7 +238,7 @@ def test_inputs_of_no_fixed_size_are_not_recorded(tmp_path: Path) -> None:
     source = "import torch\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
     model = modules.python(tmp_path, source, inputs=spec, outputs=spec, graphs=(1, 2))
     place = Recorder()
-    Torch(model, place, loaded(model, torch.device("cpu")))
+    Torch(model, place, load_model(model, torch.device("cpu")))
     assert place.recorded == 0
 
 
@@ -261,9 +261,13 @@ def test_bf16_comes_back_as_it_went(tmp_path: Path) -> None:
     runner = load(modules.python(tmp_path, source, inputs=specs, outputs=specs))
     sent = np.array([[0x3F80, 0x4000]], np.uint16)  # 1 and 2
     with mmap.mmap(-1, 4096) as memory:
-        (answer,) = Batch(runner, memory, (0, 0)).run([[Part("x", "BF16", (1, 2), memoryview(sent.tobytes()))]])
+        (answer,) = BatchBuilder(runner, memory, (0, 0)).run(
+            [[TensorPart("x", "BF16", (1, 2), memoryview(sent.tobytes()))]]
+        )
     assert (
-        isinstance(answer[0], Part) and answer[0].datatype == "BF16" and bytes(answer[0].data or b"") == sent.tobytes()
+        isinstance(answer[0], TensorPart)
+        and answer[0].datatype == "BF16"
+        and bytes(answer[0].data or b"") == sent.tobytes()
     )
 
 
@@ -340,7 +344,7 @@ def test_what_a_traced_module_makes_is_made_on_its_device(tmp_path: Path) -> Non
         warnings.simplefilter("ignore")
         torch.jit.trace(torch.nn.Sequential(Positions()), torch.ones(2, 2)).save(str(path))
     y = (TensorSpec("y", "FP32", (-1, 2)),)
-    module: Any = loaded(modules.written(path, "pytorch_libtorch", outputs=y), torch.device("meta"))
+    module: Any = load_model(modules.written(path, "pytorch_libtorch", outputs=y), torch.device("meta"))
     assert 'value="meta"' in str(module.inlined_graph) and 'value="cpu"' not in str(module.inlined_graph)
     assert run(load(modules.written(path, "pytorch_libtorch", outputs=y)), [np.ones((1, 2), np.float32)]) == [[[1, 2]]]
 
@@ -349,7 +353,7 @@ def test_no_gpu_is_said_plainly(doubles: dict[str, WorkerModel]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(DeviceError, match=r"^PyTorch .* sees no GPU: .*; see `cotenant devices`$"):
-        runners.load(doubles["pytorch_module"], threads=1, fake=False, stream=0)
+        runners.load_runner(doubles["pytorch_module"], threads=1, fake=False, stream=0)
 
 
 def test_a_missing_pytorch_names_the_extra(doubles: dict[str, WorkerModel], monkeypatch: pytest.MonkeyPatch) -> None:

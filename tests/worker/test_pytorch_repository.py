@@ -42,23 +42,23 @@ def put(root: Path, saved: Path, *files: str, config: str = "") -> Path:
 
 
 def describe(root: Path) -> ModelInfo:
-    return repository.describe(repository.find(root, "m"))
+    return repository.describe(repository.find_model(root, "m"))
 
 
 @pytest.mark.parametrize(("platform", "file"), modules.KINDS.items())
 def test_what_is_described_is_what_runs(tmp_path: Path, saved: Path, platform: str, file: str) -> None:
     put(tmp_path, saved, file, config="" if file == "model.pt2" else f"max_batch_size: 8 {EDGES}")
-    entry = repository.find(tmp_path, "m")
+    entry = repository.find_model(tmp_path, "m")
     info = repository.describe(entry)
     assert (info.platform, info.max_batch_size) == (platform, 32 if file == "model.pt2" else 8)
     assert info.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
     assert [spec.shape for spec in info.outputs] == [(-1, 2), (-1, 1)]
-    model = repository.loadable(entry, info)
+    model = repository.worker_model(entry, info)
     assert (model.path, model.platform, model.batched, model.gradients, model.graphs) == (
         str(entry.path), platform, True, False, (),
     )  # fmt: skip
-    runner, _ = runners.load(model, threads=1, fake=False)
-    (tensor,) = repository.sample(entry, info, 3, np.random.default_rng(0))
+    runner, _ = runners.load_runner(model, threads=1, fake=False)
+    (tensor,) = repository.sample_inputs(entry, info, 3, np.random.default_rng(0))
     answers = runner.run({"x": tensor.array()})
     assert [(name, array.shape) for name, array in answers] == [
         (spec.name, (3, *spec.shape[1:])) for spec in info.outputs
@@ -90,7 +90,7 @@ def test_which_file_is_the_model(
     tmp_path: Path, saved: Path, files: tuple[str, ...], config: str, file: str, platform: str
 ) -> None:
     put(tmp_path, saved, *files, config=config)
-    entry = repository.find(tmp_path, "m")
+    entry = repository.find_model(tmp_path, "m")
     assert (entry.path.name, entry.platform) == (file, platform)
     assert bool(entry.reason) == (file not in files)
 
@@ -152,8 +152,8 @@ def test_what_runners_are_told(
     tmp_path: Path, saved: Path, config: str, gradients: bool, graphs: tuple[int, ...]
 ) -> None:
     put(tmp_path, saved, "model.pt", config=f"max_batch_size: 8 {EDGES} {config}")
-    entry = repository.find(tmp_path, "m")
-    model = repository.loadable(entry, repository.describe(entry))
+    entry = repository.find_model(tmp_path, "m")
+    model = repository.worker_model(entry, repository.describe(entry))
     assert (model.gradients, model.graphs) == (gradients, graphs)
 
 

@@ -40,7 +40,7 @@ def put(root: Path, name: str = "m", config: str | None = None, model: bytes | N
 
 
 def describe(root: Path) -> ModelInfo:
-    return repository.describe(repository.find(root, "m"))
+    return repository.describe(repository.find_model(root, "m"))
 
 
 def refused(root: Path, error: str) -> None:
@@ -50,7 +50,7 @@ def refused(root: Path, error: str) -> None:
 
 def test_a_model_without_a_config(tmp_path: Path) -> None:
     file = put(tmp_path)
-    (entry,) = repository.scan(tmp_path)
+    (entry,) = repository.scan_repository(tmp_path)
     assert (entry.name, entry.version, entry.path, entry.reason) == ("m", "1", file, "")
     assert repository.describe(entry) == ModelInfo(
         name="m",
@@ -75,11 +75,11 @@ def test_versions_are_numbers(tmp_path: Path, policy: str, served: list[str]) ->
     for version in ("2", "10", "9", "007", ".3", "old", "0"):
         put(tmp_path, version=version)
     (tmp_path / "m" / "config.pbtxt").write_text(policy)
-    assert [entry.version for entry in repository.scan(tmp_path)] == served
-    assert repository.find(tmp_path, "m").version == served[-1]
-    assert repository.find(tmp_path, "m", served[0]).version == served[0]
+    assert [entry.version for entry in repository.scan_repository(tmp_path)] == served
+    assert repository.find_model(tmp_path, "m").version == served[-1]
+    assert repository.find_model(tmp_path, "m", served[0]).version == served[0]
     with pytest.raises(NotFoundError, match=f"^model 'm' has no version '007' to serve; it has {', '.join(served)}$"):
-        repository.find(tmp_path, "m", "007")
+        repository.find_model(tmp_path, "m", "007")
 
 
 def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
     (tmp_path / "no_file" / "1").mkdir(parents=True)
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "README").write_text("not a model")
-    reasons = {entry.name: entry.reason for entry in repository.scan(tmp_path)}
+    reasons = {entry.name: entry.reason for entry in repository.scan_repository(tmp_path)}
     assert reasons == {
         "bad_config": f"{tmp_path}/bad_config/config.pbtxt:1: 'the end' where a number was due; "
         "expected protobuf text, such as `max_batch_size: 8`",
@@ -103,7 +103,7 @@ def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
         "no_version": f"{tmp_path}/no_version: no version; put the model into {tmp_path}/no_version/1/model.onnx",
     }
     with pytest.raises(ModelError, match="^" + re.escape(reasons["empty"])):
-        repository.describe(repository.find(tmp_path, "empty"))
+        repository.describe(repository.find_model(tmp_path, "empty"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_name_is_a_folder_of_the_repository(tmp_path: Path, name: str) -> None
     put(root, ".hidden")
     error = f"no model {name!r} in '{root}'; a model is one of its folders"
     with pytest.raises(NotFoundError, match=f"^{re.escape(error)}$"):
-        repository.find(root, name)
+        repository.find_model(root, name)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,7 +127,7 @@ def test_no_name_finds_what_is_outside(tmp_path: Path, name: str, version: str) 
         put(root)
         put(tmp_path, "outside")
     try:
-        entry = repository.find(root, name, version)
+        entry = repository.find_model(root, name, version)
     except NotFoundError:
         return
     assert entry.path == root / "m" / "1" / "model.onnx"
@@ -144,7 +144,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     (root / "file" / "1" / "model.onnx").symlink_to(outside)
     (root / "loop" / "1").mkdir(parents=True)
     (root / "loop" / "1" / "model.onnx").symlink_to("model.onnx")
-    reasons = {entry.name: entry.reason for entry in repository.scan(root)}
+    reasons = {entry.name: entry.reason for entry in repository.scan_repository(root)}
     assert reasons == {
         "file": f"{root}/file/1/model.onnx: leads out of the repository, to {outside}; move the model into {root}",
         "folder": f"{root}/folder: leads out of the repository, to {outside.parents[1]}; move the model into {root}",
@@ -156,7 +156,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
 def test_no_repository(tmp_path: Path) -> None:
     error = f"no model repository at '{tmp_path}/models': No such file or directory; name a folder of "
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}<model>/<version>/model.onnx$"):
-        repository.scan(tmp_path / "models")
+        repository.scan_repository(tmp_path / "models")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
@@ -265,7 +265,7 @@ def test_the_config_may_say_more_exactly(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_kept(tmp_path: Path) -> None:
     put(tmp_path, config="max_batch_size: 8 instance_group [ { count: 2 kind: KIND_CPU } ] something { else: 1 }")
-    assert repository.find(tmp_path, "m").config.fields == {
+    assert repository.find_model(tmp_path, "m").config.fields == {
         "max_batch_size": 8,
         "instance_group": [{"count": 2, "kind": "KIND_CPU"}],
         "something": {"else": 1},
@@ -274,25 +274,25 @@ def test_what_is_not_known_is_kept(tmp_path: Path) -> None:
 
 def test_labels(tmp_path: Path) -> None:
     put(tmp_path, config='output { name: "y" label_filename: "y.txt" }')
-    entry = repository.find(tmp_path, "m")
+    entry = repository.find_model(tmp_path, "m")
     with pytest.raises(ModelError, match=r"y\.txt: cannot read the labels of 'y'"):
-        repository.labels(entry, "y")
+        repository.read_labels(entry, "y")
     (tmp_path / "m" / "y.txt").write_text("cat\ndog\n")
-    assert repository.labels(entry, "y") == ("cat", "dog")
-    assert repository.labels(entry, "x") == ()
+    assert repository.read_labels(entry, "y") == ("cat", "dog")
+    assert repository.read_labels(entry, "x") == ()
 
 
 @pytest.mark.parametrize("kind", sorted(set(TensorProto.DataType.values()) - {0}))
 def test_a_sample_of_every_type_runs(tmp_path: Path, kind: int) -> None:
     """What ONNX Runtime cannot take is refused by name; all else gets a sample of the right type and shape."""
     put(tmp_path, model=onnx_bytes(("n", 3), kind))
-    entry = repository.find(tmp_path, "m")
+    entry = repository.find_model(tmp_path, "m")
     try:
         info = repository.describe(entry)
     except ModelError:
         assert TensorProto.DataType.Name(kind).startswith(("FLOAT", "COMPLEX", "INT", "UINT"))
         return
-    (tensor,) = repository.sample(entry, info, 5, np.random.default_rng(0))
+    (tensor,) = repository.sample_inputs(entry, info, 5, np.random.default_rng(0))
     assert (tensor.name, tensor.datatype, tensor.shape) == ("x", info.inputs[0].datatype, (5, 3))
     if tensor.datatype == "BYTES":
         assert bytes(tensor.data) == 15 * b"\x04\0\0\0text"
@@ -308,26 +308,26 @@ def test_a_sample_of_every_type_runs(tmp_path: Path, kind: int) -> None:
 def test_a_dynamic_dimension_needs_a_sample(tmp_path: Path) -> None:
     put(tmp_path, model=onnx_bytes(("n", "length", 8)))
     rng = np.random.default_rng(0)
-    entry = repository.find(tmp_path, "m")
+    entry = repository.find_model(tmp_path, "m")
     info = repository.describe(entry)
     hint = 'model_warmup { inputs { key: "x" value { dims: [16, 8] } } }'
     with pytest.raises(ModelError) as caught:
-        repository.sample(entry, info, 1, rng)
+        repository.sample_inputs(entry, info, 1, rng)
     assert str(caught.value) == (
         f"input 'x' has dims [-1, 8], and nothing says which are usual; put into {tmp_path}/m/config.pbtxt: `{hint}`"
     )
     (tmp_path / "m" / "config.pbtxt").write_text(hint.replace("dims", "zero_data: true dims"))
-    entry = repository.find(tmp_path, "m")
-    (tensor,) = repository.sample(entry, info, 4, rng)
+    entry = repository.find_model(tmp_path, "m")
+    (tensor,) = repository.sample_inputs(entry, info, 4, rng)
     assert tensor.shape == (4, 16, 8) and not tensor.array().any()
 
 
 @pytest.mark.parametrize(("dims", "most"), [((1, 3), 1), (("n", 3), 32)])
 def test_a_sample_is_no_larger_than_the_model_takes(tmp_path: Path, dims: tuple[int | str, ...], most: int) -> None:
     put(tmp_path, model=onnx_bytes(dims))
-    entry = repository.find(tmp_path, "m")
+    entry = repository.find_model(tmp_path, "m")
     info = repository.describe(entry)
-    assert repository.sample(entry, info, most, np.random.default_rng(0))[0].shape == (most, 3)
+    assert repository.sample_inputs(entry, info, most, np.random.default_rng(0))[0].shape == (most, 3)
     for rows in (0, most + 1):
         with pytest.raises(ModelError, match=f"{rows} rows at once; this model takes 1 to {most}$"):
-            repository.sample(entry, info, rows, np.random.default_rng(0))
+            repository.sample_inputs(entry, info, rows, np.random.default_rng(0))

@@ -8,13 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.worker.wire import Answer, FromWorker, Inbox, Part, Ready, Run, Timing, ToWorker, aligned, pack
+from cotenant.worker.wire import (
+    BatchResult,
+    FromWorker,
+    Inbox,
+    RunBatch,
+    TensorPart,
+    Timing,
+    ToWorker,
+    WorkerReady,
+    aligned,
+    encode_message,
+)
 
 TIMING = Timing(1.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 
-def run_of(data: bytes) -> Run:
-    return Run(7, "m", [[Part("x", "UINT8", (1, len(data)), memoryview(data))]], (4096, 8192))
+def run_of(data: bytes) -> RunBatch:
+    return RunBatch(7, "m", [[TensorPart("x", "UINT8", (1, len(data)), memoryview(data))]], (4096, 8192))
 
 
 def received(pieces: list[bytes]) -> list[bytes]:
@@ -46,11 +57,11 @@ def received(pieces: list[bytes]) -> list[bytes]:
 )
 def test_messages_survive_any_cut_of_the_stream(sizes: list[int], cut: int) -> None:
     runs = [run_of(bytes([index]) * size) for index, size in enumerate(sizes)]
-    stream = b"".join(pack(run) for run in runs)
+    stream = b"".join(encode_message(run) for run in runs)
     messages = received([stream[at : at + cut] for at in range(0, len(stream), cut)])
     decoded = [msgspec.msgpack.decode(message, type=ToWorker) for message in messages]
     for got, sent in zip(decoded, runs, strict=True):
-        assert isinstance(got, Run)
+        assert isinstance(got, RunBatch)
         assert (got.batch, got.model, got.room) == (7, "m", (4096, 8192))
         (part,), (original,) = got.requests[0], sent.requests[0]
         assert (part.name, part.shape, bytes(part.data or b"")) == ("x", original.shape, bytes(original.data or b""))
@@ -59,12 +70,12 @@ def test_messages_survive_any_cut_of_the_stream(sizes: list[int], cut: int) -> N
 @pytest.mark.parametrize(
     "message",
     [
-        Ready({"m": 64}),
-        Answer(3, [[Part("y", "FP32", (2,), None, 4096, 8)], "no such index"], TIMING),
+        WorkerReady({"m": 64}),
+        BatchResult(3, [[TensorPart("y", "FP32", (2,), None, 4096, 8)], "no such index"], TIMING),
     ],
 )
 def test_what_a_worker_says_comes_back_as_it_was(message: FromWorker) -> None:
-    (data,) = received([bytes(pack(message))])
+    (data,) = received([bytes(encode_message(message))])
     assert msgspec.msgpack.decode(data, type=FromWorker) == message
 
 

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
 from cotenant.workload import Workload
-from cotenant.workload.arrivals import Floats, Times, arrivals, merge, streams
+from cotenant.workload.arrivals import Floats, Times, generate_arrivals, merge_arrivals, random_streams
 from cotenant.workload.sources import Gamma, Poisson, Uniform
 
 
 def rng() -> np.random.Generator:
-    return streams(0, ["x"])["x"]
+    return random_streams(0, ["x"])["x"]
 
 
 def first(times: Times, count: int) -> Floats:
@@ -24,7 +24,7 @@ def first(times: Times, count: int) -> Floats:
 def collected(rates: dict[str, float], seconds: float, seed: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in rates}
     names = list(rates)
-    for times, sources in arrivals(Workload.poisson(rates), seconds, seed):
+    for times, sources in generate_arrivals(Workload.poisson(rates), seconds, seed):
         for time, source in zip(times.tolist(), sources.tolist(), strict=True):
             found[names[source]].append(time)
     return found
@@ -52,8 +52,8 @@ def test_uniform_arrivals_keep_their_distance_across_chunks() -> None:
 
 def test_a_rate_of_nothing_brings_nothing() -> None:
     assert list(Poisson(0.0).times(rng())) == []
-    assert list(merge([Poisson(0.0).times(rng())], 10.0)) == []
-    assert list(merge([], 10.0)) == []
+    assert list(merge_arrivals([Poisson(0.0).times(rng())], 10.0)) == []
+    assert list(merge_arrivals([], 10.0)) == []
 
 
 def test_one_seed_gives_one_sequence() -> None:
@@ -79,7 +79,7 @@ def test_merge_orders_all_before_the_end_and_keeps_the_order_of_each_source(
 
     merged = [
         (float(time), int(source))
-        for times, indices in merge([chunks(times) for times in sources], seconds)
+        for times, indices in merge_arrivals([chunks(times) for times in sources], seconds)
         for time, source in zip(times, indices, strict=True)
     ]
     assert [time for time, _ in merged] == sorted(time for times in sources for time in times if time < seconds)
@@ -93,6 +93,6 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^cv 0 of the gaps between arrivals must lie above 0$"):
         Gamma(1.0, 0.0)
     with pytest.raises(ConfigError, match=r"^0 s is no time to run for; take more than 0$"):
-        next(arrivals(Workload.poisson({"a": 1.0}), 0.0, 0))
+        next(generate_arrivals(Workload.poisson({"a": 1.0}), 0.0, 0))
     with pytest.raises(ConfigError, match=r"^seed -3 is negative; take 0 or more$"):
-        streams(-3, ["a"])
+        random_streams(-3, ["a"])

@@ -6,13 +6,13 @@ import pytest
 
 from cotenant.errors import ConfigError
 from cotenant.workload import Source, Workload
-from cotenant.workload.arrivals import Floats, arrivals, merge, streams
+from cotenant.workload.arrivals import Floats, generate_arrivals, merge_arrivals, random_streams
 from cotenant.workload.shapes import gpulet_waves, hetsev_fluctuating, hetsev_production, hills, wave
-from cotenant.workload.sources import Closed, Curve, Gamma, Modulated, Offline, Poisson, Uniform
+from cotenant.workload.sources import ClosedLoop, Curve, Gamma, MarkovModulated, Offline, Poisson, Uniform
 
 
 def times(source: Source, seconds: float, seed: int = 0) -> Floats:
-    chunks = merge([source.times(streams(seed, ["x"])["x"])], seconds)
+    chunks = merge_arrivals([source.times(random_streams(seed, ["x"])["x"])], seconds)
     return np.concatenate([np.empty(0), *(times for times, _ in chunks)])
 
 
@@ -25,7 +25,7 @@ SOURCES: list[Source] = [
     Poisson(40.0),
     Gamma(40.0, 2.0),
     Uniform(40.0),
-    Modulated((20.0, 200.0), (8.0, 1.0)),
+    MarkovModulated((20.0, 200.0), (8.0, 1.0)),
     Curve(((0, 0), (20, 80), (40, 0)), repeat=True),
     Curve(((0, 80), (30, 80), (30, 0), (60, 0)), repeat=True, cv=0.5),
 ]
@@ -41,7 +41,7 @@ def test_the_rate_is_what_comes_on_average_and_a_multiple_brings_as_many_more(so
     assert times(source.scaled(0.0), 20_000.0).size == 0
 
 
-@pytest.mark.parametrize("source", [*SOURCES, Closed(5, think=1.0), Offline(7)])
+@pytest.mark.parametrize("source", [*SOURCES, ClosedLoop(5, think=1.0), Offline(7)])
 def test_one_seed_gives_one_sequence_in_the_order_of_time(source: Source) -> None:
     found = times(source, 300.0)
     assert found.size and (np.diff(found) >= 0).all()
@@ -53,7 +53,7 @@ def test_one_seed_gives_one_sequence_in_the_order_of_time(source: Source) -> Non
 def test_a_source_keeps_its_arrivals_whatever_becomes_of_others() -> None:
     def of_a(workload: Workload) -> list[float]:
         index = list(workload.sources).index("a")
-        return [t for found, at in arrivals(workload, 100.0, 3) for t in found[at == index].tolist()]
+        return [t for found, at in generate_arrivals(workload, 100.0, 3) for t in found[at == index].tolist()]
 
     bursts = SOURCES[3]
     alone = of_a(Workload({"a": bursts}))
@@ -62,7 +62,7 @@ def test_a_source_keeps_its_arrivals_whatever_becomes_of_others() -> None:
 
 
 def test_a_modulated_process_bursts_and_its_states_last() -> None:
-    source = Modulated((10.0, 1000.0), (9.0, 1.0))
+    source = MarkovModulated((10.0, 1000.0), (9.0, 1.0))
     counts, _ = np.histogram(times(source, 5000.0), np.arange(5001.0))
     assert counts.mean() == pytest.approx(source.rate, rel=0.1)
     assert counts.var() / counts.mean() > 100  # 1 for Poisson
@@ -76,10 +76,10 @@ def test_a_modulated_process_bursts_and_its_states_last() -> None:
 
 
 def test_three_states_are_visited_alike() -> None:
-    source = Modulated((0.0, 30.0, 300.0), (1.0, 2.0, 1.0))
+    source = MarkovModulated((0.0, 30.0, 300.0), (1.0, 2.0, 1.0))
     assert source.rate == pytest.approx(90.0)
     assert times(source, 4000.0).size / 4000 == pytest.approx(90.0, rel=0.1)
-    assert times(Modulated((50.0,), (1.0,)), 400.0).size / 400 == pytest.approx(50.0, rel=0.05)
+    assert times(MarkovModulated((50.0,), (1.0,)), 400.0).size / 400 == pytest.approx(50.0, rel=0.05)
 
 
 def test_a_curve_is_followed_along_lines_steps_and_pauses() -> None:
@@ -146,10 +146,10 @@ def test_a_hill_is_a_cosine() -> None:
 
 
 def test_callers_and_samples_come_whole() -> None:
-    assert Closed(5).rate is None
-    assert [Closed(5).scaled(factor).callers for factor in (0.0, 0.01, 0.5, 1.0, 1.5)] == [0, 1, 2, 5, 8]
+    assert ClosedLoop(5).rate is None
+    assert [ClosedLoop(5).scaled(factor).callers for factor in (0.0, 0.01, 0.5, 1.0, 1.5)] == [0, 1, 2, 5, 8]
     assert Offline(5).scaled(2.0) == Offline(10)
-    assert times(Closed(3, samples=2), 1.0).tolist() == [0.0] * 6
+    assert times(ClosedLoop(3, samples=2), 1.0).tolist() == [0.0] * 6
     assert times(Offline(4), 1.0).tolist() == [0.0] * 4
 
 
@@ -166,19 +166,19 @@ def test_a_workload_is_scaled_as_a_whole() -> None:
         (lambda: Poisson(1e300), r"^a rate of 1e\+300 requests/s is more than can be simulated; take 1e\+09 at most$"),
         (lambda: Uniform(math.inf), r"^a rate of inf requests/s is none; take 0 or more$"),
         (lambda: Gamma(1.0, -1.0), r"^cv -1 of the gaps between arrivals must lie above 0$"),
-        (lambda: Modulated((1.0, 2.0), (1.0,)), r"^2 rates and 1 stays; give one stay for each rate$"),
-        (lambda: Modulated((1.0,), (0.0,)), r"^stays of 0 s; all must lie above 0$"),
+        (lambda: MarkovModulated((1.0, 2.0), (1.0,)), r"^2 rates and 1 stays; give one stay for each rate$"),
+        (lambda: MarkovModulated((1.0,), (0.0,)), r"^stays of 0 s; all must lie above 0$"),
         (lambda: Curve(((1, 5),)), r"^a curve begins at 0 s; give the rate there$"),
         (lambda: Curve(()), r"^a curve begins at 0 s; give the rate there$"),
         (lambda: Curve(((0, 5), (2, 5), (1, 5))), r"^a curve goes from 2 s to 1 s; points go in the order of time$"),
         (lambda: Curve(((0, 5),), repeat=True), r"^a curve that repeats must last longer than 0 s$"),
         (lambda: Curve(((0, -5),)), r"^a rate of -5 requests/s is none; take 0 or more$"),
         (lambda: Offline(10**12), r"^1e\+12 callers or samples; take 0 to 10,000,000$"),
-        (lambda: Closed(10**6, samples=100), r"^1e\+08 callers or samples; take 0 to 10,000,000$"),
-        (lambda: Closed(-1), r"^-1 callers or samples; take 0 to 10,000,000$"),
-        (lambda: Closed(1, think=math.inf), r"^callers who think for inf s; take 0 or more$"),
-        (lambda: Closed(1, samples=0), r"^queries of 0 samples; take 1 or more$"),
-        (lambda: Closed(1).scaled(math.inf), r"^inf callers or samples; take 0 to 10,000,000$"),
+        (lambda: ClosedLoop(10**6, samples=100), r"^1e\+08 callers or samples; take 0 to 10,000,000$"),
+        (lambda: ClosedLoop(-1), r"^-1 callers or samples; take 0 to 10,000,000$"),
+        (lambda: ClosedLoop(1, think=math.inf), r"^callers who think for inf s; take 0 or more$"),
+        (lambda: ClosedLoop(1, samples=0), r"^queries of 0 samples; take 1 or more$"),
+        (lambda: ClosedLoop(1).scaled(math.inf), r"^inf callers or samples; take 0 to 10,000,000$"),
         (lambda: Offline(1).scaled(-2), r"^-2 callers or samples; take 0 to 10,000,000$"),
         (lambda: Offline(-1), r"^-1 callers or samples; take 0 to 10,000,000$"),
     ],

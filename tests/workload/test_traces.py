@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from cotenant.errors import ConfigError
-from cotenant.workload.arrivals import Floats, streams
-from cotenant.workload.traces import Replayed, Survey, Trace, read_minutes
+from cotenant.workload.arrivals import Floats, random_streams
+from cotenant.workload.traces import Trace, TraceSource, TraceSummary, read_minutes
 
 TRACE = """HashOwner,HashApp,HashFunction,Trigger,1,2,3
 o,a,f,http,60,0,120
@@ -47,17 +47,17 @@ def trace(folder: Path, text: str, column: str | int = "time", key: str | int | 
     return Trace(file=file, column=column, key=key, **more)
 
 
-def replayed(source: Replayed, seed: int = 0) -> Floats:
-    return np.concatenate([np.empty(0), *source.times(streams(seed, ["x"])["x"])])
+def replayed(source: TraceSource, seed: int = 0) -> Floats:
+    return np.concatenate([np.empty(0), *source.times(random_streams(seed, ["x"])["x"])])
 
 
 def test_requests_come_at_their_times_after_the_first_of_the_trace(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time,duration\nf,100.5,1\ng,101,1\nf,103,1\n", key="func")
-    survey = Survey.of(known)
-    assert survey == Survey(100.5, 103.0, Counter(f=2, g=1))
-    assert replayed(Replayed(trace=known, survey=survey)).tolist() == [0.0, 0.5, 2.5]
-    assert replayed(Replayed(trace=known, survey=survey, names=frozenset("g"))).tolist() == [0.5]
-    twice = Replayed(trace=known, survey=survey, names=frozenset("f"), speed=2.0)
+    survey = TraceSummary.of(known)
+    assert survey == TraceSummary(100.5, 103.0, Counter(f=2, g=1))
+    assert replayed(TraceSource(trace=known, survey=survey)).tolist() == [0.0, 0.5, 2.5]
+    assert replayed(TraceSource(trace=known, survey=survey, names=frozenset("g"))).tolist() == [0.5]
+    twice = TraceSource(trace=known, survey=survey, names=frozenset("f"), speed=2.0)
     assert replayed(twice).tolist() == [0.0, 1.25]
     assert twice.rate == pytest.approx(2 / 1.25)
 
@@ -77,7 +77,7 @@ def test_times_are_read_as_numbers_dates_or_as_twitter_writes_them(
     tmp_path: Path, text: str, column: str | int, unit: float
 ) -> None:
     known = trace(tmp_path, text, column, unit=unit)
-    times = replayed(Replayed(trace=known, survey=Survey.of(known)))
+    times = replayed(TraceSource(trace=known, survey=TraceSummary.of(known)))
     assert times == pytest.approx([0.0, 2.25][: times.size], abs=1e-6)
 
 
@@ -86,8 +86,8 @@ def test_a_long_trace_is_read_in_chunks_and_as_it_is(tmp_path: Path) -> None:
     times = np.cumsum(rng.exponential(0.01, 20_000))
     names = rng.choice(["f", "g"], times.size)
     known = trace(tmp_path, "".join(f"{n},{t!r}\n" for n, t in zip(names, times.tolist(), strict=True)), 2, 1)
-    survey = Survey.of(known)
-    source = Replayed(trace=known, survey=survey, names=frozenset("g"))
+    survey = TraceSummary.of(known)
+    source = TraceSource(trace=known, survey=survey, names=frozenset("g"))
     assert replayed(source) == pytest.approx(times[names == "g"] - times[0])
     assert max(chunk.size for chunk in source.times(rng)) < 5000
     assert source.rate == pytest.approx(50, rel=0.05)
@@ -97,7 +97,7 @@ def test_a_long_trace_is_read_in_chunks_and_as_it_is(tmp_path: Path) -> None:
 def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, factor: float) -> None:
     times = [n * 0.01 for n in range(10_000)] + [100 + n * 0.1 for n in range(1000)]
     known = trace(tmp_path, "time\n" + "".join(f"{time!r}\n" for time in times))
-    source = Replayed(trace=known, survey=Survey.of(known)).scaled(factor)
+    source = TraceSource(trace=known, survey=TraceSummary.of(known)).scaled(factor)
     found = replayed(source)
     assert (np.diff(found) >= 0).all()
     busy, calm = (found < 100).sum(), (found >= 100).sum()
@@ -125,22 +125,22 @@ def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, facto
 )
 def test_what_is_no_list_of_times_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Survey.of(trace(tmp_path, text))
+        TraceSummary.of(trace(tmp_path, text))
 
 
 def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time\nf,1\nf,2\ng,2\n", key="func")
     with pytest.raises(ConfigError, match=r"t\.csv: nothing is called 'h'; most asked for are f, g$"):
-        Replayed(trace=known, survey=Survey.of(known), names=frozenset("h"))
+        TraceSource(trace=known, survey=TraceSummary.of(known), names=frozenset("h"))
     with pytest.raises(ConfigError, match=r"none\.csv: cannot be read: No such file or directory$"):
-        Survey.of(Trace(file=tmp_path / "none.csv", column="time"))
+        TraceSummary.of(Trace(file=tmp_path / "none.csv", column="time"))
     with pytest.raises(ConfigError, match=r"t\.csv: column 0; the first is 1$"):
-        Survey.of(trace(tmp_path, "1\n", 0))
+        TraceSummary.of(trace(tmp_path, "1\n", 0))
 
 
 def test_a_trace_that_changes_between_two_readings_is_said(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time\nf,1\nf,2\n", key="func")
-    source = Replayed(trace=known, survey=Survey.of(known))
+    source = TraceSource(trace=known, survey=TraceSummary.of(known))
     known.file.write_text("func,time\nf,1\nf,gone\n")
     with pytest.raises(ConfigError, match=r"t\.csv: it has changed since it was first read; start again$"):
         replayed(source)

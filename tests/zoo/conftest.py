@@ -17,7 +17,7 @@ Run = Callable[[str, Sequence[Tensor]], tuple[Tensor, ...]]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the smaller half of the zoo."""
     root = tmp_path_factory.mktemp("zoo") / "models"
-    zoo.build(root, ["digits", "cancer", "wine", "minilm", "lenet", "mobilenet_v2", "ssd_mobilenet"])
+    zoo.build_models(root, ["digits", "cancer", "wine", "minilm", "lenet", "mobilenet_v2", "ssd_mobilenet"])
     return root
 
 
@@ -27,7 +27,7 @@ def run(models: Path) -> Run:
     sessions: dict[str, onnxruntime.InferenceSession] = {}
 
     def run(name: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        entry = repository.find(models, name)
+        entry = repository.find_model(models, name)
         if name not in sessions:
             sessions[name] = onnxruntime.InferenceSession(entry.path, providers=["CPUExecutionProvider"])
         outputs = [tensor.name for tensor in sessions[name].get_outputs()]

@@ -11,7 +11,7 @@ from tests.zoo.conftest import Run
 
 
 def answer(run: Run, model: str, seed: int = 0) -> tuple[str, str]:
-    question = answers.ask(model, np.random.default_rng(seed))
+    question = answers.example_request(model, np.random.default_rng(seed))
     return question.what, question.read([run(model, inputs) for inputs in question.requests])
 
 
@@ -45,10 +45,10 @@ def test_every_kind_answers(run: Run, model: str, pattern: str) -> None:
 
 @pytest.mark.parametrize("model", ZOO)
 def test_requests_are_of_one_row(model: str) -> None:
-    question = answers.ask(model, np.random.default_rng(0))
+    question = answers.example_request(model, np.random.default_rng(0))
     assert question.requests and all(tensor.shape[0] == 1 for inputs in question.requests for tensor in inputs)
 
 
 def test_an_unknown_model() -> None:
     with pytest.raises(ConfigError, match=r"^no model 'vgg17' in the zoo; did you mean 'vgg16'\?"):
-        answers.ask("vgg17", np.random.default_rng(0))
+        answers.example_request("vgg17", np.random.default_rng(0))

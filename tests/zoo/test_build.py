@@ -19,7 +19,7 @@ SMALL = ["lenet", "wine"]
 
 
 def test_every_model_is_what_its_config_says_and_runs(models: Path, run: Run) -> None:
-    entries = repository.scan(models)
+    entries = repository.scan_repository(models)
     assert len(entries) == 7
     for entry in entries:
         assert not entry.reason
@@ -27,15 +27,15 @@ def test_every_model_is_what_its_config_says_and_runs(models: Path, run: Run) ->
         assert info.max_batch_size == MAX_BATCH
         assert {tensor.name for tensor in entry.config.input} == {tensor.name for tensor in info.inputs}
         assert {tensor.name for tensor in entry.config.output} == {tensor.name for tensor in info.outputs}
-        outputs = run(entry.name, repository.sample(entry, info, 2, np.random.default_rng(0)))
+        outputs = run(entry.name, repository.sample_inputs(entry, info, 2, np.random.default_rng(0)))
         for spec, output in zip(info.outputs, outputs, strict=True):
             assert output.shape == (2, *spec.shape[1:]) and np.isfinite(output.array()).all()
 
 
 def test_the_second_time_nothing_is_built(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    first = zoo.build(tmp_path, SMALL, progress=lambda *it: told.append(it))
-    second = zoo.build(tmp_path, SMALL)
+    first = zoo.build_models(tmp_path, SMALL, progress=lambda *it: told.append(it))
+    second = zoo.build_models(tmp_path, SMALL)
     assert told == [("lenet", 0, 2), ("wine", 1, 2)]
     assert [model.fresh for model in first + second] == [True, True, False, False]
     assert [model.notes for model in first] == [model.notes for model in second]
@@ -45,7 +45,7 @@ def test_the_second_time_nothing_is_built(tmp_path: Path) -> None:
 
 def test_a_seed_gives_the_same_model_whatever_is_built_beside_it(tmp_path: Path) -> None:
     def lenet(names: list[str], seed: int) -> bytes:
-        return {it.name: it for it in zoo.build(tmp_path, names, seed)}["lenet"].path.read_bytes()
+        return {it.name: it for it in zoo.build_models(tmp_path, names, seed)}["lenet"].path.read_bytes()
 
     first = lenet(["lenet"], 0)
     assert lenet(["lenet"], 1) != first
@@ -53,11 +53,11 @@ def test_a_seed_gives_the_same_model_whatever_is_built_beside_it(tmp_path: Path)
 
 
 def test_what_is_broken_is_built_anew(tmp_path: Path) -> None:
-    (built,) = zoo.build(tmp_path, ["lenet"])
+    (built,) = zoo.build_models(tmp_path, ["lenet"])
     whole = built.path.read_bytes()
     shutil.rmtree(built.path.parent)
     (tmp_path / ".lenet.new").mkdir()  # a build that was killed
-    (again,) = zoo.build(tmp_path, ["lenet"])
+    (again,) = zoo.build_models(tmp_path, ["lenet"])
     assert again.fresh and again.path.read_bytes() == whole
 
 
@@ -67,7 +67,7 @@ def test_a_model_of_the_user_stays(tmp_path: Path) -> None:
     file.write_text("mine")
     error = f"{tmp_path}/lenet is not of the zoo, and stays as it is; move it, or leave 'lenet' out"
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}$"):
-        zoo.build(tmp_path, ["lenet"])
+        zoo.build_models(tmp_path, ["lenet"])
     assert file.read_text() == "mine"
 
 
@@ -75,7 +75,7 @@ def test_a_name_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^no model 'resnet5' in the zoo; did you mean 'resnet50'\?; it has digits, "
     ):
-        zoo.build(tmp_path / "models", ["resnet5"])
+        zoo.build_models(tmp_path / "models", ["resnet5"])
     assert not (tmp_path / "models").exists()
 
 
@@ -83,14 +83,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     error = f"cannot write models into '{tmp_path}/file/models': Not a directory; name another folder"
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}$"):
-        zoo.build(tmp_path / "file" / "models", SMALL)
+        zoo.build_models(tmp_path / "file" / "models", SMALL)
 
 
 def test_one_builder_at_a_time(tmp_path: Path) -> None:
     with (tmp_path / ".zoo.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match=r"^another process builds models in .*; wait until it is done$"):
-            zoo.build(tmp_path, SMALL)
+            zoo.build_models(tmp_path, SMALL)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_missing_package_names_the_extra(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=f"^the zoo needs '{package}'; run `pip install 'cotenant\\[zoo\\]'`$"):
-        zoo.build(tmp_path, [model])
+        zoo.build_models(tmp_path, [model])
 
 
 def test_the_demo_is_worth_showing() -> None:

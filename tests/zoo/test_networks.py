@@ -65,12 +65,12 @@ def test_ssd_mobilenet_is_the_one_of_onnx() -> None:
 
 def built(root: Path, name: str, seed: int = 0) -> tuple[WorkerModel, dict[str, Array]]:
     """What a worker loads, and two rows of input."""
-    zoo.build(root, [name], seed, torch=True)
-    entry = repository.find(root, name)
+    zoo.build_models(root, [name], seed, torch=True)
+    entry = repository.find_model(root, name)
     assert not entry.reason
     info = repository.describe(entry)
-    tensors: tuple[Tensor, ...] = repository.sample(entry, info, 2, np.random.default_rng(0))
-    return repository.loadable(entry, info), {tensor.name: tensor.array() for tensor in tensors}
+    tensors: tuple[Tensor, ...] = repository.sample_inputs(entry, info, 2, np.random.default_rng(0))
+    return repository.worker_model(entry, info), {tensor.name: tensor.array() for tensor in tensors}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_served_as_it_is_drawn(tmp_path: Path, name: str) -> None:
     """From its files, in batches of one and two rows, which tracing had not seen; rows do not touch each other."""
     model, inputs = built(tmp_path, name)
     small = WorkerModel(**{it: getattr(model, it) for it in model.__struct_fields__} | {"max_batch": 2})
-    runner, _ = runners.load(small, threads=1, fake=False)
+    runner, _ = runners.load_runner(small, threads=1, fake=False)
     both = {output: array.copy() for output, array in runner.run(inputs)}
     edges = networks.NETWORKS[name].outputs
     assert {output: array.shape for output, array in both.items()} == {it: (2, *edges[it][1]) for it in edges}
@@ -105,7 +105,7 @@ def test_served_as_it_is_drawn(tmp_path: Path, name: str) -> None:
     for output, array in alone:
         np.testing.assert_allclose(array[0], both[output][1], rtol=1e-3, atol=1e-3 * np.abs(array).max())
     with torch.inference_mode():
-        drawn = networks.seeded(name, 0)(*(torch.from_numpy(it.copy()) for it in inputs.values()))
+        drawn = networks.seeded_network(name, 0)(*(torch.from_numpy(it.copy()) for it in inputs.values()))
     first = drawn[0] if isinstance(drawn, tuple) else drawn
     np.testing.assert_allclose(
         next(iter(both.values())), first.numpy(), rtol=1e-4, atol=1e-4 * float(first.abs().max())
@@ -115,7 +115,7 @@ def test_served_as_it_is_drawn(tmp_path: Path, name: str) -> None:
 def test_a_seed_gives_the_same_weights_whatever_was_drawn_before() -> None:
     def weight(seed: int) -> torch.Tensor:
         torch.rand(3)
-        return next(networks.seeded("lenet", seed).parameters())
+        return next(networks.seeded_network("lenet", seed).parameters())
 
     state = torch.random.get_rng_state()
     assert torch.equal(weight(0), weight(0)) and not torch.equal(weight(0), weight(1))
@@ -125,7 +125,7 @@ def test_a_seed_gives_the_same_weights_whatever_was_drawn_before() -> None:
 def test_either_kind_takes_the_place_of_the_other(tmp_path: Path) -> None:
     kinds = []
     for as_torch in (False, True, True, False):
-        (model,) = zoo.build(tmp_path, ["lenet"], torch=as_torch)
+        (model,) = zoo.build_models(tmp_path, ["lenet"], torch=as_torch)
         kinds.append((model.path.name, model.fresh))
     assert kinds == [("model.onnx", True), ("model.pt", True), ("model.pt", False), ("model.onnx", True)]
     assert [path.name for path in (tmp_path / "lenet" / "1").iterdir()] == ["model.onnx"]
@@ -159,4 +159,4 @@ def test_every_recipe_has_its_network() -> None:
 )
 def test_a_name_that_is_not_there(tmp_path: Path, name: str, as_torch: bool, error: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}"):
-        zoo.build(tmp_path, [name], torch=as_torch)
+        zoo.build_models(tmp_path, [name], torch=as_torch)

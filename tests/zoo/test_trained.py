@@ -15,8 +15,8 @@ from tests.zoo.conftest import Run
 
 @pytest.mark.parametrize(("name", "least"), [("digits", 0.97), ("cancer", 0.92), ("wine", 0.9)])
 def test_right_on_rows_that_it_never_saw(models: Path, run: Run, name: str, least: float) -> None:
-    known = trained.data(name)
-    entry = repository.find(models, name)
+    known = trained.load_dataset(name)
+    entry = repository.find_model(models, name)
     rows = known.held_out_x
     (found,) = run(name, [Tensor(entry.config.input[0].name, "FP32", rows.shape, rows.tobytes())])
     chances = found.array()
@@ -24,12 +24,12 @@ def test_right_on_rows_that_it_never_saw(models: Path, run: Run, name: str, leas
     right = float((chances.argmax(1) == known.held_out_y).mean())
     assert right >= least
     assert entry.config.parameters["score"].string_value == f"{right:.1%} of {len(rows)} held-out rows right"
-    assert repository.labels(entry, "probabilities") == known.names
+    assert repository.read_labels(entry, "probabilities") == known.names
 
 
 @pytest.mark.parametrize("name", ["digits", "cancer", "wine"])
 def test_no_row_is_in_both_parts(name: str) -> None:
-    known = trained.data(name)
+    known = trained.load_dataset(name)
     train, held_out = ({row.tobytes() for row in part} for part in (known.x, known.held_out_x))
     assert not train & held_out and len(known.held_out_y) > 40
 
@@ -37,7 +37,7 @@ def test_no_row_is_in_both_parts(name: str) -> None:
 def test_the_forest_is_scikit_learns(models: Path, run: Run) -> None:
     """Thresholds are float64 there and float32 here; no row may fall on the other side of one."""
     graph = Graph("cancer", np.random.default_rng([0, *b"cancer"]))
-    known = trained.data("cancer")
+    known = trained.load_dataset("cancer")
     seed = int(graph.rng.integers(2**31))
     theirs = ExtraTreesClassifier(300, random_state=seed).fit(known.x, known.y).predict_proba(known.held_out_x)
     (ours,) = run("cancer", [Tensor("features", "FP32", known.held_out_x.shape, known.held_out_x.tobytes())])

@@ -7,23 +7,23 @@ is what CUDA_VISIBLE_DEVICES takes; an index depends on who looks.
 
 from __future__ import annotations
 
-from cotenant.backends.nvidia.activity import Process, Reading, processes, readings
+from cotenant.backends.nvidia.activity import GpuProcess, GpuReading, gpu_processes, gpu_reading
 from cotenant.backends.nvidia.cards import (
     Gpu,
-    Instance,
-    apart,
-    chosen,
-    driver,
-    gpus,
-    instances,
-    kinds,
-    named,
-    profiles,
-    size,
+    MigInstance,
+    capacity_fingerprint,
+    device_kinds,
+    driver_version,
+    gpus_by_device,
+    list_gpus,
+    mig_instances,
+    mig_profiles,
+    select_gpus,
+    with_distinct_kinds,
 )
-from cotenant.backends.nvidia.nvml import asking, session, words
-from cotenant.backends.nvidia.watch import HUNG, LOOK, SILENT, WATCH, Watch
-from cotenant.backends.nvidia.ways import CONTROL, able, mechanisms
+from cotenant.backends.nvidia.nvml import nvml_error_text, nvml_errors, nvml_session
+from cotenant.backends.nvidia.sharing_modes import CONTROL, select_shareable, sharing_modes
+from cotenant.backends.nvidia.watch import HUNG, LOOK, SILENT, WATCH, DeviceWatch
 
 __all__ = [
     "CONTROL",
@@ -31,25 +31,25 @@ __all__ = [
     "LOOK",
     "SILENT",
     "WATCH",
+    "DeviceWatch",
     "Gpu",
-    "Instance",
-    "Process",
-    "Reading",
-    "Watch",
-    "able",
-    "apart",
-    "asking",
-    "chosen",
-    "driver",
-    "gpus",
-    "instances",
-    "kinds",
-    "mechanisms",
-    "named",
-    "processes",
-    "profiles",
-    "readings",
-    "session",
-    "size",
-    "words",
+    "GpuProcess",
+    "GpuReading",
+    "MigInstance",
+    "capacity_fingerprint",
+    "device_kinds",
+    "driver_version",
+    "gpu_processes",
+    "gpu_reading",
+    "gpus_by_device",
+    "list_gpus",
+    "mig_instances",
+    "mig_profiles",
+    "nvml_error_text",
+    "nvml_errors",
+    "nvml_session",
+    "select_gpus",
+    "select_shareable",
+    "sharing_modes",
+    "with_distinct_kinds",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from cotenant.backends.nvidia.nvml import asking, known, session
+from cotenant.backends.nvidia.nvml import nvml_errors, nvml_session, optional_reading
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a GPU does now; None where it does not say. memory: bytes in use. utilisation, bandwidth: the fraction of
     the last moments in which a kernel ran, or in which memory was read or written. power: watts. clock: of the
     multiprocessors, MHz. temperature: °C."""
@@ -20,7 +20,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     temperature: int | None
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that computes on a GPU. name: empty where this user may not see it. memory: bytes on the GPU, None
     where the driver does not say. instance: of MIG, if any."""
 
@@ -30,34 +30,36 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     instance: int | None
 
 
-def readings(uuid: str) -> Reading:
+def gpu_reading(uuid: str) -> GpuReading:
     """Of a GPU, or of a MIG instance, of which little is known but its memory."""
-    nvml = session()
-    with asking(f"the GPU {uuid}"):
+    nvml = nvml_session()
+    with nvml_errors(f"the GPU {uuid}"):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        rates = known(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        return Reading(
-            memory=known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        rates = optional_reading(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        return GpuReading(
+            memory=optional_reading(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
             utilisation=None if rates is None else rates.gpu / 100,
             bandwidth=None if rates is None else rates.memory / 100,
-            power=known(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
-            clock=known(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            temperature=known(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            power=optional_reading(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+            clock=optional_reading(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            temperature=optional_reading(
+                nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
         )
 
 
-def processes(uuid: str) -> tuple[Process, ...]:
+def gpu_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """Those that compute on a GPU now, and that this process may see: from within a container, those of it."""
-    nvml = session()
-    with asking(f"the GPU {uuid}"):
+    nvml = nvml_session()
+    with nvml_errors(f"the GPU {uuid}"):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         none = 0xFFFFFFFF
         return tuple(
-            Process(
+            GpuProcess(
                 pid=it.pid,
-                name=known(nvml, lambda pid=it.pid: nvml.nvmlSystemGetProcessName(pid)) or "",  # type: ignore[misc]
+                name=optional_reading(nvml, lambda pid=it.pid: nvml.nvmlSystemGetProcessName(pid)) or "",  # type: ignore[misc]
                 memory=it.usedGpuMemory,
                 instance=None if it.gpuInstanceId == none else it.gpuInstanceId,
             )
-            for it in known(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+            for it in optional_reading(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cotenant.backends.nvidia.nvml import asking, known, session, words
+from cotenant.backends.nvidia.nvml import nvml_error_text, nvml_errors, nvml_session, optional_reading
 from cotenant.core.model import Kind
 from cotenant.core.plan import device_name
 from cotenant.core.units import WHOLE
@@ -25,7 +25,7 @@ _CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64} | dict.fromkeys(
 )
 
 
-class Instance(msgspec.Struct, frozen=True, kw_only=True):
+class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
     """A MIG instance with all of its compute.
 
     id: of the GPU instance, on its GPU. profile: such as ``3g.71gb``. share: its slices of those of the GPU, in ‰,
@@ -55,33 +55,33 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     multiprocessors: int
     capability: str
     mig: bool = False
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[MigInstance, ...] = ()
 
 
-def gpus() -> tuple[Gpu, ...]:
+def list_gpus() -> tuple[Gpu, ...]:
     """Those of this machine, or of this container, in the order of their place on the bus. One that does not answer is
     left out, and the log says so."""
-    nvml = session()
-    with asking("the GPUs of this machine"):
+    nvml = nvml_session()
+    with nvml_errors("the GPUs of this machine"):
         count = nvml.nvmlDeviceGetCount()
     found = []
     for index in range(count):
         try:
             found.append(_gpu(nvml, index))
         except nvml.NVMLError as error:
-            logger.warning("GPU %d is left out: %s", index, words(nvml, error))
-    return apart(found, {gpu.uuid: [one.profile for one in gpu.instances] for gpu in found})
+            logger.warning("GPU %d is left out: %s", index, nvml_error_text(nvml, error))
+    return with_distinct_kinds(found, {gpu.uuid: [one.profile for one in gpu.instances] for gpu in found})
 
 
-def driver() -> tuple[str, str]:
+def driver_version() -> tuple[str, str]:
     """The versions of the driver and of the newest CUDA that it knows, such as ``580.95.05`` and ``13.0``."""
-    nvml = session()
-    with asking("the version of the driver"):
+    nvml = nvml_session()
+    with nvml_errors("the version of the driver"):
         number = nvml.nvmlSystemGetCudaDriverVersion_v2()
         return nvml.nvmlSystemGetDriverVersion(), f"{number // 1000}.{number % 1000 // 10}"
 
 
-def chosen(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, ...]:
+def select_gpus(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, ...]:
     """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all. By
     the UUID of an instance of MIG, a GPU with no others."""
     place = "gpu.devices"
@@ -115,7 +115,7 @@ def _meant(gpu: Gpu, text: str) -> bool:
     return (text.startswith("GPU-") and gpu.uuid.startswith(text)) or text in {one.uuid for one in gpu.instances}
 
 
-def apart(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
+def with_distinct_kinds(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
     """With kinds by which GPUs of one product differ that are cut differently. cuts: profiles by the GPU's UUID."""
     pieces = {uuid: Counter(profiles) for uuid, profiles in cuts.items()}
     found = []
@@ -127,7 +127,7 @@ def apart(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) -> tuple[Gpu, 
     return tuple(found)
 
 
-def named(some: Iterable[Gpu]) -> dict[str, Gpu]:
+def gpus_by_device(some: Iterable[Gpu]) -> dict[str, Gpu]:
     """By the names that they have as devices of a fleet: those of a kind are numbered."""
     count: Counter[str] = Counter()
     names = {}
@@ -137,7 +137,9 @@ def named(some: Iterable[Gpu]) -> dict[str, Gpu]:
     return names
 
 
-def kinds(some: Iterable[Gpu], cuts: Callable[[Gpu], tuple[int, ...]] = lambda gpu: (WHOLE,)) -> tuple[Kind, ...]:
+def device_kinds(
+    some: Iterable[Gpu], cuts: Callable[[Gpu], tuple[int, ...]] = lambda gpu: (WHOLE,)
+) -> tuple[Kind, ...]:
     """The kinds of these GPUs, each with as many devices as there are. cuts: the legal shares of one, in ‰."""
     groups: dict[str, list[Gpu]] = {}
     for gpu in some:
@@ -148,9 +150,9 @@ def kinds(some: Iterable[Gpu], cuts: Callable[[Gpu], tuple[int, ...]] = lambda g
     )
 
 
-def size(some: Iterable[Gpu]) -> str:
+def capacity_fingerprint(some: Iterable[Gpu]) -> str:
     """What these are, in words that change when they do."""
-    version, cuda = driver()
+    version, cuda = driver_version()
     cards = sorted({f"{gpu.name}, {gpu.multiprocessors} multiprocessors" for gpu in some})
     return f"{'; '.join(cards)}; driver {version}, CUDA {cuda}"
 
@@ -159,15 +161,15 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = nvml.nvmlDeviceGetName(handle)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    mode = known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    mode = optional_reading(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
     mig = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    memory = known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
+    memory = optional_reading(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
     if mig:  # then only root is told about the GPU as a whole
-        offered = profiles(nvml, handle)
+        offered = mig_profiles(nvml, handle)
         memory = memory or max((info.memorySizeMB << 20 for info in offered), default=0)
         multiprocessors = max((info.multiprocessorCount for info in offered), default=0)
     else:
-        cores = known(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle)) or 0
+        cores = optional_reading(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle)) or 0
         multiprocessors = cores // _CORES.get(tuple(capability), cores + 1)
     return Gpu(
         index=index,
@@ -178,27 +180,31 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         multiprocessors=multiprocessors,
         capability=".".join(map(str, capability)),
         mig=mig,
-        instances=tuple(instances(nvml, handle)) if mig else (),
+        instances=tuple(mig_instances(nvml, handle)) if mig else (),
     )
 
 
-def profiles(nvml: Any, handle: Any) -> list[Any]:
+def mig_profiles(nvml: Any, handle: Any) -> list[Any]:
     """What a GPU with MIG can be cut into, as NVML describes it."""
     every = range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
-    found = [known(nvml, lambda n=number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, n)) for number in every]  # type: ignore[misc]
+
+    def read(number: int) -> Any:
+        return optional_reading(nvml, lambda: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number))
+
+    found = [read(number) for number in every]
     return [info for info in found if info is not None]
 
 
-def instances(nvml: Any, handle: Any) -> Iterator[Instance]:
+def mig_instances(nvml: Any, handle: Any) -> Iterator[MigInstance]:
     """Those on a GPU now. One whose compute is cut again is left out."""
-    slices = max((info.sliceCount for info in profiles(nvml, handle)), default=7)
+    slices = max((info.sliceCount for info in mig_profiles(nvml, handle)), default=7)
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        it = known(nvml, lambda i=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))  # type: ignore[misc]
+        it = optional_reading(nvml, lambda i=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))  # type: ignore[misc]
         if it is None:
             continue
         attributes = nvml.nvmlDeviceGetAttributes(it)
         if attributes.computeInstanceSliceCount == attributes.gpuInstanceSliceCount:
-            yield Instance(
+            yield MigInstance(
                 uuid=nvml.nvmlDeviceGetUUID(it),
                 id=nvml.nvmlDeviceGetGpuInstanceId(it),
                 profile=nvml.nvmlDeviceGetName(it).rpartition(" ")[2],

@@ -21,29 +21,29 @@ NEEDED = {
 
 
 @functools.cache
-def session() -> Any:
+def nvml_session() -> Any:
     """pynvml, connected to the driver until this process ends."""
     try:
         import pynvml
     except ModuleNotFoundError:
         raise DeviceError("NVIDIA GPUs need nvidia-ml-py; install `cotenant[gpu]`") from None
-    with asking(""):
+    with nvml_errors(""):
         pynvml.nvmlInit()
     return pynvml
 
 
 @contextlib.contextmanager
-def asking(what: str) -> Iterator[None]:
+def nvml_errors(what: str) -> Iterator[None]:
     """Turn the driver's refusal to tell or do that into DeviceError."""
     import pynvml
 
     try:
         yield
     except pynvml.NVMLError as error:
-        raise DeviceError(f"{what}: {words(pynvml, error)}".removeprefix(": ")) from None
+        raise DeviceError(f"{what}: {nvml_error_text(pynvml, error)}".removeprefix(": ")) from None
 
 
-def words(nvml: Any, error: Any) -> str:
+def nvml_error_text(nvml: Any, error: Any) -> str:
     """Why the driver refused, and the way out."""
     known = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -67,7 +67,7 @@ def words(nvml: Any, error: Any) -> str:
     return known.get(error.value, f"NVIDIA's driver says: {error}")
 
 
-def known(nvml: Any, ask: Callable[[], _T]) -> _T | None:
+def optional_reading(nvml: Any, ask: Callable[[], _T]) -> _T | None:
     """What the driver answers, or None where this GPU, this driver or this user is not given that."""
     try:
         return ask()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cotenant.backends.nvidia.cards import Gpu
-from cotenant.backends.nvidia.nvml import NEEDED, known, session, words
+from cotenant.backends.nvidia.nvml import NEEDED, nvml_error_text, nvml_session, optional_reading
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ FATAL = {
 }
 
 
-class Watch:
+class DeviceWatch:
     """Says which of some devices are lost: gone from the bus, in need of a reset, or after a fatal Xid.
 
     A thread asks the driver, since that may hang when a GPU is lost; `lost` never waits for longer than its first look.
@@ -69,7 +69,7 @@ class Watch:
 
     def _run(self) -> None:
         self._begun = time.monotonic()
-        nvml = session()
+        nvml = nvml_session()
         events = self._register(nvml)
         while not self._closed.wait(LOOK if self._looked.is_set() else 0.0):
             self._begun = time.monotonic()
@@ -113,12 +113,12 @@ def _gone(nvml: Any, uuid: str) -> str:
     """Why this GPU cannot be used now; empty where it can."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        action = known(
+        optional_reading(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        action = optional_reading(
             nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
         )
     except nvml.NVMLError as error:
-        return words(nvml, error)
+        return nvml_error_text(nvml, error)
     if action is None or action.nvmlReturn != nvml.NVML_SUCCESS:  # a driver that does not know of such actions
         return ""
     return NEEDED.get(action.value.uiVal, "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
-from cotenant.live.http.exchange import Exchange
+from cotenant.live.http.request_cycle import RequestCycle
 
 if TYPE_CHECKING:
     from cotenant.live.http.server import HttpServer
@@ -45,7 +45,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: HttpServer) -> None:
         self.server = server
         self.transport: asyncio.Transport | None = None
-        self.pending: deque[Exchange] = deque()
+        self.pending: deque[RequestCycle] = deque()
         self.deaf = False  # what comes in is thrown away
         self.cut = False  # refused in mid-sentence
         self.full = False  # the caller does not take its answers
@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.deaf:
             return
         parser = self.parser
-        exchange = Exchange(self, parser.get_method(), self.url, self.headers)
+        exchange = RequestCycle(self, parser.get_method(), self.url, self.headers)
         if not parser.should_keep_alive() or parser.should_upgrade():
             self.deaf = exchange.last = True
         elif b"connection" in self.headers:
@@ -203,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
     def _turn_away(self) -> None:
         """There are too many; where files run out, no worker that died could be started again."""
         self.deaf = True
-        exchange = Exchange(self, b"", b"", {})
+        exchange = RequestCycle(self, b"", b"", {})
         exchange.last = True
         self.pending.append(exchange)
         exchange.refuse(503, "too many connections; use those that are open for more requests", b"Retry-After: 1\r\n")
@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         self.deaf = self.cut = True
         self.in_head = self.in_body = self.direct = False
         self.body, self.block = b"", None
-        exchange = Exchange(self, b"", self.url, {})
+        exchange = RequestCycle(self, b"", self.url, {})
         exchange.last = True
         self.pending.append(exchange)
         exchange.refuse(status, message)

@@ -13,10 +13,10 @@ from typing import Any, cast
 import msgspec
 
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.live.http.addresses import Route, find, metrics
 from cotenant.live.http.connection import Connection
 from cotenant.live.http.encoding import inflate
-from cotenant.live.http.exchange import Exchange
+from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.live.http.routes import Route, find_route, metrics
 from cotenant.live.oip import Core
 
 _RECEIVE = 1 << 16  # bytes read at once, of all but large bodies
@@ -128,7 +128,7 @@ class HttpServer:
 
     # Requests
 
-    def start(self, exchange: Exchange) -> None:
+    def start(self, exchange: RequestCycle) -> None:
         """Do what a request asks."""
         if b"content-encoding" in exchange.headers:
             self._inflate(exchange)
@@ -156,7 +156,7 @@ class HttpServer:
             else:
                 exchange.reply(payload)
 
-    def _inflate(self, exchange: Exchange) -> None:
+    def _inflate(self, exchange: RequestCycle) -> None:
         """Unpack the body of a request in a thread: a small one may hold a large one."""
         encoding = exchange.headers.pop(b"content-encoding").lower()
         if encoding == b"identity":
@@ -187,7 +187,7 @@ class HttpServer:
         except KeyError:
             if len(self._routes) >= _ROUTES:
                 self._routes.clear()
-            route = find(url)
+            route = find_route(url)
             if self.only_metrics and route is not None and metrics not in route.handlers.values():
                 route = None
             self._routes[url] = route

@@ -11,7 +11,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_count, show_rate
 from cotenant.planners import Problem
-from cotenant.planners.explain.placed import ENDLESS
+from cotenant.planners.explain.placement import ENDLESS
 
 if TYPE_CHECKING:
     from cotenant.planners.explain import Explanation

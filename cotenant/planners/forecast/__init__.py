@@ -16,10 +16,10 @@ import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
-from cotenant.planners.applications import plain
+from cotenant.planners.applications import without_applications
 from cotenant.planners.forecast.answer import Forecast, ModelForecast
-from cotenant.planners.forecast.applications import of_applications
-from cotenant.planners.forecast.models import of_models
+from cotenant.planners.forecast.applications import forecast_applications
+from cotenant.planners.forecast.models import forecast_models
 
 __all__ = ["Forecast", "ModelForecast", "attains", "forecast"]
 
@@ -29,14 +29,14 @@ def forecast(plan: Plan, problem: Problem) -> Forecast:
 
     Raises PlanError for a placement that was not profiled.
     """
-    found = of_models(plan, plain(problem, plan.split))
+    found = forecast_models(plan, without_applications(problem, plan.split))
     if not problem.applications:
         return found
-    return msgspec.structs.replace(found, applications=of_applications(found, plan, problem))
+    return msgspec.structs.replace(found, applications=forecast_applications(found, plan, problem))
 
 
 def attains(plan: Plan, problem: Problem) -> bool:
     """Whether every model with a rate will meet its promise, target and fraction."""
-    problem = plain(problem, plan.split)
-    expected = of_models(plan, problem).models
+    problem = without_applications(problem, plan.split)
+    expected = forecast_models(plan, problem).models
     return all(expected[name].attainment >= problem.model(name).attainment for name in expected)

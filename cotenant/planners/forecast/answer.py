@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cotenant.planners.forecast.lanes import Turns
+from cotenant.planners.forecast.lanes import QueueSolution
 from cotenant.planners.forecast.latencies import quantiles
 
 
@@ -35,7 +35,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     applications: dict[str, ModelForecast] = {}
 
 
-def join(seen: Sequence[tuple[float, Turns]], offered: float, slo: float) -> ModelForecast:
+def combine_lanes(seen: Sequence[tuple[float, QueueSolution]], offered: float, slo: float) -> ModelForecast:
     """One model over all its lanes. What no lane takes is not answered."""
     rate = sum(rate * turns.attainment for rate, turns in seen)
     if rate == 0:

@@ -9,21 +9,21 @@ import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
-from cotenant.planners.applications import plain
+from cotenant.planners.applications import without_applications
 from cotenant.planners.forecast.answer import Forecast, ModelForecast
-from cotenant.planners.forecast.models import of_models, profile_of
+from cotenant.planners.forecast.models import forecast_models, profile_of
 
 LEAST = 0.05  # of the target of an application, that a stage is taken to have
 
 
-def of_applications(found: Forecast, plan: Plan, problem: Problem) -> dict[str, ModelForecast]:
+def forecast_applications(found: Forecast, plan: Plan, problem: Problem) -> dict[str, ModelForecast]:
     """By name. Each request of a stage is taken to keep its time independently of the others. A stage begins when those
     before it end, taken to be as slow as one in a hundred, or as they may be; so what they leave of their time is
     counted. Of requests that are made together the one in the middle stands for all. Of latencies the longest way
     through the stages is told, where all are as slow as that."""
     scale = plan.scale if problem.objective == "rate" else 1.0
     late = _behind(plan, problem, found.utilisation)
-    asked = plain(problem, plan.split)
+    asked = without_applications(problem, plan.split)
     rooms = {model.name: math.inf for model in asked.models}
     applications = [it for it in problem.applications if problem.rates.get(it.name)]
     for application in applications:
@@ -38,7 +38,7 @@ def of_applications(found: Forecast, plan: Plan, problem: Problem) -> dict[str, 
         msgspec.structs.replace(model, slo=rooms[model.name]) if rooms[model.name] < math.inf else model
         for model in asked.models
     )
-    last = of_models(plan, msgspec.structs.replace(asked, models=models)).models
+    last = forecast_models(plan, msgspec.structs.replace(asked, models=models)).models
     wholes = {}
     for application in applications:
         attainment = application.success({name: last[name].attainment for name in application.models()})

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from cotenant.core.profile import Profile
-from cotenant.planners.forecast.chains import Array, Chains
-from cotenant.planners.forecast.counts import POOL
-from cotenant.planners.forecast.turns import solved
+from cotenant.planners.forecast.bulk_queue import solve_queues
+from cotenant.planners.forecast.poisson_quadrature import POOL
+from cotenant.planners.forecast.queue_batch import Array, QueueBatch
 
 LARGEST = 64  # batch; larger ones are reckoned in groups of requests
 KNOWN = 4096  # lanes that are remembered
@@ -21,7 +21,7 @@ TOGETHER = 32  # lanes in one computation
 DEVIATION = 0.8  # mean over standard deviation, of a normal distribution
 
 
-class Queue(msgspec.Struct, frozen=True):
+class LaneQueue(msgspec.Struct, frozen=True):
     """One model on one lane. slow: how many times longer a batch takes than alone on the device. rate: requests/s of
     one worker. pool: of how many on all lanes. varies: standard deviation of a batch over its median."""
 
@@ -51,7 +51,7 @@ class Queue(msgspec.Struct, frozen=True):
         return self.slow * (low + (rows - whole) * (curve[whole] - low))
 
 
-class Turns(msgspec.Struct, frozen=True):
+class QueueSolution(msgspec.Struct, frozen=True):
     """What the chain of one queue says. cost: seconds of the lane per request.
 
     at_once: the part of the requests that find all idle, and are answered after `single` seconds. below: the part of
@@ -65,10 +65,10 @@ class Turns(msgspec.Struct, frozen=True):
     below: Array
 
 
-_known: dict[tuple[Queue, ...], tuple[Turns, ...]] = {}
+_known: dict[tuple[LaneQueue, ...], tuple[QueueSolution, ...]] = {}
 
 
-def turns_of(lanes: Sequence[tuple[Queue, ...]]) -> list[tuple[Turns, ...]]:
+def queue_solutions(lanes: Sequence[tuple[LaneQueue, ...]]) -> list[tuple[QueueSolution, ...]]:
     """The chains of every lane; those that are not known yet in one computation."""
     answers = {lane: _known.get(lane) for lane in lanes}
     fresh = [lane for lane, answer in answers.items() if answer is None and lane]
@@ -82,7 +82,7 @@ def turns_of(lanes: Sequence[tuple[Queue, ...]]) -> list[tuple[Turns, ...]]:
     return [answers[lane] or () for lane in lanes]
 
 
-def _solved(lanes: Sequence[tuple[Queue, ...]]) -> list[Turns]:
+def _solved(lanes: Sequence[tuple[LaneQueue, ...]]) -> list[QueueSolution]:
     queues = [queue for lane in lanes for queue in lane]
     grain = [-(-queue.batch // LARGEST) for queue in queues]
     curves = [
@@ -95,7 +95,7 @@ def _solved(lanes: Sequence[tuple[Queue, ...]]) -> list[Turns]:
         row[1 : len(curve) + 1] = curve
         row[len(curve) + 1 :] = curve[-1]
     seconds *= np.array([queue.slow for queue in queues])[:, None]
-    chains = Chains(
+    chains = QueueBatch(
         lane=np.repeat(np.arange(len(lanes)), [len(lane) for lane in lanes]),
         batch=batch,
         rate=np.array([queue.rate / g for queue, g in zip(queues, grain, strict=True)]),
@@ -105,6 +105,6 @@ def _solved(lanes: Sequence[tuple[Queue, ...]]) -> list[Turns]:
         seconds=seconds,
         caution=1 + DEVIATION * np.array([queue.varies for queue in queues]),
     )
-    attainment, cost, at_once, below = solved(chains)
+    attainment, cost, at_once, below = solve_queues(chains)
     figures = (it.tolist() for it in (attainment, cost, at_once, seconds[:, 1]))
-    return [Turns(a, c / g, p, s, row) for a, c, p, s, g, row in zip(*figures, grain, below, strict=True)]
+    return [QueueSolution(a, c / g, p, s, row) for a, c, p, s, g, row in zip(*figures, grain, below, strict=True)]

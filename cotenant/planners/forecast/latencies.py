@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cotenant.planners.forecast.chains import Array, Indices
+from cotenant.planners.forecast.queue_batch import Array, Indices
 
 BINS = 96  # of a distribution of latencies
 BELOW = (np.arange(BINS + 1) / BINS) ** 2
 EDGES: list[float] = BELOW.tolist()
 
 
-def parts_below(owner: Indices, weight: Array, low: Array, width: Array, slo: Array) -> Array:
+def mass_below(owner: Indices, weight: Array, low: Array, width: Array, slo: Array) -> Array:
     """Mixtures of uniforms, one for each target: how much lies below each of its edges, exactly."""
     width = np.maximum(width, 1e-9)
     slope = weight / width

@@ -18,16 +18,16 @@ from cotenant.core.units import show_share
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.capacity import slowdown
-from cotenant.planners.forecast.answer import Forecast, join
-from cotenant.planners.forecast.counts import POOL
-from cotenant.planners.forecast.lanes import KNOWN, Queue, Turns, turns_of
+from cotenant.planners.forecast.answer import Forecast, combine_lanes
+from cotenant.planners.forecast.lanes import KNOWN, LaneQueue, QueueSolution, queue_solutions
+from cotenant.planners.forecast.poisson_quadrature import POOL
 from cotenant.predictors import Load
 
 ROUNDS = 6  # until the length of one hardly changes
 LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
 
 
-def of_models(plan: Plan, problem: Problem) -> Forecast:
+def forecast_models(plan: Plan, problem: Problem) -> Forecast:
     """As `forecast`, of a problem without applications."""
     scale = plan.scale if problem.objective == "rate" else 1.0
     offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
@@ -39,7 +39,7 @@ def of_models(plan: Plan, problem: Problem) -> Forecast:
             workers[placement.model] += placement.procs
     slos = {model.name: model.slo for model in problem.models}
     names: list[str] = []
-    lanes: list[list[Queue]] = []
+    lanes: list[list[LaneQueue]] = []
     for device in plan.devices:
         loads = [_loads(partition, device.kind) for partition in device.partitions]
         for slot, partition in enumerate(device.partitions):
@@ -50,7 +50,7 @@ def of_models(plan: Plan, problem: Problem) -> Forecast:
                 if model in offered and placement.rate > 0:
                     profile = profile_of(problem, device, partition, placement)
                     lane.append(
-                        Queue(
+                        LaneQueue(
                             model,
                             profile,
                             partition.share,
@@ -66,16 +66,16 @@ def of_models(plan: Plan, problem: Problem) -> Forecast:
             names.append(f"{device.name}/{slot}")
             lanes.append(lane)
     _route(lanes)
-    answers = turns_of([tuple(lane) for lane in lanes])
+    answers = queue_solutions([tuple(lane) for lane in lanes])
     utilisation = {}
-    seen: dict[str, list[tuple[float, Turns]]] = {model: [] for model in offered}
+    seen: dict[str, list[tuple[float, QueueSolution]]] = {model: [] for model in offered}
     for name, lane, turns in zip(names, lanes, answers, strict=True):
         busy = 0.0
         for queue, turn in zip(lane, turns, strict=True):
             busy += queue.rate * turn.attainment * turn.cost
             seen[queue.model].append((queue.rate * queue.procs, turn))
         utilisation[name] = min(busy, 1.0)
-    models = {model: join(seen[model], rate, slos[model]) for model, rate in offered.items()}
+    models = {model: combine_lanes(seen[model], rate, slos[model]) for model, rate in offered.items()}
     return Forecast(models=models, utilisation=utilisation)
 
 
@@ -94,10 +94,10 @@ def _loads(partition: Partition, kind: str) -> list[Load]:
     return [Load(placement.model, kind, placement.batch, partition.share) for placement in partition.placements]
 
 
-def _route(lanes: Sequence[list[Queue]]) -> None:
+def _route(lanes: Sequence[list[LaneQueue]]) -> None:
     """Requests go where they will be done first, whatever rates the plan has for the lanes of a model: each gets a part
     as large as what the other models on it leave room for."""
-    places: dict[str, list[tuple[list[Queue], int]]] = {}
+    places: dict[str, list[tuple[list[LaneQueue], int]]] = {}
     for lane in lanes:
         for i, queue in enumerate(lane):
             places.setdefault(queue.model, []).append((lane, i))
@@ -110,7 +110,7 @@ def _route(lanes: Sequence[list[Queue]]) -> None:
                 lane[i] = msgspec.structs.replace(queue, rate=rate * room / queue.procs)
 
 
-def _room(lane: Sequence[Queue], i: int) -> float:
+def _room(lane: Sequence[LaneQueue], i: int) -> float:
     """Requests/s that a worker of one model of a lane can serve beside the others: in the time that they leave it, and
     no more than a batch a round, in which each of them runs what gathers."""
     queue = lane[i]

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from cotenant.core.plan import Plan
 from cotenant.planners.geometry import search
-from cotenant.planners.geometry.space import Space
+from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.problem import Problem
 
 
 def plan(problem: Problem) -> Plan:
     """The best plan that was found within the problem's time limit, with the bound."""
-    return search.planned(problem)
+    return search.search_plan(problem)
 
 
 def bound(problem: Problem) -> float | None:
@@ -36,9 +36,9 @@ def bound(problem: Problem) -> float | None:
 
     Where there are too few devices, how many it would take. None where there is no limit, or nothing can be served.
     """
-    return Space(problem).bound()
+    return PlanningContext(problem).bound()
 
 
 def feasible(problem: Problem) -> Plan | None:
     """A sound plan that serves the rates, on however many of the devices; None where none was found."""
-    return search.feasible(problem)
+    return search.find_feasible(problem)

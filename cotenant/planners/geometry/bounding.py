@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.planners.geometry.cuttings import Cutting
-from cotenant.planners.geometry.modes import Menu, Mode
-from cotenant.planners.geometry.priced import Steps, Worth, most_worth
+from cotenant.planners.geometry.cutting_patterns import CuttingPattern
+from cotenant.planners.geometry.modes import Mode, ModeCatalog
+from cotenant.planners.geometry.pricing import DualPrices, StepValue, price_modes
 
 Array = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ FLAT = 1e-9  # prices and numbers that are as good as none
 ADDED = 60  # modes that are taken in at once
 
 
-class Proof(msgspec.Struct, frozen=True):
+class BoundCertificate(msgspec.Struct, frozen=True):
     """What some rates are worth at some prices, and at most each device of a kind: `asked` ≤ Σ count · device."""
 
     asked: float
@@ -52,10 +52,12 @@ class Proof(msgspec.Struct, frozen=True):
         return self.asked / worth if worth > 0 else math.inf
 
 
-class Bounding:
+class BoundSolver:
     """What rates of the models of a menu need. slots: of use; modes: any, to begin with."""
 
-    def __init__(self, menu: Menu, slots: Sequence[int], cuttings: Sequence[Cutting], modes: Sequence[Mode]) -> None:
+    def __init__(
+        self, menu: ModeCatalog, slots: Sequence[int], cuttings: Sequence[CuttingPattern], modes: Sequence[Mode]
+    ) -> None:
         self.menu, self.slots, self.cuttings = menu, slots, cuttings
         self.pool: list[Mode] = []
         self.carried = np.zeros((0, len(menu.names)))
@@ -93,7 +95,7 @@ class Bounding:
 
     def cheapest(self, rates: Array, counts: Sequence[float], prices: Sequence[float], limit: float) -> float:
         """A cost that no plan for the rates goes below, no less than `limit`, which is known to be one."""
-        proofs: list[Proof] = []
+        proofs: list[BoundCertificate] = []
         for _ in range(TESTS):
             fleet = _fleet(proofs, counts, prices, limit)
             if fleet is None:
@@ -110,12 +112,12 @@ class Bounding:
         proof = self.prove(rates, counts, enough=1 + MARGIN)
         return proof is not None and proof.part(counts) > 1 + MARGIN
 
-    def prove(self, rates: Array, counts: Sequence[float], *, enough: float = math.inf) -> Proof | None:
+    def prove(self, rates: Array, counts: Sequence[float], *, enough: float = math.inf) -> BoundCertificate | None:
         """How much of some devices the rates take; None where nothing of use was proven.
 
         enough: the part of the devices beyond which no closer proof is looked for.
         """
-        best: Proof | None = None
+        best: BoundCertificate | None = None
         program = _Patterns(self, rates, counts)
         for _ in range(ROUNDS):
             program.run()
@@ -131,9 +133,9 @@ class Bounding:
             found: list[Mode] = []
             most = self._spared(prices, len(counts)) * (1 + CLOSE) + FLAT
             for s in self.slots:
-                most[s], new = most_worth(self.menu, s, worth, float(most[s]))
+                most[s], new = price_modes(self.menu, s, worth, float(most[s]))
                 found += [mode for _, mode in new]
-            proof = Proof(worth.all(), self._devices(most, len(counts)))
+            proof = BoundCertificate(worth.all(), self._devices(most, len(counts)))
             best = max(best or proof, proof, key=lambda each: each.part(counts))
             part = best.part(counts)
             if not found or part > enough or part >= program.value * (1 - 2 * CLOSE):
@@ -163,7 +165,7 @@ class Bounding:
 
 
 def _fleet(
-    proofs: Sequence[Proof], counts: Sequence[float], prices: Sequence[float], limit: float
+    proofs: Sequence[BoundCertificate], counts: Sequence[float], prices: Sequence[float], limit: float
 ) -> list[float] | None:
     """The cheapest fleet of no less than a cost that no proof refuses; None where there is none."""
     program = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -188,7 +190,7 @@ class _Patterns:
     Columns: that part, cuttings, modes. Rows: devices of each kind, partitions on each slot, models, cuts.
     """
 
-    def __init__(self, of: Bounding, rates: Array, counts: Sequence[float]) -> None:
+    def __init__(self, of: BoundSolver, rates: Array, counts: Sequence[float]) -> None:
         self.of, self.rates = of, rates
         self.value: float | None = None
         self.columns: list[int] = []
@@ -253,12 +255,12 @@ class _Patterns:
         price: Array = np.maximum(-self.duals[self.at_slot : self.at_model], 0.0)
         return price
 
-    def worth(self) -> Worth:
+    def worth(self) -> DualPrices:
         """What carrying models is worth at these prices."""
         whole = np.maximum(self.duals[self.at_model : self.at_cut], 0.0)
         values = self.duals[self.at_cut :].tolist()
-        steps = [Steps(i, times, value) for (i, times), value in zip(self.cuts, values, strict=True) if value > 0]
-        return Worth(self.rates, whole, steps)
+        steps = [StepValue(i, times, value) for (i, times), value in zip(self.cuts, values, strict=True) if value > 0]
+        return DualPrices(self.rates, whole, steps)
 
     def take(self, prices: Array) -> bool:
         """Take in the modes of the pool that are worth most beyond their price. Whether there are any."""

@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.planners import Problem
-from cotenant.planners.capacity import SLACK, Work, curve, footprint, least_round, saturate
+from cotenant.planners.capacity import (
+    SLACK,
+    RoundShare,
+    footprint,
+    latency_curve,
+    max_throughput_batch,
+    smallest_batches,
+)
 
 Array = NDArray[np.float64]
 
@@ -36,7 +43,7 @@ TRIES = 400  # sets of three models or more that are tried on slots, where model
 FINE = 1.01  # rates of a pair that differ by less are taken for one
 
 
-class Slot(msgspec.Struct, frozen=True):
+class PartitionSize(msgspec.Struct, frozen=True):
     """A place for a partition. kind: index in the fleet; share: ‰; memory: bytes that its workers may take."""
 
     kind: int
@@ -55,14 +62,14 @@ class Mode(msgspec.Struct, frozen=True):
     memory: int
 
 
-class Menu:
+class ModeCatalog:
     """What can be put where, of the models in `names`. slow[s, i]: a factor on the latencies of model i on slot s.
 
     latency[s, v, b - 1]: seconds of a batch of b on slot s, where v numbers pairs of a model (`owner`) and how many
     workers of it run (`procs`); inf where that is unknown or does not fit the memory.
     """
 
-    def __init__(self, problem: Problem, names: Sequence[str], slots: Sequence[Slot], slow: Array) -> None:
+    def __init__(self, problem: Problem, names: Sequence[str], slots: Sequence[PartitionSize], slow: Array) -> None:
         self.problem = problem
         self.names = tuple(names)
         self.slots = tuple(slots)
@@ -79,7 +86,7 @@ class Menu:
         for s, slot in enumerate(slots):
             kind = problem.fleet[slot.kind]
             for v, (i, n) in enumerate(variants):
-                known = curve(problem, names[i], kind.name, slot.share, n)
+                known = latency_curve(problem, names[i], kind.name, slot.share, n)
                 self.latency[s, v, : len(known)] = known
                 self.latency[s, v] *= slow[s, i]
             self.latency[s][self.memory[slot.kind] > slot.memory] = math.inf
@@ -219,7 +226,9 @@ class Menu:
                         found[mode] = None
         return list(found)
 
-    def _fill(self, s: int, slot: Slot, order: Sequence[int], batch: NDArray[np.int64], length: float) -> Mode | None:
+    def _fill(
+        self, s: int, slot: PartitionSize, order: Sequence[int], batch: NDArray[np.int64], length: float
+    ) -> Mode | None:
         left = length
         room = float(slot.memory)
         chosen: list[tuple[int, int, int]] = []
@@ -259,7 +268,7 @@ class Menu:
             return None
         curves = [tuple(self.latency[s, v][np.isfinite(self.latency[s, v])].tolist()) for v in variants]
         # Alone in turn, each would take this part of the time.
-        most = [saturate(known, float(self.slo[i]))[1] for i, known in zip(models, curves, strict=True)]
+        most = [max_throughput_batch(known, float(self.slo[i]))[1] for i, known in zip(models, curves, strict=True)]
         if not all(most):
             return None
         busy = sum(rate / (n * alone) for rate, n, alone in zip(rates, procs, most, strict=True))
@@ -269,9 +278,9 @@ class Menu:
             # Rates that a plan in force has are carried exactly.
             multiple = 1.0 if first and busy < 1 + SLACK else (low + high) / 2
             first = False
-            batches = least_round(
+            batches = smallest_batches(
                 [
-                    Work(known, multiple * rate / n, float(self.slo[i]))
+                    RoundShare(known, multiple * rate / n, float(self.slo[i]))
                     for i, rate, n, known in zip(models, rates, procs, curves, strict=True)
                 ]
             )
@@ -310,10 +319,10 @@ def _frontier(
     return found
 
 
-def slots_of(problem: Problem) -> list[Slot]:
+def partition_sizes(problem: Problem) -> list[PartitionSize]:
     """A slot for each legal share of each kind; for one that MIG cuts, for each kind of instance."""
     return [
-        Slot(k, share, min(memory, kind.memory))
+        PartitionSize(k, share, min(memory, kind.memory))
         for k, kind in enumerate(problem.fleet)
         for share, memory in _sizes(kind)
     ]

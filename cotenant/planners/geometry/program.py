@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.planners.geometry.cuttings import Cutting
-from cotenant.planners.geometry.modes import Mode, Slot
+from cotenant.planners.geometry.cutting_patterns import CuttingPattern
+from cotenant.planners.geometry.modes import Mode, PartitionSize
 
 Array = NDArray[np.float64]
 
 
-class Ask(msgspec.Struct, frozen=True):
+class MilpInstance(msgspec.Struct, frozen=True):
     """What is asked of any mix of modes.
 
     rates: requests/s of each model. counts: devices of each kind at most (inf: endless); prices: of one.
@@ -31,7 +31,7 @@ class Ask(msgspec.Struct, frozen=True):
     scale: bool
 
 
-class Answer(msgspec.Struct, frozen=True):
+class MilpSolution(msgspec.Struct, frozen=True):
     """value: of the objective. bound: what no answer can beat. modes, cuttings: how many of each.
 
     In units of the objective, what is worth: `worth` one request/s of each model; `price` one partition on each slot;
@@ -48,21 +48,21 @@ class Answer(msgspec.Struct, frozen=True):
     room: Array
 
 
-def solve(
-    ask: Ask,
-    slots: Sequence[Slot],
-    cuttings: Sequence[Cutting],
+def solve_milp(
+    ask: MilpInstance,
+    slots: Sequence[PartitionSize],
+    cuttings: Sequence[CuttingPattern],
     modes: Sequence[Mode],
     *,
     whole: bool = True,
     clip: Array | None = None,
     favour: Sequence[int] = (),
     stays: int = 1,
-    least: Mapping[Mode | Cutting, float] | None = None,
+    least: Mapping[Mode | CuttingPattern, float] | None = None,
     gap: float = 1e-3,
     nodes: int = 1000,
     seconds: float = math.inf,
-) -> tuple[Answer | None, float]:
+) -> tuple[MilpSolution | None, float]:
     """The best mix of modes, and the seconds that it took; None where none serves the rates, or none was found.
 
     whole: whether numbers of partitions and devices are whole. clip: of what a partition carries of a model, the most
@@ -123,7 +123,7 @@ def solve(
         return None, took
     solution = program.getSolution()
     values, duals = np.array(solution.col_value), np.array(solution.row_dual)
-    answer = Answer(
+    answer = MilpSolution(
         value=info.objective_function_value,
         bound=info.mip_dual_bound if whole else info.objective_function_value,
         modes=np.rint(values[at_mode:]) if whole else values[at_mode:],

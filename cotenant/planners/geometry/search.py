@@ -8,24 +8,24 @@ from collections.abc import Generator
 import msgspec
 
 from cotenant.core.plan import Plan
-from cotenant.planners import QUICK, Problem, ideal, load
-from cotenant.planners.geometry.fitting import account, laid, served
-from cotenant.planners.geometry.large import Clock, programmed
-from cotenant.planners.geometry.layout import Group
-from cotenant.planners.geometry.small import SMALL, Patience, exchanged, stood
-from cotenant.planners.geometry.space import MANY, Space
+from cotenant.planners import QUICK, Problem, ideal, load_planner
+from cotenant.planners.geometry.context import MANY, PlanningContext
+from cotenant.planners.geometry.device_assembly import DeviceGroup
+from cotenant.planners.geometry.large_fleet import SolverBudget, solve_large_fleet
+from cotenant.planners.geometry.rate_fitting import count_served, fitted_plan, served_fractions
+from cotenant.planners.geometry.small_fleet import SMALL, SearchBudget, rescaled_current_plan, solve_small_fleet
 
 BISECTIONS = 6
-RIVALS = tuple(load(name) for name in QUICK)
+RIVALS = tuple(load_planner(name) for name in QUICK)
 
 Merit = tuple[float, float, float, int, int]
 
 
-def planned(problem: Problem) -> Plan:
+def search_plan(problem: Problem) -> Plan:
     """The best plan that was found, and the bound."""
-    space = Space(problem)
+    space = PlanningContext(problem)
     limit = space.bound()
-    best = account(space, ())
+    best = count_served(space, ())
     if space.names:
         for candidate in _candidates(space):
             if _merit(space, candidate) > _merit(space, best):
@@ -37,11 +37,11 @@ def planned(problem: Problem) -> Plan:
     return msgspec.structs.replace(best, bound=limit)
 
 
-def feasible(problem: Problem, *, thorough: bool = True) -> Plan | None:
+def find_feasible(problem: Problem, *, thorough: bool = True) -> Plan | None:
     """Any plan that serves the rates. thorough: whatever it takes."""
-    space = Space(problem)
+    space = PlanningContext(problem)
     if not space.names and not space.hopeless:
-        return account(space, ())
+        return count_served(space, ())
     if space.relaxed is None or space.hopeless:
         return None
     for candidate in _candidates(space, first=True, thorough=thorough):
@@ -50,7 +50,7 @@ def feasible(problem: Problem, *, thorough: bool = True) -> Plan | None:
     return None
 
 
-def _raised(space: Space, best: Plan, limit: float) -> Plan:
+def _raised(space: PlanningContext, best: Plan, limit: float) -> Plan:
     """A plan for a larger multiple of the rates, asked for one multiple after the other.
 
     With neighbours in play that finds more than to ask for the largest; and no rival may serve more.
@@ -70,9 +70,9 @@ def _raised(space: Space, best: Plan, limit: float) -> Plan:
         if known:
             found = next((plan for rival in RIVALS if not (plan := rival(asked)).unserved), None)
         else:
-            found = feasible(asked, thorough=False)
+            found = find_feasible(asked, thorough=False)
         if found is not None:
-            low, best = multiple, account(space, found.devices)
+            low, best = multiple, count_served(space, found.devices)
         elif n == 0 and known:
             break
         else:
@@ -80,49 +80,49 @@ def _raised(space: Space, best: Plan, limit: float) -> Plan:
     return best
 
 
-def _candidates(space: Space, *, first: bool = False, thorough: bool = True) -> Generator[Plan, None, None]:
+def _candidates(space: PlanningContext, *, first: bool = False, thorough: bool = True) -> Generator[Plan, None, None]:
     """Plans, each a try of its own. first: any that serves the rates will do. thorough: whatever it takes."""
     problem = space.problem
-    patience, clock = Patience(problem.time_limit), Clock(problem.time_limit)
+    patience, clock = SearchBudget(problem.time_limit), SolverBudget(problem.time_limit)
     small = bool(space.names) and space.about() <= SMALL
     rivals = RIVALS if space.names and not space.scale and space.about() <= MANY else ()
     if space.names and space.standing:
         yield _as_it_stands(space)
     crowded = thorough and len(space.menus) > 1 and not space.scale and space.about() <= ideal.DEVICES
     if first:
-        yield from (account(space, rival(problem).devices) for rival in rivals)
+        yield from (count_served(space, rival(problem).devices) for rival in rivals)
         if thorough and space.refuted():
             return
         if crowded and (found := ideal.feasible(problem)) is not None:
-            yield account(space, found.devices)
+            yield count_served(space, found.devices)
     for n, menu in enumerate(space.menus):
-        done = small and (yield from exchanged(space, menu, patience, first=first))
+        done = small and (yield from solve_small_fleet(space, menu, patience, first=first))
         if n == 0 and not first:
-            yield from (account(space, rival(problem).devices) for rival in rivals)
+            yield from (count_served(space, rival(problem).devices) for rival in rivals)
         if done or (small and (first or space.scale)):
             continue
-        all_served = space.relaxed is not None and (yield from programmed(space, menu, clock, scale=space.scale))
+        all_served = space.relaxed is not None and (yield from solve_large_fleet(space, menu, clock, scale=space.scale))
         if not all_served and not space.scale and not first:
-            yield from programmed(space, menu, clock, scale=True)
+            yield from solve_large_fleet(space, menu, clock, scale=True)
     if crowded and not first:
-        yield account(space, ideal.plan(problem).devices)
+        yield count_served(space, ideal.plan(problem).devices)
 
 
-def _as_it_stands(space: Space) -> Plan:
+def _as_it_stands(space: PlanningContext) -> Plan:
     """The devices of the plan in force, with their models, for the rates that are asked now."""
-    modes = stood(space, space.menu)
+    modes = rescaled_current_plan(space, space.menu)
     groups = []
     for device in space.standing:
         known = tuple(modes[place] for place in device.places if place in modes)
         if known:
-            groups.append(Group(device.kind, known, (device.id,)))
-    return laid(space, space.menu, groups)
+            groups.append(DeviceGroup(device.kind, known, (device.id,)))
+    return fitted_plan(space, space.menu, groups)
 
 
-def _merit(space: Space, plan: Plan) -> Merit:
+def _merit(space: PlanningContext, plan: Plan) -> Merit:
     """More is better: the least part of a rate that is served, the part over all; the price, what stays as it was, and
     how few workers there are."""
-    parts = served(space, plan).tolist()
+    parts = served_fractions(space, plan).tolist()
     over_all = 0.0 if space.scale else sum(min(1.0, part) for part in parts)
     workers = sum(placement.procs for _, _, placement in plan.placements())
     return (
@@ -134,13 +134,13 @@ def _merit(space: Space, plan: Plan) -> Merit:
     )
 
 
-def _reaches(space: Space, plan: Plan, limit: float | None) -> bool:
+def _reaches(space: PlanningContext, plan: Plan, limit: float | None) -> bool:
     if space.scale or limit is None or plan.unserved:
         return False
     return _spent(space, plan) <= limit * (1 + 1e-6)
 
 
-def _spent(space: Space, plan: Plan) -> float:
+def _spent(space: PlanningContext, plan: Plan) -> float:
     price = {kind.name: price for kind, price in zip(space.fleet, space.prices, strict=True)}
     return sum(price[device.kind] for device in plan.devices)
 

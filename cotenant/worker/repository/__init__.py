@@ -7,9 +7,9 @@ Looking through it opens no model (`layout`); `describe` does, and neither runs 
 from __future__ import annotations
 
 from cotenant.worker.repository.config import CONFIG, Config, EnsembleStep, read_config
-from cotenant.worker.repository.description import DEFAULT_MAX_BATCH, agree, describe, loadable
-from cotenant.worker.repository.layout import ENSEMBLE, PLATFORMS, Entry, find, labels, scan
-from cotenant.worker.repository.samples import sample
+from cotenant.worker.repository.description import DEFAULT_MAX_BATCH, check_config_matches, describe, worker_model
+from cotenant.worker.repository.layout import ENSEMBLE, PLATFORMS, Entry, find_model, read_labels, scan_repository
+from cotenant.worker.repository.samples import sample_inputs
 
 __all__ = [
     "CONFIG",
@@ -19,12 +19,12 @@ __all__ = [
     "Config",
     "EnsembleStep",
     "Entry",
-    "agree",
+    "check_config_matches",
     "describe",
-    "find",
-    "labels",
-    "loadable",
+    "find_model",
     "read_config",
-    "sample",
-    "scan",
+    "read_labels",
+    "sample_inputs",
+    "scan_repository",
+    "worker_model",
 ]

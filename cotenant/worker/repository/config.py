@@ -39,18 +39,18 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     max_queue_delay_microseconds: int = 0
 
 
-class Latest(msgspec.Struct, frozen=True):
+class LatestVersions(msgspec.Struct, frozen=True):
     num_versions: int = 1
 
 
-class Specific(msgspec.Struct, frozen=True):
+class SpecificVersions(msgspec.Struct, frozen=True):
     versions: tuple[int, ...]
 
 
 class VersionPolicy(msgspec.Struct, frozen=True):
-    latest: Latest = Latest()
+    latest: LatestVersions = LatestVersions()
     all: dict[str, Any] | None = None
-    specific: Specific | None = None
+    specific: SpecificVersions | None = None
 
     def chosen(self, versions: list[int]) -> list[int]:
         """Those of `versions`, ascending, that are to be served."""
@@ -136,7 +136,7 @@ def read_config(folder: Path) -> Config:
         raise ModelError(f"{path}: {error.strerror}; let this user read it, or take it away") from None
     except UnicodeDecodeError:
         raise ModelError(f"{path}: not text; write it as protobuf text, such as `max_batch_size: 8`") from None
-    fields = pbtxt.read(text, REPEATED, str(path))
+    fields = pbtxt.read_pbtxt(text, REPEATED, str(path))
     try:
         config = msgspec.structs.replace(msgspec.convert(fields, Config), fields=fields)
     except msgspec.ValidationError as error:

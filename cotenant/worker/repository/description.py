@@ -9,9 +9,9 @@ from typing import Any
 
 from cotenant.core.tensor import DTYPES, ModelInfo, TensorSpec
 from cotenant.errors import ModelError
-from cotenant.worker.exported import exported
 from cotenant.worker.repository.config import CONFIG, Parameter, TensorConfig
-from cotenant.worker.repository.layout import Entry, labels
+from cotenant.worker.repository.layout import Entry, read_labels
+from cotenant.worker.torch_export import load_exported
 from cotenant.worker.wire import WorkerModel
 
 DEFAULT_MAX_BATCH = 32  # where nobody says; the profile finds out which batches are worth it
@@ -25,7 +25,7 @@ def describe(entry: Entry) -> ModelInfo:
     """
     if entry.reason:
         raise ModelError(entry.reason)
-    open_ = {"onnxruntime_onnx": _open, "pytorch_export": exported}.get(entry.platform)
+    open_ = {"onnxruntime_onnx": _open, "pytorch_export": load_exported}.get(entry.platform)
     inputs, outputs = open_(entry.path) if open_ else (_declared(entry, "input"), _declared(entry, "output"))
     max_batch_size = _max_batch(entry, inputs + outputs)
     lead = 1 if max_batch_size else 0
@@ -33,14 +33,14 @@ def describe(entry: Entry) -> ModelInfo:
         name=entry.name,
         version=entry.version,
         platform=entry.platform,
-        inputs=agree(entry, "input", entry.config.input, inputs, lead),
-        outputs=agree(entry, "output", entry.config.output, outputs, lead),
+        inputs=check_config_matches(entry, "input", entry.config.input, inputs, lead),
+        outputs=check_config_matches(entry, "output", entry.config.output, outputs, lead),
         max_batch_size=max_batch_size,
-        labels={spec.name: names for spec in outputs if (names := labels(entry, spec.name))},
+        labels={spec.name: names for spec in outputs if (names := read_labels(entry, spec.name))},
     )
 
 
-def loadable(entry: Entry, info: ModelInfo) -> WorkerModel:
+def worker_model(entry: Entry, info: ModelInfo) -> WorkerModel:
     """What a worker loads to serve the model."""
     cuda = entry.config.optimization.cuda
     sizes = [spec.batch_size for spec in cuda.graph_spec] or [1 << power for power in range(6)]
@@ -153,7 +153,7 @@ def _max_batch(entry: Entry, tensors: tuple[TensorSpec, ...]) -> int:
     return asked
 
 
-def agree(
+def check_config_matches(
     entry: Entry, kind: str, declared: tuple[TensorConfig, ...], tensors: tuple[TensorSpec, ...], lead: int
 ) -> tuple[TensorSpec, ...]:
     """The model's tensors, with what config.pbtxt says more exactly. It need not say everything, but nothing else.

@@ -37,13 +37,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def scan(root: Path) -> list[Entry]:
+def scan_repository(root: Path) -> list[Entry]:
     """Every version to serve of every model, by name and version. A bad model gives an entry that says why, and stops
     no other. Raises ConfigError where there is no repository."""
     return [entry for name in sorted(_names(root)) for entry in _versions(root, name)]
 
 
-def find(root: Path, name: str, version: str = "") -> Entry:
+def find_model(root: Path, name: str, version: str = "") -> Entry:
     """The version asked for, or the latest that is served. It may have a `reason`.
 
     Raises NotFoundError for what is not there or not one folder of the repository.
@@ -153,7 +153,7 @@ def _file(version: Path, config: Config) -> tuple[str, str]:
     return name or file, fits[file]
 
 
-def labels(entry: Entry, output: str) -> tuple[str, ...]:
+def read_labels(entry: Entry, output: str) -> tuple[str, ...]:
     """Names of an output's classes, one for each line of its `label_filename`; none where it has no such file."""
     for tensor in entry.config.output:
         if tensor.name == output and tensor.label_filename:

@@ -13,7 +13,7 @@ from cotenant.worker.repository.config import CONFIG, WarmupInput
 from cotenant.worker.repository.layout import Entry
 
 
-def sample(entry: Entry, info: ModelInfo, rows: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
+def sample_inputs(entry: Entry, info: ModelInfo, rows: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
     """Inputs of that many rows, to warm up and profile with.
 
     Whole numbers are 0 or 1, which suit token ids and masks; fractions lie in [0, 1). Raises ModelError where a

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 from cotenant.errors import ModelError
-from cotenant.worker.runners.arrays import Array, filled, one_line
+from cotenant.worker.runners.arrays import Array, filled_array, one_line
 from cotenant.worker.wire import WorkerModel, aligned
 
 
@@ -46,13 +46,13 @@ class Runner(Protocol):
 
 
 def modules_of(model: WorkerModel, *, fake: bool) -> tuple[str, ...]:
-    """What `load` imports for it, which is most of what comes before the model itself."""
+    """What `load_runner` imports for it, which is most of what comes before the model itself."""
     runner = f"{__name__}.{_library(model, fake)}"
     # The first file of `torch.export` brings a thousand modules along.
     return (runner, "torch.export.pt2_archive") if model.platform == "pytorch_export" and not fake else (runner,)
 
 
-def load(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
+def load_runner(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
     """A runner that has run its largest and its smallest batch, or the smallest where the model is known, and the bytes
     that its outputs take for one row, each aligned. Raises ModelError, and DeviceError where there is no GPU to run on.
 
@@ -60,17 +60,19 @@ def load(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = N
     the runner's own; None for the processor.
     """
     runner = _runner(model, threads, fake, stream)
-    return runner, sum(aligned(array.nbytes) for _, array in rehearse(runner, 1))
+    return runner, sum(aligned(array.nbytes) for _, array in warm_up(runner, 1))
 
 
-def rehearse(runner: Runner, times: int) -> list[tuple[str, Array]]:
+def warm_up(runner: Runner, times: int) -> list[tuple[str, Array]]:
     """Run the largest batch, unless it is known, and then the smallest, each so often; gives the last outputs. Raises
     ModelError."""
     model = runner.model
     for rows in (model.max_batch, 1) if model.batched and not runner.known else (1,):
         for _ in range(times):
             try:
-                outputs = runner.run({spec.name: filled(spec, rows, 1, batched=model.batched) for spec in model.inputs})
+                outputs = runner.run(
+                    {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
+                )
             except (ModelError, MemoryError) as error:
                 raise ModelError(f"model {model.name!r} cannot run a batch of {rows}: {one_line(error)}") from None
     return outputs
@@ -90,10 +92,10 @@ def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) ->
         return Fake(model)
     if library == "pytorch":
         try:
-            from cotenant.worker.runners.pytorch import pytorch
+            from cotenant.worker.runners.pytorch import import_torch
         except ModuleNotFoundError:
             raise ModelError(f"{model.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
-        return pytorch(model, threads, stream)
+        return import_torch(model, threads, stream)
     from cotenant.worker.runners.onnx import Onnx
 
     return Onnx(model, threads, stream)

@@ -14,7 +14,7 @@ from cotenant.core.tensor import DTYPES, TensorSpec
 Array = NDArray[Any]
 
 
-def filled(spec: TensorSpec, rows: int, value: int, *, batched: bool) -> Array:
+def filled_array(spec: TensorSpec, rows: int, value: int, *, batched: bool) -> Array:
     """Ones suit all that models take: token ids, masks, pictures. A size that is not known is 1."""
     shape = tuple(max(size, 1) if size < 0 else size for size in spec.shape)
     shape = (rows, *shape[1:]) if batched else shape

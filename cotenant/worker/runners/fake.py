@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cotenant.errors import ModelError
-from cotenant.worker.runners.arrays import Array, filled
+from cotenant.worker.runners.arrays import Array, filled_array
 from cotenant.worker.wire import WorkerModel
 
 
@@ -32,7 +32,7 @@ class Fake:
         return [
             (spec.name, inputs[source.name])
             if source and (source.datatype, source.shape[1:]) == (spec.datatype, spec.shape[1:])
-            else (spec.name, filled(spec, rows, 0, batched=model.batched))
+            else (spec.name, filled_array(spec, rows, 0, batched=model.batched))
             for spec, source in zip(model.outputs, sources, strict=False)
         ]
 

@@ -24,9 +24,9 @@ import torch
 
 from cotenant.core.tensor import TensorSpec
 from cotenant.errors import DeviceError, ModelError
-from cotenant.worker.runners import rehearse
-from cotenant.worker.runners.arrays import Array, filled, one_line
-from cotenant.worker.runners.place import Card, Place, Processor
+from cotenant.worker.runners import warm_up
+from cotenant.worker.runners.arrays import Array, filled_array, one_line
+from cotenant.worker.runners.torch_device import CpuDevice, CudaDevice, TorchDevice
 from cotenant.worker.wire import WorkerModel
 
 TYPES = {
@@ -44,14 +44,14 @@ _known: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictiona
 _loading = threading.Lock()
 
 
-def pytorch(model: WorkerModel, threads: int, stream: int | None) -> Torch:
+def import_torch(model: WorkerModel, threads: int, stream: int | None) -> Torch:
     """Raises ModelError for what cannot be loaded, DeviceError where there is no GPU."""
     torch.set_num_threads(threads)
-    place = Processor() if stream is None else Card(stream)
-    return Torch(model, place, loaded(model, place.device))
+    place = CpuDevice() if stream is None else CudaDevice(stream)
+    return Torch(model, place, load_model(model, place.device))
 
 
-def loaded(model: WorkerModel, device: torch.device) -> Module:
+def load_model(model: WorkerModel, device: torch.device) -> Module:
     """The model's module on that device. Whoever asks for the same file gets the same one, for as long as somebody
     has it; but one that is trained is anew each time."""
     load = {"pytorch_libtorch": _script, "pytorch_export": _export, "pytorch_module": _python}[model.platform]
@@ -188,7 +188,7 @@ def _line(path: Path, error: Exception) -> str:
 class Torch:
     """A module at a place. One batch at a time: what it gives is overwritten by the next."""
 
-    def __init__(self, model: WorkerModel, place: Place, module: Module) -> None:
+    def __init__(self, model: WorkerModel, place: TorchDevice, module: Module) -> None:
         self.model = model
         self.device = 0.0
         self._place = place
@@ -203,7 +203,7 @@ class Torch:
         # Others of its lane leave memory behind that it would use: what it takes by itself is to be seen.
         before = 0 if self.known else place.release()
         if not self.known and place.device.type == "cuda":
-            rehearse(self, WARM)
+            warm_up(self, WARM)
         self._record()
         self._taken = known.setdefault(model.max_batch, max(0, place.taken() - before))
 
@@ -297,7 +297,7 @@ class Torch:
         for rows in sorted(sizes, reverse=True):
             with self._mode():
                 with self._place.scope():
-                    ones = {spec.name: filled(spec, rows, 1, batched=model.batched) for spec in model.inputs}
+                    ones = {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
                     given = [self._place.arrive(self._host(name, array)) for name, array in ones.items()]
                 self._place.wait()
                 self._staged.clear()

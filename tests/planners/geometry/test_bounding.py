@@ -9,7 +9,7 @@ import pytest
 from cotenant.core.model import Kind, Model
 from cotenant.planners import Problem, geometry
 from cotenant.planners.geometry import search
-from cotenant.planners.geometry.space import Space
+from cotenant.planners.geometry.context import PlanningContext
 from tests.planners.geometry.test_search import most, tiny
 from tests.planners.problems import linear
 
@@ -20,7 +20,7 @@ def test_the_largest_multiple_lies_between_brute_force_and_the_relaxation(parts:
     problem = msgspec.structs.replace(tiny(seed, parts), objective="rate")
     count = problem.fleet[0].count
     assert count is not None
-    space = Space(problem)
+    space = PlanningContext(problem)
     real, bound = most(problem, count), space.bound()
     assert bound is not None
     if real == 0:
@@ -32,7 +32,9 @@ def test_the_largest_multiple_lies_between_brute_force_and_the_relaxation(parts:
     # What is proven to be too much for the devices: not what they carry, but what the bound excludes.
     carried = space.bounding.prove(space.rates * real * (1 - 1e-9), [float(count)])
     assert carried is None or carried.part([count]) <= 1 + 1e-9
-    more = Space(msgspec.structs.replace(problem, rates={n: r * bound * 1.02 for n, r in problem.rates.items()}))
+    more = PlanningContext(
+        msgspec.structs.replace(problem, rates={n: r * bound * 1.02 for n, r in problem.rates.items()})
+    )
     assert more.bounding is not None
     beyond = more.bounding.prove(more.rates, [float(count)])
     assert beyond is not None and beyond.part([count]) > 1
@@ -48,7 +50,7 @@ def halves(count: int | None, rate: float, price: float | None = None) -> Proble
 
 def test_three_models_that_each_need_more_than_a_half_need_three_devices() -> None:
     """The relaxation mixes; that each partition holds the target, and is one, takes cuts."""
-    whole = Space(halves(None, 1.0)).singles
+    whole = PlanningContext(halves(None, 1.0)).singles
     most_of_a_whole = max(mode.rates[0] for mode in whole)
     plan = geometry.plan(halves(None, 0.95 * most_of_a_whole))
     assert (plan.devices_used, plan.bound) == (3, 3)
@@ -58,7 +60,7 @@ def test_three_models_that_each_need_more_than_a_half_need_three_devices() -> No
 
 
 def test_what_is_proven_impossible_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    most_of_a_whole = max(mode.rates[0] for mode in Space(halves(None, 1.0)).singles)
+    most_of_a_whole = max(mode.rates[0] for mode in PlanningContext(halves(None, 1.0)).singles)
     problem = halves(2, 0.7 * most_of_a_whole)
     assert geometry.feasible(problem) is None
     monkeypatch.setattr(search, "_candidates", lambda *_, **__: pytest.fail("searched"))
@@ -79,4 +81,4 @@ def test_the_cheapest_fleet_of_two_kinds_is_proven() -> None:
     assert not plan.unserved
     assert plan.cost_per_hour == pytest.approx(4.8)
     assert plan.bound == pytest.approx(4.8)
-    assert np.isclose(Space(problem).bound() or 0.0, 4.8)
+    assert np.isclose(PlanningContext(problem).bound() or 0.0, 4.8)

@@ -13,7 +13,7 @@ from cotenant.core import mig
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
-from cotenant.planners.geometry.modes import FINE, Menu, Mode, Slot, slots_of
+from cotenant.planners.geometry.modes import FINE, Mode, ModeCatalog, PartitionSize, partition_sizes
 from tests.planners.problems import MIB, linear
 
 SHARES = (250, 500, 1000)
@@ -41,12 +41,12 @@ def made(seed: int, memory: int = 1 << 40) -> Problem:
     )
 
 
-def menu(problem: Problem) -> Menu:
-    slots, names = slots_of(problem), list(problem.rates)
-    return Menu(problem, names, slots, np.ones((len(slots), len(names))))
+def menu(problem: Problem) -> ModeCatalog:
+    slots, names = partition_sizes(problem), list(problem.rates)
+    return ModeCatalog(problem, names, slots, np.ones((len(slots), len(names))))
 
 
-def runs(problem: Problem, slot: Slot, models: Sequence[int]) -> Iterator[Mode]:
+def runs(problem: Problem, slot: PartitionSize, models: Sequence[int]) -> Iterator[Mode]:
     """Every choice of batches and workers of these models that holds their targets and fits, of more than none."""
     kind = problem.fleet[slot.kind].name
     own = [problem.models[i] for i in models]
@@ -155,17 +155,17 @@ def test_many_small_models_fill_one_partition() -> None:
 def test_neighbours_slow_what_is_offered() -> None:
     problem = made(1)
     plain = menu(problem)
-    slowed = Menu(problem, plain.names, plain.slots, np.full((3, 3), 1.5))
+    slowed = ModeCatalog(problem, plain.names, plain.slots, np.full((3, 3), 1.5))
     assert slowed.latency == pytest.approx(plain.latency * 1.5)
 
 
 def test_slots_are_shares_or_instances() -> None:
-    cuts = mig.cuts("mig-a100-80gb")
+    cuts = mig.instance_shares("mig-a100-80gb")
     whole = Kind(name="whole", memory=5)
     sliced = Kind(name="sliced", cuts=cuts, geometry="mig-a100-80gb", memory=16 << 30)
     problem = Problem(models=(), rates={}, fleet=(whole, sliced), profiles={})
-    first, *others = slots_of(problem)
-    assert first == Slot(0, 1000, 5)
+    first, *others = partition_sizes(problem)
+    assert first == PartitionSize(0, 1000, 5)
     # An instance never has more than the device; of one seventh there are two sorts.
     assert [slot.share for slot in others] == [142, 142, 285, 428, 571, 1000]
     assert others[0].memory < 10 << 30 < others[1].memory == 16 << 30

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from cotenant.planners.geometry.cuttings import Cutting
-from cotenant.planners.geometry.modes import Mode, Slot
-from cotenant.planners.geometry.program import Answer, Ask, solve
+from cotenant.planners.geometry.cutting_patterns import CuttingPattern
+from cotenant.planners.geometry.modes import Mode, PartitionSize
+from cotenant.planners.geometry.program import MilpInstance, MilpSolution, solve_milp
 
-WHOLE, HALF = Slot(0, 1000, 100), Slot(0, 500, 100)
-UNCUT, HALVES = Cutting(0, ((0, 1),)), Cutting(0, ((1, 2),))
+WHOLE, HALF = PartitionSize(0, 1000, 100), PartitionSize(0, 500, 100)
+UNCUT, HALVES = CuttingPattern(0, ((0, 1),)), CuttingPattern(0, ((1, 2),))
 
 
 def mode(slot: int, rates: dict[int, float], memory: int = 0) -> Mode:
@@ -22,14 +22,14 @@ def mode(slot: int, rates: dict[int, float], memory: int = 0) -> Mode:
     return Mode(slot, tuple(rates), tuple(rates.values()), ones, ones, memory)
 
 
-def ask(*rates: float, scale: bool = False, count: float = math.inf, room: int | None = None) -> Ask:
-    return Ask(rates=np.array(rates), counts=[count], prices=[1.0], rooms=[room], scale=scale)
+def ask(*rates: float, scale: bool = False, count: float = math.inf, room: int | None = None) -> MilpInstance:
+    return MilpInstance(rates=np.array(rates), counts=[count], prices=[1.0], rooms=[room], scale=scale)
 
 
 def solved(
-    asked: Ask, modes: Sequence[Mode], cuttings: Sequence[Cutting] = (UNCUT, HALVES), **options: object
-) -> Answer:
-    answer, _ = solve(asked, [WHOLE, HALF], cuttings, modes, **options)  # type: ignore[arg-type]
+    asked: MilpInstance, modes: Sequence[Mode], cuttings: Sequence[CuttingPattern] = (UNCUT, HALVES), **options: object
+) -> MilpSolution:
+    answer, _ = solve_milp(asked, [WHOLE, HALF], cuttings, modes, **options)  # type: ignore[arg-type]
     assert answer is not None
     return answer
 
@@ -61,14 +61,17 @@ def test_a_device_is_cut_for_what_runs_on_it() -> None:
 
 
 def test_too_few_devices_serve_nothing_that_must_be_served() -> None:
-    assert solve(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], whole=False)[0] is None
-    assert solve(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})])[0] is None
+    assert solve_milp(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], whole=False)[0] is None
+    assert solve_milp(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})])[0] is None
 
 
 def test_the_cheaper_kind_is_taken_as_far_as_there_are_any() -> None:
-    slots, cuttings = [Slot(0, 1000, 1), Slot(1, 1000, 1)], [Cutting(0, ((0, 1),)), Cutting(1, ((1, 1),))]
-    asked = Ask(rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], rooms=[None, None], scale=False)
-    answer, _ = solve(asked, slots, cuttings, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
+    slots, cuttings = (
+        [PartitionSize(0, 1000, 1), PartitionSize(1, 1000, 1)],
+        [CuttingPattern(0, ((0, 1),)), CuttingPattern(1, ((1, 1),))],
+    )
+    asked = MilpInstance(rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], rooms=[None, None], scale=False)
+    answer, _ = solve_milp(asked, slots, cuttings, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
     assert answer is not None
     assert (answer.value, answer.cuttings.tolist()) == (5, [1, 2])
 
@@ -122,6 +125,6 @@ def test_no_whole_answer_beats_the_bound_nor_the_parts(scale: bool) -> None:
 
 def test_no_time_is_no_answer_or_a_sound_one() -> None:
     asked = msgspec.structs.replace(ask(25.0), counts=[3])
-    answer, took = solve(asked, [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], seconds=0.0)
+    answer, took = solve_milp(asked, [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], seconds=0.0)
     assert answer is None or answer.value == 3
     assert took < 1

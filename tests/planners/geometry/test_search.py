@@ -16,13 +16,13 @@ from cotenant.core import mig
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
-from cotenant.planners import PLANNERS, Problem, bestfit, elastic, geometry, ideal, load
+from cotenant.planners import PLANNERS, Problem, bestfit, elastic, geometry, ideal, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.compare import AS_GOOD
-from cotenant.planners.geometry.space import Space
-from cotenant.predictors import Alone, Interference, Margin
+from cotenant.planners.geometry.context import PlanningContext
+from cotenant.predictors import ConstantMargin, Interference, NoInterference
 from cotenant.predictors.linear import Coefficients, Linear, Utilisation
-from tests.planners.problems import MIB, Crowded, linear, problems, profile
+from tests.planners.problems import MIB, ProportionalInterference, linear, problems, profile
 
 Array = NDArray[np.float64]
 
@@ -116,7 +116,7 @@ def cost(plan: Plan, problem: Problem) -> float:
 
 def least(plan: Plan, problem: Problem) -> float:
     """The least part of a rate that is served, of models that can be served at all."""
-    able = Space(problem).names
+    able = PlanningContext(problem).names
     return min((plan.rate(name) / problem.rates[name] for name in able), default=1.0)
 
 
@@ -131,9 +131,9 @@ def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
         problem = msgspec.structs.replace(problem, fleet=fleet)
     ours = geometry.plan(problem)
     bound = geometry.bound(problem)
-    hopeless = len(Space(problem).names) < sum(rate > 0 for rate in problem.rates.values())
+    hopeless = len(PlanningContext(problem).names) < sum(rate > 0 for rate in problem.rates.values())
     for name in PLANNERS:
-        plan = ours if name == "geometry" else load(name)(problem)
+        plan = ours if name == "geometry" else load_planner(name)(problem)
         part = least(plan, problem)
         if part > 1 - 1e-6:
             assert bound is None or cost(plan, problem) >= bound * (1 - 1e-6)
@@ -153,9 +153,9 @@ def test_no_planner_serves_a_larger_multiple_than_geometry_or_its_bound(problem:
     ours = geometry.plan(rate)
     assert check(ours, rate) == []
     for name in PLANNERS:
-        plan = load(name)(problem)
+        plan = load_planner(name)(problem)
         # Where neighbours slow each other the multiple is found by halving, as near as time allows.
-        if isinstance(problem.interference, Alone):
+        if isinstance(problem.interference, NoInterference):
             assert ours.scale >= plan.scale * (1 - (2 if name == "geometry" else 1) * AS_GOOD)
         if ours.bound is not None:
             assert max(plan.scale, ours.scale) <= ours.bound * (1 + 1e-6)
@@ -217,7 +217,7 @@ def test_most_partitions_stay_where_one_rate_grows(times: float) -> None:
 @pytest.mark.parametrize("name", ["mig-a30-24gb", "mig-a100-40gb", "mig-a100-80gb", "mig-h200-141gb"])
 @pytest.mark.parametrize("times", [2.0, 30.0])
 def test_mig_instances_lie_side_by_side(name: str, times: float) -> None:
-    sizes = mig.cuts(name)
+    sizes = mig.instance_shares(name)
     whole = mig.GEOMETRIES[name][-1]
     problem = asked(3, 6, times, cuts=sizes, geometry=name, memory=whole.memory)
     problem = msgspec.structs.replace(
@@ -235,7 +235,7 @@ def test_mig_instances_lie_side_by_side(name: str, times: float) -> None:
 
 def test_an_instance_with_more_memory_is_taken_where_it_is_needed() -> None:
     """A worker of 12 GiB: not in 1g.10gb, but four in 1g.20gb; seven of 9 GiB."""
-    sizes = mig.cuts("mig-a100-80gb")
+    sizes = mig.instance_shares("mig-a100-80gb")
     kind = Kind(name="k", cuts=sizes, geometry="mig-a100-80gb", memory=80 << 30, count=None)
     for memory, workers in ((9, 7), (12, 4)):
         problem = Problem(
@@ -255,7 +255,7 @@ def test_an_instance_with_more_memory_is_taken_where_it_is_needed() -> None:
 
 def test_several_workers_run_in_one_instance() -> None:
     """Two workers in a half take 1.5 times as long for a batch, and carry a third more."""
-    sizes = mig.cuts("mig-a30-24gb")
+    sizes = mig.instance_shares("mig-a30-24gb")
     points = [
         Point(share=size, batch=1, latency=0.01 * 1000 / size * slow, memory=1 << 30, procs=procs)
         for size in sizes
@@ -368,14 +368,16 @@ def busy(name: str) -> Utilisation:
 LINEAR = Linear(Coefficients(0.1, 0.7, 0.3, 0.1, 0.9), {f"m{i}": busy(f"m{i}") for i in range(6)})
 
 
-@pytest.mark.parametrize("interference", [Margin(1.2), Crowded(0.5), LINEAR], ids=["margin", "crowded", "linear"])
+@pytest.mark.parametrize(
+    "interference", [ConstantMargin(1.2), ProportionalInterference(0.5), LINEAR], ids=["margin", "crowded", "linear"]
+)
 @pytest.mark.parametrize("objective", ["devices", "rate"])
 def test_neighbours_that_slow_each_other_still_keep_their_promises(
     interference: Interference, objective: Literal["devices", "rate"]
 ) -> None:
     problem = asked(7, 4, 4.0, count=4, max_partitions=4)
     problem = msgspec.structs.replace(problem, interference=interference, objective=objective, time_limit=0.1)
-    made, alone = geometry.plan(problem), geometry.plan(msgspec.structs.replace(problem, interference=Alone()))
+    made, alone = geometry.plan(problem), geometry.plan(msgspec.structs.replace(problem, interference=NoInterference()))
     assert [str(violation) for violation in check(made, problem)] == []
     assert made.bound == pytest.approx(alone.bound)  # which counts no slowdown
     assert made.scale <= alone.scale * (1 + 1e-6)
@@ -407,8 +409,8 @@ def test_what_is_refuted_beside_neighbours_serves_nobody() -> None:
     """What `feasible` gives up early no search of the fleet finds either."""
     refuted = 0
     for seed in range(12):
-        problem = msgspec.structs.replace(tiny(seed), interference=Margin(1.3))
-        space = Space(problem)
+        problem = msgspec.structs.replace(tiny(seed), interference=ConstantMargin(1.3))
+        space = PlanningContext(problem)
         if space.names and space.relaxed is not None and space.refuted():
             refuted += 1
             assert ideal.feasible(problem) is None
@@ -439,7 +441,7 @@ def test_devices_of_two_kinds_are_chosen_for_what_they_cost_beside_neighbours_to
             key: profile(*key, {(s, b): (0.002 + work * b) * (0.5 + 500 / s) for s in cuts for b in batches})
             for key, work in works.items()
         },
-        interference=Margin(1.2),
+        interference=ConstantMargin(1.2),
     )
     made = geometry.plan(asked)
     assert made.unserved == {} and check(made, asked) == []

@@ -1,0 +1,59 @@
+"""The simulator against the live server: `cotenant validate` on the demo's models and plan.
+
+    python -m benchmarks.live_vs_simulated [--seconds 60] [--load 0.3 0.6 0.9 1.2] [--repository models] [--json]
+
+The target: p50, p99 and attainment within 5 % of those simulated with the same batches, at every load, for every model
+with at least 200 requests: with fewer, chance moves a p99 by more than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from cotenant.cli.loading import load_deployment, load_settings
+from cotenant.cli.validate import LOADS, compare_loads, largest_difference, result_view
+from cotenant.zoo import ZOO, build_models
+
+
+def settings(repository: Path) -> str:
+    """What the demo serves, as a file of settings."""
+    lines = [f'repository = "{repository.absolute()}"', 'objective = "rate"', 'grace = "1s"']
+    for name, recipe in ZOO.items():
+        if recipe.demo:
+            lines += ["[[models]]", f'name = "{name}"', f'slo = "{recipe.slo}s"', f"rate = {recipe.weight}"]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--load", type=float, nargs="+", default=list(LOADS))
+    parser.add_argument("--repository", type=Path, default=Path("models"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    build_models(given.repository)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "settings.toml")
+        path.write_text(settings(given.repository))
+        problem = load_deployment(load_settings(path)).problem
+        result = uvloop.run(compare_loads(problem, [str(path)], given.load, given.seconds, given.seed))
+    if given.json:
+        print(msgspec.json.encode(result).decode())
+        return
+    Console(width=150).print(result_view(result))
+    for it in result.loads:
+        told = largest_difference(it.simulated, it.live)
+        print(f"agree: at {it.load:g} x the planned rates {told} (target 5 %); {given.seconds:g} s")
+    print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

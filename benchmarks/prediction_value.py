@@ -1,0 +1,134 @@
+"""How far latencies foretold before anything ran are from those of the live server: the demo's models and plan, with
+what neighbours cost as `ours` says after it was fitted to runs side by side.
+
+    cotenant profile -r models -o profiles.csv --pairs pairs.csv
+    python -m benchmarks.prediction_value pairs.csv profiles.csv [--load 0.6 0.9] [--seconds 80] [--repository models]
+    [--json]
+
+Each p99 is foretold by the forecast's formula; by the simulator of the same problem; and by the simulator with the
+median of what neighbours may cost, in place of the quantile 0.9 that plans reckon with. The target: within 10 % for
+every model with at least 200 requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from benchmarks.live_vs_simulated import settings
+from cotenant.cli.client import bodies_for, under_load
+from cotenant.cli.loading import load_deployment, load_settings
+from cotenant.cli.validate import ENOUGH, served_process
+from cotenant.core.units import show_seconds
+from cotenant.measure.table import table
+from cotenant.planners import Problem
+from cotenant.planners.forecast import forecast
+from cotenant.predictors.gaussian_process import GaussianProcess
+from cotenant.sim.run import simulate
+from cotenant.workload import Workload
+from cotenant.zoo import build_models
+
+CLOSE = 0.1
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model: p99s in seconds, live and foretold."""
+
+    load: float
+    model: str
+    requests: int
+    live: float
+    formula: float
+    simulated: float
+    median: float
+
+
+async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int) -> list[Row]:
+    """flags: of `cotenant serve`, whose plan must be for this problem."""
+    assert isinstance(problem.interference, GaussianProcess)
+    middle = msgspec.structs.replace(problem, interference=problem.interference.asking(0.5))
+    found = []
+    async with served_process(flags) as (plan, http, _):
+        models = [model for model in problem.models if plan.rate(model.name)]
+        bodies = await bodies_for(http, models, seed)
+        for load in loads:
+            rates = {model.name: plan.rate(model.name) * load for model in models}
+            live = await under_load(http, models, bodies, rates, seconds=seconds, seed=seed, quiet=True)
+            asked = {"rates": rates, "objective": "devices"}
+            formula = forecast(plan, msgspec.structs.replace(problem, **asked)).models
+            simulated, median = (
+                {
+                    row.model: row
+                    for row in simulate(it, plan, Workload.poisson(rates), seconds=seconds, seed=seed).models
+                }
+                for it in (problem, middle)
+            )
+            for row in live.models:
+                own, other = simulated[row.model].p99, median[row.model].p99
+                if row.p99 is None or own is None or other is None:
+                    continue
+                found.append(
+                    Row(
+                        load=load,
+                        model=row.model,
+                        requests=sum(row.ends.values()),
+                        live=row.p99,
+                        formula=formula[row.model].p99,
+                        simulated=own,
+                        median=other,
+                    )
+                )
+    return found
+
+
+def show(found: Sequence[Row]) -> None:
+    console = Console(width=150)
+    view = table(
+        "p99 live, and how far it is from what was foretold",
+        *(">load", "model", ">requests", ">live", ">formula", ">simulated", ">with the median"),
+    )
+    for row in found:
+        apart = (f"{row.live / told - 1:+.0%}" for told in (row.formula, row.simulated, row.median))
+        view.add_row(f"{row.load:g}", row.model, str(row.requests), show_seconds(row.live), *apart)
+    console.print(view)
+    enough = [row for row in found if row.requests >= ENOUGH]
+    for name in ("formula", "simulated", "median"):
+        close = sum(abs(row.live / getattr(row, name) - 1) <= CLOSE for row in enough)
+        print(f"foreseen: {name}: {close} of {len(enough)} p99s of models with {ENOUGH} requests or more within 10 %")
+    print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", type=Path)
+    parser.add_argument("profiles", type=Path)
+    parser.add_argument("--load", type=float, nargs="+", default=[0.6, 0.9])
+    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--repository", type=Path, default=Path("models"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    build_models(given.repository)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "settings.toml")
+        path.write_text(
+            f'profiles = "{given.profiles.absolute()}"\n'
+            f'interference = {{ model = "ours", fit = "{given.pairs.absolute()}" }}\n' + settings(given.repository)
+        )
+        problem = load_deployment(load_settings(path)).problem
+        found = uvloop.run(rows(problem, [str(path)], given.load, given.seconds, given.seed))
+    if given.json:
+        print(msgspec.json.encode(found).decode())
+        return
+    show(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""How long until lanes are ready, with and without processes that were started ahead? One line for each kind of model.
+
+    python -m benchmarks.worker_starts [--lanes 1 4] [--times 5] [--platforms onnxruntime_onnx pytorch_libtorch …]
+
+So many lanes start at once, beside one that is there, on shares of this processor; then one of them is killed, and
+returns. The models do next to nothing, so what is left is the start itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.share_change import prepared
+from cotenant.backends.cpu import Cpu
+from cotenant.core.plan import device_name
+from cotenant.live.pool import Pool
+from cotenant.live.process import private_memory
+from cotenant.worker.arena import Arena
+from cotenant.worker.wire import WorkerModel
+from tests.live.workers import Recorder
+from tests.worker import graphs
+
+ONNX = "onnxruntime_onnx"
+PLATFORMS = (ONNX, "pytorch_libtorch", "pytorch_export", "pytorch_module")
+
+
+class Started(msgspec.Struct, frozen=True):
+    """Medians, in seconds. ready: until all lanes were. back: until one that was killed was, its pause of 0.1 s
+    included. memory: bytes that a spare has for itself."""
+
+    ready: float
+    back: float
+    memory: int
+
+
+async def measure(model: WorkerModel, lanes: int, spares: int, times: int) -> Started:
+    device = device_name("cpu")
+    recorder, arena = Recorder(), Arena(1 << 24)
+    pool = Pool(Cpu(), arena, recorder, spares=spares)
+    ready, back, memory = [], [], [0]
+    try:
+        await pool.start(f"{device}/stays", 50, [model])
+        for number in range(times):
+            names = [f"{device}/{number}-{place}" for place in range(lanes)]
+            await prepared(pool, spares)
+            memory += [private_memory(process.pid) for kept in pool._spares._kept.values() for process in kept]
+            begun = time.monotonic()
+            await asyncio.gather(*(pool.start(name, 100, [model]) for name in names))
+            ready.append(time.monotonic() - begun)
+            await prepared(pool, spares)
+            while not recorder.told.empty():
+                recorder.told.get_nowait()
+            begun = time.monotonic()
+            os.kill(next(it.pid for it in pool.status() if it.lane == names[0] and it.pid), signal.SIGKILL)
+            while await recorder.next() != ("ready", names[0]):
+                pass
+            back.append(time.monotonic() - begun)
+            await asyncio.gather(*(pool.stop(name, grace=1.0) for name in names))
+    finally:
+        await pool.close(grace=1.0)
+        arena.close()
+    return Started(statistics.median(ready), statistics.median(back), max(memory))
+
+
+def _model(platform: str, folder: Path) -> WorkerModel:
+    if platform == ONNX:
+        return graphs.convolutions(folder / "m.onnx")
+    from tests.worker import modules  # needs PyTorch
+
+    return modules.double(folder, platform)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.worker_starts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--platforms", nargs="+", choices=PLATFORMS, default=PLATFORMS)
+    given = parser.parse_args()
+    for platform in given.platforms:
+        with tempfile.TemporaryDirectory() as folder:
+            model = _model(platform, Path(folder))
+            for lanes in given.lanes:
+                for spares in sorted({0, 1, lanes}):
+                    it = asyncio.run(measure(model, lanes, spares, given.times))
+                    print(
+                        f"{platform}, {lanes} lanes, {spares} spares: ready after {it.ready:.3f} s, back after"
+                        f" {it.back:.3f} s; a spare has {it.memory / 2**20:.0f} MiB; load average"
+                        f" {os.getloadavg()[0]:.1f}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,476 @@
+"""The gRPC front end: GRPCInferenceService as Triton has it, and gRPC's health service.
+
+The messages live in a descriptor pool of their own, so that a client library that registers the same names in the
+same process does not clash with ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import msgspec
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.message import DecodeError
+
+from cotenant.core.tensor import DTYPES, Tensor
+from cotenant.errors import (
+    CancelledError,
+    ConfigError,
+    CotenantError,
+    InvalidError,
+    MalformedError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+    UnsupportedError,
+)
+from cotenant.live.oip import (
+    FORMATS,
+    Core,
+    Data,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    check_request,
+    check_size,
+    model_metadata,
+    pack_strings,
+    requested_outputs,
+    scheduling,
+    server_metadata,
+)
+
+_SERVICE = "inference.GRPCInferenceService"
+_HEALTH = "grpc.health.v1.Health"
+_DESCRIPTORS = Path(__file__).parent / "protocol" / "inference.bin"
+_MESSAGE_SIZE = (1 << 31) - 1  # bytes; the most that gRPC's setting can say
+_STREAMED = 64  # requests of one stream that may wait for their answers
+_WATCH = 1.0  # seconds between two looks of a health watch
+
+_CODES: dict[type[CotenantError], grpc.StatusCode] = {
+    MalformedError: grpc.StatusCode.INVALID_ARGUMENT,
+    InvalidError: grpc.StatusCode.INVALID_ARGUMENT,
+    CancelledError: grpc.StatusCode.CANCELLED,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+    UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+}
+# Datatype → field of InferTensorContents.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+class Messages:
+    """The message classes of the protocol, as attributes: `messages.ModelInferRequest`."""
+
+    def __init__(self) -> None:
+        files = descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes())
+        self.pool = descriptor_pool.DescriptorPool()
+        for file in files.file:
+            self.pool.Add(file)
+
+    def __getattr__(self, name: str) -> Any:
+        package = "grpc.health.v1" if name.startswith("HealthCheck") else "inference"
+        message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"{package}.{name}"))
+        setattr(self, name, message)
+        return message
+
+
+messages = Messages()
+
+
+class GrpcServer:
+    """Serves a core over gRPC. message_size: the largest request and answer, in bytes."""
+
+    def __init__(self, core: Core, *, message_size: int = _MESSAGE_SIZE) -> None:
+        self._core = core
+        self._message_size = message_size
+        self._server: grpc.aio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Begin to serve; answers the port, which is a free one where 0 was asked. Raises ConfigError."""
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._message_size),
+                ("grpc.max_send_message_length", self._message_size),
+                ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a helper
+            ]
+        )
+        server.add_generic_rpc_handlers((self._inference(), self._health()))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = server.add_insecure_port(address)
+        except RuntimeError:
+            raise ConfigError(
+                f"cannot serve gRPC on {address}; choose another address or port, or stop what holds it"
+            ) from None
+        self._server = server  # now: who is cancelled while it starts has to stop it, too
+        await server.start()
+        return bound
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, finish those under way within `grace` seconds, then break off what is left."""
+        if self._server is not None:
+            await self._server.stop(grace)
+
+    # The services
+
+    def _inference(self) -> grpc.GenericRpcHandler:
+        plain: dict[str, Callable[[Any], Any]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "SystemSharedMemoryStatus": self._no_regions,
+            "SystemSharedMemoryRegister": self._no_registration,
+            "SystemSharedMemoryUnregister": self._nothing,
+            "CudaSharedMemoryStatus": self._no_regions,
+            "CudaSharedMemoryRegister": self._no_registration,
+            "CudaSharedMemoryUnregister": self._nothing,
+            "TraceSetting": self._trace_setting,
+            "LogSettings": self._log_settings,
+        }
+        handlers = {name: self._unary(name, method) for name, method in plain.items()}
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        return grpc.method_handlers_generic_handler(_SERVICE, handlers)
+
+    def _unary(self, name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler[Any, Any]:
+        """A method of the protocol that answers keyword arguments for its response, or an awaitable of them."""
+        request, response = getattr(messages, f"{name}Request"), getattr(messages, f"{name}Response")
+
+        async def call(wire: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                found = method(_parse(request, wire))
+                return response(**(await found if isinstance(found, Awaitable) else found))
+            except CotenantError as error:
+                return await _abort(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(call, response_serializer=response.SerializeToString)
+
+    def _health(self) -> grpc.GenericRpcHandler:
+        request, response = messages.HealthCheckRequest, messages.HealthCheckResponse
+
+        async def check(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            status = self._serving(message.service)
+            if status == "SERVICE_UNKNOWN":
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {message.service!r} is known here")
+            return response(status=status)
+
+        async def watch(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            told = ""
+            while True:
+                status = self._serving(message.service)
+                if status != told:
+                    told = status
+                    yield response(status=status)
+                await asyncio.sleep(_WATCH)
+
+        kinds = {"request_deserializer": request.FromString, "response_serializer": response.SerializeToString}
+        return grpc.method_handlers_generic_handler(
+            _HEALTH,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(check, **kinds),
+                "Watch": grpc.unary_stream_rpc_method_handler(watch, **kinds),
+            },
+        )
+
+    def _serving(self, service: str) -> str:
+        if service not in ("", _SERVICE):
+            return "SERVICE_UNKNOWN"
+        return "SERVING" if self._core.ready() else "NOT_SERVING"
+
+    # Inference
+
+    async def _infer(self, wire: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        try:
+            return await self._submit(_parse(messages.ModelInferRequest, wire), context)
+        except CotenantError as error:
+            return await _abort(context, error)
+
+    def _submit(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> asyncio.Future[bytes]:
+        """Take a request in, for its answer in wire form. To cancel the future is to leave. Raises RequestError's
+        children."""
+        _check_version(message.model_version)
+        info = self._core.model(message.model_name, message.model_version)
+        request = _read_request(message, info, context.time_remaining())
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def done(result: InferResponse | RequestError) -> None:
+            if answer.done():
+                return
+            try:
+                if isinstance(result, RequestError):
+                    raise result
+                answer.set_result(_write_response(request, result, requested_outputs(request, result, info)))
+            except RequestError as error:
+                answer.set_exception(error)
+
+        ticket = self._core.infer(request, done)
+        answer.add_done_callback(lambda settled: self._core.cancel(ticket) if settled.cancelled() else None)
+        return answer
+
+    async def _stream(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[bytes]:
+        """Requests are taken in as they come, and answered in their order."""
+        waiting: asyncio.Queue[tuple[str, asyncio.Future[bytes]] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(_STREAMED)
+
+        async def read() -> None:
+            try:
+                async for wire in requests:
+                    await room.acquire()
+                    request_id = ""
+                    try:
+                        message = _parse(messages.ModelInferRequest, wire)
+                        request_id = message.id
+                        answer = self._submit(message, context)
+                    except CotenantError as error:
+                        answer = asyncio.get_running_loop().create_future()
+                        answer.set_exception(error)
+                    waiting.put_nowait((request_id, answer))
+            finally:
+                waiting.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (item := await waiting.get()) is not None:
+                request_id, answer = item
+                try:
+                    response = _field(2, await answer + _FINAL)  # infer_response
+                except CotenantError as error:
+                    response = messages.ModelStreamInferResponse(
+                        error_message=str(error), infer_response={"id": request_id}
+                    ).SerializeToString()
+                room.release()
+                yield response
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+            while not waiting.empty():
+                if (item := waiting.get_nowait()) is not None and not item[1].cancel():
+                    item[1].exception()  # nobody will read it, and asyncio should not complain of that
+
+    # The other methods. Each gets the message and answers the fields of its response.
+
+    def _server_live(self, message: Any) -> Mapping[str, Any]:
+        return {"live": self._core.live()}
+
+    def _server_ready(self, message: Any) -> Mapping[str, Any]:
+        return {"ready": self._core.ready()}
+
+    def _model_ready(self, message: Any) -> Mapping[str, Any]:
+        _check_version(message.version)
+        return {"ready": self._core.model_ready(message.name, message.version)}
+
+    def _server_metadata(self, message: Any) -> Mapping[str, Any]:
+        return server_metadata()
+
+    def _model_metadata(self, message: Any) -> Mapping[str, Any]:
+        _check_version(message.version)
+        return model_metadata(self._core.model(message.name, message.version))
+
+    def _model_config(self, message: Any) -> Mapping[str, Any]:
+        _check_version(message.version)
+        config = self._core.config(message.name, message.version)
+        return {"config": json_format.ParseDict(config, messages.ModelConfig(), ignore_unknown_fields=True)}
+
+    def _model_statistics(self, message: Any) -> Mapping[str, Any]:
+        _check_version(message.version)
+        # Both are Triton's, field by field: one shape serves JSON and protobuf.
+        return {"model_stats": self._core.statistics(message.name, message.version)}
+
+    def _index(self, message: Any) -> Mapping[str, Any]:
+        if message.repository_name:
+            raise UnsupportedError("there is one model repository; leave repository_name empty")
+        return {"models": [msgspec.structs.asdict(entry) for entry in self._core.index(ready=message.ready)]}
+
+    async def _load(self, message: Any) -> Mapping[str, Any]:
+        name = _repository_model(message)
+        await self._core.load(name, _parameters(message.parameters))
+        return {"model_name": name, "isLoaded": True}
+
+    async def _unload(self, message: Any) -> Mapping[str, Any]:
+        name = _repository_model(message)
+        await self._core.unload(name, _parameters(message.parameters))
+        return {"model_name": name, "isUnloaded": True}
+
+    def _trace_setting(self, message: Any) -> Mapping[str, Any]:
+        # No value means: back to the default.
+        update = {name: _one_or_all(setting.value) for name, setting in message.settings.items()}
+        settings = self._core.trace_setting(message.model_name, update or None)
+        return {
+            "settings": {
+                name: {"value": value if isinstance(value, list) else [str(value)]} for name, value in settings.items()
+            }
+        }
+
+    def _log_settings(self, message: Any) -> Mapping[str, Any]:
+        update = _parameters(message.settings)
+        kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+        settings = self._core.log_settings(update or None)
+        return {"settings": {name: {kinds[type(value)]: value} for name, value in settings.items()}}
+
+    def _no_regions(self, message: Any) -> Mapping[str, Any]:
+        return {}
+
+    def _nothing(self, message: Any) -> Mapping[str, Any]:
+        return {}
+
+    def _no_registration(self, message: Any) -> Mapping[str, Any]:
+        raise UnsupportedError("no shared memory is registered here; send tensors in the message")
+
+
+def _parse(message: Any, wire: bytes) -> Any:
+    # Not left to gRPC, which would say UNKNOWN.
+    try:
+        return message.FromString(wire)
+    except DecodeError:
+        raise MalformedError(f"not the message {message.DESCRIPTOR.full_name}") from None
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: CotenantError) -> NoReturn:
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    await context.abort(code, str(error))
+
+
+def _check_version(version: str) -> None:
+    if version and not version.isdecimal():
+        raise InvalidError(f"version {version!r} is no whole number; leave it empty for the newest")
+
+
+def _repository_model(message: Any) -> str:
+    """KServe's dialect has the model's name where Triton's has that of the repository."""
+    if message.model_name and message.repository_name:
+        raise UnsupportedError("there is one model repository; leave repository_name empty")
+    name: str = message.model_name or message.repository_name
+    return name
+
+
+def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A map of any of the protocol's oneofs as plain values."""
+    return {
+        name: getattr(value, kind) for name, value in given.items() if (kind := value.WhichOneof("parameter_choice"))
+    }
+
+
+def _one_or_all(value: Any) -> str | list[str] | None:
+    if not value:
+        return None
+    return value[0] if len(value) == 1 else list(value)
+
+
+def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequest:
+    parameters = _parameters(message.parameters)
+    timeout, priority = scheduling(parameters)
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidError(f"{len(message.inputs)} inputs, but {len(raw)} raw_input_contents; give one to each or none")
+    inputs = []
+    for index, given in enumerate(message.inputs):
+        if "shared_memory_region" in given.parameters:
+            raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
+        shape = tuple(given.shape)
+        if any(size < 0 for size in shape):
+            raise InvalidError(f"input {given.name!r}: shape {list(shape)} has a negative size")
+        if raw and given.HasField("contents"):
+            raise InvalidError(f"input {given.name!r} has both contents and raw_input_contents; give one of them")
+        tensor = Tensor(given.name, given.datatype, shape, raw[index] if raw else _contents(given))
+        check_size(tensor)
+        inputs.append(tensor)
+    outputs = []
+    for wanted in message.outputs:
+        own = _parameters(wanted.parameters)
+        if "shared_memory_region" in own:
+            raise UnsupportedError(
+                f"output {wanted.name!r}: no shared memory is registered here; take it in the answer"
+            )
+        count = own.get("classification", 0)
+        if type(count) is not int or count < 0:
+            raise InvalidError(f"output {wanted.name!r}: classification {count!r} is not a whole number from 0 up")
+        outputs.append(RequestedOutput(wanted.name, count))
+    check_request(info, inputs, outputs)
+    return InferRequest(
+        model=info.name,
+        version=info.version,
+        id=message.id,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        timeout=timeout,
+        patience=None if remaining is None else max(remaining, 0.0),
+        priority=priority,
+        parameters=parameters,
+    )
+
+
+def _contents(given: Any) -> bytes:
+    """The typed contents of an input as raw bytes."""
+    field = _CONTENTS.get(given.datatype)
+    if field is None:
+        if given.datatype in DTYPES:
+            raise InvalidError(f"input {given.name!r}: {given.datatype} has no typed contents; send raw_input_contents")
+        return b""  # no datatype of ours, as check_size will say
+    items = getattr(given.contents, field)
+    if given.datatype == "BYTES":
+        return pack_strings(items)
+    try:
+        return struct.pack(f"<{len(items)}{FORMATS[given.datatype]}", *items)
+    except struct.error as error:
+        raise InvalidError(f"input {given.name!r}: {field} does not fit {given.datatype}: {error}") from None
+
+
+def _write_response(request: InferRequest, response: InferResponse, outputs: Sequence[Tensor]) -> bytes:
+    """The wire form of a ModelInferResponse. The tensors are put behind what protobuf wrote, which is what it would
+    have done itself with two copies more."""
+    head = messages.ModelInferResponse(
+        model_name=response.model,
+        model_version=response.version,
+        id=request.id,
+        outputs=[{"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape} for tensor in outputs],
+    )
+    return b"".join([head.SerializeToString(), *[part for tensor in outputs for part in _parts(6, tensor.data)]])
+
+
+def _field(number: int, data: Data) -> bytes:
+    return b"".join(_parts(number, data))
+
+
+def _parts(number: int, data: Data) -> tuple[bytes, Data]:
+    """A field of protobuf that holds bytes: its tag and length, and the bytes."""
+    head, size = bytearray([number << 3 | 2]), len(data)
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head), data
+
+
+# Behind the wire form of a response it adds this parameter: it is the only one to its request.
+_FINAL = messages.ModelInferResponse(parameters={"triton_final_response": {"bool_param": True}}).SerializeToString()

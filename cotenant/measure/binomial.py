@@ -1,0 +1,39 @@
+"""What chance does to counts of requests that miss their targets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+CHANCE = 0.05
+
+
+def consistent_with_rate(missed: int, of: int, rate: float, chance: float = CHANCE) -> bool:
+    """Whether so many were missed by no more than chance, where that rate is allowed: who misses at just that rate
+    would miss as many that often, by default in one run of twenty."""
+    return rate > 0 and binomial_cdf(missed - 1, of, rate) < 1 - chance
+
+
+def max_misses(of: int, rate: float, chance: float = CHANCE) -> int:
+    """The most that chance may make be missed of so many."""
+    few, many = -1, of + 1  # `few` may be, `many` may not
+    while many - few > 1:
+        middle = (few + many) // 2
+        if middle <= of * rate or consistent_with_rate(middle, of, rate, chance):
+            few = middle
+        else:
+            many = middle
+    return few
+
+
+def binomial_cdf(hits: int, tries: int, rate: float) -> float:
+    """How likely so many hits or fewer are, of independent tries that hit at that rate, which is below 1: the binomial
+    distribution."""
+    if hits < 0:
+        return 0.0
+    if hits >= tries or rate <= 0:
+        return 1.0
+    n = np.arange(1, hits + 1)
+    # From one number of hits to the next the probability grows by (tries - n + 1) / n * rate / (1 - rate).
+    steps = np.log((tries + 1 - n) / n) + np.log(rate / (1 - rate))
+    logs = np.concatenate(([0.0], np.cumsum(steps))) + tries * np.log1p(-rate)
+    return min(1.0, float(np.exp(logs).sum()))

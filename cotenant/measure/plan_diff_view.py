@@ -1,0 +1,84 @@
+"""What changes from one plan to the next, for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from cotenant.core.plan import Partition
+from cotenant.core.plan_diff import STAY, PartitionChange, PlanDiff, Verb
+from cotenant.core.units import show_count, show_rate, show_share
+from cotenant.measure.table import table
+
+LINES = 40
+VERBS: dict[Verb, str] = {
+    "keep": "stays",
+    "tune": "stays, with",
+    "reload": "larger batches",
+    "resize": "another share",
+    "refill": "other models",
+    "move": "moves",
+    "start": "starts",
+    "stop": "stops",
+}
+
+
+def plan_diff_view(difference: PlanDiff) -> RenderableType:
+    """What starts, stops and moves, a line for each change however many devices it happens on; then the sums."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for change in difference.changes:
+        if change.verb != "keep":
+            what, where, before, after = _line(change)
+            lines.setdefault((what, before, after), []).append(where)
+    rows = table("changes from the plan in force", "what", "where", "before", "after")
+    for (what, before, after), places in list(lines.items())[:LINES]:
+        many = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        rows.add_row(what, escape(places[0] + many), escape(before), escape(after))
+    parts: list[RenderableType] = [rows] if lines else []
+    if len(lines) > LINES:
+        parts.append(Text(f"… and {len(lines) - LINES} more changes; --json has them all", style="dim"))
+    return Group(*parts, Text(summary(difference)))
+
+
+def summary(difference: PlanDiff) -> str:
+    """The sums in a line or two."""
+    if not any(change.verb != "keep" for change in difference.changes):
+        return "nothing changes: the plan in force is the new one"
+    tuned = sum(change.verb == "tune" for change in difference.changes)
+    kept = show_count(difference.workers_kept, "worker stays", "workers stay")
+    if tuned:
+        kept += f" ({tuned} with another rate or a smaller batch)"
+    text = f"{kept}, {difference.workers_started} to start, {difference.workers_stopped} to stop"
+    for names, word in ((difference.devices_added, "added"), (difference.devices_removed, "given up")):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            text += f"; {show_count(len(names), 'device')} {word}: {shown}"
+    if difference.rates:
+        rates = [f"{model} {show_rate(was)} to {show_rate(will)}/s" for model, (was, will) in difference.rates.items()]
+        text += f"\nrates: {', '.join(rates[:8])}" + (f" and {len(rates) - 8} more" if len(rates) > 8 else "")
+    return text
+
+
+def _line(change: PartitionChange) -> tuple[str, str, str, str]:
+    before, after = _cells(change.before), _cells(change.after)
+    where = change.device or change.origin
+    if change.verb == "move":
+        where = f"{change.origin} to {change.device}"
+    if change.verb in STAY or change.verb in ("reload",):
+        before, after = _batches(change.before), _batches(change.after)
+    return VERBS[change.verb], where, before, after
+
+
+def _cells(partition: Partition | None) -> str:
+    if partition is None:
+        return "-"
+    return f"{show_share(partition.share)} {', '.join(placement.model for placement in partition.placements)}"
+
+
+def _batches(partition: Partition | None) -> str:
+    """With batches and rates, where shares and models stay."""
+    if partition is None:
+        return "-"
+    each = (f"{it.model} batch {it.batch} {show_rate(it.rate)}/s" for it in partition.placements)
+    return f"{show_share(partition.share)} {', '.join(each)}"

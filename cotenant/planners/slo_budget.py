@@ -1,0 +1,211 @@
+"""How the target of an application is split over its stages: so that the models need least of the devices.
+
+The more time a model has, the larger its batches and the smaller its partitions may be, and the less of a device a
+request costs: a step function, falling (`_levels`). Which steps are worth taking together, along every way through the
+stages, is a small integer program, solved exactly; Nexus (SOSP 2019, section 6.2) does the same for trees by dynamic
+programming. What time is left then goes to all stages in proportion: it is room for chance and for sharing partitions.
+
+The program sees full partitions of one model each. How well models share partitions and devices it does not see, so its
+answers for several guesses of what sharing costs are compared by the planner itself (`best_budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import highspy
+import msgspec
+import numpy as np
+
+from cotenant.core.application import Application
+from cotenant.core.units import WHOLE, show_seconds
+from cotenant.errors import PlanError
+from cotenant.planners import Planner, Problem
+from cotenant.planners.applications import Split, without_applications
+from cotenant.planners.capacity import latency_curve
+
+LEAST_RATE = 1e-6  # requests/s: of a model that nobody asks for, the cheaper level is still the better one
+STEP = 0.25  # by which a stage's part is changed
+TRIES = 9  # splits that are compared
+GUESSES = (1.0, 1.3, 1.8)  # of how many times its latency a batch takes beside and between others
+LEVELS = 60  # of one model that are told apart
+SLACK = 1e-9
+
+Cost = tuple[float, ...]
+
+
+class BudgetLevel(msgspec.Struct, frozen=True):
+    """needs: seconds of target that a model must have; costs: device time (times its price) for one request."""
+
+    needs: float
+    costs: float
+
+
+def budget_levels(problem: Problem, model: str, slower: float = 1.0) -> list[BudgetLevel]:
+    """What a request of a model costs with so much time, ascending in time; those that are worth it.
+
+    slower: how many times longer a batch takes than alone.
+    """
+    limit = _longest(problem, model)
+    points = [
+        BudgetLevel(2 * slower * seconds, (kind.price or 1.0) * share / WHOLE * seconds / rows)
+        for kind in problem.fleet
+        for share in kind.cuts
+        for rows, seconds in enumerate(latency_curve(problem, model, kind.name, share), 1)
+        if 2 * slower * seconds <= limit
+    ]
+    found: list[BudgetLevel] = []
+    for level in sorted(points, key=lambda it: (it.needs, it.costs)):
+        if not found or level.costs < found[-1].costs * (1 - SLACK):
+            found.append(level)
+    return found if len(found) <= LEVELS else [found[round(i)] for i in np.linspace(0, len(found) - 1, LEVELS)]
+
+
+def best_budget(problem: Problem, cost: Callable[[Problem], Cost]) -> Split:
+    """The split whose problem of models costs least: first of `candidate_budgets`, then near the best of those.
+
+    cost: of a problem without applications. Raises PlanError where a target is too short for any split.
+    """
+    tried = candidate_budgets(problem)
+    costs = [cost(_quick(problem, split, len(tried))) for split in tried]
+    least = min(costs)
+    split = tried[costs.index(least)]
+    improved = True
+    while improved and len(tried) < TRIES:
+        improved = False
+        for near in _near(problem, split):
+            if near in tried or len(tried) == TRIES:
+                continue
+            tried.append(near)
+            other = cost(_quick(problem, near, TRIES))
+            if other < least:
+                split, least, improved = near, other, True
+                break
+    return split
+
+
+def _quick(problem: Problem, split: Split, tries: int) -> Problem:
+    return msgspec.structs.replace(without_applications(problem, split), time_limit=problem.time_limit / tries)
+
+
+def bound_of(planner: Planner, problem: Problem) -> float | None:
+    """What the planner proves of every split: of the one that gives each stage all that the others can leave."""
+    return planner(_quick(problem, loosest_budgets(problem), TRIES)).bound
+
+
+def loosest_budgets(problem: Problem) -> Split:
+    """The most that each stage gets in any split under which all models are served. It is no split itself."""
+    found = {}
+    for application in problem.applications:
+        least = {stage.name: budget_levels(problem, stage.model)[0].needs for stage in application.stages}
+        ends, rest = application.ends(least), application.remainder(least)
+        found[application.name] = {
+            name: application.slo - (ends[name] - least[name]) - rest[name] for name in application.visits
+        }
+    return found
+
+
+def _near(problem: Problem, split: Split) -> Iterator[Split]:
+    """One stage gets more of its target, or less."""
+    for application in problem.applications:
+        if not any(stage.after for stage in application.stages):
+            continue  # side by side, each has all of it
+        for stage in application.stages:
+            for factor in (1 + STEP, 1 / (1 + STEP)):
+                seconds = dict(split[application.name])
+                seconds[stage.name] *= factor
+                yield {**split, application.name: stretched_budget(application, seconds)}
+
+
+def candidate_budgets(problem: Problem) -> list[Split]:
+    """Splits worth a try, each once, the cheapest first. Raises PlanError where a target is too short for any."""
+    found: list[Split] = []
+    for slower in GUESSES:
+        chosen = _cheapest(problem, slower)
+        if chosen is not None:
+            split = {
+                application.name: stretched_budget(
+                    application, {stage.name: chosen[stage.model] for stage in application.stages}
+                )
+                for application in problem.applications
+            }
+            if split not in found:
+                found.append(split)
+    if not found:
+        raise PlanError(_hopeless(problem))
+    return found
+
+
+def _cheapest(problem: Problem, slower: float) -> dict[str, float] | None:
+    """The targets of the applications' models, in seconds, at which all uses together cost least; None where there are
+    none. One binary variable for each level of each model, and of each stage the time when it ends."""
+    rates = without_applications(problem, _whole(problem)).rates
+    program = highspy.Highs()  # type: ignore[no-untyped-call]
+    program.setOptionValue("output_flag", False)
+    program.setOptionValue("threads", 1)
+    chosen, needs = {}, {}
+    for model in sorted(set().union(*(application.models() for application in problem.applications))):
+        steps = budget_levels(problem, model, slower)
+        if not steps:
+            return None
+        price = max(rates[model], LEAST_RATE)
+        chosen[model] = [(step.needs, program.addBinary(obj=price * step.costs)) for step in steps]
+        needs[model] = sum(seconds * taken for seconds, taken in chosen[model])
+        program.addConstr(sum(taken for _, taken in chosen[model]) == 1)
+    for application in problem.applications:
+        ends = {stage.name: program.addVariable(lb=0.0, ub=application.slo) for stage in application.stages}
+        for stage in application.stages:
+            begins = [ends[other] for other in stage.after] or [0.0]
+            for begin in begins:
+                program.addConstr(ends[stage.name] - begin - needs[stage.model] >= 0.0)
+    program.run()
+    if program.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    values = program.getSolution().col_value
+    return {
+        model: next(seconds for seconds, taken in steps if values[taken.index] > 0.5) for model, steps in chosen.items()
+    }
+
+
+def _whole(problem: Problem) -> Split:
+    """Each stage may take all of the target: what a stage has at most."""
+    return {
+        application.name: {stage.name: application.slo for stage in application.stages}
+        for application in problem.applications
+    }
+
+
+def _longest(problem: Problem, model: str) -> float:
+    """The longest target that a model can get, in seconds."""
+    return without_applications(problem, _whole(problem)).model(model).slo
+
+
+def _hopeless(problem: Problem) -> str:
+    """Which target no split can meet."""
+    for application in problem.applications:
+        least = {}
+        for stage in application.stages:
+            steps = budget_levels(problem, stage.model)
+            if not steps:
+                return (
+                    f"application {application.name!r}: stage {stage.name!r}: no share of the devices runs a batch of"
+                    f" {stage.model!r} twice within {show_seconds(_longest(problem, stage.model))}; give it more time"
+                )
+            least[stage.name] = steps[0].needs
+        length = application.length(least)
+        if length > application.slo:
+            return (
+                f"application {application.name!r}: no split of {show_seconds(application.slo)} meets its target: on"
+                f" whole devices its stages need {show_seconds(length)}; give it more time"
+            )
+    return "the targets of the applications cannot be met together; give them more time"
+
+
+def stretched_budget(application: Application, seconds: Mapping[str, float]) -> dict[str, float]:
+    """The same, stretched until each stage is on a way that takes the whole target: first all alike, then the rest."""
+    factor = application.slo / application.length(seconds)
+    found = {name: value * factor for name, value in seconds.items()}
+    for stage in application.order:
+        ends, rest = application.ends(found), application.remainder(found)
+        found[stage.name] += max(0.0, application.slo - ends[stage.name] - rest[stage.name])
+    return found

@@ -1,0 +1,81 @@
+"""Which lane is which partition, from one plan to the next, in the simulator and live alike.
+
+A partition that both plans have keeps its lanes, and with them its workers; any other gets lanes with names of their
+own, so that old and new ones can stand side by side while the new workers start.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.runtime.events import LaneSpec
+from cotenant.runtime.lane_specs import lane_id, worker_id, workers_per_partition
+
+
+class LaneAssignment(msgspec.Struct, frozen=True):
+    """A partition that a lane serves, and which of its workers. `device` and `partition` are as in the plan that wanted
+    them last."""
+
+    spec: LaneSpec
+    device: Device
+    partition: Partition
+    worker: int = 0
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Those that the worker holds."""
+        return [placement for placement in self.partition.placements if placement.procs > self.worker]
+
+
+class LaneMatcher:
+    """lanes: those in force, by name. Set it once the workers of all that `match` wants are up."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, LaneAssignment] = {}
+        self._slots: defaultdict[str, int] = defaultdict(int)  # by device: no lane gets the name of an earlier one
+
+    def match(
+        self, plan: Plan, specs: Iterable[LaneSpec], unchanged: Callable[[str], bool] = lambda model: True
+    ) -> dict[str, LaneAssignment]:
+        """The lanes of a plan by name: that of the lane which serves the same partition already, or a new one.
+
+        specs: what `lanes_of` makes of the plan. unchanged: whether workers hold a model as it is to be served now.
+        """
+        wanted: dict[str, LaneAssignment] = {}
+        given = iter(specs)
+        for device in plan.devices:
+            for partition in device.partitions:
+                kept = all(unchanged(placement.model) for placement in partition.placements)
+                name = next(
+                    (n for n in self.lanes if kept and n not in wanted and self._holds(n, device, partition)), ""
+                )
+                if not name:
+                    name = lane_id(device, self._slots[device.name])
+                    self._slots[device.name] += 1
+                for worker in range(workers_per_partition(partition)):
+                    own = worker_id(name, worker)
+                    wanted[own] = LaneAssignment(
+                        msgspec.structs.replace(next(given), id=own), device, partition, worker
+                    )
+        return wanted
+
+    def _holds(self, name: str, device: Device, partition: Partition) -> bool:
+        """Whether a lane is of the first worker of a partition whose workers can serve this one as they are."""
+        lane = self.lanes[name]
+        return (
+            lane.worker == 0
+            and lane.device.name == device.name
+            and lane.partition.share == partition.share
+            and len(lane.partition.placements) == len(partition.placements)
+            and all(
+                any(
+                    old.model == new.model and old.batch >= new.batch and old.procs == new.procs
+                    for old in lane.partition.placements
+                )
+                for new in partition.placements
+            )
+        )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from cotenant.live.interference_observer import FEWEST, InterferenceObserver
+from cotenant.predictors import Load
+
+A, B, C = Load("a", "k", 4, 500), Load("b", "k", 1, 250), Load("c", "k", 2, 250)
+
+
+def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
+    """b runs three batches while a runs one."""
+    beside = InterferenceObserver()
+    for i in range(FEWEST + 1):
+        for part in range(3):
+            began = 3.0 * i + part
+            beside.ran("b", B, since=began, now=began + 0.98, alone=0.7, others={"a": 3.0 * i})
+        beside.ran("a", A, since=3.0 * i, now=3.0 * i + 3, alone=2.0, others={"b": None})
+    found = {sample.victim: sample for sample in beside.samples()}
+    assert found.keys() == {A, B}
+    assert found[A].neighbours == (B,) and found[B].neighbours == (A,)
+    assert (found[A].alone, found[A].together) == (2.0, 3.0)
+    assert found[B].slowdown == pytest.approx(1.4)
+
+
+def test_a_neighbour_that_was_busy_for_a_part_tells_nothing() -> None:
+    beside = InterferenceObserver()
+    for i in range(2 * FEWEST):
+        beside.ran("b", B, since=i, now=i + 0.5, alone=0.5, others={"a": None})
+        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": None})
+        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": i + 0.8, "c": None})
+    assert [sample.victim for sample in beside.samples()] == []
+
+
+def test_idle_neighbours_are_none_and_several_are_in_one_order() -> None:
+    beside = InterferenceObserver()
+    beside.ran("c", C, since=0.0, now=0.1, alone=0.1, others={})
+    beside.ran("b", B, since=0.0, now=0.1, alone=0.1, others={})
+    for i in range(1, FEWEST + 1):
+        for others in ({"b": 0.2, "c": 0.2, "d": None}, {"c": 0.2, "d": None, "b": 0.2}):
+            beside.ran("a", A, since=i, now=i + 1.5, alone=1.0, others=others)
+    (sample,) = beside.samples()
+    assert sample.neighbours == (B, C)
+
+
+def test_what_was_seen_seldom_may_be_chance() -> None:
+    beside = InterferenceObserver()
+    beside.ran("b", B, since=0.0, now=0.1, alone=0.1, others={})
+    for i in range(1, FEWEST):
+        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": 0.2})
+    assert beside.samples() == []
+    beside.ran("a", A, since=FEWEST, now=FEWEST + 1, alone=0.5, others={"b": 0.2})
+    assert len(beside.samples()) == 1
+
+
+def test_of_very_many_kinds_of_run_the_most_usual_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.live.interference_observer.MOST", 8)
+    beside = InterferenceObserver()
+    beside.ran("b", B, since=0.0, now=0.1, alone=0.1, others={})
+    for i in range(1, FEWEST + 1):
+        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": 0.2})
+    for rows in range(1, 100):
+        beside.ran("a", Load("a", "k", rows, 500), since=0.3, now=0.4, alone=0.1, others={"b": 0.2})
+    (sample,) = beside.samples()
+    assert (sample.victim, sample.neighbours) == (A, (B,))
+    assert len(beside._together) <= 8

@@ -1,0 +1,198 @@
+"""Processes that are started ahead: who takes them, and what becomes of those that nobody takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from cotenant.backends import Launch
+from cotenant.backends.cpu import Cpu
+from cotenant.backends.fake import Fake
+from cotenant.live import pool as pool_module
+from tests.cli.program import alive, workers_of
+from tests.live.workers import PATIENCE, floats, pool_of, sleeper, spare, spares
+from tests.worker import graphs
+
+LANE = "cpu-0/0"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "TICK", 0.05)
+
+
+class Together(Fake):
+    """One process serves all lanes of a device."""
+
+    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+        return Launch(fake=True, process=lane.partition("/")[0])
+
+
+def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu(), spares=1) as (pool, told, _):
+            model = graphs.identity(tmp_path / "m.onnx", 2)
+            await pool.start(LANE, share=500, models=[model])
+            first = await spare(pool)
+            assert [status.lane for status in pool.status()] == [LANE]
+            await pool.start("cpu-0/1", share=300, models=[model])
+            assert pool.status()[1].pid == first and await spare(pool) != first
+            for lane in (LANE, "cpu-0/1"):
+                assert await told.next() == ("ready", lane)
+            pool.run("cpu-0/1", 1, "identity", [floats(1, 2)])
+            assert (await told.next())[3][0][0].array().tolist() == [[1, 2]]
+            assert len(workers_of(os.getpid())) == 3
+        assert workers_of(os.getpid()) == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("backend", [Fake(), Together()], ids=["apart", "together"])
+def test_lanes_return_in_the_spare(backend: Fake) -> None:
+    async def scenario() -> None:
+        async with pool_of(backend, spares=1) as (pool, told, _):
+            lanes = ("gpu-0/0", "gpu-0/1")
+            for lane in lanes:
+                await pool.start(lane, share=500, models=[sleeper(0.0)])
+                assert await told.next() == ("ready", lane)
+            waiting, dead = await spare(pool), pool.status()[0].pid
+            assert dead is not None
+            os.kill(dead, signal.SIGKILL)
+            back = [status.lane for status in pool.status() if status.pid == dead]
+            assert {await told.next() for _ in back} == {("died", lane, "it was killed by SIGKILL") for lane in back}
+            assert {await told.next() for _ in back} == {("ready", lane) for lane in back}
+            assert {status.pid for status in pool.status() if status.lane in back} == {waiting}
+            pool.run(lanes[0], 1, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", lanes[0], 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_takes_no_spare_that_lacks_or_exceeds_what_it_needs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pool_of(Cpu(), spares=1) as (pool, _, _):
+            await pool.start(LANE, share=500, models=[graphs.identity(tmp_path / "m.onnx", 2)])
+            onnx = await spare(pool)
+            pool._backend = Fake()
+            await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
+            assert pool.status()[1].pid != onnx
+            assert onnx in [process.pid for process in spares(pool)]
+            await pool.stop(LANE, grace=5.0)  # then nobody is left who could take it
+            async with asyncio.timeout(PATIENCE):
+                while alive(onnx):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_a_spare_that_dies_is_missed_by_nobody_and_not_replaced_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake(), spares=1) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            await told.next()
+            os.kill(await spare(pool), signal.SIGKILL)
+            async with asyncio.timeout(PATIENCE):
+                while spares(pool):
+                    await asyncio.sleep(0.01)
+            pool._tick()
+            assert not spares(pool) and pool.status()[0].restarts == 0
+            await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
+            await spare(pool)
+
+    asyncio.run(scenario())
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and warnings[0].endswith("by the next lane that starts: it was killed by SIGKILL")
+
+
+def test_one_that_has_died_unnoticed_is_not_taken() -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake(), spares=1) as (pool, _, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            os.kill(waiting := await spare(pool), signal.SIGKILL)
+            while alive(waiting):
+                time.sleep(0.001)  # the event loop is not to see it
+            await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
+            assert pool.status()[1].pid != waiting
+
+    asyncio.run(scenario())
+
+
+def test_without_room_for_a_spare_lanes_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake(), spares=1) as (pool, told, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            await told.next()
+            await spare(pool)
+            for process in spares(pool):
+                await process.stop("for this test")
+            pool._spares._failed.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(sys, "executable", "/nowhere/python")
+                pool._tick()
+            assert spares(pool) == []
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            assert (await told.next())[:3] == ("finished", LANE, 1)
+
+    asyncio.run(scenario())
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said[-1].startswith("no process for a spare: No such file or directory")
+
+
+def test_a_pool_that_closes_while_a_spare_starts_leaves_none() -> None:
+    async def scenario() -> None:
+        async with pool_of(Fake(), spares=2) as (pool, _, _):
+            await pool.start(LANE, share=500, models=[sleeper(0.0)])
+            async with asyncio.timeout(PATIENCE):
+                while len(spares(pool)) < 2:
+                    await asyncio.sleep(0.01)
+        assert workers_of(os.getpid()) == []
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio
+from cotenant.backends.fake import Fake
+from cotenant.live import pool as pool_module
+from tests.live.test_warm_pool import spare
+from tests.live.workers import pool_of, sleeper
+
+pool_module.TICK = 0.05
+
+async def main():
+    async with pool_of(Fake(), spares=1) as (pool, told, _):
+        await pool.start("fake-0/0", share=500, models=[sleeper(100.0)])
+        print(await spare(pool), flush=True)
+        pool._spares._count = 2
+        await asyncio.sleep(100.0)
+
+asyncio.run(main())
+"""
+
+
+def test_no_spare_outlives_a_server_that_is_killed() -> None:
+    """One that waits, and one that starts."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True
+    ) as parent:
+        assert parent.stdout is not None
+        waiting = int(parent.stdout.readline())
+        deadline = time.monotonic() + PATIENCE
+        while len(children := workers_of(parent.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(children) == 3 and waiting in children
+        parent.kill()
+    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [pid for pid in children if alive(pid)] == []

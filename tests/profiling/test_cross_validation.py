@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cotenant.core.profile import Profile
+from cotenant.profiling.cross_validation import cross_validate, random_splits, victim_splits
+from tests.predictors.test_fitting import PROFILES, pairs
+
+
+def test_splits_hold_back_what_they_say() -> None:
+    samples = pairs()
+    for split in random_splits(samples, 3, seed=1):
+        assert len(split.held_back) == round(0.3 * len(samples))
+        assert sorted(split.held_back + split.known) == list(range(len(samples)))
+    assert random_splits(samples, 2, seed=1)[0] != random_splits(samples, 2, seed=1)[1]
+    for split, victim in zip(victim_splits(samples), "abc", strict=True):
+        assert {samples[i].victim.model for i in split.held_back} == {victim}
+        assert victim not in {samples[i].victim.model for i in split.known}
+
+
+def test_verdicts() -> None:
+    """These slowdowns go with what the neighbour uses: a line finds that, and ours as well."""
+    told: list[tuple[str, int, int]] = []
+    random, new, *ours = cross_validate(
+        ["linear", "ours"], pairs(), PROFILES, repeats=1, progress=lambda what, done, of: told.append((what, done, of))
+    )
+    assert (random.held_back, new.held_back) == ("random 30 %", "a victim that is new")
+    assert random.samples == round(0.3 * len(pairs())) and new.samples == len(pairs())
+    for verdict in (random, new, *ours):
+        assert verdict.p50 is not None and verdict.p90 is not None and verdict.p95 is not None
+        assert 0 <= verdict.p50 <= verdict.p90 <= verdict.p95 < 20
+        assert (verdict.coverage is None) == (verdict.predictor == "linear")
+    assert told[-1] == ("ours", 4, 4)
+
+
+def test_who_cannot_say_anything_says_why() -> None:
+    bare = {key: _without_features(profile) for key, profile in PROFILES.items()}
+    verdicts = list(cross_validate(["linear"], pairs(), bare, repeats=2))
+    assert [verdict.p90 for verdict in verdicts] == [None, None]
+    assert "how much L2 and DRAM it uses is unknown" in verdicts[0].failed
+
+
+def _without_features(profile: Profile) -> Profile:
+    return Profile(profile.model, profile.kind, [msgspec.structs.replace(it, features={}) for it in profile.points])
+
+
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_more_repeats_hold_back_more(repeats: int) -> None:
+    (random, _) = cross_validate(["linear"], pairs(), PROFILES, repeats=repeats)
+    assert random.samples == repeats * round(0.3 * len(pairs()))
