@@ -88,7 +88,7 @@ def differences(plans: list[tuple[Plan, Problem]]) -> tuple[list[float], list[fl
         apart, requests = 0.0, 0
         for seen in simulate(problem, plan, seconds=100_000 / sum(problem.rates.values()), seed=1).models:
             if seen.attainment is not None:
-                difference, count = expected[seen.model].attainment - seen.attainment, sum(seen.ends.values())
+                difference, count = expected[seen.model].attainment - seen.attainment, sum(seen.outcomes.values())
                 apart, requests = apart + count * difference, requests + count
                 if count >= 2000:
                     (shared if seen.model in sharing else own).append(difference)

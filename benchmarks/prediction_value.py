@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int) -> list[Row]:
     """flags: of `cotenant serve`, whose plan must be for this problem."""
     assert isinstance(problem.interference, GaussianProcess)
-    middle = msgspec.structs.replace(problem, interference=problem.interference.asking(0.5))
+    middle = msgspec.structs.replace(problem, interference=problem.interference.with_quantile(0.5))
     found = []
     async with served_process(flags) as (plan, http, _):
         models = [model for model in problem.models if plan.rate(model.name)]
@@ -78,7 +78,7 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
                     Row(
                         load=load,
                         model=row.model,
-                        requests=sum(row.ends.values()),
+                        requests=sum(row.outcomes.values()),
                         live=row.p99,
                         formula=formula[row.model].p99,
                         simulated=own,
@@ -120,7 +120,8 @@ def main() -> None:
         path = Path(folder, "settings.toml")
         path.write_text(
             f'profiles = "{given.profiles.absolute()}"\n'
-            f'interference = {{ model = "ours", fit = "{given.pairs.absolute()}" }}\n' + settings(given.repository)
+            f'interference = {{ model = "gaussian_process", fit = "{given.pairs.absolute()}" }}\n'
+            + settings(given.repository)
         )
         problem = load_deployment(load_settings(path)).problem
         found = uvloop.run(rows(problem, [str(path)], given.load, given.seconds, given.seed))

@@ -1,11 +1,11 @@
 """How long does a change of a model's share take, while it is under load? One line for each change.
 
     python -m benchmarks.share_change [--backend cpu|mps|green] [--shares 20 50] [--times 5]
-        [--repository FOLDER --model NAME] [--rows N] [--spares N] [--json]
+        [--repository FOLDER --model NAME] [--rows N] [--warm_workers N] [--json]
 
 One lane is always busy. A second one with the other share starts beside it, takes over once it is ready, and the first
-one stops: as the server goes over to another plan. Where shares change within a process, so does this. With spares,
-which is as a server has it, each change waits until there is one.
+one stops: as the server goes over to another plan. Where shares change within a process, so does this. With
+warm_workers, which is as a server has it, each change waits until there is one.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ async def measure(
     payloads: Sequence[Payload],
     shares: tuple[int, int],
     times: int,
-    spares: int = 1,
+    warm_workers: int = 1,
 ) -> list[Change]:
-    """Changes from one share (‰) to the other and back, so often in all. spares: processes that are started ahead, as
-    they are for each change. Raises WorkerError where a worker fails."""
+    """Changes from one share (‰) to the other and back, so often in all. warm_workers: processes that are started
+    ahead, as they are for each change. Raises WorkerError where a worker fails."""
     device = device_name(backend.fleet()[0].name)
     busy = _Busy(model.name, payloads)
     arena = Arena(1 << 28)
-    pool = busy.pool = Pool(backend, arena, busy, spares=spares)
+    pool = busy.pool = Pool(backend, arena, busy, warm_workers=warm_workers)
     changes = []
     try:
         lane, before = f"{device}/0", shares[0]
@@ -127,7 +127,7 @@ async def measure(
         busy.go()
         for number in range(1, times + 1):
             following, after = f"{device}/{number}", shares[number % 2]
-            await prepared(pool, spares)
+            await prepared(pool, warm_workers)
             await busy.until(STEADY)
             changes.append(await _change(pool, busy, model, (lane, before), (following, after)))
             lane, before = following, after
@@ -137,14 +137,14 @@ async def measure(
     return changes
 
 
-async def prepared(pool: Pool, spares: int) -> None:
+async def prepared(pool: Pool, warm_workers: int) -> None:
     """Until so many processes have been started ahead."""
     try:
         async with asyncio.timeout(AHEAD):
-            while pool.ahead < spares:
+            while pool.ahead < warm_workers:
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise WorkerError(f"{pool.ahead} of {spares} processes were started ahead within {AHEAD:g} s") from None
+        raise WorkerError(f"{pool.ahead} of {warm_workers} processes were started ahead within {AHEAD:g} s") from None
 
 
 async def _change(pool: Pool, busy: _Busy, model: WorkerModel, old: tuple[str, int], new: tuple[str, int]) -> Change:
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--repository", type=Path, help="where the model is; by default a small network of ONNX")
     parser.add_argument("--model")
     parser.add_argument("--rows", type=int, default=1, help="of each batch")
-    parser.add_argument("--spares", type=int, default=1, help="worker processes that are started ahead")
+    parser.add_argument("--warm_workers", type=int, default=1, help="worker processes that are started ahead")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     first, second = (round(WHOLE * share / 100) for share in given.shares)
@@ -198,7 +198,9 @@ def main() -> None:
             model, payloads = _model(given.repository, given.model, given.rows, Path(folder))
             backend = backend_of(settings)
             try:
-                changes = asyncio.run(measure(backend, model, payloads, (first, second), given.times, given.spares))
+                changes = asyncio.run(
+                    measure(backend, model, payloads, (first, second), given.times, given.warm_workers)
+                )
             finally:
                 backend.stop()
         except CotenantError as error:
@@ -207,8 +209,8 @@ def main() -> None:
         print(msgspec.json.encode(changes).decode())
         return
     print(
-        f"backend {given.backend}, model {model.name}, batches of {given.rows}, {given.spares} spares, load average"
-        f" {os.getloadavg()[0]:.1f}"
+        f"backend {given.backend}, model {model.name}, batches of {given.rows}, {given.warm_workers} warm workers, load"
+        f" average {os.getloadavg()[0]:.1f}"
     )
     for it in changes:
         print(

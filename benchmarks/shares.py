@@ -33,11 +33,11 @@ Hold = Literal["bucket", "quota"]
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """share, obeyed: percent of the device. p50, p99: seconds from handing a batch over to having its answer."""
+    """share, used_share: percent of the device. p50, p99: seconds from handing a batch over to having its answer."""
 
     share: float
     batch: int
-    obeyed: float
+    used_share: float
     p50: float
     p99: float
     cores: tuple[int, ...]
@@ -125,7 +125,7 @@ def _summary(lane: _Lane, capacity: float, cores: tuple[int, ...]) -> Measured:
     return Measured(
         share=lane.share / 10,
         batch=lane.batch,
-        obeyed=100 * used / (times[-1] - times[0]) / capacity,
+        used_share=100 * used / (times[-1] - times[0]) / capacity,
         p50=statistics.median(latencies),
         p99=latencies[int(0.99 * (len(latencies) - 1))],
         cores=cores,
@@ -135,7 +135,7 @@ def _summary(lane: _Lane, capacity: float, cores: tuple[int, ...]) -> Measured:
 def _line(what: str, it: Measured) -> str:
     where = f"core {','.join(map(str, it.cores))}" if it.cores else "all cores"
     return (
-        f"{what:<22} share {it.share:5.1f} %  obeyed {it.obeyed:5.1f} %  batch {it.batch:2}  "
+        f"{what:<22} share {it.share:5.1f} %  used_share {it.used_share:5.1f} %  batch {it.batch:2}  "
         f"p50 {it.p50 * 1e3:7.1f} ms  p99 {it.p99 * 1e3:7.1f} ms  {where}"
     )
 

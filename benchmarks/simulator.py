@@ -60,9 +60,9 @@ def once(specs: tuple[LaneSpec, ...], rates: Mapping[str, float], slo: float, se
 
 
 def figures(spent: float, report: Report) -> tuple[str, dict[str, float]]:
-    ended = sum(sum(row.ends.values()) for row in report.models)
-    served = sum(row.ends["served"] for row in report.models)
-    batches = sum(row.ends["served"] / row.batch for row in report.models if row.batch)
+    ended = sum(sum(row.outcomes.values()) for row in report.models)
+    served = sum(row.outcomes["served"] for row in report.models)
+    batches = sum(row.outcomes["served"] / row.batch for row in report.models if row.batch)
     text = f"{ended / spent:,.0f} requests/s ({ended:,} requests, {served / batches:.1f} a batch"
     return f"{text}, {served / ended:.1%} served)", {
         "rate": ended / spent,
@@ -92,8 +92,8 @@ def main() -> None:
         for times in TIMES:
             rates = {name: rate * times for name, rate in SHARED.items()}
             _, report = once(lanes(PAIRS[:1]), rates, 0.1, SECONDS)
-            in_time = sum(row.ends["served"] for row in report.models) / SECONDS
-            expired = sum(row.ends["expired"] for row in report.models) / SECONDS
+            in_time = sum(row.outcomes["served"] for row in report.models) / SECONDS
+            expired = sum(row.outcomes["expired"] for row in report.models) / SECONDS
             text += f"; at {times:g} times {in_time:,.0f}/s in time, {expired:,.0f}/s expire"
             measured[f"overload_{times:g}"] = in_time
     show("simulator", text, **measured)

@@ -42,21 +42,21 @@ class Started(msgspec.Struct, frozen=True):
     memory: int
 
 
-async def measure(model: WorkerModel, lanes: int, spares: int, times: int) -> Started:
+async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int) -> Started:
     device = device_name("cpu")
     recorder, arena = Recorder(), Arena(1 << 24)
-    pool = Pool(Cpu(), arena, recorder, spares=spares)
+    pool = Pool(Cpu(), arena, recorder, warm_workers=warm_workers)
     ready, back, memory = [], [], [0]
     try:
         await pool.start(f"{device}/stays", 50, [model])
         for number in range(times):
             names = [f"{device}/{number}-{place}" for place in range(lanes)]
-            await prepared(pool, spares)
+            await prepared(pool, warm_workers)
             memory += [private_memory(process.pid) for kept in pool._spares._kept.values() for process in kept]
             begun = time.monotonic()
             await asyncio.gather(*(pool.start(name, 100, [model]) for name in names))
             ready.append(time.monotonic() - begun)
-            await prepared(pool, spares)
+            await prepared(pool, warm_workers)
             while not recorder.told.empty():
                 recorder.told.get_nowait()
             begun = time.monotonic()
@@ -93,11 +93,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = _model(platform, Path(folder))
             for lanes in given.lanes:
-                for spares in sorted({0, 1, lanes}):
-                    it = asyncio.run(measure(model, lanes, spares, given.times))
+                for warm_workers in sorted({0, 1, lanes}):
+                    it = asyncio.run(measure(model, lanes, warm_workers, given.times))
                     print(
-                        f"{platform}, {lanes} lanes, {spares} spares: ready after {it.ready:.3f} s, back after"
-                        f" {it.back:.3f} s; a spare has {it.memory / 2**20:.0f} MiB; load average"
+                        f"{platform}, {lanes} lanes, {warm_workers} warm workers: ready after {it.ready:.3f} s,"
+                        f" back after {it.back:.3f} s; a spare has {it.memory / 2**20:.0f} MiB; load average"
                         f" {os.getloadavg()[0]:.1f}",
                         flush=True,
                     )

@@ -19,7 +19,7 @@ resnet50,v100,100,1,2.1,1420
 PROBLEM = """
 objective = "devices"
 profiles = ["profiles.csv"]
-interference = "alone"
+interference = "none"
 
 [[models]]
 name = "resnet50"
@@ -55,7 +55,7 @@ def test_a_problem_is_read_in_seconds_bytes_and_thousandths(tmp_path: Path) -> N
 
 def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
     text = PROBLEM
-    for line in ('objective = "devices"', 'interference = "alone"', "count = 4", 'memory = "32GiB"', "price = 3.06"):
+    for line in ('objective = "devices"', 'interference = "none"', "count = 4", 'memory = "32GiB"', "price = 3.06"):
         text = text.replace(line, "")
     problem = read_problem(written(tmp_path, text.replace("cuts = [10, 20, 40, 12.5, 100]", "")))
     assert problem.objective == "devices"
@@ -82,10 +82,10 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ),
         ("rate = 200", "rate = -1", "model 'resnet50': a rate of -1 requests/s must be finite and at least 0"),
         ("rate = 200", "rate = 1\nattainment = 1.5", "models[0].attainment: 1.5 must lie above 0 and at most at 1"),
-        ("rate = 200", "rate = 1\nlinger = 5", "models[0].linger: '5' has no unit of time"),
+        ("rate = 200", "rate = 1\nlinger = 5", "models[0].max_queue_delay: '5' has no unit of time"),
         ('"devices"', '"speed"', "objective: 'speed' is not known; take 'devices' or 'rate'"),
-        ('"alone"', '"linear"', "interference: 'linear' is not known; take 'alone' or"),
-        ('"alone"', '{ model = "margin", factor = 0.5 }', "interference: a margin has a factor of at least 1: {"),
+        ('"none"', '"linear"', "interference: 'linear' is not known; take 'none' or"),
+        ('"none"', '{ model = "margin", factor = 0.5 }', "interference: a margin has a factor of at least 1: {"),
         ("count = 4", "count = -4", "kind 'v100': a count of -4 must be at least 0"),
         ("count = 4", "count = 4.5", "devices[0].count: a number stands here; write a whole number"),
         ('"32GiB"', "32", "devices[0].memory: '32' has no unit of memory; write it as"),
@@ -199,7 +199,7 @@ def test_a_mistake_in_a_profile_is_named_with_its_file_and_line(tmp_path: Path) 
 
 
 def test_a_margin_slows_those_with_neighbours(tmp_path: Path) -> None:
-    path = written(tmp_path, PROBLEM.replace('"alone"', '{ model = "margin", factor = 1.25 }', 1))
+    path = written(tmp_path, PROBLEM.replace('"none"', '{ model = "margin", factor = 1.25 }', 1))
     interference = read_problem(path).interference
     load = Load("resnet50", "v100", 4, 500)
     assert (interference.slowdown(load, ()), interference.slowdown(load, (load,))) == (1.0, 1.25)
@@ -234,7 +234,7 @@ def test_a_server_needs_no_file() -> None:
     assert settings.metrics == Address("127.0.0.1", 8002)
     assert settings.hold == "bucket"
     assert settings.reserve == 0.15
-    assert settings.spares == 1
+    assert settings.warm_workers == 1
     assert settings.cuts == tuple(range(50, 1001, 50))
     assert settings.grace == 10.0
     assert settings.objective is None
@@ -248,7 +248,7 @@ def test_a_server_needs_no_file() -> None:
         ('backend = "mps"\nmps = { cuts = [25, 50] }', (250, 500), ("margin", 1.2)),
         ('backend = "mps"\nmps = { static = true }', None, ("margin", 1.2)),
         ('backend = "green"', None, ("margin", 1.2)),
-        ('backend = "mig"', None, ("alone", 1.0)),
+        ('backend = "mig"', None, ("none", 1.0)),
         ('backend = "mig"\ninterference = { model = "margin", factor = 1.1 }', None, ("margin", 1.1)),
     ],
 )
@@ -303,7 +303,7 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
         slo = "50ms"
         rate = 60
         max_batch = 8
-        linger = "2ms"
+        max_queue_delay = "2ms"
         attainment = "95%"
 
         [[models]]
@@ -323,7 +323,7 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
             slo=0.05,
             rate=60.0,
             max_batch=8,
-            linger=0.002,
+            max_queue_delay=0.002,
             attainment=0.95,
         ),
         ModelSettings(name="other"),
@@ -338,7 +338,7 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
         ("grpc.port = -1", "grpc.port: -1 is no port"),
         ("cpu.hold = 'firmly'", "cpu.hold: 'firmly' is not known; take 'bucket' or 'quota'"),
         ("cpu.reserve = '100%'", "cpu.reserve: '100%' leaves nothing for the models; write less than 100%"),
-        ("spares = -1", "spares: -1 processes cannot be kept ready; write 0 for none"),
+        ("warm_workers = -1", "warm_workers: -1 processes cannot be kept ready; write 0 for none"),
         ("cpu.reserve = 2", "cpu.reserve: 2 must lie above 0 and at most at 1"),
         ("backend = 'tpu'", "backend: 'tpu' is not known; take 'cpu' or 'fake'"),
         ("planner = 'best'", "planner: 'best' is not known; take "),

@@ -16,9 +16,17 @@ DOCS = Path(__file__).parent.parent / "docs"
 @pytest.mark.parametrize("page", ["examples/alerts.yml", "operating.md", "reference.md"])
 def test_metrics_that_are_named_are_exported(page: str) -> None:
     lane = LaneReading(
-        lane="cpu-0/0", up=True, lost=False, share=200, obeyed=200, breach=False, busy=0.0, restarts=0, waiting={"m": 0}
+        lane="cpu-0/0",
+        up=True,
+        lost=False,
+        share=200,
+        used_share=200,
+        over_share=False,
+        busy=0.0,
+        restarts=0,
+        waiting={"m": 0},
     )
-    text = render_metrics([ModelStatistics("m", "1", 0.0)], [lane], backend="cpu", holds="")
+    text = render_metrics([ModelStatistics("m", "1", 0.0)], [lane], backend="cpu", isolation="")
     exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     named = set(re.findall(r"\b(?:cotenant|nv)_[a-z_]*[a-z]\b", (DOCS / page).read_text()))
     named = {re.sub(r"_(sum|count|bucket)$", "", name) if name not in exported else name for name in named}

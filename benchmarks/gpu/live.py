@@ -168,7 +168,7 @@ async def _prepared(
     given = {"planner": f'"{PLANNERS[0]}"', "profiles": f'"{(session.out / f"profiles-{name}.csv").absolute()}"'}
     pairs = (session.out / f"pairs-{name}.csv").absolute()
     if pairs.exists() and not session.cpu:
-        told = f'{{ model = "ours", fit = "{pairs}" }}'
+        told = f'{{ model = "gaussian_process", fit = "{pairs}" }}'
         try:
             preparation = DeploymentBuilder(session.settings(name, **given, interference=told), backend)
             return preparation, await preparation.site(models)
@@ -334,7 +334,7 @@ def _outcome(answer: InferResponse | RequestError) -> Outcome:
     if isinstance(answer, InferResponse):
         return Outcome.SERVED
     if isinstance(answer, UnavailableError):
-        return Outcome.EXPIRED if any(reason in str(answer) for reason in (PASSED, HOPELESS)) else Outcome.REFUSED
+        return Outcome.EXPIRED if any(reason in str(answer) for reason in (PASSED, HOPELESS)) else Outcome.REJECTED
     return Outcome.FAILED
 
 
@@ -346,11 +346,11 @@ def _figures(report: Report) -> dict[str, Any]:
     return {
         "models": {
             row.model: {
-                "requests": sum(row.ends.values()),
+                "requests": sum(row.outcomes.values()),
                 "attainment": row.attainment,
                 "p50_ms": None if row.p50 is None else row.p50 * 1e3,
                 "p99_ms": None if row.p99 is None else row.p99 * 1e3,
-                "ends": row.ends,
+                "outcomes": row.outcomes,
             }
             for row in report.models
         }
@@ -359,7 +359,7 @@ def _figures(report: Report) -> dict[str, Any]:
 
 def _apart(simulated: Report, live: Report) -> str:
     """By how much p99 differ at most, of models with ENOUGH requests."""
-    seen = {row.model: row for row in live.models if sum(row.ends.values()) >= ENOUGH}
+    seen = {row.model: row for row in live.models if sum(row.outcomes.values()) >= ENOUGH}
     apart = {
         row.model: seen[row.model].p99 / row.p99 - 1  # type: ignore[operator]
         for row in simulated.models

@@ -66,7 +66,7 @@ async def _measured(
     found: Points = {model: list(known[model].points) if model in known else [] for model in models}
     candidates = {model: candidate(offer) for model, offer in models.items()}
     before, begun = sum(map(len, found.values())), time.monotonic()
-    session.say(f"{name}: {before} of {len(models) * grid.points} points are known; {kind.name}, {backend.holds()}")
+    session.say(f"{name}: {before} of {len(models) * grid.points} points are known; {kind.name}, {backend.isolation()}")
 
     def write() -> None:
         profiles = known | {model: Profile(model, kind.name, points) for model, points in found.items() if points}

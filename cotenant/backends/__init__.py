@@ -14,7 +14,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker process of one partition is started with.
 
     env: added to the environment before CUDA is called for the first time. cores: the only cores it may run on; empty:
-    any. threads: for one batch. pace: processor seconds per second that the worker holds itself to, by ending each
+    any. threads: for one batch. cpu_limit: processor seconds per second that the worker holds itself to, by ending each
     batch no earlier than its processor time allows; None where something else holds it. budget: processor seconds per
     second that its share allows, whoever holds it, for the audit; None where a share is not of processor time. fake: it
     sleeps for the profiled time, and runs nothing. cuda: batches run on the first CUDA device that its environment
@@ -25,7 +25,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cores: tuple[int, ...] = ()
     threads: int = 1
-    pace: float | None = None
+    cpu_limit: float | None = None
     budget: float | None = None
     fake: bool = False
     cuda: bool = False
@@ -40,11 +40,11 @@ class Backend(Protocol):
         """The devices of this machine."""
         ...
 
-    def holds(self) -> str:
+    def isolation(self) -> str:
         """In a few words, for people: what holds a worker to its share."""
         ...
 
-    def size(self) -> str:
+    def capacity_fingerprint(self) -> str:
         """In words that change when it does: what one device amounts to."""
         ...
 
@@ -56,7 +56,7 @@ class Backend(Protocol):
         other methods are, from other threads."""
         ...
 
-    def attach(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: str, pid: int) -> None:
         """The worker of that partition runs as this process. Raises DeviceError, ConfigError."""
         ...
 

@@ -52,10 +52,10 @@ class Cpu:
         memory = int(min(installed, cgroup.memory_limit()))
         return (Kind(name="cpu", memory=memory, cuts=tuple(range(CUT, WHOLE + 1, CUT))),)
 
-    def size(self) -> str:
+    def capacity_fingerprint(self) -> str:
         return f"{self.capacity:.3f} processor seconds per second on {len(self.cores)} cores"
 
-    def holds(self) -> str:
+    def isolation(self) -> str:
         if self._hold == "quota":
             return "the kernel, by a quota of processor time in each 10 ms"
         return "each worker itself, by ending a batch no earlier than its processor time allows; audited from outside"
@@ -71,11 +71,11 @@ class Cpu:
         return Launch(
             cores=pinned or self.cores,
             threads=threads,
-            pace=None if self._hold == "quota" else budget,
+            cpu_limit=None if self._hold == "quota" else budget,
             budget=budget,
         )
 
-    def attach(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: str, pid: int) -> None:
         if self._hold == "quota":
             self._quotas.put(lane, pid)
 

@@ -18,16 +18,16 @@ class Fake:
     def fleet(self) -> tuple[Kind, ...]:
         return self._kinds
 
-    def size(self) -> str:
+    def capacity_fingerprint(self) -> str:
         return "none"
 
-    def holds(self) -> str:
+    def isolation(self) -> str:
         return "nothing: workers sleep for the profiled time"
 
     def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
         return Launch(fake=True)
 
-    def attach(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: str, pid: int) -> None:
         pass
 
     def close(self, lane: str) -> None:

@@ -42,11 +42,11 @@ class Green:
     def fleet(self) -> tuple[Kind, ...]:
         return device_kinds(self._gpus, lambda gpu: legal_shares(self._sizes(gpu)))
 
-    def size(self) -> str:
+    def capacity_fingerprint(self) -> str:
         groups = sorted({self._sizes(gpu)[0] for gpu in self._gpus})
         return f"{capacity_fingerprint(self._gpus)}; groups of {' or '.join(map(str, groups))}"
 
-    def holds(self) -> str:
+    def isolation(self) -> str:
         return (
             "CUDA green contexts: kernels of a partition run on multiprocessors of its own; memory, and the way to it, "
             "is common to all"
@@ -73,7 +73,7 @@ class Green:
         """Watch the devices no longer."""
         self._watch.close()
 
-    def attach(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: str, pid: int) -> None:
         pass
 
     def close(self, lane: str) -> None:

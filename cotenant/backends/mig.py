@@ -79,10 +79,10 @@ class Mig:
             for kind in nvidia.device_kinds(self._gpus.values())
         )
 
-    def size(self) -> str:
+    def capacity_fingerprint(self) -> str:
         return nvidia.capacity_fingerprint(self._gpus.values())
 
-    def holds(self) -> str:
+    def isolation(self) -> str:
         return "the hardware, by MIG instances, which have multiprocessors, cache and memory of their own"
 
     def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
@@ -105,7 +105,7 @@ class Mig:
         part.lanes.add(lane)
         return Launch(env={"CUDA_VISIBLE_DEVICES": part.uuid}, cuda=True)
 
-    def attach(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: str, pid: int) -> None:
         pass
 
     def close(self, lane: str) -> None:

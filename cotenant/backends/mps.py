@@ -95,10 +95,10 @@ class Mps:
     def fleet(self) -> tuple[Kind, ...]:
         return nvidia.device_kinds(self._gpus, self._cuts)
 
-    def size(self) -> str:
+    def capacity_fingerprint(self) -> str:
         return nvidia.capacity_fingerprint(self._gpus)
 
-    def holds(self) -> str:
+    def isolation(self) -> str:
         if self._static:
             return "MPS, by multiprocessors of its own (static partitions)"
         return "MPS, by the part of the threads that it may use; a cap, not a reservation"
@@ -123,7 +123,7 @@ class Mps:
         device.workers[lane] = 0
         return Launch(env=env, cuda=True)
 
-    def attach(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: str, pid: int) -> None:
         self._device(lane).workers[lane] = pid
 
     def close(self, lane: str) -> None:
@@ -212,7 +212,7 @@ class _Device:
         """
         while not self._closed.wait(LOOK):
             if not self._reason:
-                self._reason = self.daemon.ails(self.workers)
+                self._reason = self.daemon.health_error(self.workers)
             elif self._told and not any(is_alive(pid) for pid in list(self.workers.values()) if pid):
                 self._restart()
 

@@ -277,7 +277,7 @@ class MpsDaemon:
                 _gone([self._daemon, self._server])
         _end(self.folder)
 
-    def ails(self, clients: Mapping[str, int]) -> str:
+    def health_error(self, clients: Mapping[str, int]) -> str:
         """Why nothing can run there, and for whose fault; empty where all is well. clients: processes by what they are
         called, which may change meanwhile.
 

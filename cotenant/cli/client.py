@@ -68,16 +68,16 @@ def status_view(status: Status) -> RenderableType:
     models = table("models", "model", "state", *numbers, "other ends")
     for row in status.rows(plan):
         models.add_row(*(escape(cell) for cell in row))
-    title = f"partitions; shares are held by {status.holds}"
+    title = f"partitions; shares are held by {status.isolation}"
     held = (">share", ">used", ">memory", ">restarts")
     workers = table(title, "partition", "worker", *held, "models", "last death")
     for worker in status.workers:
-        used = "-" if worker.obeyed is None else show_share(round(worker.obeyed))
+        used = "-" if worker.used_share is None else show_share(round(worker.used_share))
         workers.add_row(
             worker.lane,
             worker.state,
             show_share(worker.share),
-            f"[red]{used}[/]" if worker.breach else used,
+            f"[red]{used}[/]" if worker.over_share else used,
             show_memory(worker.memory),
             str(worker.restarts),
             escape(", ".join(worker.models)),

@@ -130,11 +130,11 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
         seen = [value for beside in self.sets if (value := oracle(beside)) is not None]
         found = []
         for choice in planner.rank_sets(self.sets, self._worth(policy)):
-            measured = oracle(choice.neighbours)
+            measured = oracle(choice.colocated)
             found.append(
                 ColocateOption(
                     policy=policy,
-                    beside=[_written(load) for load in choice.neighbours],
+                    beside=[_written(load) for load in choice.colocated],
                     promise=abs(choice.worth) if policy != "random" else None,
                     measured=measured,
                     of_best=None if measured is None else measured / max(seen),

@@ -18,7 +18,7 @@ from cotenant.cli.loading import (
     load_problem,
     load_settings,
     read_bytes,
-    with_deadline_budget,
+    with_time_limit,
     write_file,
 )
 from cotenant.cli.options import (
@@ -241,7 +241,7 @@ def compare_plans(
     from cotenant.cli.compare import compare_planners, comparison_view, parse_planners
 
     names = parse_planners(planners)
-    found = compare_planners(with_deadline_budget(time_limit, load_problem(problem, settings, repository)), names)
+    found = compare_planners(with_time_limit(time_limit, load_problem(problem, settings, repository)), names)
     if json:
         show_json(found)
     else:
@@ -323,14 +323,14 @@ def replay(
     from cotenant.runtime.log import replay as run
 
     result = run(read_bytes(log).splitlines(), str(log))
-    ends = [{"model": model, "outcome": outcome, "count": n} for (model, outcome), n in sorted(result.ends.items())]
+    ends = [{"model": model, "outcome": outcome, "count": n} for (model, outcome), n in sorted(result.outcomes.items())]
     if json:
         show_json(
             msgspec.json.encode(
                 {
                     "events": result.events,
                     "seconds": result.seconds,
-                    "ends": ends,
+                    "outcomes": ends,
                     "identical": not result.difference,
                     "difference": result.difference,
                 }

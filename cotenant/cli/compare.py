@@ -65,7 +65,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
     headings += [*([">bound", ">gap"] if proven else []), *([">unserved /s"] if lost else []), ">solved in"]
     view = table(f"planners compared: {asks}", *headings, "worst forecast")
     for row in rows:
-        if row.refused:
+        if row.error:
             view.add_row(escape(row.planner), *(["-"] * (len(headings) - 1)), Text("no plan", style="red"))
             continue
         cells = [escape(row.planner), f"{row.devices}"]
@@ -77,7 +77,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
         cells += [f"{sum(row.unserved.values()):.4g}" if row.unserved else "-"] if lost else []
         style = "bold" if row is rows[0] else ""
         view.add_row(*cells, show_seconds(row.solve_s), _worst(row), style=style)
-    notes = [f"{row.planner} has no plan: {row.refused}" for row in rows if row.refused]
+    notes = [f"{row.planner} has no plan: {row.error}" for row in rows if row.error]
     notes += [f"{row.planner} violates {violation}" for row in rows for violation in row.violations]
     return Group(view, *(Text(note, style="red") for note in notes), Text(comparison.story))
 

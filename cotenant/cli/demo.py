@@ -48,7 +48,7 @@ async def run(
             site = await preparation.site([model.name for model in built])
         save_plan(site.plan, plot)
         if not json:
-            show_deployment(site, backend.holds())
+            show_deployment(site, backend.isolation())
             console.print(f"drawn in {plot}", highlight=False)
         async with running_server(settings, backend, preparation, site) as (server, addresses):
             questions = {name: example_request(name, np.random.default_rng(seed)) for name in _placed(site)}

@@ -161,7 +161,8 @@ class DeploymentBuilder:
         if not served:
             reasons = "".join(f"; {name}: {reason}" for name, reason in broken.items())
             raise ConfigError(
-                f"no model in {str(self._settings.repository)!r} can be served; build some with `cotenant zoo`{reasons}"
+                f"no model in {str(self._settings.repository)!r} can be served; build some with"
+                f" `cotenant examples`{reasons}"
             )
         problem = self._problem(served, profiles, seen)
         plan = Plan(planner=self._settings.planner)
@@ -188,8 +189,8 @@ class DeploymentBuilder:
             entry.path,
             str(msgspec.json.encode(entry.config.fields)),
             cache.machine_fingerprint() if kind.name == "cpu" else kind.name,
-            self._backend.holds(),
-            self._backend.size(),
+            self._backend.isolation(),
+            self._backend.capacity_fingerprint(),
             f"cotenant {__version__}, {_runtime(entry)}",
             str(grid),
         )
@@ -276,7 +277,8 @@ def _runtime(entry: Entry) -> str:
 
 def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, measured: Sequence[Profile]) -> Model:
     limit = info.max_batch_size or 1
-    linger = entry.config.dynamic_batching.max_queue_delay_microseconds / 1e6 if entry.config.dynamic_batching else 0.0
+    batching = entry.config.dynamic_batching
+    max_queue_delay = batching.max_queue_delay_microseconds / 1e6 if batching else 0.0
     slo = settings.slo
     if slo is None:
         usual = [latency for profile in measured if (latency := _usual(profile)) is not None]
@@ -288,7 +290,7 @@ def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, measured: Seq
         slo=slo,
         attainment=settings.attainment,
         max_batch=min(limit, settings.max_batch or limit),
-        linger=linger if settings.linger is None else settings.linger,
+        max_queue_delay=max_queue_delay if settings.max_queue_delay is None else settings.max_queue_delay,
     )
 
 
@@ -302,7 +304,7 @@ def _usual(profile: Profile) -> float | None:
 def _ensemble(settings: ModelSettings, ensemble: Ensemble, served: Mapping[str, ServableModel]) -> Model:
     """An ensemble's promise; without a target of its own, its steps together get what each of their models has.
     Raises ConfigError for settings that only models have."""
-    for key in ("max_batch", "linger"):
+    for key in ("max_batch", "max_queue_delay"):
         if getattr(settings, key) is not None:
             raise ConfigError(
                 f"model {settings.name!r} is an ensemble and has no {key}; give it to the models of its steps"

@@ -73,9 +73,9 @@ def load_planned(
         site = load_deployment(known)
         if current is None and time_limit is None:
             return site.problem, site.plan
-        asked, name = with_deadline_budget(time_limit, site.problem), known.planner
+        asked, name = with_time_limit(time_limit, site.problem), known.planner
     else:
-        asked = with_deadline_budget(time_limit, load_problem(problem, settings, repository))
+        asked = with_time_limit(time_limit, load_problem(problem, settings, repository))
         name = planner or read_settings().planner
     return (asked, timed_plan(name, asked)) if current is None else plan_from_current(name, asked, current)
 
@@ -90,7 +90,7 @@ def load_plan(
     return load_problem(problem, settings, repository), plan
 
 
-def with_deadline_budget(time_limit: float | None, problem: Any) -> Any:
+def with_time_limit(time_limit: float | None, problem: Any) -> Any:
     return problem if time_limit is None else msgspec.structs.replace(problem, time_limit=time_limit)
 
 

@@ -39,7 +39,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
                 up = msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())})
                 show_json(msgspec.json.format(up, indent=-1))
             else:
-                show_deployment(site, backend.holds())
+                show_deployment(site, backend.isolation())
                 show_addresses(addresses)
             async for _ in reload_signals():
                 try:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LIMIT = 1000
 COLUMNS = (
     "seed", "planner", "devices", "cost_per_hour", "utilisation", "model", "offered_per_s", "unserved_per_s",
-    "goodput_per_s", "attainment", "required", "p50_ms", "p99_ms", "p999_ms", "refused", "expired", "failed", "error",
+    "goodput_per_s", "attainment", "required", "p50_ms", "p99_ms", "p999_ms", "rejected", "expired", "failed", "error",
 )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def _csv(rows: Sequence[Row]) -> str:
             file.writerow((*head, *[""] * (len(COLUMNS) - 4), row.error))
             continue
         times = (_plain(None if value is None else value * 1e3) for value in (it.p50, it.p99, it.p999))
-        ends = (it.ends.get(name, 0) for name in ("refused", "expired", "failed"))
+        ends = (it.outcomes.get(name, 0) for name in ("rejected", "expired", "failed"))
         asked = (it.model, _plain(it.offered), _plain(row.unserved))
         good = (_plain(it.goodput), _plain(it.attainment), _plain(it.required))
         file.writerow((*head, _plain(row.cost_per_hour), _plain(row.utilisation), *asked, *good, *times, *ends, ""))

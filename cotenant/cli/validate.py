@@ -340,7 +340,7 @@ def _pairs(one: Report, other: Report) -> list[tuple[ModelReport, ModelReport]]:
 
 
 def _count(row: ModelReport) -> int:
-    return sum(row.ends.values())
+    return sum(row.outcomes.values())
 
 
 def _duration(value: float | None) -> str:

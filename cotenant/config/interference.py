@@ -18,7 +18,7 @@ from cotenant.predictors.fitting import PREDICTORS, QUANTILES, fit, from_json, w
 from cotenant.predictors.gaussian_process import GaussianProcess
 from cotenant.predictors.samples import Sample, read_samples
 
-EXAMPLE = '{ model = "ours", fit = "pairs.csv" }'
+EXAMPLE = '{ model = "gaussian_process", fit = "pairs.csv" }'
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class PredictorChoice(msgspec.Struct, frozen=True):
 
     def predictor(self, profiles: Profiles) -> Interference:
         """Raises ConfigError for a file that cannot be read, and for samples that nothing can be learnt from."""
-        if self.model == "alone":
+        if self.model == "none":
             return NoInterference()
         if self.model == "margin":
             return ConstantMargin(self.factor)
@@ -55,7 +55,7 @@ class PredictorChoice(msgspec.Struct, frozen=True):
         if self.quantile is None:
             return fitted
         assert isinstance(fitted, GaussianProcess)
-        return fitted.asking(self.quantile)
+        return fitted.with_quantile(self.quantile)
 
     def _fitted(self, path: Path, profiles: Profiles) -> Interference:
         if path.suffix != ".json":
@@ -76,12 +76,12 @@ def read_samples_file(path: Path | str) -> list[Sample]:
 
 def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
     """folder: what `fit` is relative to."""
-    if value == "alone":
-        return PredictorChoice("alone", place)
+    if value == "none":
+        return PredictorChoice("none", place)
     known = check_exclusive(("margin", *PREDICTORS))
     if not isinstance(value, dict):
         raise ConfigError(
-            f"{place}: {value!r} is not known; take 'alone' or {{ model = \"margin\", factor = 1.2 }} or {EXAMPLE}"
+            f"{place}: {value!r} is not known; take 'none' or {{ model = \"margin\", factor = 1.2 }} or {EXAMPLE}"
         )
     try:
         entry = msgspec.convert(value, _Entry)
@@ -107,4 +107,4 @@ def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
 
 
 def _known(sample: Sample, profiles: Profiles) -> bool:
-    return all((load.model, load.kind) in profiles for load in (sample.victim, *sample.neighbours))
+    return all((load.model, load.kind) in profiles for load in (sample.victim, *sample.colocated))

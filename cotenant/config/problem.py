@@ -37,7 +37,7 @@ class _ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     rate: float | None = None
     attainment: str | float = 0.99
     max_batch: int | None = None
-    linger: str | int | float = "0ms"
+    max_queue_delay: str | int | float = "0ms"
 
 
 class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     applications: list[ApplicationEntry] = []
     devices: list[_DeviceEntry]
     objective: str = "devices"
-    interference: Any = "alone"
+    interference: Any = "none"
 
 
 def read_problem(path: Path | str) -> Problem:
@@ -156,7 +156,7 @@ def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) 
         slo=loosest if entry.slo is None else parse_target(entry.slo, f"{place}.slo"),
         attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
         max_batch=entry.max_batch,
-        linger=units.parse_seconds(str(entry.linger), f"{place}.linger"),
+        max_queue_delay=units.parse_seconds(str(entry.max_queue_delay), f"{place}.max_queue_delay"),
     )
 
 

@@ -28,7 +28,7 @@ BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is told of one model. None: the server chooses.
 
-    slo, linger: seconds. rate: requests/s to expect.
+    slo, max_queue_delay: seconds. rate: requests/s to expect.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float = 0.99
     rate: float | None = None
     max_batch: int | None = None
-    linger: float | None = None
+    max_queue_delay: float | None = None
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -58,7 +58,8 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A server. The defaults are those of `read_settings(None)`.
 
-    profiles: a CSV file; None: what was measured on this machine. spares: worker processes that are started ahead, for
+    profiles: a CSV file; None: what was measured on this machine. warm_workers: worker processes that are started
+    ahead, for
     each set of libraries that models need. grace: seconds that a stop waits for requests in flight. log: where the
     event log goes, if anywhere. reserve: the fraction of processor time kept for the server. cuts: legal shares of a
     device, in ‰; None: those that the hardware has. objective: None: the largest multiple of the rates, where one is
@@ -81,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...]
     mps: MpsSettings
     create: bool
-    spares: int
+    warm_workers: int
     grace: float
     log: Path | None
     models: tuple[ModelSettings, ...]
@@ -100,7 +101,7 @@ class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
     rate: float | None = None
     attainment: str | float = 0.99
     max_batch: int | None = None
-    linger: str | int | float | None = None
+    max_queue_delay: str | int | float | None = None
 
 
 class _HttpEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -147,7 +148,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     objective: str | None = None
     interference: Any = None
     backend: str = "cpu"
-    spares: int = 1
+    warm_workers: int = 1
     grace: str | int | float = "10s"
     log: str | None = None
     http: _HttpEntry = msgspec.field(default_factory=_HttpEntry)
@@ -173,7 +174,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         if model.name in {other.name for other in models[:i]}:
             raise ConfigError(f"{place}: models[{i}].name: {model.name!r} stands twice; keep one entry")
     backend = check_one_of(file.backend, BackendName, f"{place}: backend")
-    usual = "alone" if backend == "mig" else MARGIN
+    usual = "none" if backend == "mig" else MARGIN
     interference = usual if file.interference is None else file.interference
     return Settings(
         repository=base / file.repository,
@@ -191,7 +192,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         gpus=tuple(str(device) for device in file.gpu.devices),
         mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
-        spares=_spares(file.spares, f"{place}: spares"),
+        warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
         grace=units.parse_seconds(str(file.grace), f"{place}: grace"),
         log=None if file.log is None else base / file.log,
         models=models,
@@ -209,7 +210,9 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
         attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
         rate=entry.rate,
         max_batch=entry.max_batch,
-        linger=None if entry.linger is None else units.parse_seconds(str(entry.linger), f"{place}.linger"),
+        max_queue_delay=None
+        if entry.max_queue_delay is None
+        else units.parse_seconds(str(entry.max_queue_delay), f"{place}.max_queue_delay"),
     )
 
 

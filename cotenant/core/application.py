@@ -176,7 +176,7 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 most = max(most, stage.fanout.burst + sum(it.fanout.mean for it in beside))
         return most
 
-    def ends(self, seconds: Mapping[str, float]) -> dict[str, float]:
+    def finish_times(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """When each stage ends at the latest, in seconds from the arrival, if each takes so long."""
         found: dict[str, float] = {}
         for stage in self.order:
@@ -193,7 +193,7 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def length(self, seconds: Mapping[str, float]) -> float:
         """The longest way through the graph, in seconds."""
-        return max(self.ends(seconds).values())
+        return max(self.finish_times(seconds).values())
 
     def success(self, each: Mapping[str, float]) -> float:
         """How likely all requests of one succeed, where those of each model do with that chance, independently."""

@@ -13,14 +13,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     slo: latency target in seconds, from arrival to answer.
     attainment: the fraction of requests that must meet it.
     max_batch: no batch is larger, whatever the profile holds; None: as large as was profiled.
-    linger: how long a free lane may hold back a batch that is not full, in seconds. 0 runs what is there.
+    max_queue_delay: how long a free lane may hold back a batch that is not full, in seconds. 0 runs what is there.
     """
 
     name: str
     slo: float
     attainment: float = 0.99
     max_batch: int | None = None
-    linger: float = 0.0
+    max_queue_delay: float = 0.0
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):

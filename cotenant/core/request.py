@@ -10,7 +10,7 @@ class Outcome(enum.Enum):
     """How a request ended. Each ends exactly once."""
 
     SERVED = "served"  # answered; late or in time is for `measure` to say
-    REFUSED = "refused"  # at arrival: it could not have been done in time
+    REJECTED = "rejected"  # at arrival: it could not have been done in time
     EXPIRED = "expired"  # while it waited: its deadline passed, or can no longer be met
     FAILED = "failed"  # the model or its worker failed
     CANCELLED = "cancelled"  # the caller left

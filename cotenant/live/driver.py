@@ -263,8 +263,8 @@ def _whole(request: Request, parts: StageTensors) -> Tensors | RequestError:
 def _error(request: Request, reply: Reply) -> RequestError:
     """What a caller is told who gets no answer."""
     match reply.outcome:
-        case Outcome.REFUSED:
-            text = f"request for model '{request.model}' refused: {reply.reason}"
+        case Outcome.REJECTED:
+            text = f"request for model '{request.model}' rejected: {reply.reason}"
             return UnavailableError(text, retry_after=reply.retry_after)
         case Outcome.EXPIRED:
             return UnavailableError(f"request for model '{request.model}' expired: {reply.reason}")

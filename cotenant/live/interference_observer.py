@@ -70,8 +70,8 @@ class InterferenceObserver:
     def samples(self) -> list[Sample]:
         """Means of what was seen often enough."""
         return [
-            Sample(victim, tuple(neighbours), self._alone[run].seconds / it.count, it.seconds / it.count)
+            Sample(victim, tuple(colocated), self._alone[run].seconds / it.count, it.seconds / it.count)
             for run, it in self._together.items()
             if it.count >= FEWEST
-            for victim, *neighbours in [run]
+            for victim, *colocated in [run]
         ]

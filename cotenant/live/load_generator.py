@@ -258,5 +258,5 @@ def _outcome(status: int, error: bytes) -> Outcome:
     if status == 200:
         return Outcome.SERVED
     if status == 503:
-        return Outcome.EXPIRED if any(reason in error for reason in _EXPIRED) else Outcome.REFUSED
+        return Outcome.EXPIRED if any(reason in error for reason in _EXPIRED) else Outcome.REJECTED
     return Outcome.FAILED

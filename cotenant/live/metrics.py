@@ -13,7 +13,7 @@ from cotenant.live.statistics import BUCKETS, ModelStatistics, Sum
 
 # Triton's reason of a failure → our ends. What it calls OTHER never reaches the dispatcher here.
 _FAILURES = {
-    "REJECTED": (Outcome.REFUSED, Outcome.EXPIRED),
+    "REJECTED": (Outcome.REJECTED, Outcome.EXPIRED),
     "CANCELED": (Outcome.CANCELLED,),
     "BACKEND": (Outcome.FAILED,),
     "OTHER": (),
@@ -23,17 +23,17 @@ _FAILURES = {
 class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     """A partition at this moment.
 
-    up: its worker is ready. lost: its device is. share: ‰, as planned. obeyed: ‰ that it used of late, as seen from
-    outside; None where that is not known. breach: it used more than its share. busy: seconds in which it ran batches.
-    restarts: of its worker. waiting: requests in its queues, by model.
+    up: its worker is ready. lost: its device is. share: ‰, as planned. used_share: ‰ that it used of late, as seen from
+    outside; None where that is not known. over_share: it used more than its share. busy: seconds in which it ran
+    batches. restarts: of its worker. waiting: requests in its queues, by model.
     """
 
     lane: str
     up: bool
     share: int
     lost: bool = False
-    obeyed: float | None = None
-    breach: bool = False
+    used_share: float | None = None
+    over_share: bool = False
     busy: float = 0.0
     restarts: int = 0
     waiting: dict[str, int] = {}
@@ -42,8 +42,10 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
 Sample = tuple[str, dict[str, str], float]  # what is added to the name of the family, labels, value
 
 
-def render_metrics(models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, holds: str) -> str:
-    """backend: its name; holds: in words, what holds workers to their shares."""
+def render_metrics(
+    models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, isolation: str
+) -> str:
+    """backend: its name; isolation: in words, what enforces the shares of workers."""
     models, lanes = list(models), list(lanes)
     waiting = {model.name: sum(lane.waiting.get(model.name, 0) for lane in lanes) for model in models}
     lines: list[str] = []
@@ -61,7 +63,7 @@ def render_metrics(models: Iterable[ModelStatistics], lanes: Iterable[LaneReadin
         family(name, kind, text, [("", {"lane": lane}, reading) for lane, reading in readings if reading is not None])
 
     by_model(
-        "nv_inference_request_success", "counter", "Requests that were answered.", lambda m: m.ends[Outcome.SERVED]
+        "nv_inference_request_success", "counter", "Requests that were answered.", lambda m: m.outcomes[Outcome.SERVED]
     )
     family(
         "nv_inference_request_failure",
@@ -71,7 +73,7 @@ def render_metrics(models: Iterable[ModelStatistics], lanes: Iterable[LaneReadin
             (
                 "",
                 {"model": m.name, "version": m.version, "reason": reason},
-                sum(m.ends[outcome] for outcome in outcomes),
+                sum(m.outcomes[outcome] for outcome in outcomes),
             )
             for m in models
             for reason, outcomes in _FAILURES.items()
@@ -96,16 +98,16 @@ def render_metrics(models: Iterable[ModelStatistics], lanes: Iterable[LaneReadin
         "cotenant_requests_total",
         "counter",
         "Requests that ended, by how.",
-        [("", {"model": m.name, "end": end.value}, count) for m in models for end, count in m.ends.items()],
+        [("", {"model": m.name, "outcome": end.value}, count) for m in models for end, count in m.outcomes.items()],
     )
     family(
-        "cotenant_turned_away_total",
+        "cotenant_rejected_requests_total",
         "counter",
         "Requests that were refused at arrival or expired in the queue, by reason.",
         [
-            ("", {"model": m.name, "end": end.value, "reason": reason}, count)
+            ("", {"model": m.name, "outcome": end.value, "reason": reason}, count)
             for m in models
-            for (end, reason), count in sorted(m.turned_away.items(), key=lambda item: (item[0][0].value, item[0][1]))
+            for (end, reason), count in sorted(m.rejections.items(), key=lambda item: (item[0][0].value, item[0][1]))
         ],
     )
     family(
@@ -144,8 +146,8 @@ def render_metrics(models: Iterable[ModelStatistics], lanes: Iterable[LaneReadin
     family(
         "cotenant_backend_info",
         "gauge",
-        "What runs the partitions, and what holds them to their shares.",
-        [("", {"backend": backend, "holds": holds}, 1)],
+        "What runs the partitions, and what enforces their shares.",
+        [("", {"backend": backend, "isolation": isolation}, 1)],
     )
     for name, kind, text, reading in _PARTITION:
         by_lane(f"cotenant_partition_{name}", kind, text, reading)
@@ -172,12 +174,12 @@ _PARTITION: tuple[tuple[str, str, str, Callable[[LaneReading], float | None]], .
     ("lost", "gauge", "Whether its device is lost.", lambda r: int(r.lost)),
     ("share_ratio", "gauge", "Share of the device, as planned.", lambda r: r.share / WHOLE),
     (
-        "obeyed_share_ratio",
+        "used_share_ratio",
         "gauge",
         "Share of the device that it used of late.",
-        lambda r: None if r.obeyed is None else r.obeyed / WHOLE,
+        lambda r: None if r.used_share is None else r.used_share / WHOLE,
     ),
-    ("breach", "gauge", "Whether it uses more than its share.", lambda r: int(r.breach)),
+    ("over_share", "gauge", "Whether it uses more than its share.", lambda r: int(r.over_share)),
     ("busy_seconds_total", "counter", "Time in which it ran batches.", lambda r: r.busy),
     ("restarts_total", "counter", "How often its worker was started again.", lambda r: r.restarts),
 )

@@ -33,16 +33,16 @@ def render_page(server: Server) -> str:
         bars.append(f'<p>{escape(device.kind)} {device.id}</p><div class="bar">{cuts}</div>')
     models = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in status.rows(plan)]
     workers = "".join(
-        f'<tr class="{"bad" if worker.breach or worker.state != "ready" else ""}"><td>{escape(worker.lane)}</td>'
+        f'<tr class="{"bad" if worker.over_share or worker.state != "ready" else ""}"><td>{escape(worker.lane)}</td>'
         f"<td>{escape(worker.state)}</td><td>{show_share(worker.share)}</td>"
-        f"<td>{'-' if worker.obeyed is None else show_share(round(worker.obeyed))}</td>"
+        f"<td>{'-' if worker.used_share is None else show_share(round(worker.used_share))}</td>"
         f"<td>{worker.memory / 2**20:.0f} MiB</td><td>{worker.restarts}</td><td>{escape(worker.reason)}</td></tr>"
         for worker in status.workers
     )
     return (
         f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Cotenant</title>'
         f"<style>{STYLE}</style><h1>Cotenant</h1>"
-        f"<p>Plan by {escape(plan.planner)}; shares are held by {escape(status.holds)}.</p>{''.join(bars)}"
+        f"<p>Plan by {escape(plan.planner)}; shares are held by {escape(status.isolation)}.</p>{''.join(bars)}"
         "<table><tr><th>model<th>state<th>target<th>planned /s<th>served<th>mean<th>in time<th>other ends</tr>"
         f"{''.join(models)}</table>"
         "<table><tr><th>partition<th>worker<th>share<th>used<th>memory<th>restarts<th>last death</tr>"

@@ -32,8 +32,8 @@ FIRST_DELAY = 0.1  # seconds before a dead worker is started again; doubles with
 LONGEST_DELAY = 10.0
 STEADY = 10.0  # a worker that lived for so many seconds did not die quickly
 TICK = 0.5  # seconds between two looks at all workers and devices
-WINDOW = 2.0  # seconds over which an obeyed share is taken, at least
-EXCESS = 30  # ‰ above its share from which on a lane is in breach
+WINDOW = 2.0  # seconds over which an used_share share is taken, at least
+EXCESS = 30  # ‰ above its share from which on a lane is in over_share
 _STOPPED = "it was stopped while it loaded its models"
 
 Payload = tuple[Tensor, ...]
@@ -64,7 +64,8 @@ class Listener(Protocol):
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """state: starting, ready, restarting, lost (its device is), or failed (given up).
 
-    share: ‰ that it should keep to; obeyed: ‰ that it used of late, None where that is not known. breach: it used
+    share: ‰ that it should keep to; used_share: ‰ that it used of late, None where that is not known. over_share: it
+    used
     more than its share. memory: bytes that are its process's own, which may be that of other lanes, too. reason: of
     its last death.
     """
@@ -73,8 +74,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     share: int
     pid: int | None
-    obeyed: float | None
-    breach: bool
+    used_share: float | None
+    over_share: bool
     restarts: int
     memory: int
     models: tuple[str, ...]
@@ -107,8 +108,8 @@ class _Lane:
         self.reason = ""
         self.samples: deque[tuple[float, float]] = deque()  # time, and processor time used until then
         self.sample_due = False
-        self.obeyed: float | None = None
-        self.breach = False
+        self.used_share: float | None = None
+        self.over_share = False
 
     @property
     def stops(self) -> bool:
@@ -117,8 +118,8 @@ class _Lane:
 
 class Pool:
     """patience: seconds that a worker has to become ready. hang: seconds after which a batch is given up, and its
-    worker with it. lives: quick deaths in a row after which a lane is given up. spares: processes that are kept ready
-    for lanes that start, of each outfit that lanes have. All methods belong to the event loop.
+    worker with it. lives: quick deaths in a row after which a lane is given up. warm_workers: processes that are kept
+    ready for lanes that start, of each outfit that lanes have. All methods belong to the event loop.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Pool:
         patience: float = 120.0,
         hang: float = 60.0,
         lives: int = 10,
-        spares: int = 0,
+        warm_workers: int = 0,
     ) -> None:
         self._backend = backend
         self._arena = arena
@@ -141,9 +142,9 @@ class Pool:
         self._lanes: dict[str, _Lane] = {}
         self._lines: dict[WorkerConnection, _Lane] = {}
         self._flights: dict[WorkerConnection, _Flight] = {}
-        self._processes: set[WorkerProcess] = set()  # all of which something is left, spares too
+        self._processes: set[WorkerProcess] = set()  # all of which something is left, warm_workers too
         self._shared: dict[str, WorkerProcess] = {}  # by their names
-        self._spares = WarmPool(spares, self._begin)
+        self._spares = WarmPool(warm_workers, self._begin)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # no longer than this pool; lanes may outlast `close`
         self._lost: dict[str, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
@@ -237,8 +238,8 @@ class Pool:
                 state=lane.state,
                 share=lane.share,
                 pid=lane.line.process.pid if lane.line else None,
-                obeyed=lane.obeyed,
-                breach=lane.breach,
+                used_share=lane.used_share,
+                over_share=lane.over_share,
                 restarts=lane.restarts,
                 memory=private_memory(lane.line.process.pid) if lane.line else 0,
                 models=tuple(lane.models),
@@ -278,7 +279,7 @@ class Pool:
                 models=tuple(lane.models.values()),
                 cores=launch.cores,
                 threads=launch.threads,
-                pace=launch.pace,
+                cpu_limit=launch.cpu_limit,
                 fake=launch.fake,
                 cuda=launch.cuda,
                 groups=launch.groups,
@@ -290,7 +291,7 @@ class Pool:
             async with asyncio.timeout(self._patience):
                 failure = await line.started
                 if not failure and not lane.stops:
-                    await self._in_turn(self._backend.attach, lane.name, line.process.pid)
+                    await self._in_turn(self._backend.on_worker_started, lane.name, line.process.pid)
             # It may have died since, or `stop` was called, before this task had its turn.
             if line.gone.done():
                 reason = line.gone.result()
@@ -401,15 +402,15 @@ class Pool:
         lane.revival = asyncio.get_running_loop().create_task(work)
 
     async def _revive(self, lane: _Lane) -> None:
-        turned_away = 0  # by the system, which is no fault of the lane's
+        rejections = 0  # by the system, which is no fault of the lane's
         while lane.quick_deaths < self._lives:
-            await asyncio.sleep(min(FIRST_DELAY * 2 ** min(lane.quick_deaths + turned_away - 1, 10), LONGEST_DELAY))
+            await asyncio.sleep(min(FIRST_DELAY * 2 ** min(lane.quick_deaths + rejections - 1, 10), LONGEST_DELAY))
             lane.restarts += 1
             try:
                 line = await self._spawn(lane)
             except WorkerError as error:
                 if isinstance(error, ProcessLimitError):
-                    turned_away += 1
+                    rejections += 1
                 else:
                     lane.quick_deaths += 1
                 lane.reason = str(error)
@@ -484,16 +485,16 @@ class Pool:
         since, before = samples[0]
         if now - since < WINDOW:
             return
-        lane.obeyed = lane.share * (used - before) / ((now - since) * lane.launch.budget)
-        breach = lane.obeyed > lane.share + EXCESS
-        if breach and not lane.breach:
+        lane.used_share = lane.share * (used - before) / ((now - since) * lane.launch.budget)
+        over_share = lane.used_share > lane.share + EXCESS
+        if over_share and not lane.over_share:
             logger.warning(
                 "%s uses %s of its device, and its share is %s",
                 lane.name,
-                show_share(round(lane.obeyed)),
+                show_share(round(lane.used_share)),
                 show_share(lane.share),
             )
-        lane.breach = breach
+        lane.over_share = over_share
 
 
 def _device(lane: str) -> str:

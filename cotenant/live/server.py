@@ -56,7 +56,13 @@ class Server:
     """Owns the dispatcher, its driver and the pool of workers. The front ends see it as `oip.Core`."""
 
     def __init__(
-        self, site: Deployment, backend: Backend, prepare: Prepare, *, spares: int = 0, log: BinaryIO | None = None
+        self,
+        site: Deployment,
+        backend: Backend,
+        prepare: Prepare,
+        *,
+        warm_workers: int = 0,
+        log: BinaryIO | None = None,
     ) -> None:
         self._site = with_planned_batches(site)
         self._backend = backend
@@ -68,7 +74,7 @@ class Server:
         self._open = False
         self._arena = Arena(ARENA)
         self._driver = Driver(Dispatcher(), self._run, self, clock=time.monotonic, drained=self._drained, log=log)
-        self._pool = Pool(backend, self._arena, self._driver, spares=spares)
+        self._pool = Pool(backend, self._arena, self._driver, warm_workers=warm_workers)
         self._statistics: dict[str, ModelStatistics] = {}
         self._busy: defaultdict[str, float] = defaultdict(float)  # seconds in batches, by lane
         self._beside = InterferenceObserver()
@@ -335,7 +341,7 @@ class Server:
 
     def metrics(self) -> str:
         return render_metrics(
-            self._statistics.values(), self.readings(), backend=self._backend.name, holds=self._backend.holds()
+            self._statistics.values(), self.readings(), backend=self._backend.name, isolation=self._backend.isolation()
         )
 
     def readings(self) -> list[LaneReading]:
@@ -346,8 +352,8 @@ class Server:
                 up=status.state == "ready",
                 lost=status.state == "lost",
                 share=status.share,
-                obeyed=status.obeyed,
-                breach=status.breach,
+                used_share=status.used_share,
+                over_share=status.over_share,
                 busy=self._busy[status.lane],
                 restarts=status.restarts,
                 waiting=self._driver.waiting(status.lane),
@@ -410,7 +416,7 @@ class Server:
         """All that `cotenant status` shows."""
         return Status(
             backend=self._backend.name,
-            holds=self._backend.holds(),
+            isolation=self._backend.isolation(),
             ready=self._open,
             plan=msgspec.Raw(self._site.plan.to_json()),
             targets={name: offered.model.slo for name, offered in self._site.offered.items()},
@@ -418,7 +424,7 @@ class Server:
             models=self.index(),
             statistics={
                 name: ModelStatus(
-                    ends={outcome.value: count for outcome, count in counts.ends.items()},
+                    outcomes={outcome.value: count for outcome, count in counts.outcomes.items()},
                     attainment=counts.attainment,
                     mean=counts.success.seconds / counts.success.count if counts.success.count else 0.0,
                 )

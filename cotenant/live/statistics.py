@@ -54,9 +54,9 @@ class ModelStatistics:
         self.last = 0.0
         self.rows = 0
         self.wholes = 0  # requests of an ensemble, which runs no batches itself
-        self.ends = dict.fromkeys(Outcome, 0)
+        self.outcomes = dict.fromkeys(Outcome, 0)
         self.within = 0  # answers within their target
-        self.turned_away: dict[tuple[Outcome, str], int] = {}  # refused and expired requests, by reason
+        self.rejections: dict[tuple[Outcome, str], int] = {}  # refused and expired requests, by reason
         self.success = Sum()
         self.fail = Sum()
         self.queue = Sum()
@@ -90,14 +90,14 @@ class ModelStatistics:
     def ended(self, reply: Reply, now: float) -> None:
         """Requests of this model have ended, as that reply says."""
         outcome, count = reply.outcome, len(reply.requests)
-        self.ends[outcome] += count
+        self.outcomes[outcome] += count
         latencies = [now - request.arrived for request in reply.requests]
         total = sum(latencies)
         if outcome is not Outcome.SERVED:
             self.fail.add(total, count)
-            if outcome is Outcome.REFUSED or outcome is Outcome.EXPIRED:
+            if outcome is Outcome.REJECTED or outcome is Outcome.EXPIRED:
                 key = outcome, reply.reason
-                self.turned_away[key] = self.turned_away.get(key, 0) + count
+                self.rejections[key] = self.rejections.get(key, 0) + count
             return
         self.last = now
         self.success.add(total, count)
@@ -121,7 +121,7 @@ class ModelStatistics:
     @property
     def attainment(self) -> float:
         """The fraction of the requests whose caller stayed that were answered within their target; 1 of none."""
-        stayed = sum(self.ends.values()) - self.ends[Outcome.CANCELLED]
+        stayed = sum(self.outcomes.values()) - self.outcomes[Outcome.CANCELLED]
         return self.within / stayed if stayed else 1.0
 
     def to_json(self) -> dict[str, Any]:

@@ -13,17 +13,17 @@ from cotenant.live.pool import WorkerStatus
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """ends: requests so far by outcome. mean: latency of the answered, in seconds."""
 
-    ends: dict[str, int]
+    outcomes: dict[str, int]
     attainment: float
     mean: float
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """holds: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
+    """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
     come from outside, by model."""
 
     backend: str
-    holds: str
+    isolation: str
     ready: bool
     plan: msgspec.Raw
     targets: dict[str, float]
@@ -40,14 +40,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             if counts is None or entry.name not in self.targets:
                 rows.append([entry.name, entry.state, *[""] * 5, entry.reason])
                 continue
-            others = ", ".join(f"{n} {end}" for end, n in counts.ends.items() if n and end != "served")
+            others = ", ".join(f"{n} {end}" for end, n in counts.outcomes.items() if n and end != "served")
             rows.append(
                 [
                     entry.name,
                     entry.state,
                     show_seconds(self.targets[entry.name]),
                     f"{plan.rate(entry.name) or self.planned.get(entry.name, 0.0):.1f}",
-                    str(counts.ends["served"]),
+                    str(counts.outcomes["served"]),
                     show_seconds(counts.mean) if counts.mean else "-",
                     f"{counts.attainment * 100:.2f} %",
                     entry.reason or others,

@@ -35,11 +35,11 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[str, st
     if info.platform == ENSEMBLE:
         batching = {"ensemble_scheduling": offered.entry.config.fields["ensemble_scheduling"]}
     elif info.max_batch_size:
-        linger = round(offered.model.linger * 1e6)
+        max_queue_delay = round(offered.model.max_queue_delay * 1e6)
         batching = {
             "dynamic_batching": {
                 "preferred_batch_size": [info.max_batch_size],
-                "max_queue_delay_microseconds": linger,
+                "max_queue_delay_microseconds": max_queue_delay,
                 "priority_queue_policy": {},
             }
         }
@@ -58,7 +58,7 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[str, st
             for lane, kind in lanes.items()
         ],
         "default_model_filename": "" if info.platform == ENSEMBLE else offered.entry.path.name,
-        # Whoever sends made-up requests needs it, such as `cotenant load`.
+        # Whoever sends made-up requests needs it, such as `cotenant loadtest`.
         "model_warmup": [
             {"inputs": {name: {"dims": given.dims, "zero_data": given.zero_data} for name, given in it.inputs.items()}}
             for it in offered.entry.config.model_warmup

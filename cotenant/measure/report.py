@@ -41,7 +41,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     p50: float | None = msgspec.field(name="p50_s")
     p99: float | None = msgspec.field(name="p99_s")
     p999: float | None = msgspec.field(name="p999_s")
-    ends: dict[str, int]
+    outcomes: dict[str, int]
     refusal: float | None = msgspec.field(name="refusal_p99_s", default=None)
     batch: float | None = None
     predicted: float | None = msgspec.field(name="predicted_s", default=None)
@@ -62,7 +62,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             p50=_known(latency.quantile(0.5)),
             p99=_known(latency.quantile(0.99)),
             p999=_known(latency.quantile(0.999)),
-            ends={"served": tally.served} | {outcome.value: count for outcome, count in tally.ends.items()},
+            outcomes={"served": tally.served} | {outcome.value: count for outcome, count in tally.outcomes.items()},
             refusal=_known(tally.refusal.quantile(0.99)),
             batch=tally.rows / tally.batches if tally.batches else None,
             predicted=tally.predicted / tally.batches if tally.batches else None,
@@ -72,7 +72,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def stayed(self) -> int:
         """Requests whose caller did."""
-        return sum(self.ends.values()) - self.ends.get(Outcome.CANCELLED.value, 0)
+        return sum(self.outcomes.values()) - self.outcomes.get(Outcome.CANCELLED.value, 0)
 
     @property
     def missed(self) -> int:
@@ -134,7 +134,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         rows = table(f"{self.source}, {show_seconds(self.seconds)}", "model", *numbers, "other ends")
         for row in self.models:
             times = *(_duration(time) for time in (row.p50, row.p99, row.p999)), _target(row.target)
-            others = (f"{count} {name}" for name, count in row.ends.items() if count and name != "served")
+            others = (f"{count} {name}" for name, count in row.outcomes.items() if count and name != "served")
             rates = f"{row.offered:.1f}", f"{row.goodput:.1f}"
             rows.add_row(escape(row.model), *rates, *times, _attained(row), ", ".join(others) or "-")
         if self.lag is not None:

@@ -84,7 +84,7 @@ class Tally:
         self.latency = Histogram()
         self.refusal = Histogram()
         self.on_time = 0
-        self.ends = {outcome: 0 for outcome in Outcome if outcome is not Outcome.SERVED}
+        self.outcomes = {outcome: 0 for outcome in Outcome if outcome is not Outcome.SERVED}
         self.batches = 0
         self.rows = 0
         self.predicted = 0.0
@@ -99,8 +99,8 @@ class Tally:
                     self.on_time += 1
             self.latency.extend(latencies)
         else:
-            self.ends[outcome] += len(requests)
-            if outcome is Outcome.REFUSED:
+            self.outcomes[outcome] += len(requests)
+            if outcome is Outcome.REJECTED:
                 self.refusal.extend([now - request.arrived for request in requests])
 
     def ran(self, rows: int, predicted: float, observed: float) -> None:
@@ -117,12 +117,12 @@ class Tally:
     @property
     def arrived(self) -> int:
         """All that have ended, however they did."""
-        return self.served + sum(self.ends.values())
+        return self.served + sum(self.outcomes.values())
 
     @property
     def stayed(self) -> int:
         """Of those all whose caller did not leave."""
-        return self.arrived - self.ends[Outcome.CANCELLED]
+        return self.arrived - self.outcomes[Outcome.CANCELLED]
 
     @property
     def attainment(self) -> float:

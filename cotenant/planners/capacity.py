@@ -152,15 +152,15 @@ def _grown(batches: tuple[int, ...], index: int) -> tuple[int, ...]:
     return (*batches[:index], batches[index] + 1, *batches[index + 1 :])
 
 
-def slowdown(problem: Problem, victim: Load, neighbours: Sequence[Sequence[Load]]) -> float:
+def slowdown(problem: Problem, victim: Load, colocated: Sequence[Sequence[Load]]) -> float:
     """How much the other partitions of a device slow a batch: the worst of what each may run meanwhile."""
 
     def alone_with(load: Load) -> float:
         return problem.interference.slowdown(victim, (load,))
 
-    if not neighbours:
+    if not colocated:
         return 1.0
-    worst = [max(loads, key=alone_with) if len(loads) > 1 else loads[0] for loads in neighbours if loads]
+    worst = [max(loads, key=alone_with) if len(loads) > 1 else loads[0] for loads in colocated if loads]
     return problem.interference.slowdown(victim, worst)
 
 

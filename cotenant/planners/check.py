@@ -119,8 +119,8 @@ def _device(device: Device, problem: Problem) -> list[Violation]:
         faults = [fault for faults in known for fault in faults]
         found += faults
         if not faults:
-            neighbours = [other for i, other in enumerate(device.partitions) if i != slot]
-            found += _round(partition, neighbours, where, device.kind, problem)
+            colocated = [other for i, other in enumerate(device.partitions) if i != slot]
+            found += _round(partition, colocated, where, device.kind, problem)
         workers = sum(p.procs * footprint(problem, device.kind, p.model, p.batch) for p in partition.placements)
         needs.append((partition.share, workers))
     if kind.geometry is not None and mig.placements_fit(kind.geometry, needs) is None:
@@ -151,10 +151,10 @@ def _placement(placement: Placement, partition: Partition, where: str, kind: str
 
 
 def _round(
-    partition: Partition, neighbours: list[Partition], where: str, kind: str, problem: Problem
+    partition: Partition, colocated: list[Partition], where: str, kind: str, problem: Problem
 ) -> list[Violation]:
     found = []
-    beside = [_loads(neighbour, kind) for neighbour in neighbours]
+    beside = [_loads(neighbour, kind) for neighbour in colocated]
     latencies = []
     for placement, load in zip(partition.placements, _loads(partition, kind), strict=True):
         profile = problem.profiles[placement.model, kind]

@@ -40,7 +40,7 @@ RULES: Mapping[str, tuple[str, bool]] = {
 class Choice(msgspec.Struct, frozen=True):
     """worth: as the policy has it; for a rule the feature itself."""
 
-    neighbours: Neighbours
+    colocated: Neighbours
     worth: float
 
 

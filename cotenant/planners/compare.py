@@ -27,7 +27,7 @@ class WorstModel(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What one planner answers. refused: why it has no plan; the rest is then as where nothing is served.
+    """What one planner answers. error: why it has no plan; the rest is then as where nothing is served.
 
     value: what the objective counts: devices, cost per hour, or the multiple of the rates. bound: what the planner
     proves of it. gap: how far it is from the best bound of all, as a part of that; None without one, or where not all
@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     planner: str
-    refused: str = ""
+    error: str = ""
     devices: int = 0
     cost_per_hour: float | None = None
     scale: float = 0.0
@@ -68,7 +68,7 @@ def compare(problem: Problem, plans: Sequence[Plan], refusals: Mapping[str, str]
     bound = None if not proven else min(proven) if problem.objective == "rate" else max(proven)
     rows = [_row(problem, plan, bound) for plan in plans]
     rows.sort(key=lambda row: _rank(problem, row))
-    rows += [Row(planner=name, refused=reason) for name, reason in refusals.items()]
+    rows += [Row(planner=name, error=reason) for name, reason in refusals.items()]
     return Comparison(objective=problem.objective, bound=bound, rows=tuple(rows), story=_story(problem, rows, bound))
 
 
@@ -129,7 +129,7 @@ def _rank(problem: Problem, row: Row) -> tuple[float, ...]:
 
 
 def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
-    sound = [row for row in rows if not row.refused and not row.violations]
+    sound = [row for row in rows if not row.error and not row.violations]
     if not sound:
         return "No planner has a sound plan for this problem."
     best, asked = sound[0], sum(rates_of_models(problem).values())

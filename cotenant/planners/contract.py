@@ -87,8 +87,8 @@ class ProportionalInterference(msgspec.Struct, frozen=True):
 
     factor: float
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return 1 + self.factor * sum(load.share / 1000 * (1 + load.batch / 32) for load in neighbours)
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return 1 + self.factor * sum(load.share / 1000 * (1 + load.batch / 32) for load in colocated)
 
 
 def random_problem(dice: RandomSource) -> Problem:
@@ -110,7 +110,7 @@ def random_problem(dice: RandomSource) -> Problem:
                 profiles[name, kind.name] = Profile(name, kind.name, points)
         models.append(Model(name=name, slo=dice.between(0.005, 0.6), max_batch=dice.choice((None, None, 1, 5))))
         rates[name] = dice.choice((0.0, 0.2, dice.between(0.1, 2000.0), dice.between(0.1, 2000.0)))
-    neighbours: tuple[Interference, ...] = (
+    colocated: tuple[Interference, ...] = (
         NoInterference(),
         NoInterference(),
         ProportionalInterference(0.1),
@@ -121,7 +121,7 @@ def random_problem(dice: RandomSource) -> Problem:
         rates=rates,
         fleet=kinds,
         profiles=profiles,
-        interference=dice.choice(neighbours),
+        interference=dice.choice(colocated),
     )
 
 

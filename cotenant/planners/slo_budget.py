@@ -98,7 +98,7 @@ def loosest_budgets(problem: Problem) -> Split:
     found = {}
     for application in problem.applications:
         least = {stage.name: budget_levels(problem, stage.model)[0].needs for stage in application.stages}
-        ends, rest = application.ends(least), application.remainder(least)
+        ends, rest = application.finish_times(least), application.remainder(least)
         found[application.name] = {
             name: application.slo - (ends[name] - least[name]) - rest[name] for name in application.visits
         }
@@ -206,6 +206,6 @@ def stretched_budget(application: Application, seconds: Mapping[str, float]) -> 
     factor = application.slo / application.length(seconds)
     found = {name: value * factor for name, value in seconds.items()}
     for stage in application.order:
-        ends, rest = application.ends(found), application.remainder(found)
+        ends, rest = application.finish_times(found), application.remainder(found)
         found[stage.name] += max(0.0, application.slo - ends[stage.name] - rest[stage.name])
     return found

@@ -41,8 +41,8 @@ class ScaledInterference(msgspec.Struct, frozen=True):
     of: Interference
     part: float
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return 1.0 + self.part * (self.of.slowdown(victim, neighbours) - 1.0)
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return 1.0 + self.part * (self.of.slowdown(victim, colocated) - 1.0)
 
 
 def meets_slos(plan: Plan, problem: Problem) -> bool:

@@ -27,12 +27,13 @@ def require(kind: str, load: Load) -> None:
     if load.kind != kind:
         raise PlanError(
             f"model {load.model!r} on {load.kind!r}: this predictor was fitted to samples on {kind!r} and knows no"
-            " other kind of device; plan for one kind, or take 'ours', which is less sure of others but answers"
+            " other kind of device; plan for one kind, or take 'gaussian_process', which"
+            " is less sure of others but answers"
         )
 
 
 class Interference(Protocol):
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Latency beside the neighbours over latency alone, at least 1."""
         ...
 
@@ -40,7 +41,7 @@ class Interference(Protocol):
 class NoInterference:
     """Nobody slows anybody."""
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return 1.0
 
 
@@ -49,8 +50,8 @@ class ConstantMargin(msgspec.Struct, frozen=True):
 
     factor: float
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return self.factor if neighbours else 1.0
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return self.factor if colocated else 1.0
 
 
 def remembered(slowdown: Callable[[Any, Load, Sequence[Load]], float]) -> Callable[[Any, Load, Sequence[Load]], float]:
@@ -60,18 +61,18 @@ def remembered(slowdown: Callable[[Any, Load, Sequence[Load]], float]) -> Callab
     """
 
     @functools.wraps(slowdown)
-    def answer(self: Any, victim: Load, neighbours: Sequence[Load]) -> float:
-        if not neighbours:
+    def answer(self: Any, victim: Load, colocated: Sequence[Load]) -> float:
+        if not colocated:
             return 1.0
         answers: dict[tuple[Load, ...], float] | None = self.__dict__.get("_answers")
         if answers is None:
             answers = self.__dict__["_answers"] = {}
-        asked = (victim, *neighbours)
+        asked = (victim, *colocated)
         known = answers.get(asked)
         if known is None:
             if len(answers) >= REMEMBERED:
                 answers.clear()
-            known = answers[asked] = slowdown(self, victim, neighbours)
+            known = answers[asked] = slowdown(self, victim, colocated)
         return known
 
     return answer

@@ -98,15 +98,15 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
     alone: dict[str, Alone]
 
     @remembered
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Raises PlanError for a model that no profile says the use of L2 of, and on another kind of device."""
-        return max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
+        return max(1.0, self.latency(victim, colocated) / self.latency(victim, ()))
 
-    def latency(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def latency(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Seconds of a batch."""
         own = self._alone(victim)
-        used = sum(self._alone(load).l2(load.share) for load in neighbours)
-        delay = own.kernels * self.delay.of(1 + len(neighbours))
+        used = sum(self._alone(load).l2(load.share) for load in colocated)
+        delay = own.kernels * self.delay.of(1 + len(colocated))
         running = own.running(victim.batch, victim.share)
         cache = self.cache.get(victim.model, self._usual)
         return own.overhead(victim.batch) + delay + running * (1 + cache * used)
@@ -137,11 +137,11 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Analytic:
     terms = [
         Term(
             sample.victim.model,
-            1 + len(sample.neighbours),
+            1 + len(sample.colocated),
             (own := bare._alone(sample.victim)).kernels / (base := bare.latency(sample.victim, ())),
             own.running(sample.victim.batch, sample.victim.share)
             / base
-            * sum(bare._alone(load).l2(load.share) for load in sample.neighbours),
+            * sum(bare._alone(load).l2(load.share) for load in sample.colocated),
             sample.slowdown - 1,
         )
         for sample in samples

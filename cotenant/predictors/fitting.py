@@ -32,11 +32,11 @@ PREDICTORS = {
     "svd": "cotenant.predictors.svd:fit",
     "analytic": "cotenant.predictors.analytic:fit",
     "igniter": "cotenant.predictors.igniter:fit",
-    "ours": "cotenant.predictors.gaussian_process:fit",
+    "gaussian_process": "cotenant.predictors.gaussian_process:fit",
 }
 
 # Those that know how sure they are: what they return has `quantiles` and `asking`.
-QUANTILES = ("ours",)
+QUANTILES = ("gaussian_process",)
 
 SENTINELS = (0.1, 0.4)  # seconds: where others could not run two models together, some wrote 100 or 400 (ms)
 SUSPECT = 3  # so many of one are no measurement
@@ -62,7 +62,7 @@ def check(samples: Sequence[Sample], profiles: Profiles) -> None:
         )
     if len(kinds := sorted({sample.victim.kind for sample in samples})) > 1:
         raise PlanError(f"samples of several kinds of devices, {', '.join(kinds)}: give each a file of its own")
-    loads = list(dict.fromkeys(load for sample in samples for load in (sample.victim, *sample.neighbours)))
+    loads = list(dict.fromkeys(load for sample in samples for load in (sample.victim, *sample.colocated)))
     for load in loads:
         profile = profiles.get((load.model, load.kind))
         if profile is None:
@@ -78,7 +78,7 @@ def check(samples: Sequence[Sample], profiles: Profiles) -> None:
     if all(load.share <= LEAST_SHARE for load in loads):
         raise PlanError("no share of the samples is above 1 %; shares are in percent, 25 and not 0.25")
     _check_times(samples, profiles)
-    beside = {load.model for sample in samples for load in sample.neighbours}
+    beside = {load.model for sample in samples for load in sample.colocated}
     if len(beside) < 2:
         raise PlanError(
             f"all samples have the same neighbour, {', '.join(beside) or 'none'}: what another would do cannot be"

@@ -111,22 +111,22 @@ class GaussianProcess:
         return {**self.__dict__, "_victims": {}, "_neighbours": {}}
 
     @remembered
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Raises PlanError for a model that has neither samples nor a profile."""
-        mean, deviation, doubt = self._foreseen(victim, neighbours)
+        mean, deviation, doubt = self._foreseen(victim, colocated)
         if self._observed:
-            mean += self._correction(victim, neighbours, doubt.noise / deviation**2)
+            mean += self._correction(victim, colocated, doubt.noise / deviation**2)
         return max(1.0, math.exp(mean + deviation * doubt.at))
 
-    def quantiles(self, victim: Load, neighbours: Sequence[Load], wanted: Sequence[float]) -> list[float]:
+    def quantiles(self, victim: Load, colocated: Sequence[Load], wanted: Sequence[float]) -> list[float]:
         """Slowdowns that are not exceeded with these probabilities."""
-        if not neighbours:
+        if not colocated:
             return [1.0] * len(wanted)
-        mean, deviation, doubt = self._foreseen(victim, neighbours)
-        middle = mean + self._correction(victim, neighbours, doubt.noise / deviation**2)
+        mean, deviation, doubt = self._foreseen(victim, colocated)
+        middle = mean + self._correction(victim, colocated, doubt.noise / deviation**2)
         return [max(1.0, math.exp(middle + deviation * z)) for z in np.interp(wanted, KNOTS, doubt.table).tolist()]
 
-    def asking(self, quantile: float) -> GaussianProcess:
+    def with_quantile(self, quantile: float) -> GaussianProcess:
         """The same, with another quantile."""
         return self._with(quantile=quantile)
 
@@ -135,9 +135,9 @@ class GaussianProcess:
 
     def observe(self, sample: Sample) -> GaussianProcess:
         """Corrected by one more run: what was seen often counts more, and less as time goes on."""
-        key = _key(sample.victim, sample.neighbours)
+        key = _key(sample.victim, sample.colocated)
         before = self._observed.get(key, SeenSamples())
-        mean, deviation, doubt = self._foreseen(sample.victim, sample.neighbours)
+        mean, deviation, doubt = self._foreseen(sample.victim, sample.colocated)
         median = mean + deviation * float(np.interp(0.5, KNOTS, doubt.table))
         count = FADING * before.count + 1
         excess = before.excess + (math.log(sample.slowdown) - median - before.excess) / count
@@ -148,13 +148,13 @@ class GaussianProcess:
         every = {**now, **changes}
         return GaussianProcess(self._posterior, self._calibration, self._samples, self._known, left=self._left, **every)
 
-    def _correction(self, victim: Load, neighbours: Sequence[Load], known: float) -> float:
+    def _correction(self, victim: Load, colocated: Sequence[Load], known: float) -> float:
         """Log of a factor: the mean of what exceeded the forecast, shrunk by how much that is noise.
 
         known: how much of what a sample may differ by is noise, at most 1. One observation counts half where all of it
         is, since what was sure may have changed, and wholly where the samples say nothing.
         """
-        seen = self._observed.get(_key(victim, neighbours))
+        seen = self._observed.get(_key(victim, colocated))
         if seen is None:
             return 0.0
         return seen.excess * seen.count / (seen.count + known)
@@ -178,14 +178,14 @@ class GaussianProcess:
     def _doubt(self, noise: float, table: Sequence[float]) -> _Doubt:
         return _Doubt(noise, table, float(np.interp(self.quantile, KNOTS, table)))
 
-    def _foreseen(self, victim: Load, neighbours: Sequence[Load]) -> tuple[float, float, _Doubt]:
+    def _foreseen(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float, _Doubt]:
         """Mean and standard deviation of the log of a slowdown.
 
         What a victim is misjudged by beside one neighbour, it is beside others: their deviations add up, not their
         squares.
         """
-        mean, unsure = _moved(self._left, victim, neighbours), 0.0
-        for load in neighbours:
+        mean, unsure = _moved(self._left, victim, colocated), 0.0
+        for load in colocated:
             known = self._pairs.get((victim, load))
             if known is None:
                 known = self._paired(victim, load)
@@ -225,7 +225,7 @@ class GaussianProcess:
         return self._known[nearest]
 
     def to_json(self) -> dict[str, Any]:
-        loads = list(dict.fromkeys(load for sample in self._samples for load in (sample.victim, *sample.neighbours)))
+        loads = list(dict.fromkeys(load for sample in self._samples for load in (sample.victim, *sample.colocated)))
         place = {load: i for i, load in enumerate(loads)}
         return {
             "quantile": self.quantile,
@@ -235,7 +235,7 @@ class GaussianProcess:
             "samples": [
                 _Row(
                     place[sample.victim],
-                    [place[load] for load in sample.neighbours],
+                    [place[load] for load in sample.colocated],
                     sample.alone,
                     sample.together,
                     float(outlying),
@@ -251,7 +251,7 @@ class GaussianProcess:
         known = {it.load: np.array([it.traits.get(name, math.nan) for name in TRAITS]) for it in file.loads}
         loads = list(known)
         samples = [
-            Sample(loads[it.victim], tuple(loads[i] for i in it.neighbours), it.alone, it.together)
+            Sample(loads[it.victim], tuple(loads[i] for i in it.colocated), it.alone, it.together)
             for it in file.samples
         ]
         terms = _terms(_runs(samples), _names(samples), known.__getitem__)
@@ -277,7 +277,7 @@ class _Row(msgspec.Struct):
     """victim, neighbours: places among the loads. alone, together: seconds. outlying: as Process has it."""
 
     victim: int
-    neighbours: list[int]
+    colocated: list[int]
     alone: float
     together: float
     outlying: float
@@ -304,7 +304,7 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> GaussianProcess:
         raise PlanError(f"{len(samples)} samples for a predictor that needs {FEWEST}; measure more pairs")
     if len(samples) > MOST:
         samples = [samples[i] for i in np.linspace(0, len(samples) - 1, MOST).round().astype(int)]
-    loads = {load for sample in samples for load in (sample.victim, *sample.neighbours)}
+    loads = {load for sample in samples for load in (sample.victim, *sample.colocated)}
     known = {load: load_features(profiles[load.model, load.kind], load) for load in loads}
     with threadpool_limits(1):  # more threads gain an eighth on an idle machine, and wait for each other on a busy one
         process = fit_hyperparameters(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
@@ -369,14 +369,14 @@ def _unlearnt(terms: Terms, values: Matrix, samples: Sequence[Sample]) -> Matrix
         usual = sum(noises.values()) / len(noises)
         noise = np.array([noises.get(model, usual) for model in every[own].tolist()])
         left = fit_residual_modes(part, [samples[i] for i in rest.tolist()])
-        moved = [_moved(left, samples[i].victim, samples[i].neighbours) for i in np.flatnonzero(own).tolist()]
+        moved = [_moved(left, samples[i].victim, samples[i].colocated) for i in np.flatnonzero(own).tolist()]
         scaled[own] = (errors[own] - moved) / np.sqrt(variances[own] + noise)
     return scaled
 
 
-def _moved(left: Mapping[Load, ResidualModes], victim: Load, neighbours: Sequence[Load]) -> float:
+def _moved(left: Mapping[Load, ResidualModes], victim: Load, colocated: Sequence[Load]) -> float:
     own = left.get(victim)
-    return 0.0 if own is None else own.of(names(neighbours))
+    return 0.0 if own is None else own.of(names(colocated))
 
 
 def _noises(process: GpRegression, victims: Sequence[str]) -> dict[str, float]:
@@ -396,12 +396,12 @@ def _room(kept: dict[K, V], most: int) -> dict[K, V]:
 
 
 def _names(samples: Sequence[Sample]) -> dict[str, int]:
-    every = (load.model for sample in samples for load in (sample.victim, *sample.neighbours))
+    every = (load.model for sample in samples for load in (sample.victim, *sample.colocated))
     return {model: number for number, model in enumerate(dict.fromkeys(every))}
 
 
 def _runs(samples: Sequence[Sample]) -> list[tuple[Load, Sequence[Load]]]:
-    return [(sample.victim, sample.neighbours) for sample in samples]
+    return [(sample.victim, sample.colocated) for sample in samples]
 
 
 def _terms(
@@ -412,7 +412,7 @@ def _terms(
     return Terms(
         columns=np.array([np.concatenate((of(victim), of(load))) for _, victim, load in pairs]),
         victims=np.array([names.get(victim.model, -1) for _, victim, _ in pairs]),
-        neighbours=np.array([names.get(load.model, -1) for _, _, load in pairs]),
+        colocated=np.array([names.get(load.model, -1) for _, _, load in pairs]),
         owners=np.array([i for i, _, _ in pairs]),
     )
 
@@ -421,8 +421,8 @@ def _values(samples: Sequence[Sample]) -> Matrix:
     return np.log([sample.slowdown for sample in samples])
 
 
-def _key(victim: Load, neighbours: Sequence[Load]) -> tuple[str, ...]:
-    return (victim.model, *names(neighbours))
+def _key(victim: Load, colocated: Sequence[Load]) -> tuple[str, ...]:
+    return (victim.model, *names(colocated))
 
 
 def _named(values: Matrix) -> dict[str, float]:

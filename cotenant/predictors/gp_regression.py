@@ -92,7 +92,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     columns: Matrix
     victims: Numbers
-    neighbours: Numbers
+    colocated: Numbers
     owners: Numbers
 
     def of(self, samples: Numbers) -> Terms:
@@ -100,7 +100,7 @@ class Terms(msgspec.Struct, frozen=True):
         order = [np.flatnonzero(self.owners == sample) for sample in samples]
         chosen = np.concatenate(order)
         owners = np.repeat(np.arange(len(samples)), [len(each) for each in order])
-        return Terms(self.columns[chosen], self.victims[chosen], self.neighbours[chosen], owners)
+        return Terms(self.columns[chosen], self.victims[chosen], self.colocated[chosen], owners)
 
 
 class GpRegression:
@@ -282,7 +282,7 @@ def _alike(function: _Function, a: Terms, b: Terms) -> Matrix:
     if function.victim:
         alike *= a.victims[:, None] == b.victims[None, :]
     if function.neighbour:
-        alike *= a.neighbours[:, None] == b.neighbours[None, :]
+        alike *= a.colocated[:, None] == b.colocated[None, :]
     return alike
 
 

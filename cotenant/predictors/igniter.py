@@ -85,14 +85,14 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
     throttle: Throttle | None = None
 
     @remembered
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Raises PlanError for a model whose coefficients are unknown, and on another kind of device."""
-        return max(1.0, self.latency(victim, neighbours) / self.latency(victim, ()))
+        return max(1.0, self.latency(victim, colocated) / self.latency(victim, ()))
 
-    def latency(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def latency(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Seconds of a batch, transfers included."""
         own = self._of(victim)
-        beside = [(self._of(load), self._rate(load)) for load in neighbours]
+        beside = [(self._of(load), self._rate(load)) for load in colocated]
         active = self._active(victim)
         if beside:
             cache = self._usual if own.cache is None else own.cache
@@ -167,9 +167,9 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Igniter:
     terms = []
     for sample in samples:
         own, base = bare._of(sample.victim), bare.latency(sample.victim, ())
-        pressure = sum(max(0.0, bare._of(load).l2.at(bare._rate(load))) for load in sample.neighbours)
+        pressure = sum(max(0.0, bare._of(load).l2.at(bare._rate(load))) for load in sample.colocated)
         felt = bare._active(sample.victim) / base
-        count = 1 + len(sample.neighbours)
+        count = 1 + len(sample.colocated)
         terms.append(Term(sample.victim.model, count, own.kernels / base, felt * pressure, sample.slowdown - 1))
     delay, cache = least_squares(terms)
     models = {name: msgspec.structs.replace(known, cache=cache.get(name)) for name, known in bare.models.items()}

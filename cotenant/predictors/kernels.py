@@ -55,9 +55,9 @@ class KernelPredictor(msgspec.Struct, frozen=True, dict=True):
     learnt: LearnedPredictor
 
     @remembered
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Raises PlanError for a model without features."""
-        row = _row(self.sheet, victim, neighbours)
+        row = _row(self.sheet, victim, colocated)
         return max(1.0, float(np.exp(self.learnt.predict(row[None, :])[0])))
 
     def knowing(self, profiles: Profiles) -> KernelPredictor:
@@ -90,15 +90,15 @@ def fit_automl(samples: Sequence[Sample], profiles: Profiles) -> KernelPredictor
 
 def _fit(samples: Sequence[Sample], profiles: Profiles, technique: str) -> KernelPredictor:
     known = feature_table(profiles, _named(sample.victim for sample in samples) | _named(_neighbours(samples)))
-    rows = np.array([_row(known, sample.victim, sample.neighbours) for sample in samples])
+    rows = np.array([_row(known, sample.victim, sample.colocated) for sample in samples])
     names = [*(f"{name} of the victim" for name in known.names), *known.names]
     return KernelPredictor(
         known, fit_technique(rows, names, np.log([sample.slowdown for sample in samples]), technique)
     )
 
 
-def _row(known: FeatureTable, victim: Load, neighbours: Sequence[Load]) -> Vector:
-    return np.concatenate([known.of(victim), known.together([victim, *neighbours])])
+def _row(known: FeatureTable, victim: Load, colocated: Sequence[Load]) -> Vector:
+    return np.concatenate([known.of(victim), known.together([victim, *colocated])])
 
 
 class ColocatedRun(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ def runs_of(samples: Iterable[Sample]) -> list[ColocatedRun]:
     """Runs of whose models each was measured as a victim; of several measurements the mean."""
     found: dict[tuple[Load, ...], dict[Load, list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
-        loads = tuple(sorted((sample.victim, *sample.neighbours), key=msgspec.structs.astuple))
+        loads = tuple(sorted((sample.victim, *sample.colocated), key=msgspec.structs.astuple))
         found[loads][sample.victim].append(sample.victim.batch / sample.together)
     return [
         ColocatedRun(loads, tuple(float(np.mean(seen[load])) for load in loads))
@@ -149,4 +149,4 @@ def _named(loads: Iterable[Load]) -> set[tuple[str, str]]:
 
 
 def _neighbours(samples: Iterable[Sample]) -> Iterable[Load]:
-    return (load for sample in samples for load in sample.neighbours)
+    return (load for sample in samples for load in sample.colocated)

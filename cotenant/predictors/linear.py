@@ -95,16 +95,16 @@ class Linear(msgspec.Struct, frozen=True):
     utilisation: Mapping[str, Utilisation]
     kind: str | None = None
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Raises PlanError for a model whose utilisation is unknown, and on another kind of device."""
-        if not neighbours:
+        if not colocated:
             return 1.0
         if self.kind is not None:
             require(self.kind, victim)
         c = self.coefficients
         own_l2, own_dram = _used(self.utilisation, victim)
         factor = c.constant + c.l2_victim * own_l2 + c.dram_victim * own_dram
-        for load in neighbours:
+        for load in colocated:
             l2, dram = _used(self.utilisation, load)
             factor += c.l2_neighbours * l2 + c.dram_neighbours * dram
         return factor if factor > 1.0 else 1.0
@@ -136,7 +136,7 @@ def least_squares(samples: Iterable[Sample], utilisation: Mapping[str, Utilisati
     rows, slowdowns = [], []
     for sample in samples:
         own_l2, own_dram = _used(utilisation, sample.victim)
-        beside = [_used(utilisation, load) for load in sample.neighbours]
+        beside = [_used(utilisation, load) for load in sample.colocated]
         rows.append((own_l2, sum(l2 for l2, _ in beside), own_dram, sum(dram for _, dram in beside), 1.0))
         slowdowns.append(sample.slowdown)
     unknown = len(Coefficients.__struct_fields__)

@@ -62,7 +62,7 @@ def fit_residual_modes(process: GpRegression, samples: Sequence[Sample]) -> dict
     left = process.noises * process.pull
     width = WIDTH * process.prior.noise
     return {
-        load: ResidualModes(left[places], [names(samples[i].neighbours) for i in places], width)
+        load: ResidualModes(left[places], [names(samples[i].colocated) for i in places], width)
         for load, places in _places(samples).items()
         if len(places) >= FEWEST
     }
@@ -77,10 +77,10 @@ def without_each(process: GpRegression, samples: Sequence[Sample]) -> Matrix:
     return found
 
 
-def names(neighbours: Sequence[Load]) -> Names:
-    if len(neighbours) == 1:
-        return (neighbours[0].model,)
-    return tuple(sorted(load.model for load in neighbours))
+def names(colocated: Sequence[Load]) -> Names:
+    if len(colocated) == 1:
+        return (colocated[0].model,)
+    return tuple(sorted(load.model for load in colocated))
 
 
 def _places(samples: Sequence[Sample]) -> dict[Load, NDArray[np.int64]]:

@@ -14,9 +14,9 @@ from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 
 VICTIM = ("kind", "victim", "batch", "share_pct")
-NEIGHBOUR = ("neighbour", "neighbour_batch", "neighbour_share_pct")
+COLOCATED_COLUMNS = ("colocated", "colocated_batch", "colocated_share_pct")
 TIMES = ("alone_ms", "together_ms")
-COLUMNS = (*VICTIM, *NEIGHBOUR, *TIMES)
+COLUMNS = (*VICTIM, *COLOCATED_COLUMNS, *TIMES)
 FASTEST = 0.5  # of the latency alone: neighbours make nothing faster, and noise not by so much
 
 
@@ -24,7 +24,7 @@ class Sample(msgspec.Struct, frozen=True):
     """A victim beside neighbours. alone, together: seconds that its batch takes without them, and with them."""
 
     victim: Load
-    neighbours: tuple[Load, ...]
+    colocated: tuple[Load, ...]
     alone: float
     together: float
 
@@ -45,11 +45,11 @@ def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
     suffixes = [""]
     while f"neighbour_{len(suffixes) + 1}" in header:
         suffixes.append(f"_{len(suffixes) + 1}")
-    known = {*VICTIM, *TIMES, *(column + suffix for column in NEIGHBOUR for suffix in suffixes)}
+    known = {*VICTIM, *TIMES, *(column + suffix for column in COLOCATED_COLUMNS for suffix in suffixes)}
     if wrong := [column for column in header if column not in known] + sorted(known - set(header)):
         raise ConfigError(
             f"{place}:1: column {wrong[0]!r} is {'not known' if wrong[0] in header else 'missing'}; further neighbours"
-            f" have {', '.join(f'{column}_2' for column in NEIGHBOUR)}"
+            f" have {', '.join(f'{column}_2' for column in COLOCATED_COLUMNS)}"
         )
     if len(set(header)) != len(header):
         raise ConfigError(f"{place}:1: two columns have the same name: {', '.join(header)}")
@@ -68,11 +68,11 @@ def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
 def write_samples(samples: Iterable[Sample]) -> str:
     """The CSV text that `read_samples` reads."""
     every = list(samples)
-    most = max((len(sample.neighbours) for sample in every), default=1)
+    most = max((len(sample.colocated) for sample in every), default=1)
     suffixes = ["", *(f"_{i}" for i in range(2, most + 1))]
     text = io.StringIO()
     file = csv.writer(text, lineterminator="\n")
-    file.writerow((*VICTIM, *(column + suffix for suffix in suffixes for column in NEIGHBOUR), *TIMES))
+    file.writerow((*VICTIM, *(column + suffix for suffix in suffixes for column in COLOCATED_COLUMNS), *TIMES))
     for sample in every:
         file.writerow(cells(sample, most))
     return text.getvalue()
@@ -81,9 +81,9 @@ def write_samples(samples: Iterable[Sample]) -> str:
 def cells(sample: Sample, most: int) -> list[str]:
     """A row with room for `most` neighbours."""
     row = [sample.victim.kind, *_written(sample.victim)]
-    for load in sample.neighbours:
+    for load in sample.colocated:
         row += _written(load)
-    row += ["", "", ""] * (most - len(sample.neighbours))
+    row += ["", "", ""] * (most - len(sample.colocated))
     return [*row, f"{sample.alone * 1e3:.6g}", f"{sample.together * 1e3:.6g}"]
 
 
@@ -93,10 +93,12 @@ def _written(load: Load) -> list[str]:
 
 def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Sample:
     victim = _load(row, VICTIM[1:], row["kind"], place)
-    if not any(row["neighbour" + suffix] for suffix in suffixes):
-        raise ConfigError(f"{place}: neighbour is empty; a run without neighbours belongs into a profile")
-    filled = [suffix for suffix in suffixes if any(row[column + suffix] for column in NEIGHBOUR)]
-    neighbours = tuple(_load(row, [column + suffix for column in NEIGHBOUR], row["kind"], place) for suffix in filled)
+    if not any(row["colocated" + suffix] for suffix in suffixes):
+        raise ConfigError(f"{place}: colocated is empty; a run without co-located models belongs in a profile")
+    filled = [suffix for suffix in suffixes if any(row[column + suffix] for column in COLOCATED_COLUMNS)]
+    colocated = tuple(
+        _load(row, [column + suffix for column in COLOCATED_COLUMNS], row["kind"], place) for suffix in filled
+    )
     alone, together = (parse_number(row[column], f"{place}: {column}") for column in TIMES)
     for column, value in zip(TIMES, (alone, together), strict=True):
         if value <= 0:
@@ -106,7 +108,7 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
             f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; neighbours make nothing"
             " faster: are the columns swapped?"
         )
-    return Sample(victim, neighbours, alone / 1e3, together / 1e3)
+    return Sample(victim, colocated, alone / 1e3, together / 1e3)
 
 
 def _load(row: Mapping[str, str], columns: Sequence[str], kind: str, place: str) -> Load:

@@ -63,7 +63,7 @@ class _Near(NamedTuple):
     """
 
     victims: Numbers
-    neighbours: Numbers
+    colocated: Numbers
     told: Matrix
 
 
@@ -76,7 +76,7 @@ class Posterior:
         self._mean = prior.mean
         self._alone = sum(scales.amount**2 for scales in prior.functions.values())
         self._victims = _role(prior, process.scaled, terms.victims, victim=True)
-        self._neighbours = _role(prior, process.scaled, terms.neighbours, victim=False)
+        self._neighbours = _role(prior, process.scaled, terms.colocated, victim=False)
         self._order = np.argsort(self._victims.places, kind="stable")
         self._starts = np.searchsorted(self._victims.places[self._order], np.arange(len(self._victims.numbers)))
         self._pull = process.pull[terms.owners][self._order]
@@ -101,7 +101,7 @@ class Posterior:
             victim.told[beside] = near.told
         other = neighbour.near.get(name)
         if other is None:
-            other = neighbour.near[name] = neighbour.alike.take(self._between(name, beside).neighbours, axis=1)
+            other = neighbour.near[name] = neighbour.alike.take(self._between(name, beside).colocated, axis=1)
         across = _ALL.dot(one * other)
         known = victim.told[beside].dot(across)
         left = self._alone - float(known.dot(known))
@@ -132,7 +132,7 @@ class Posterior:
     def _alike(self, victim: int, neighbour: int) -> Numbers:
         """Samples of both models, then of one of them, then others; of too many, evenly some."""
         terms = self.process.terms
-        same = (terms.victims == victim).astype(int) + (terms.neighbours == neighbour)
+        same = (terms.victims == victim).astype(int) + (terms.colocated == neighbour)
         closest = np.maximum.reduceat(same, self.process.starts)
         kept = np.empty(0, dtype=np.int64)
         for level in (2, 1, 0):

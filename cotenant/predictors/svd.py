@@ -100,22 +100,22 @@ class Losses(msgspec.Struct, frozen=True, dict=True):
     """lost: of each victim beside each neighbour, the fraction of its throughput. Of several neighbours it adds up."""
 
     victims: tuple[Load, ...]
-    neighbours: tuple[Load, ...]
+    colocated: tuple[Load, ...]
     lost: tuple[tuple[float, ...], ...]
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """As at the nearest share and batch that were measured. Raises PlanError for a model that was not."""
-        if not neighbours:
+        if not colocated:
             return 1.0
         row = self._place(victim, "victim")
-        total = sum(self.lost[row][self._place(load, "neighbour")] for load in neighbours)
+        total = sum(self.lost[row][self._place(load, "neighbour")] for load in colocated)
         return 1 / (1 - min(max(total, 0.0), MOST))
 
     def _place(self, load: Load, role: str) -> int:
         """Number of the row or column."""
         place = self._places.get((load, role))
         if place is None:
-            every = self.victims if role == "victim" else self.neighbours
+            every = self.victims if role == "victim" else self.colocated
             near = [i for i, one in enumerate(every) if (one.model, one.kind) == (load.model, load.kind)]
             if not near:
                 raise PlanError(f"model {load.model!r} on {load.kind!r} was no {role} in any sample; measure it as one")
@@ -132,15 +132,15 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Losses:
     """From samples with one neighbour. Raises PlanError where the others leave too few, and as `complete` does."""
     measured: dict[tuple[Load, Load], list[float]] = defaultdict(list)
     for sample in samples:
-        if len(sample.neighbours) == 1:
-            measured[sample.victim, sample.neighbours[0]].append(1 - 1 / sample.slowdown)
-    victims, neighbours = (tuple(dict.fromkeys(pair[i] for pair in measured)) for i in (0, 1))
-    if len(measured) < len(victims) + len(neighbours):
+        if len(sample.colocated) == 1:
+            measured[sample.victim, sample.colocated[0]].append(1 - 1 / sample.slowdown)
+    victims, colocated = (tuple(dict.fromkeys(pair[i] for pair in measured)) for i in (0, 1))
+    if len(measured) < len(victims) + len(colocated):
         raise PlanError(
-            f"{len(measured)} pairs are too few to fill a matrix of {len(victims)} victims by {len(neighbours)}"
+            f"{len(measured)} pairs are too few to fill a matrix of {len(victims)} victims by {len(colocated)}"
             " neighbours from; measure more pairs at fewer batches and shares"
         )
-    values = np.full((len(victims), len(neighbours)), np.nan)
+    values = np.full((len(victims), len(colocated)), np.nan)
     for (victim, neighbour), lost in measured.items():
-        values[victims.index(victim), neighbours.index(neighbour)] = np.mean(lost)
-    return Losses(victims, neighbours, tuple(tuple(row) for row in complete(values).round(6).tolist()))
+        values[victims.index(victim), colocated.index(neighbour)] = np.mean(lost)
+    return Losses(victims, colocated, tuple(tuple(row) for row in complete(values).round(6).tolist()))

@@ -135,9 +135,9 @@ def _tried(name: str, samples: Sequence[Sample], profiles: Profiles, split: Trai
 def _foreseen(fitted: Interference, sample: Sample) -> tuple[float, float | None]:
     """The slowdown that is most likely, and the quantile where there is one."""
     if isinstance(fitted, GaussianProcess):
-        middle, high = fitted.quantiles(sample.victim, sample.neighbours, (0.5, QUANTILE))
+        middle, high = fitted.quantiles(sample.victim, sample.colocated, (0.5, QUANTILE))
         return middle, high
-    return fitted.slowdown(sample.victim, sample.neighbours), None
+    return fitted.slowdown(sample.victim, sample.colocated), None
 
 
 def _verdict(name: str, what: str, splits: Sequence[TrainTestSplit], outcomes: Sequence[_Outcome]) -> PredictionErrors:

@@ -1,6 +1,7 @@
 """Measuring models side by side, on the path that serves them: a worker for each, on its share, always busy.
 
-Which runs come first is a question of how much each tells of all the others (`predictors.ours.telling`). Most are
+Which runs come first is a question of how much each tells of all the others
+(`predictors.gaussian_process.select_experiments`). Most are
 pairs. What several neighbours cost adds up only nearly, and how nearly is told by sets of three and four. Runs that cut
 the device alike share their workers.
 """
@@ -86,7 +87,7 @@ def enough_samples(runs: Sequence[Run]) -> int:
 
 def measured_pairs(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
     """Places of runs of which there are all samples."""
-    seen = {(sample.victim, *sample.neighbours) for sample in samples}
+    seen = {(sample.victim, *sample.colocated) for sample in samples}
     return [place for place, run in enumerate(runs) if seen.issuperset((it, *rest) for it, rest in _views(run))]
 
 

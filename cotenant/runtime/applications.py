@@ -175,7 +175,7 @@ class Applications:
         whole = self._part_of.pop(part.id)
         number = whole.parts.pop(part.id)
         if reply.outcome is not Outcome.SERVED:
-            late = reply.outcome is Outcome.REFUSED and now > whole.since  # only on arrival is there refusing
+            late = reply.outcome is Outcome.REJECTED and now > whole.since  # only on arrival is there refusing
             outcome = Outcome.EXPIRED if late else reply.outcome
             self._end(whole, outcome, f"{whole.spec.stages[number].name}: {reply.reason}", reply.retry_after, now, out)
             return

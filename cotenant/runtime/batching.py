@@ -71,11 +71,12 @@ def _drop_for_throughput(queue: Queue, now: float) -> list[Request]:
 
 
 def held_until(queue: Queue, rows: int) -> float:
-    """Until when a batch of so many rows may wait for more: as long as `linger` and the earliest deadline allow."""
-    if queue.linger <= 0 or rows >= queue.batch:
+    """Until when a batch of so many rows may wait for more: as long as `max_queue_delay` and the earliest deadline
+    allow."""
+    if queue.max_queue_delay <= 0 or rows >= queue.batch:
         return -math.inf
     latest = queue.earliest() - queue.expected(min(queue.batch, rows + 1))
-    return min(queue.waiting[0].arrived + queue.linger, latest)
+    return min(queue.waiting[0].arrived + queue.max_queue_delay, latest)
 
 
 def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:

@@ -83,14 +83,14 @@ class Dispatcher:
         where there is nothing to do."""
         routes = self._routes.get(request.model)
         if routes is None:
-            return [Reply((request,), Outcome.REFUSED, NO_LANE)]
+            return [Reply((request,), Outcome.REJECTED, NO_LANE)]
         size, priority, deadline = request.size, request.priority, request.deadline
         queue, finish = routes.first(size, priority, deadline, now)
         if queue is None:
             small = any(size <= queue.batch for queue in routes.queues)
-            return [Reply((request,), Outcome.REFUSED, NO_WORKER if small else TOO_LARGE)]
+            return [Reply((request,), Outcome.REJECTED, NO_WORKER if small else TOO_LARGE)]
         if finish > deadline:
-            return [Reply((request,), Outcome.REFUSED, TOO_LATE, finish - deadline)]
+            return [Reply((request,), Outcome.REJECTED, TOO_LATE, finish - deadline)]
         self._held[request.id] = queue
         routes.push(queue, request, size, priority, deadline)
         lane = queue.lane

@@ -15,12 +15,12 @@ class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
     """A placement, as the dispatcher needs it.
 
     latencies: predicted seconds for 1, 2, … rows; its length is the largest batch.
-    linger: see `Model`. rate: what the plan has it carry, in requests per second.
+    max_queue_delay: see `Model`. rate: what the plan has it carry, in requests per second.
     """
 
     model: str
     latencies: tuple[float, ...]
-    linger: float = 0.0
+    max_queue_delay: float = 0.0
     rate: float = 0.0
 
 

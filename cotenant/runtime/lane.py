@@ -41,7 +41,7 @@ class Queue:
         "last_deadline",
         "last_priority",
         "latencies",
-        "linger",
+        "max_queue_delay",
         "model",
         "number",
         "others",
@@ -76,7 +76,7 @@ class Queue:
     def update(self, spec: LaneModel) -> None:
         self.latencies = spec.latencies
         self.batch = len(spec.latencies)
-        self.linger = spec.linger
+        self.max_queue_delay = spec.max_queue_delay
 
     def expected(self, rows: int) -> float:
         """Seconds that a batch of so many rows is expected to take."""

@@ -26,7 +26,7 @@ def lane_specs(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> t
                 LaneModel(
                     model=_model(placement.model, models).name,
                     latencies=_latencies(device, partition, placement, profiles),
-                    linger=_model(placement.model, models).linger,
+                    max_queue_delay=_model(placement.model, models).max_queue_delay,
                     rate=placement.rate / placement.procs,
                 )
                 for placement in partition.placements

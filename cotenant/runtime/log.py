@@ -30,7 +30,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
     events: int
     seconds: float
-    ends: dict[tuple[str, str], int]
+    outcomes: dict[tuple[str, str], int]
     difference: str = ""
 
 
@@ -86,11 +86,11 @@ def replay(lines: Iterable[str | bytes], place: str = "log") -> ReplayResult:
         commands = handle(entry.event, now)
         if commands != entry.commands:
             difference = f"{place}:{number}: logged {entry.commands}, but now {commands}"
-            return ReplayResult(events=number, seconds=now - first, ends=dict(ends), difference=difference)
+            return ReplayResult(events=number, seconds=now - first, outcomes=dict(ends), difference=difference)
         for command in commands:
             if isinstance(command, Reply):
                 for request in command.requests:
                     ends[request.model, command.outcome.value] += 1
     if not number:
         raise ConfigError(f"{place}: the log is empty; a server writes one with `cotenant serve --log FILE`")
-    return ReplayResult(events=number, seconds=now - first, ends=dict(ends))
+    return ReplayResult(events=number, seconds=now - first, outcomes=dict(ends))

@@ -49,7 +49,7 @@ class ClosedLoopCallers:
             if query is None:
                 continue  # a stage's, of an application
             query.left -= 1
-            if reply.outcome is Outcome.REFUSED:
+            if reply.outcome is Outcome.REJECTED:
                 query.pause = max(query.pause, reply.retry_after, RETRY)
             if not query.left:
                 think = float(self._rng.exponential(self._source.think)) if self._source.think else 0.0

@@ -125,7 +125,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         return
     gc.freeze()  # libraries and models stay: to look through them for garbage stops batches for 3 ms, torch's for 0.3 s
     send(WorkerReady({name: footprint for name, (_, footprint) in loaded.items()}))
-    pace = CpuThrottle(math.inf if setup.pace is None else setup.pace, used)
+    pace = CpuThrottle(math.inf if setup.cpu_limit is None else setup.cpu_limit, used)
 
     while isinstance(run := receive(), RunBatch):
         started = time.monotonic()

@@ -87,7 +87,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
     models: tuple[WorkerModel, ...]
     cores: tuple[int, ...] = ()
     threads: int = 1
-    pace: float | None = None
+    cpu_limit: float | None = None
     fake: bool = False
     cuda: bool = False
     groups: tuple[int, ...] = ()

@@ -70,7 +70,7 @@ def model_files(name: str, seed: int, title: str) -> dict[str, bytes]:
     return {"model.pt": buffer.getvalue()}
 
 
-_SOURCE = '''"""{title}, from seed {seed}. Written by `cotenant zoo --torch`."""
+_SOURCE = '''"""{title}, from seed {seed}. Written by `cotenant examples --torch`."""
 
 from cotenant.zoo import networks
 

@@ -74,7 +74,7 @@ Run = tuple[str, int, int, str, int]  # a victim, its batch and share; its neigh
 
 
 def _run(sample: Sample) -> Run:
-    (beside,) = sample.neighbours
+    (beside,) = sample.colocated
     return (sample.victim.model, sample.victim.batch, sample.victim.share, beside.model, beside.batch)
 
 

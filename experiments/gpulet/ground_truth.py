@@ -47,7 +47,7 @@ class Measured:
         roles = {model: role for role, model in models.items()}
         found: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
         for sample in samples:
-            (neighbour,) = sample.neighbours
+            (neighbour,) = sample.colocated
             pair = sample.victim.model, neighbour.model
             victim, beside = (msgspec.structs.replace(it, model=roles[it.model]) for it in (sample.victim, neighbour))
             off = sample.slowdown / formula.slowdown(victim, (beside,))
@@ -57,8 +57,8 @@ class Measured:
             for pair, offs in found.items()
         }
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return max(1.0, 1.0 + sum(self._beside(victim, neighbour) - 1.0 for neighbour in neighbours))
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return max(1.0, 1.0 + sum(self._beside(victim, neighbour) - 1.0 for neighbour in colocated))
 
     def _beside(self, victim: Load, neighbour: Load) -> float:
         known = self._known.get((victim, neighbour))
@@ -85,8 +85,8 @@ class Erring(msgspec.Struct, frozen=True):
     formula: Interference
     seed: int
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return max(1.0, 1.0 + sum(self._beside(victim, neighbour) - 1.0 for neighbour in neighbours))
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return max(1.0, 1.0 + sum(self._beside(victim, neighbour) - 1.0 for neighbour in colocated))
 
     def _beside(self, victim: Load, neighbour: Load) -> float:
         return self.formula.slowdown(victim, (neighbour,)) * (1 + _error(self.seed, victim, neighbour))

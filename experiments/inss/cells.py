@@ -76,7 +76,7 @@ def fitted(seed: int) -> Analytic:
 def _observed() -> dict[tuple[Load, tuple[Load, ...]], float]:
     """Seconds of a batch alone, and beside a neighbour."""
     found: dict[tuple[Load, tuple[Load, ...]], float] = {
-        (sample.victim, sample.neighbours): sample.together for sample in v100.pairs()
+        (sample.victim, sample.colocated): sample.together for sample in v100.pairs()
     }
     return found | {(sample.victim, ()): sample.alone for sample in v100.pairs()}
 

@@ -40,11 +40,11 @@ def test_a_partition_that_fits_no_core_floats() -> None:
 @pytest.mark.parametrize(("share", "threads"), [(50, 1), (500, 1), (550, 2), (1000, 2)])
 def test_a_batch_has_as_many_threads_as_its_share_has_cores(share: int, threads: int) -> None:
     launch = machine(2).open("a", share)
-    assert (launch.threads, launch.pace, launch.budget) == (threads, share / 500, share / 500)
+    assert (launch.threads, launch.cpu_limit, launch.budget) == (threads, share / 500, share / 500)
 
 
 def test_the_reserve_is_nobody_s() -> None:
-    assert machine(2, reserve=0.1).open("a", 500).pace == pytest.approx(0.9)
+    assert machine(2, reserve=0.1).open("a", 500).cpu_limit == pytest.approx(0.9)
     with pytest.raises(ConfigError, match=r"^reserve: 1 is no fraction of the cores; give 0 or more, and less than 1$"):
         Cpu(reserve=1.0)
 

@@ -61,7 +61,7 @@ def test_the_fleet_can_be_cut(backend: Backend) -> None:
     for kind in backend.fleet():
         assert kind.memory > 0
         assert list(kind.cuts) == sorted(set(kind.cuts)) and kind.cuts[0] > 0 and kind.cuts[-1] == WHOLE
-    assert backend.holds()
+    assert backend.isolation()
 
 
 def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_partition_returns_in_a_process_that_was_started_ahead(
     lane = lane_of(backend)
 
     async def scenario() -> None:
-        async with pool_of(backend, spares=1) as (pool, told, _):
+        async with pool_of(backend, warm_workers=1) as (pool, told, _):
             await pool.start(lane, share=500, models=[model(backend, tmp_path)])
             assert await told.next() == ("ready", lane)
             waiting = await spare(pool)

@@ -88,7 +88,7 @@ def test_the_fleet_is_cut_as_the_driver_splits_it(machine: Machine) -> None:
     h200, rtx = backend.fleet()
     assert (h200.name, h200.count, h200.cuts, h200.memory) == ("h200", 2, legal_shares(H200), 143771 << 20)
     assert (rtx.count, len(rtx.cuts)) == (1, 32)
-    assert backend.size().endswith("; groups of 4 or 8")
+    assert backend.capacity_fingerprint().endswith("; groups of 4 or 8")
 
 
 def test_partitions_lie_side_by_side(machine: Machine) -> None:

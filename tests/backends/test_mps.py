@@ -153,7 +153,7 @@ def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
     bad, neighbour, other = (backend.open(lane, 200).env for lane in ("h200-0/0", "h200-0/1", "h200-1/0"))
     with fake.client(bad) as one, fake.client(neighbour) as two, fake.client(other) as three:
         for lane, client in (("h200-0/0", one), ("h200-0/1", two), ("h200-1/0", three)):
-            backend.attach(lane, client.pid)
+            backend.on_worker_started(lane, client.pid)
         assert backend.lost() == {}
         fake.control(bad, f"fault {one.pid}")
         with fake.client(bad) as late:
@@ -172,7 +172,7 @@ def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Make)
     backend = made()
     env = backend.open("h200-0/0", 500).env
     with fake.client(env) as one, fake.client(env) as stranger:
-        backend.attach("h200-0/0", one.pid)
+        backend.on_worker_started("h200-0/0", one.pid)
         fake.control(env, "fault 0")
         until(backend.lost)
         reason = f"its MPS server met a fatal error of the GPU, caused by one of h200-0/0, process {stranger.pid}"
@@ -251,7 +251,7 @@ def test_a_server_or_daemon_that_was_killed_comes_back(made: Make, root: Path, n
     backend = made()
     env = backend.open("h200-0/0", 500).env
     with fake.client(env) as client:
-        backend.attach("h200-0/0", client.pid)
+        backend.on_worker_started("h200-0/0", client.pid)
         before = fake.left(root)
         os.kill(server_of(root, name), signal.SIGKILL)
         until(backend.lost)
@@ -277,7 +277,7 @@ def test_a_daemon_whose_environment_is_hidden_is_known_by_its_file(
     monkeypatch.setattr(mps_daemon, "mps_processes", hidden)
     backend = made()
     daemon = server_of(root, nvidia.CONTROL)
-    assert backend._devices["h200-0"].daemon.ails({}) == ""
+    assert backend._devices["h200-0"].daemon.health_error({}) == ""
     backend.stop()
     assert not mps_daemon.is_alive(daemon)
 
@@ -286,7 +286,7 @@ def test_a_client_s_death_costs_the_others_nothing(made: Make) -> None:
     backend = made()
     env = backend.open("h200-0/0", 500).env
     with fake.client(env) as one, fake.client(env) as two:
-        backend.attach("h200-0/0", one.pid)
+        backend.on_worker_started("h200-0/0", one.pid)
         one.end()
         until(lambda: fake.control(env, "get_client_list 0").split() == [str(two.pid)])
         assert backend.lost() == {}
@@ -335,7 +335,7 @@ def test_static_partitions(made: Make, monkeypatch: pytest.MonkeyPatch, protocol
         backend.open("h200-0/5", 500, leaving=["h200-0/0"])
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
+REJECTED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
     "MIG": ("h200-mig=1g.18gb", {}, {}, r"MIG is on; its instances are for the backend mig$"),
     "Volta": (
         "v100",
@@ -349,7 +349,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("gpus", "options", "so", "reason"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("gpus", "options", "so", "reason"), REJECTED.values(), ids=REJECTED)
 def test_what_cannot_be_is_refused(
     made: Make,
     root: Path,

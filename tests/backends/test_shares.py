@@ -20,19 +20,19 @@ def held(shares: list[tuple[int, int]]) -> list[Measured]:
     for _ in range(TRIES):
         measured = asyncio.run(measure(shares, 4.0))
         tries.append(measured)
-        if all(abs(it.obeyed - it.share) <= POINTS for it in measured):
+        if all(abs(it.used_share - it.share) <= POINTS for it in measured):
             break
-    return min(tries, key=lambda measured: max(abs(it.obeyed - it.share) for it in measured))
+    return min(tries, key=lambda measured: max(abs(it.used_share - it.share) for it in measured))
 
 
 @pytest.mark.parametrize("batch", [8, 32])
 @pytest.mark.parametrize("share", [200, 400, 600, 800])
 def test_alone(share: int, batch: int) -> None:
     (it,) = held([(share, batch)])
-    assert it.obeyed == pytest.approx(share / 10, abs=POINTS)
+    assert it.used_share == pytest.approx(share / 10, abs=POINTS)
 
 
 @pytest.mark.parametrize("share", [200, 400, 600, 800])
 def test_beside_a_greedy_neighbour(share: int) -> None:
     for it in held([(share, 8), (1000 - share, 32)]):
-        assert it.obeyed == pytest.approx(it.share, abs=POINTS)
+        assert it.used_share == pytest.approx(it.share, abs=POINTS)

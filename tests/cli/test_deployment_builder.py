@@ -68,7 +68,7 @@ def test_what_was_seen_corrects_what_is_predicted(folder: Path) -> None:
     runs = [(one, (other,)) for one in loads for other in loads]
     pairs = [Sample(victim, beside, 0.01, 0.011 + 0.0001 * beside[0].batch) for victim, beside in runs]
     (folder / "pairs.csv").write_text(write_samples(pairs))
-    text = 'profiles = "given.csv"\ninterference = { model = "ours", fit = "pairs.csv" }'
+    text = 'profiles = "given.csv"\ninterference = { model = "gaussian_process", fit = "pairs.csv" }'
     preparation = DeploymentBuilder(settings(folder, text), Fake((LARGE,)))
     seen = [Sample(*runs[1], 0.01, 0.02)] * 9
     before, after = (

@@ -19,10 +19,10 @@ from tests.cli.program import COMMAND, PATIENCE, Program, alive, environment, st
 
 
 def test_the_zoo_is_listed(program: Program) -> None:
-    said = program("zoo", "--list")
+    said = program("examples", "--list")
     assert (said.code, said.err) == (0, "")
     assert [line.split()[0] for line in said.out.splitlines()] == list(ZOO)
-    assert list(json.loads(program("zoo", "--list", "--json").out)) == list(ZOO)
+    assert list(json.loads(program("examples", "--list", "--json").out)) == list(ZOO)
 
 
 def test_a_plan_as_a_table_as_json_and_as_a_picture(program: Program, folder: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str,
         ("serve --port 65534", "--port: 65534 must lie between 0 (any) and 65533: two more follow it"),
         ("serve --repository nowhere", "no model repository at 'nowhere': No such file or directory; name a folder of"),
         ("serve --repository serve.toml", "no model repository at 'serve.toml': Not a directory; name a folder of"),
-        ("serve --repository cache", "no model in 'cache' can be served; build some with `cotenant zoo`"),
+        ("serve --repository cache", "no model in 'cache' can be served; build some with `cotenant examples`"),
         ("zoo nobody", "no model 'nobody' in the zoo; it has digits, "),
         ("zoo lenet --repository serve.toml/zoo", "cannot write models into 'serve.toml/zoo': Not a directory"),
     ],

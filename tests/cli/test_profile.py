@@ -58,7 +58,7 @@ def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest
     assert again.code == 0 and "pairs.csv has 3 of 5 runs" in again.err
     assert (folder / "pairs.csv").read_text().startswith(first)
     samples = read_samples((folder / "pairs.csv").read_text().splitlines(), "pairs.csv")
-    runs = {frozenset((it.victim, *it.neighbours)) for it in samples}
+    runs = {frozenset((it.victim, *it.colocated)) for it in samples}
     assert (len(samples), len(runs)) == (10, 5)
     fitted = program("fit", "pairs.csv", "--profiles", "mine.csv", "--json")
     assert fitted.code == 0, fitted.err

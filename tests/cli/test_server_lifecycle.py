@@ -28,14 +28,14 @@ from tests.cli.program import (
 def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
     with serving(folder, "--log", "events.jsonl") as server:
         assert server.plan.rate("identity") == 20
-        said = program("load", server.address, "--seconds", "1", "--json")
+        said = program("loadtest", server.address, "--seconds", "1", "--json")
         assert not said.err
         report = {row["model"]: row for row in json.loads(said.out)["models"]}
         assert set(report) == {"identity", "lookup"}
         served = report["identity"]["ends"]["served"]
         assert served > 0 and report["identity"]["ends"]["failed"] == 0
 
-        table = program("load", f"http://{server.address}/", "--seconds", "0.5", "--rate", "identity=20")
+        table = program("loadtest", f"http://{server.address}/", "--seconds", "0.5", "--rate", "identity=20")
         assert "identity" in table.out and "lookup" not in table.out
 
         status = json.loads(program("status", server.address, "--json").out)
@@ -44,7 +44,7 @@ def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
         shown = program("status", server.address)
         for word in ("identity", "READY", "broken", "UNAVAILABLE", "cpu-0/0"):
             assert word in shown.out
-        assert program.refuses("load", server.address, "--rate", "nobody=1").startswith("--rate nobody=1: no model")
+        assert program.refuses("loadtest", server.address, "--rate", "nobody=1").startswith("--rate nobody=1: no model")
         assert server.end(INTERRUPT).code == 130
     replayed = json.loads(program("replay", "events.jsonl", "--json").out)
     assert replayed["identical"]
@@ -240,13 +240,13 @@ def test_settings_are_read_again_while_it_serves(folder: Path) -> None:
         assert target() == 2
         changes_to(first.replace('"2s"', '"1s"', 1), 1)
         assert server.works()
-        for wrong in ("slo = 0", first.replace("[[models]]", "spares = 3\n[[models]]", 1)):
+        for wrong in ("slo = 0", first.replace("[[models]]", "warm_workers = 3\n[[models]]", 1)):
             file.write_text(wrong)
             server.process.send_signal(signal.SIGHUP)
             assert server.process.stderr is not None
             while not (line := server.process.stderr.readline()).startswith("settings not taken"):
                 assert line
-            assert ("unknown key 'slo'" in line) != ("cannot change: spares; start it again" in line), line
+            assert ("unknown key 'slo'" in line) != ("cannot change: warm_workers; start it again" in line), line
             assert target() == 1
         changes_to(first.replace("rate = 20", "rate = 25"), 2)
         assert server.works()

@@ -24,7 +24,7 @@ def test_each_stage_gets_what_those_before_it_make() -> None:
 
 def test_ways_through_the_stages() -> None:
     seconds = {"find": 0.1, "cars": 0.2, "people": 0.5, "sum": 0.25}
-    assert TRAFFIC.ends(seconds) == pytest.approx({"find": 0.1, "cars": 0.3, "people": 0.6, "sum": 0.85})
+    assert TRAFFIC.finish_times(seconds) == pytest.approx({"find": 0.1, "cars": 0.3, "people": 0.6, "sum": 0.85})
     assert TRAFFIC.remainder(seconds) == pytest.approx({"find": 0.75, "cars": 0.25, "people": 0.25, "sum": 0.0})
     assert TRAFFIC.length(seconds) == pytest.approx(0.85)
 

@@ -78,7 +78,7 @@ def test_gpulets_form_fits_one_device_and_not_the_other(profiles, samples, mean_
     """Section 4.4's formula: the error is 2.8 % on average on a V100, and 12.8 % on an A100, where it learns little."""
     pairs: list[Sample] = samples()
     linear = fit(pairs, profiles())
-    errors = [abs(linear.slowdown(pair.victim, pair.neighbours) / pair.slowdown - 1) for pair in pairs]
+    errors = [abs(linear.slowdown(pair.victim, pair.colocated) / pair.slowdown - 1) for pair in pairs]
     assert mean_error / 2 < np.mean(errors) < mean_error
 
 

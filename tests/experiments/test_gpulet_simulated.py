@@ -52,7 +52,7 @@ def test_the_world_of_the_v100_is_what_was_measured_there() -> None:
 
 def _asked(sample: Sample, roles: dict[str, str]) -> tuple[Load, Sequence[Load]]:
     victim, neighbour = (
-        msgspec.structs.replace(load, model=roles[load.model]) for load in (sample.victim, *sample.neighbours)
+        msgspec.structs.replace(load, model=roles[load.model]) for load in (sample.victim, *sample.colocated)
     )
     return victim, [neighbour]
 

@@ -15,10 +15,10 @@ pytestmark = needs_data
 
 def test_latencies_beside_neighbours() -> None:
     model, pairs = published.coefficients(), v100.pairs()
-    off = [abs(model.latency(each.victim, each.neighbours) / each.together - 1) for each in pairs]
+    off = [abs(model.latency(each.victim, each.colocated) / each.together - 1) for each in pairs]
     assert np.mean(off) < 0.04
     assert np.percentile(off, 90) < 0.09
-    slowed = [abs(model.slowdown(each.victim, each.neighbours) / each.slowdown - 1) for each in pairs]
+    slowed = [abs(model.slowdown(each.victim, each.colocated) / each.slowdown - 1) for each in pairs]
     assert np.percentile(slowed, 90) < 0.10
 
 

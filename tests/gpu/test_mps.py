@@ -68,7 +68,7 @@ class Client:
 @contextmanager
 def client(backend: Mps, lane: str, env: Mapping[str, str], ahead: Sequence[str] = ()) -> Iterator[Client]:
     it = Client(env, ahead)
-    backend.attach(lane, it.process.pid)
+    backend.on_worker_started(lane, it.process.pid)
     try:
         yield it
     finally:

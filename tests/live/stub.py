@@ -138,7 +138,7 @@ class StubCore:
 
     def metrics(self) -> str:
         reading = LaneReading(lane="cpu-0/0", up=True, share=500, waiting={"identity": 2})
-        return render_metrics(self.counts.values(), [reading], backend="stub", holds="nothing")
+        return render_metrics(self.counts.values(), [reading], backend="stub", isolation="nothing")
 
     def allocate(self, size: int) -> Block | None:
         self.blocks += 1

@@ -126,7 +126,7 @@ def use(client: Any, module: Any) -> None:
     assert client.is_model_ready("diamond")
     with pytest.raises(InferenceServerException, match="unexpected input 'x' for model 'diamond'"):
         client.infer("diamond", [module.InferInput("x", rows.shape, "FP32").set_data_from_numpy(rows)])
-    with pytest.raises(InferenceServerException, match=r"'diamond' refused: identity: it could not be answered"):
+    with pytest.raises(InferenceServerException, match=r"'diamond' rejected: identity: it could not be answered"):
         client.infer("diamond", [given], timeout=1)
     client.unload_model("diamond")
     assert not client.is_model_ready("diamond")
@@ -203,7 +203,7 @@ def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> Non
     run(main())
     replayed = replay(log.getvalue().splitlines())
     assert not replayed.difference
-    assert replayed.ends["diamond", "served"] > 4
+    assert replayed.outcomes["diamond", "served"] > 4
 
 
 def first(client: Any) -> None:
@@ -323,4 +323,4 @@ def test_what_a_step_finds_is_looked_at_one_by_one(tmp_path: Path) -> None:
     run(main())
     replayed = replay(log.getvalue().splitlines())
     assert not replayed.difference
-    assert (replayed.ends["diamond", "served"], replayed.ends["mean", "served"]) == (4, 10)
+    assert (replayed.outcomes["diamond", "served"], replayed.outcomes["mean", "served"]) == (4, 10)

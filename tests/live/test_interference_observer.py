@@ -18,7 +18,7 @@ def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
         beside.ran("a", A, since=3.0 * i, now=3.0 * i + 3, alone=2.0, others={"b": None})
     found = {sample.victim: sample for sample in beside.samples()}
     assert found.keys() == {A, B}
-    assert found[A].neighbours == (B,) and found[B].neighbours == (A,)
+    assert found[A].colocated == (B,) and found[B].colocated == (A,)
     assert (found[A].alone, found[A].together) == (2.0, 3.0)
     assert found[B].slowdown == pytest.approx(1.4)
 
@@ -40,7 +40,7 @@ def test_idle_neighbours_are_none_and_several_are_in_one_order() -> None:
         for others in ({"b": 0.2, "c": 0.2, "d": None}, {"c": 0.2, "d": None, "b": 0.2}):
             beside.ran("a", A, since=i, now=i + 1.5, alone=1.0, others=others)
     (sample,) = beside.samples()
-    assert sample.neighbours == (B, C)
+    assert sample.colocated == (B, C)
 
 
 def test_what_was_seen_seldom_may_be_chance() -> None:
@@ -62,5 +62,5 @@ def test_of_very_many_kinds_of_run_the_most_usual_are_remembered(monkeypatch: py
     for rows in range(1, 100):
         beside.ran("a", Load("a", "k", rows, 500), since=0.3, now=0.4, alone=0.1, others={"b": 0.2})
     (sample,) = beside.samples()
-    assert (sample.victim, sample.neighbours) == (A, (B,))
+    assert (sample.victim, sample.colocated) == (A, (B,))
     assert len(beside._together) <= 8

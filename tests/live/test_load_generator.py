@@ -72,7 +72,7 @@ def loaded(
 
 def ends(report: Report) -> dict[str, int]:
     row: ModelReport = report.models[0]
-    return {name: count for name, count in row.ends.items() if count}
+    return {name: count for name, count in row.outcomes.items() if count}
 
 
 def test_requests_are_whole_and_every_answer_is_counted() -> None:
@@ -90,7 +90,7 @@ def test_requests_are_whole_and_every_answer_is_counted() -> None:
 def test_each_end_is_counted_under_its_own_reason() -> None:
     replies = [answer(200), refusal(TOO_LATE), refusal(PASSED), refusal(HOPELESS), answer(500), answer(404)]
     report = loaded(lambda number: replies[number], len(replies))
-    assert ends(report) == {"served": 1, "refused": 1, "expired": 2, "failed": 2}
+    assert ends(report) == {"served": 1, "rejected": 1, "expired": 2, "failed": 2}
 
 
 def test_a_run_without_requests_has_an_empty_report() -> None:
@@ -102,7 +102,7 @@ def test_a_run_without_requests_has_an_empty_report() -> None:
 def test_it_ticks_while_it_runs() -> None:
     seen: list[Report] = []
     loaded(lambda number: answer(200), 12, gap=0.1, on_tick=seen.append)
-    assert [0 < sum(report.models[0].ends.values()) < 12 for report in seen] == [True]
+    assert [0 < sum(report.models[0].outcomes.values()) < 12 for report in seen] == [True]
 
 
 def test_an_answer_in_chunks_is_understood() -> None:

@@ -14,7 +14,7 @@ SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})?
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count"), "counter": ("",), "gauge": ("",)}
 
 
-BACKEND = {"backend": "cpu", "holds": "a bucket"}
+BACKEND = {"backend": "cpu", "isolation": "a bucket"}
 
 
 def parse(text: str) -> dict[str, float]:
@@ -50,13 +50,13 @@ def filled(name: str = "resnet") -> ModelStatistics:
     counts.ran("cpu-0/0", 2, 0.010, 0.012, timing, alone=0.008)
     served = Request(1, name, arrived=4.998, deadline=5.1), Request(2, name, arrived=4.5, deadline=5.0)
     counts.ended(Reply(served, Outcome.SERVED, lane="cpu-0/0", batch=1, started=5.0), 5.012)
-    for outcome in (Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CANCELLED):
+    for outcome in (Outcome.REJECTED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CANCELLED):
         counts.ended(Reply((Request(3, name, arrived=5.0, deadline=5.1),), outcome, "why"), 5.1)
     return counts
 
 
 def test_the_metrics_are_prometheus_and_right() -> None:
-    lane = LaneReading(lane="cpu-0/0", up=True, share=400, obeyed=389.5, busy=0.012, waiting={"resnet": 3})
+    lane = LaneReading(lane="cpu-0/0", up=True, share=400, used_share=389.5, busy=0.012, waiting={"resnet": 3})
     samples = parse(render_metrics([filled(), ModelStatistics("idle", "2", 0.0)], [lane], **BACKEND))
     model = 'model="resnet",version="1"'
     wanted = {
@@ -73,8 +73,8 @@ def test_the_metrics_are_prometheus_and_right() -> None:
         f"cotenant_goodput_total{{{model}}}": 1,
         f"cotenant_attainment_ratio{{{model}}}": 0.2,
         'cotenant_attainment_ratio{model="idle",version="2"}': 1,
-        'cotenant_requests_total{model="resnet",end="served"}': 2,
-        'cotenant_turned_away_total{model="resnet",end="refused",reason="why"}': 1,
+        'cotenant_requests_total{model="resnet",outcome="served"}': 2,
+        'cotenant_rejected_requests_total{model="resnet",outcome="rejected",reason="why"}': 1,
         'cotenant_request_latency_seconds_bucket{model="resnet",le="0.01"}': 0,
         'cotenant_request_latency_seconds_bucket{model="resnet",le="0.02"}': 1,
         'cotenant_request_latency_seconds_bucket{model="resnet",le="+Inf"}': 2,
@@ -85,8 +85,8 @@ def test_the_metrics_are_prometheus_and_right() -> None:
         'cotenant_slowdown_observed_ratio{lane="cpu-0/0",model="resnet"}': 1.5,
         'cotenant_partition_up{lane="cpu-0/0"}': 1,
         'cotenant_partition_share_ratio{lane="cpu-0/0"}': 0.4,
-        'cotenant_partition_obeyed_share_ratio{lane="cpu-0/0"}': 0.3895,
-        'cotenant_partition_breach{lane="cpu-0/0"}': 0,
+        'cotenant_partition_used_share_ratio{lane="cpu-0/0"}': 0.3895,
+        'cotenant_partition_over_share{lane="cpu-0/0"}': 0,
         'cotenant_partition_busy_seconds_total{lane="cpu-0/0"}': 0.012,
         'cotenant_queue_length{lane="cpu-0/0",model="resnet"}': 3,
     }
@@ -96,7 +96,7 @@ def test_the_metrics_are_prometheus_and_right() -> None:
 
 
 def test_a_share_that_nobody_looked_at_is_left_out() -> None:
-    assert "obeyed_share_ratio{" not in render_metrics([], [LaneReading(lane="a", up=True, share=1)], **BACKEND)
+    assert "used_share_ratio{" not in render_metrics([], [LaneReading(lane="a", up=True, share=1)], **BACKEND)
 
 
 def test_names_are_escaped() -> None:
@@ -106,4 +106,4 @@ def test_names_are_escaped() -> None:
 
 def test_no_models() -> None:
     info = "cotenant_backend_info"
-    assert parse(render_metrics([], [], **BACKEND)) == {f'{info}{{backend="cpu",holds="a bucket"}}': 1.0}
+    assert parse(render_metrics([], [], **BACKEND)) == {f'{info}{{backend="cpu",isolation="a bucket"}}': 1.0}

@@ -381,14 +381,14 @@ def test_a_worker_that_takes_more_than_its_share_is_reported_once(
         async with pool_of(Lax()) as (pool, told, _):
             await pool.start(LANE, share=50, models=[graphs.convolutions(folder / "m.onnx", max_batch=2, layers=3)])
             await told.next()
-            assert (pool.status()[0].obeyed, pool.status()[0].breach) == (None, False)
+            assert (pool.status()[0].used_share, pool.status()[0].over_share) == (None, False)
             picture = np.zeros((1, 3, 32, 32), np.float32)
             async with asyncio.timeout(PATIENCE):
-                while not pool.status()[0].breach:
+                while not pool.status()[0].over_share:
                     pool.run(LANE, 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
                     await told.next()
-                assert (pool.status()[0].obeyed or 0) > 80
-                while pool.status()[0].breach:  # it does nothing any more
+                assert (pool.status()[0].used_share or 0) > 80
+                while pool.status()[0].over_share:  # it does nothing any more
                     await asyncio.sleep(0.02)
 
     asyncio.run(scenario())
@@ -619,7 +619,7 @@ class Slow(Fake):
         self.done.append(f"open {lane}")
         return Launch(fake=True)
 
-    def attach(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: str, pid: int) -> None:
         if self.refuses:
             raise DeviceError("there is no room for it")
 

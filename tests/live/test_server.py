@@ -202,9 +202,9 @@ def test_what_waits_for_a_model_that_is_unloaded_may_be_tried_again(tmp_path: Pa
             await asyncio.sleep(0)
             await server.unload("identity", {})
             answers = await asyncio.gather(*asked)
-            turned_away = [answer for answer in answers if isinstance(answer, UnavailableError)]
-            assert turned_away and all(isinstance(answer, InferResponse | UnavailableError) for answer in answers)
-            assert str(turned_away[0]).startswith("request for model 'identity' expired: its partition was taken out")
+            rejections = [answer for answer in answers if isinstance(answer, UnavailableError)]
+            assert rejections and all(isinstance(answer, InferResponse | UnavailableError) for answer in answers)
+            assert str(rejections[0]).startswith("request for model 'identity' expired: its partition was taken out")
 
     run(main())
 
@@ -356,8 +356,8 @@ def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, m
 
     run(main())
     found = {sample.victim.model: sample for sample in told}
-    assert found["identity"].neighbours == (Load("lookup", "cpu", 1, 500),)
-    assert found["lookup"].neighbours == (Load("identity", "cpu", 1, 500),)
+    assert found["identity"].colocated == (Load("lookup", "cpu", 1, 500),)
+    assert found["lookup"].colocated == (Load("identity", "cpu", 1, 500),)
     assert all(sample.alone == pytest.approx(0.02) and sample.slowdown >= 1.5 for sample in told)
 
 

@@ -19,7 +19,7 @@ from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.live import pool as pool_module
 from tests.cli.program import alive, workers_of
-from tests.live.workers import PATIENCE, floats, pool_of, sleeper, spare, spares
+from tests.live.workers import PATIENCE, floats, pool_of, sleeper, spare, warm_workers
 from tests.worker import graphs
 
 LANE = "cpu-0/0"
@@ -39,7 +39,7 @@ class Together(Fake):
 
 def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with pool_of(Cpu(), spares=1) as (pool, told, _):
+        async with pool_of(Cpu(), warm_workers=1) as (pool, told, _):
             model = graphs.identity(tmp_path / "m.onnx", 2)
             await pool.start(LANE, share=500, models=[model])
             first = await spare(pool)
@@ -59,7 +59,7 @@ def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) 
 @pytest.mark.parametrize("backend", [Fake(), Together()], ids=["apart", "together"])
 def test_lanes_return_in_the_spare(backend: Fake) -> None:
     async def scenario() -> None:
-        async with pool_of(backend, spares=1) as (pool, told, _):
+        async with pool_of(backend, warm_workers=1) as (pool, told, _):
             lanes = ("gpu-0/0", "gpu-0/1")
             for lane in lanes:
                 await pool.start(lane, share=500, models=[sleeper(0.0)])
@@ -79,13 +79,13 @@ def test_lanes_return_in_the_spare(backend: Fake) -> None:
 
 def test_a_lane_takes_no_spare_that_lacks_or_exceeds_what_it_needs(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with pool_of(Cpu(), spares=1) as (pool, _, _):
+        async with pool_of(Cpu(), warm_workers=1) as (pool, _, _):
             await pool.start(LANE, share=500, models=[graphs.identity(tmp_path / "m.onnx", 2)])
             onnx = await spare(pool)
             pool._backend = Fake()
             await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
             assert pool.status()[1].pid != onnx
-            assert onnx in [process.pid for process in spares(pool)]
+            assert onnx in [process.pid for process in warm_workers(pool)]
             await pool.stop(LANE, grace=5.0)  # then nobody is left who could take it
             async with asyncio.timeout(PATIENCE):
                 while alive(onnx):
@@ -96,15 +96,15 @@ def test_a_lane_takes_no_spare_that_lacks_or_exceeds_what_it_needs(tmp_path: Pat
 
 def test_a_spare_that_dies_is_missed_by_nobody_and_not_replaced_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with pool_of(Fake(), spares=1) as (pool, told, _):
+        async with pool_of(Fake(), warm_workers=1) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
             await told.next()
             os.kill(await spare(pool), signal.SIGKILL)
             async with asyncio.timeout(PATIENCE):
-                while spares(pool):
+                while warm_workers(pool):
                     await asyncio.sleep(0.01)
             pool._tick()
-            assert not spares(pool) and pool.status()[0].restarts == 0
+            assert not warm_workers(pool) and pool.status()[0].restarts == 0
             await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
             await spare(pool)
 
@@ -115,7 +115,7 @@ def test_a_spare_that_dies_is_missed_by_nobody_and_not_replaced_at_once(caplog: 
 
 def test_one_that_has_died_unnoticed_is_not_taken() -> None:
     async def scenario() -> None:
-        async with pool_of(Fake(), spares=1) as (pool, _, _):
+        async with pool_of(Fake(), warm_workers=1) as (pool, _, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
             os.kill(waiting := await spare(pool), signal.SIGKILL)
             while alive(waiting):
@@ -130,17 +130,17 @@ def test_without_room_for_a_spare_lanes_go_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with pool_of(Fake(), spares=1) as (pool, told, _):
+        async with pool_of(Fake(), warm_workers=1) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
             await told.next()
             await spare(pool)
-            for process in spares(pool):
+            for process in warm_workers(pool):
                 await process.stop("for this test")
             pool._spares._failed.clear()
             with monkeypatch.context() as patched:
                 patched.setattr(sys, "executable", "/nowhere/python")
                 pool._tick()
-            assert spares(pool) == []
+            assert warm_workers(pool) == []
             pool.run(LANE, 1, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", LANE, 1)
 
@@ -151,10 +151,10 @@ def test_without_room_for_a_spare_lanes_go_on(
 
 def test_a_pool_that_closes_while_a_spare_starts_leaves_none() -> None:
     async def scenario() -> None:
-        async with pool_of(Fake(), spares=2) as (pool, _, _):
+        async with pool_of(Fake(), warm_workers=2) as (pool, _, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
             async with asyncio.timeout(PATIENCE):
-                while len(spares(pool)) < 2:
+                while len(warm_workers(pool)) < 2:
                     await asyncio.sleep(0.01)
         assert workers_of(os.getpid()) == []
 
@@ -171,7 +171,7 @@ from tests.live.workers import pool_of, sleeper
 pool_module.TICK = 0.05
 
 async def main():
-    async with pool_of(Fake(), spares=1) as (pool, told, _):
+    async with pool_of(Fake(), warm_workers=1) as (pool, told, _):
         await pool.start("fake-0/0", share=500, models=[sleeper(100.0)])
         print(await spare(pool), flush=True)
         pool._spares._count = 2

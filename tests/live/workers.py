@@ -62,7 +62,7 @@ async def pool_of(
     arena.close()
 
 
-def spares(pool: Pool) -> list[WorkerProcess]:
+def warm_workers(pool: Pool) -> list[WorkerProcess]:
     return [process for kept in pool._spares._kept.values() for process in kept]
 
 
@@ -71,7 +71,7 @@ async def spare(pool: Pool) -> int:
     async with asyncio.timeout(3 * PATIENCE):
         while not pool.ahead:
             await asyncio.sleep(0.01)
-    (found,) = spares(pool)
+    (found,) = warm_workers(pool)
     return found.pid
 
 

@@ -15,7 +15,7 @@ def tallies() -> dict[str, Tally]:
     for number in range(98):
         digits.ended((Request(number, "digits", 1.0, 1.025),), Outcome.SERVED, 1.010)
     digits.ended((Request(98, "digits", 1.0, 1.025),), Outcome.SERVED, 1.030)
-    digits.ended((Request(99, "digits", 1.0, 1.025),), Outcome.REFUSED, 1.0)
+    digits.ended((Request(99, "digits", 1.0, 1.025),), Outcome.REJECTED, 1.0)
     digits.ended((Request(100, "digits", 1.0, 1.025),), Outcome.CANCELLED, 1.0)
     digits.ran(60, 0.008, 0.009)
     digits.ran(40, 0.006, 0.006)
@@ -37,7 +37,7 @@ def test_a_report_says_what_became_of_each_model() -> None:
     digits, idle = report().models
     assert (digits.offered, digits.served, digits.goodput) == (10.1, 9.9, 9.8)
     assert digits.attainment == 0.98
-    assert digits.ends == {"served": 99, "refused": 1, "expired": 0, "failed": 0, "cancelled": 1}
+    assert digits.outcomes == {"served": 99, "rejected": 1, "expired": 0, "failed": 0, "cancelled": 1}
     assert digits.p50 == pytest.approx(0.010, rel=0.01)
     assert digits.p999 == pytest.approx(0.030)
     assert digits.batch == 50

@@ -60,7 +60,7 @@ def test_a_tally_equals_a_naive_count(cases: list[tuple[Outcome, float, float, f
     assert tally.arrived == len(cases)
     assert tally.served == len(served)
     assert tally.on_time == on_time
-    assert tally.ends == {
+    assert tally.outcomes == {
         outcome: sum(case[0] is outcome for case in cases) for outcome in Outcome if outcome is not Outcome.SERVED
     }
     if stayed:

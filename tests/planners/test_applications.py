@@ -218,7 +218,7 @@ def test_a_split_uses_all_of_the_target_along_every_way_and_no_more(one: Applica
             seconds = split[application.name]
             assert all(value > 0 for value in seconds.values())
             assert math.isclose(application.length(seconds), application.slo)
-            ends, rest = application.ends(seconds), application.remainder(seconds)
+            ends, rest = application.finish_times(seconds), application.remainder(seconds)
             # On its longest way each stage has all the time that there is.
             assert all(math.isclose(ends[name] + rest[name], application.slo) for name in seconds)
 

@@ -32,13 +32,13 @@ TARGET, QUICK, SLOW, MID = (Load(model, "gpu", 8, 1000) for model in ("target", 
 class Rude:
     """Quick triples what it is beside, the others cost a tenth."""
 
-    def slowdown(self, victim: Load, neighbours: Sequence[Load]) -> float:
-        return float(np.prod([3.0 if load.model == "quick" else 1.1 for load in neighbours]))
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return float(np.prod([3.0 if load.model == "quick" else 1.1 for load in colocated]))
 
 
 def chosen(worth: colocate.Worth, count: int = 1) -> list[str]:
     sets = colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], count, PROFILES)
-    return ["+".join(load.model for load in choice.neighbours) for choice in colocate.rank_sets(sets, worth)]
+    return ["+".join(load.model for load in choice.colocated) for choice in colocate.rank_sets(sets, worth)]
 
 
 def test_the_most_that_is_done_together() -> None:

@@ -57,7 +57,7 @@ def test_the_best_comes_first_and_the_story_says_by_how_much() -> None:
     first, second, third = found.rows
     assert (first.gap, first.violations) == (0.0, ())
     assert second.gap == pytest.approx(more / 100)
-    assert (third.refused, third.devices, third.worst) == ("too large for me", 0, None)
+    assert (third.error, third.devices, third.worst) == ("too large for me", 0, None)
 
 
 def test_a_bound_that_is_not_reached_is_told_with_the_gap() -> None:

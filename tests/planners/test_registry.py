@@ -78,8 +78,8 @@ def test_it_is_used_as_those_of_this_package_are(
     said = program("plan", problem, "--compare", "--planners", "mine,broken,elastic", "--json")
     rows = {row["planner"]: row for row in json.loads(said.out)["rows"]}
     assert rows["mine"]["devices"] == rows["elastic"]["devices"]
-    assert rows["broken"]["refused"].startswith("planner 'broken' of others-planners 1.2 failed: KeyError: 'nobody' (")
-    assert rows["broken"]["refused"].endswith("others_planners.py, line 10)")
+    assert rows["broken"]["error"].startswith("planner 'broken' of others-planners 1.2 failed: KeyError: 'nobody' (")
+    assert rows["broken"]["error"].endswith("others_planners.py, line 10)")
 
 
 @pytest.mark.parametrize(

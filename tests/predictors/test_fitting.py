@@ -60,9 +60,9 @@ def test_what_was_written_down_predicts_the_same(name: str) -> None:
     again, found = from_json(written, "fitted.json")
     assert (again, msgspec.json.decode(written)["model"]) == (name, name)
     for sample in samples[::7]:
-        expected = fitted.slowdown(sample.victim, sample.neighbours)
+        expected = fitted.slowdown(sample.victim, sample.colocated)
         assert expected >= 1
-        assert found.slowdown(sample.victim, sample.neighbours) == pytest.approx(expected)
+        assert found.slowdown(sample.victim, sample.colocated) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -104,14 +104,14 @@ def scaled(sample: Sample, factor: float) -> Sample:
 
 def shrunk(sample: Sample) -> Sample:
     """With its shares as fractions of the device, taken for percent."""
-    victim, *neighbours = (replace(it, share=it.share // 100) for it in (sample.victim, *sample.neighbours))
-    return replace(sample, victim=victim, neighbours=tuple(neighbours))
+    victim, *colocated = (replace(it, share=it.share // 100) for it in (sample.victim, *sample.colocated))
+    return replace(sample, victim=victim, colocated=tuple(colocated))
 
 
 def test_samples_that_nothing_can_be_learnt_from() -> None:
     samples = pairs()
-    only = [sample for sample in samples if sample.neighbours[0].model == "b"]
-    failed = [Sample(it.victim, it.neighbours, 0.01, 0.4) for it in samples[:3]]
+    only = [sample for sample in samples if sample.colocated[0].model == "b"]
+    failed = [Sample(it.victim, it.colocated, 0.01, 0.4) for it in samples[:3]]
     for given, words in (
         ([], "no samples"),
         (only, "same neighbour, b"),
@@ -131,19 +131,19 @@ def test_samples_that_nothing_can_be_learnt_from() -> None:
         fit("magic", samples, PROFILES)
 
 
-REFUSED = r"^fitted\.json: is no fitted predictor: .*; make one with `cotenant fit`$"
+REJECTED = r"^fitted\.json: is no fitted predictor: .*; make one with `cotenant fit`$"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "magic"}', '{"model": "linear", "coefficients": 3}'])
 def test_files_that_are_no_predictors(text: str) -> None:
-    with pytest.raises(ConfigError, match=REFUSED):
+    with pytest.raises(ConfigError, match=REJECTED):
         from_json(text.encode(), "fitted.json")
 
 
 def test_files_that_somebody_cut_from() -> None:
     linear = msgspec.json.decode(to_json("linear", fit("linear", pairs(), PROFILES)))
     del linear["utilisation"]["a"]["model"]
-    ours = msgspec.json.decode(to_json("ours", fit("ours", pairs(), PROFILES)))
+    ours = msgspec.json.decode(to_json("gaussian_process", fit("gaussian_process", pairs(), PROFILES)))
     for file in (linear, {**ours, "loads": ours["loads"][:1]}, {**ours, "samples": []}):
-        with pytest.raises(ConfigError, match=REFUSED):
+        with pytest.raises(ConfigError, match=REJECTED):
             from_json(msgspec.json.encode(file), "fitted.json")

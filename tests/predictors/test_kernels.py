@@ -32,9 +32,9 @@ PROFILES = {(each.model, "gpu"): each for each in (profile("a", 10, 20), profile
 LOADS = [Load(model, "gpu", batch, 1000) for model in "abc" for batch in (1, 4)]
 
 
-def truth(victim: Load, neighbours: Sequence[Load]) -> float:
+def truth(victim: Load, colocated: Sequence[Load]) -> float:
     """Grows with the threads of all, exponentially: as the model has it."""
-    threads = sum({"a": 10, "b": 30, "c": 50}[load.model] * load.batch for load in (victim, *neighbours))
+    threads = sum({"a": 10, "b": 30, "c": 50}[load.model] * load.batch for load in (victim, *colocated))
     return float(np.exp(0.001 * threads + 0.001 * {"a": 20, "b": 60, "c": 40}[victim.model]))
 
 
@@ -62,7 +62,7 @@ def test_what_made_the_samples_is_found_and_survives_json() -> None:
 
 
 def test_nobody_is_sped_up() -> None:
-    faster = [Sample(each.victim, each.neighbours, each.alone, each.alone * 0.9) for each in samples()]
+    faster = [Sample(each.victim, each.colocated, each.alone, each.alone * 0.9) for each in samples()]
     assert kernels.fit(faster, PROFILES).slowdown(LOADS[0], [LOADS[1]]) == 1.0
 
 

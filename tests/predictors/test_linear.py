@@ -36,9 +36,9 @@ def test_nobody_is_slowed_by_nobody_nor_sped_up() -> None:
 
 
 @given(loads, st.lists(loads, min_size=1, max_size=3), loads)
-def test_more_neighbours_slow_no_less(victim: Load, neighbours: list[Load], another: Load) -> None:
+def test_more_neighbours_slow_no_less(victim: Load, colocated: list[Load], another: Load) -> None:
     linear = Linear(PUBLISHED, USED)
-    assert 1 <= linear.slowdown(victim, neighbours) <= linear.slowdown(victim, [*neighbours, another])
+    assert 1 <= linear.slowdown(victim, colocated) <= linear.slowdown(victim, [*colocated, another])
 
 
 def test_utilisation_between_and_beyond_what_was_measured() -> None:

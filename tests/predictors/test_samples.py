@@ -8,7 +8,7 @@ from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample, read_samples, write_samples
 
-HEADER = "kind,victim,batch,share_pct,neighbour,neighbour_batch,neighbour_share_pct,alone_ms,together_ms"
+HEADER = "kind,victim,batch,share_pct,colocated,colocated_batch,colocated_share_pct,alone_ms,together_ms"
 ROW = "v100,resnet50,4,40,vgg19,8,60,4.5,5.25"
 
 loads = st.builds(Load, st.sampled_from(("a", "b,c", 'd"')), st.just("k"), st.integers(1, 64), st.integers(1, 1000))
@@ -26,24 +26,24 @@ def read(text: str) -> list[Sample]:
 @given(several)
 def test_what_was_written_is_read(samples: list[Sample]) -> None:
     for sample, again in zip(samples, read(write_samples(samples)), strict=True):
-        assert (again.victim, again.neighbours) == (sample.victim, sample.neighbours)
+        assert (again.victim, again.colocated) == (sample.victim, sample.colocated)
         assert again.slowdown == pytest.approx(sample.slowdown)
 
 
 def test_a_row() -> None:
     (sample,) = read(f"{HEADER}\n{ROW}\n\n")
     assert sample.victim == Load("resnet50", "v100", 4, 400)
-    assert sample.neighbours == (Load("vgg19", "v100", 8, 600),)
+    assert sample.colocated == (Load("vgg19", "v100", 8, 600),)
     assert sample.alone == pytest.approx(0.0045)
     assert sample.slowdown == pytest.approx(5.25 / 4.5)
 
 
 def test_further_neighbours_have_a_suffix_and_may_be_absent() -> None:
-    header = HEADER.replace("alone", "neighbour_2,neighbour_batch_2,neighbour_share_pct_2,alone")
+    header = HEADER.replace("alone", "colocated_2,colocated_batch_2,colocated_share_pct_2,alone")
     one, two = read(f"{header}\na,m,1,40,n,1,20,,,,1,2\na,m,1,40,n,1,20,o,2,12.5,1,2\n")
-    assert len(one.neighbours) == 1
-    assert two.neighbours[1] == Load("o", "a", 2, 125)
-    with pytest.raises(ConfigError, match="neighbour_2 is empty"):
+    assert len(one.colocated) == 1
+    assert two.colocated[1] == Load("o", "a", 2, 125)
+    with pytest.raises(ConfigError, match="colocated_2 is empty"):
         read(f"{header}\na,m,1,40,n,1,20,,2,12.5,1,2\n")
 
 
@@ -52,16 +52,16 @@ def test_further_neighbours_have_a_suffix_and_may_be_absent() -> None:
     [
         ("alone_ms", "alone_s", "pairs.csv:1: column 'alone_ms' is missing; samples of pairs have kind, victim,"),
         ("kind,", "colour,kind,", "pairs.csv:1: column 'colour' is not known"),
-        ("alone_ms", "neighbour_2,alone_ms", "column 'neighbour_batch_2' is missing; further neighbours have"),
+        ("alone_ms", "colocated_2,alone_ms", "column 'colocated_batch_2' is missing; further neighbours have"),
         ("5.25", "0", "pairs.csv:2: together_ms 0 must lie above 0; take the row out if the pair did not fit"),
         ("4.5", "-4.5", "pairs.csv:2: alone_ms -4.5 must lie above 0"),
         ("5.25", "much", "pairs.csv:2: together_ms: 'much' is not a number"),
         ("5.25", "inf", "pairs.csv:2: together_ms: 'inf' is not a finite number"),
         ("5.25", "2", "together_ms 2 is less than half of alone_ms 4.5; neighbours make nothing faster"),
         ("resnet50", "", "pairs.csv:2: victim is empty"),
-        ("vgg19", "", "pairs.csv:2: neighbour is empty; a run without neighbours belongs into a profile"),
-        (",8,", ",8.5,", "pairs.csv:2: neighbour_batch 8.5 is not a whole number"),
-        ("60", "160", "pairs.csv:2: neighbour_share_pct: a share of 160 %"),
+        ("vgg19", "", "pairs.csv:2: colocated is empty; a run without co-located models belongs in a profile"),
+        (",8,", ",8.5,", "pairs.csv:2: colocated_batch 8.5 is not a whole number"),
+        ("60", "160", "pairs.csv:2: colocated_share_pct: a share of 160 %"),
         (ROW, "v100,resnet50", "pairs.csv:2: 2 cells where the header names 9"),
         (ROW, "", "pairs.csv: no row below the header; measure some with"),
         (HEADER, HEADER.replace(",", ";"), "pairs.csv:1: columns are separated by ';'; write commas, and points in"),

@@ -92,7 +92,7 @@ def test_other_shares_and_batches_are_the_nearest_ones() -> None:
 
 
 def test_nobody_is_sped_up() -> None:
-    faster = [Sample(each.victim, each.neighbours, 1.0, 0.9) for each in samples()]
+    faster = [Sample(each.victim, each.colocated, 1.0, 0.9) for each in samples()]
     assert svd.fit(faster, {}).slowdown(VICTIMS[0], [BESIDE[0]]) == 1.0
 
 

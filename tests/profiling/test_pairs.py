@@ -155,7 +155,7 @@ def test_models_side_by_side(tmp_path: Path) -> None:
         run = [sample.victim for sample in samples]
         assert sum(load.share for load in run) == 1000
         for i, sample in enumerate(samples):
-            assert sample.neighbours == (*run[:i], *run[i + 1 :])
+            assert sample.colocated == (*run[:i], *run[i + 1 :])
             assert 0 < sample.alone < 5 and 0 < sample.together < 5
 
 

@@ -73,7 +73,7 @@ class Site:
         counts = tuple((it.id, stage, count) for it in batch.requests for stage, count in made.items())
         return self.tell(Finished(lane, batch.id, made=counts), now)
 
-    def ends(self, id_: int = 1) -> list[tuple[Outcome, str]]:
+    def outcomes(self, id_: int = 1) -> list[tuple[Outcome, str]]:
         replies = [command for command in self.said if isinstance(command, Reply)]
         return [(reply.outcome, reply.reason) for reply in replies for it in reply.requests if it.id == id_]
 
@@ -93,9 +93,9 @@ def test_a_request_goes_through_all_stages_and_is_served_once() -> None:
     assert spawned(site.finish("c", 0.02)) == []
     assert spawned(site.finish("b", 0.02)) == [], "the second of two runs behind the first"
     assert spawned(site.finish("b", 0.03)) == [("a", 0.1)]
-    assert site.ends() == []
+    assert site.outcomes() == []
     site.finish("a", 0.04)
-    assert site.ends() == [(Outcome.SERVED, "")]
+    assert site.outcomes() == [(Outcome.SERVED, "")]
 
 
 def test_a_spawn_comes_before_anything_else_that_is_said_of_its_request() -> None:
@@ -130,23 +130,26 @@ def test_one_that_fails_ends_the_whole_and_cancels_its_siblings() -> None:
     batch = site.dispatcher.lanes["cpu-0/2"].batch
     assert batch is not None
     site.tell(Failed("cpu-0/2", batch.id, "no such class"), 0.02)
-    assert site.ends() == [(Outcome.FAILED, "right: no such class")]
-    assert sorted(outcome.value for part in (-2, -3) for outcome, _ in site.ends(part)) == ["cancelled", "cancelled"]
+    assert site.outcomes() == [(Outcome.FAILED, "right: no such class")]
+    assert sorted(outcome.value for part in (-2, -3) for outcome, _ in site.outcomes(part)) == [
+        "cancelled",
+        "cancelled",
+    ]
     site.finish("b", 0.03)
-    assert len(site.ends()) == 1
+    assert len(site.outcomes()) == 1
 
 
 def test_what_cannot_be_begun_in_time_is_refused() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request(deadline=0.02)), 0.0)
-    assert site.ends() == [(Outcome.REFUSED, "first: it could not be answered within its deadline")]
+    assert site.outcomes() == [(Outcome.REJECTED, "first: it could not be answered within its deadline")]
 
 
 def test_what_can_no_longer_be_done_has_expired_and_was_not_refused() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request()), 0.0)
     site.finish("a", 0.065)
-    assert site.ends() == [(Outcome.EXPIRED, "left: it could not be answered within its deadline")]
+    assert site.outcomes() == [(Outcome.EXPIRED, "left: it could not be answered within its deadline")]
 
 
 def test_a_caller_who_leaves_takes_all_along() -> None:
@@ -154,9 +157,9 @@ def test_a_caller_who_leaves_takes_all_along() -> None:
     site.tell(Arrived(request()), 0.0)
     site.finish("a", 0.01)
     site.tell(Cancelled(1), 0.012)
-    assert site.ends() == [(Outcome.CANCELLED, "the caller left")]
+    assert site.outcomes() == [(Outcome.CANCELLED, "the caller left")]
     site.tell(Cancelled(1), 0.013)
-    assert len(site.ends()) == 1
+    assert len(site.outcomes()) == 1
 
 
 def test_requests_of_single_models_pass_through() -> None:
@@ -185,12 +188,12 @@ def test_there_are_as_many_requests_of_a_counted_stage_as_the_answer_before_it_s
     commands = site.finish("a", 0.01, {1: 3, 2: 0})
     assert [(it.stage, it.item) for it in commands if isinstance(it, Spawn)] == [(1, 0), (1, 1), (1, 2)]
     site.finish("b", 0.02)
-    assert site.ends() == []
+    assert site.outcomes() == []
     site.finish("b", 0.03)
-    assert site.ends() == [(Outcome.SERVED, "")]
+    assert site.outcomes() == [(Outcome.SERVED, "")]
     site.tell(Arrived(request(2, model="street", arrived=1.0)), 1.0)
     site.finish("a", 1.01, {1: 0, 2: 0})
-    assert site.ends(2) == [(Outcome.SERVED, "")], "nothing was found"
+    assert site.outcomes(2) == [(Outcome.SERVED, "")], "nothing was found"
 
 
 def test_a_count_that_comes_too_late_counts_for_nobody() -> None:
@@ -218,7 +221,7 @@ def test_stages_that_no_request_reaches_are_not_waited_for() -> None:
     site.tell(Arrived(request(model="rare")), 0.0)
     assert spawned(site.finish("a", 0.01)) == [("c", 0.1)]
     site.finish("c", 0.02)
-    assert site.ends() == [(Outcome.SERVED, "")]
+    assert site.outcomes() == [(Outcome.SERVED, "")]
 
 
 @st.composite

@@ -93,7 +93,7 @@ def test_what_cannot_be_done_in_time_is_refused_at_arrival() -> None:
     arrive(dispatcher, 0.0, request(0))
     (reply,) = arrive(dispatcher, 0.0, request(1, within=0.015))
     assert isinstance(reply, Reply)
-    assert reply.outcome is Outcome.REFUSED
+    assert reply.outcome is Outcome.REJECTED
     assert reply.reason == words.TOO_LATE
     assert reply.retry_after == pytest.approx(0.011 + 0.014 - 0.015)  # its batch counts as a full one
 
@@ -178,7 +178,7 @@ def test_a_shorter_deadline_overtakes_within_a_priority() -> None:
 
 
 def test_linger_holds_a_batch_back_until_it_is_full_or_time_is_up() -> None:
-    spec = lane("a", LaneModel(model="m", latencies=linear(2), linger=0.020))
+    spec = lane("a", LaneModel(model="m", latencies=linear(2), max_queue_delay=0.020))
     dispatcher = started(spec)
     assert arrive(dispatcher, 0.0, request(0)) == [WakeAt("a", 0.020)]
     assert runs(arrive(dispatcher, 0.005, request(1, 0.005))) == [[0, 1]]
@@ -189,7 +189,7 @@ def test_linger_holds_a_batch_back_until_it_is_full_or_time_is_up() -> None:
 
 
 def test_linger_ends_early_where_the_deadline_asks_for_it() -> None:
-    dispatcher = started(lane("a", LaneModel(model="m", latencies=linear(4), linger=0.020)))
+    dispatcher = started(lane("a", LaneModel(model="m", latencies=linear(4), max_queue_delay=0.020)))
     (wake,) = arrive(dispatcher, 0.0, request(0, within=0.025))
     assert isinstance(wake, WakeAt)
     assert wake.time == pytest.approx(0.025 - 0.012)
@@ -328,7 +328,7 @@ def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
         arrive(dispatcher, now, request(batch, now))
         dispatcher.handle(Finished("a", batch), now + 0.022)  # twice the prediction of 11 ms
     (reply,) = arrive(dispatcher, 50.0, request(99, 50.0, within=0.0219))
-    assert ends([reply]) == {99: Outcome.REFUSED}
+    assert ends([reply]) == {99: Outcome.REJECTED}
     assert runs(arrive(dispatcher, 51.0, request(100, 51.0, within=0.0221))) == [[100]]
 
 
@@ -352,7 +352,7 @@ def test_a_backlog_is_promised_no_more_time_than_others_were_seen_to_leave_it() 
         return ends(arrive(dispatcher, now, *new, request(10**7, now, within=0.06, priority=1))).get(10**7)
 
     assert third_round(0) is None
-    assert third_round(20) is Outcome.REFUSED
+    assert third_round(20) is Outcome.REJECTED
 
 
 def test_one_wild_batch_does_not_close_a_lane_for_good() -> None:
@@ -400,7 +400,9 @@ class Story:
 LANES = (
     lane("a", LaneModel(model="m", latencies=linear(4))),
     lane("b", LaneModel(model="m", latencies=linear(2, fixed=0.02)), LaneModel(model="n", latencies=linear(8))),
-    lane("c", LaneModel(model="n", latencies=linear(3), linger=0.01), LaneModel(model="m", latencies=linear(3))),
+    lane(
+        "c", LaneModel(model="n", latencies=linear(3), max_queue_delay=0.01), LaneModel(model="m", latencies=linear(3))
+    ),
 )
 
 STEPS = st.lists(
@@ -465,4 +467,4 @@ def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str,
     # A log replays exactly.
     replayed = replay(log_line(*entry) for entry in story.log)
     assert replayed.difference == ""
-    assert sum(replayed.ends.values()) == len(story.arrived)
+    assert sum(replayed.outcomes.values()) == len(story.arrived)

@@ -14,7 +14,7 @@ PROFILES = {
         "m", "cpu", [Point(share=400, batch=b, latency=s, memory=0) for b, s in ((1, 0.002), (2, 0.003), (4, 0.005))]
     )
 }
-MODELS = {"m": Model(name="m", slo=0.1, linger=0.001)}
+MODELS = {"m": Model(name="m", slo=0.1, max_queue_delay=0.001)}
 
 
 def plan(**changes: object) -> Plan:
@@ -24,7 +24,7 @@ def plan(**changes: object) -> Plan:
 
 
 def test_a_lane_for_each_partition_with_the_latencies_of_its_batches() -> None:
-    model = LaneModel(model="m", latencies=(0.002, 0.003), linger=0.001, rate=7.0)
+    model = LaneModel(model="m", latencies=(0.002, 0.003), max_queue_delay=0.001, rate=7.0)
     expected = tuple(LaneSpec(id=id_, models=(model,)) for id_ in ("cpu-3/0", "cpu-3/1"))
     assert lane_specs(plan(), MODELS, PROFILES) == expected
 

@@ -25,7 +25,7 @@ def test_a_log_replays_with_the_same_commands() -> None:
     replayed = replay(recorded())
     assert replayed.difference == ""
     assert replayed.events == 5
-    assert replayed.ends == {("m", "served"): 1}
+    assert replayed.outcomes == {("m", "served"): 1}
 
 
 def test_what_happened_is_read_as_it_was_written() -> None:

@@ -77,7 +77,7 @@ def fleet(rng: np.random.Generator, lanes: int, models: int, each: int) -> tuple
                 LaneModel(
                     model=f"m{model}",
                     latencies=latencies(rng, int(rng.integers(1, 17))),
-                    linger=float(rng.choice((0.0, 0.0, 0.004))),
+                    max_queue_delay=float(rng.choice((0.0, 0.0, 0.004))),
                 )
                 for model in rng.choice(models, each, replace=False)
             ),

@@ -25,7 +25,7 @@ LANES = (
         id="b",
         models=(
             LaneModel(model="m", latencies=tuple(0.0211 + 0.0017 * n for n in range(1, 5))),
-            LaneModel(model="n", latencies=tuple(0.0047 + 0.0029 * n for n in range(1, 7)), linger=0.0053),
+            LaneModel(model="n", latencies=tuple(0.0047 + 0.0029 * n for n in range(1, 7)), max_queue_delay=0.0053),
         ),
     ),
 )

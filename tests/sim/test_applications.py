@@ -91,13 +91,13 @@ def test_a_change_of_plan_changes_how_targets_are_split() -> None:
 def test_one_request_at_a_time_takes_its_longest_way() -> None:
     found = rows(simulate(PROBLEM, PLAN, ALONE, seconds=200))
     chain = found["chain"]
-    assert chain.ends["served"] == 200
+    assert chain.outcomes["served"] == 200
     # After find, the first of three of name runs at once, and then the two others; beside none or two of read likewise.
     assert chain.p99 == pytest.approx(0.01 + 2 * 0.03, rel=0.01)
     assert chain.mean == pytest.approx((0.05 + 0.07) / 2, rel=0.05)
-    assert found["find"].ends["served"] == 200
-    assert found["name"].ends["served"] == 600
-    assert found["read"].ends["served"] == pytest.approx(200, rel=0.2)
+    assert found["find"].outcomes["served"] == 200
+    assert found["name"].outcomes["served"] == 600
+    assert found["read"].outcomes["served"] == pytest.approx(200, rel=0.2)
 
 
 def test_what_is_drawn_does_not_depend_on_the_plan_nor_on_others() -> None:
@@ -131,8 +131,8 @@ def test_one_stage_that_is_too_slow_breaks_the_whole() -> None:
         ),
     )
     chain = rows(simulate(slow, plan, ALONE, seconds=200))["chain"]
-    assert chain.ends["served"] + chain.ends["expired"] == 200
-    assert chain.ends["expired"] == pytest.approx(100, rel=0.3), "those that read anything"
+    assert chain.outcomes["served"] + chain.outcomes["expired"] == 200
+    assert chain.outcomes["expired"] == pytest.approx(100, rel=0.3), "those that read anything"
 
 
 def test_callers_of_an_application_wait_for_the_whole() -> None:
@@ -147,8 +147,8 @@ def test_every_request_ends_and_one_seed_gives_one_report() -> None:
     report = simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
     assert report == simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
     chain = rows(report)["chain"]
-    assert sum(chain.ends.values()) == pytest.approx(2000, rel=0.1)
-    assert chain.ends["refused"] + chain.ends["expired"] > 0
+    assert sum(chain.outcomes.values()) == pytest.approx(2000, rel=0.1)
+    assert chain.outcomes["rejected"] + chain.outcomes["expired"] > 0
 
 
 def test_nobody_is_asked_for_what_is_not_there() -> None:

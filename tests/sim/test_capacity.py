@@ -72,7 +72,7 @@ def test_a_level_is_the_mean_over_seeds_with_students_interval() -> None:
     changed = []
     for part, report in zip(parts, reports, strict=True):
         a, b = report.models
-        a = msgspec.structs.replace(a, attainment=part, ends={"served": 100, "cancelled": 7})
+        a = msgspec.structs.replace(a, attainment=part, outcomes={"served": 100, "cancelled": 7})
         changed.append(msgspec.structs.replace(report, models=(a, b)))
     found = attainment_at(2.0, changed)
     assert list(found.models) == ["a"]  # nobody asked for b

@@ -30,7 +30,7 @@ def callers(source: ClosedLoop, until: float = math.inf) -> ClosedLoopCallers:
 
 def test_a_single_stream_is_served_back_to_back() -> None:
     row = played(single_stream("m"), 0.03, 0.04)
-    assert row.ends["served"] == math.ceil(100 / 0.03)
+    assert row.outcomes["served"] == math.ceil(100 / 0.03)
     assert row.p50 == pytest.approx(0.03, rel=0.01)
     assert row.batch == 1.0
 
@@ -39,12 +39,12 @@ def test_a_query_of_many_samples_is_answered_before_the_next() -> None:
     row = played(multi_stream("m"), *(0.01 + 0.01 * n for n in range(1, 5)))
     # Eight samples at once are one, which finds the lane free, then four and three.
     query = 0.02 + 0.05 + 0.04
-    assert row.ends["served"] == 8 * math.ceil(100 / query)
+    assert row.outcomes["served"] == 8 * math.ceil(100 / query)
 
 
 def test_all_samples_of_an_offline_run_come_at_once_and_fill_batches() -> None:
     row = played(offline("m", 4001), *(0.01 + 0.01 * n for n in range(1, 9)))
-    assert row.ends["served"] == 4001
+    assert row.outcomes["served"] == 4001
     # One runs alone, as the lane is free when it comes.
     assert row.p999 == pytest.approx(0.02 + 500 * 0.09, rel=0.01)
 
@@ -67,12 +67,12 @@ def test_the_run_ends_though_callers_would_go_on() -> None:
 
 def test_who_is_refused_comes_back_after_a_while_rather_than_at_once() -> None:
     row = played(Workload({"m": ClosedLoop(2)}), 0.5, slo=0.1, seconds=100.0)
-    assert row.ends["refused"] == 200
+    assert row.outcomes["rejected"] == 200
     told = callers(ClosedLoop(1))
     (request,) = told.first()
-    (again,) = told.next(Reply((request,), Outcome.REFUSED, "late", 5.0), 10.0)
+    (again,) = told.next(Reply((request,), Outcome.REJECTED, "late", 5.0), 10.0)
     assert again.arrived == 15.0
-    (last,) = told.next(Reply((again,), Outcome.REFUSED, "late", 0.0), 20.0)
+    (last,) = told.next(Reply((again,), Outcome.REJECTED, "late", 0.0), 20.0)
     assert last == Request(2, "m", 20.0 + RETRY, 21.0 + RETRY)
 
 

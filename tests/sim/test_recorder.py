@@ -53,7 +53,7 @@ def test_each_interval_has_what_happened_in_it() -> None:
         (
             3.0,
             Arrived(request(2, 3.0)),
-            [Reply((second,), Outcome.EXPIRED), Reply((request(2, 3.0),), Outcome.REFUSED)],
+            [Reply((second,), Outcome.EXPIRED), Reply((request(2, 3.0),), Outcome.REJECTED)],
         ),
     ]
     line = told(story, {"cpu-0/0": LanePlace(("cpu", 0), 500, 3.6)}, 4.0)

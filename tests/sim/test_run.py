@@ -94,7 +94,7 @@ def test_batches_are_observed_with_their_noise_and_what_the_server_adds() -> Non
 def test_a_model_without_a_lane_is_refused() -> None:
     half = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=SPLIT[:1]),))
     unplaced = row(simulate(PROBLEM, half, seconds=2), "b")
-    assert unplaced.ends["refused"] == sum(unplaced.ends.values()) > 0
+    assert unplaced.outcomes["rejected"] == sum(unplaced.outcomes.values()) > 0
     assert unplaced.attainment == 0
 
 
@@ -106,7 +106,7 @@ def test_a_rate_for_a_model_that_is_not_there_is_refused() -> None:
 def test_a_death_costs_time_and_a_restart_ends_it() -> None:
     whole = row(simulate(PROBLEM, PLAN, seconds=10), "a")
     broken = row(simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=("cpu-0/0",), time=4.0, back=1.0)]), "a")
-    assert sum(broken.ends.values()) == sum(whole.ends.values())
+    assert sum(broken.outcomes.values()) == sum(whole.outcomes.values())
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
 
 
@@ -146,7 +146,7 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
     assert not dispatcher.lanes
     assert len(arrived) == len(set(arrived)) > 400
     assert replied == Counter(arrived)
-    assert sum(sum(model.ends.values()) for model in report.models) == len(arrived)
+    assert sum(sum(model.outcomes.values()) for model in report.models) == len(arrived)
 
 
 def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much() -> None:
@@ -159,7 +159,7 @@ def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much(
         models = [Model(name=name, slo=0.1) for name in "ab"]
         workload = Workload.poisson({"a": 650 * times, "b": 65 * times})
         report = simulate_lanes([lane], models, workload, Service([lane], 0, batches), seconds=20)
-        return sum(each.ends["served"] for each in report.models) / 20
+        return sum(each.outcomes["served"] for each in report.models) / 20
 
     within = goodput(0.9)
     assert all(goodput(times) > 0.75 * within for times in (1.2, 1.5, 2.0))
@@ -288,7 +288,7 @@ def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: 
         handle=handle,
     )
     assert ended == Counter(arrived)
-    assert sum(sum(model.ends.values()) for model in report.models) == len(arrived)
+    assert sum(sum(model.outcomes.values()) for model in report.models) == len(arrived)
 
 
 def test_old_and_new_workers_share_the_memory_of_a_device() -> None:

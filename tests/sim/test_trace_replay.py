@@ -115,7 +115,7 @@ def test_batches_run_again_as_they_did() -> None:
     told = collect_observations(lines, 0.0, 60.0).batches
     again = simulate(PROBLEM, PLAN, seconds=60, observed=recorded_batches(specs, told))
     a, b = row(once, "a"), row(again, "a")
-    assert (a.ends, a.attainment) == (b.ends, b.attainment)
+    assert (a.outcomes, a.attainment) == (b.outcomes, b.attainment)
     assert [b.p50, b.p99, b.mean] == pytest.approx([a.p50, a.p99, a.mean], rel=1e-9)
     whole = simulate(PROBLEM, PLAN, seconds=60, observed=fit_batch_times(specs, told))
     assert row(whole, "a").attainment != a.attainment  # slow ones here and there are not a slow spell

@@ -135,7 +135,7 @@ def test_a_training_step_is_a_python_module(tmp_path: Path) -> None:
     model, _ = built(tmp_path, "bert_train")
     assert model.gradients and model.platform == "pytorch_module" and model.path.endswith("/1/model.py")
     assert Path(model.path).read_text() == (
-        '"""bert_train: a training step, 109 M weights, from seed 0. Written by `cotenant zoo --torch`."""\n\n'
+        '"""bert_train: a training step, 109 M weights, from seed 0. Written by `cotenant examples --torch`."""\n\n'
         "from cotenant.zoo import networks\n\n\ndef model():\n"
         '    return networks.seeded("bert_train", 0)\n'
     )

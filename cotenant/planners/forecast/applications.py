@@ -30,7 +30,7 @@ def forecast_applications(found: Forecast, plan: Plan, problem: Problem) -> dict
         split = plan.split[application.name]
         rest = application.remainder(split)
         took = {it.name: min(found.models[it.model].p99 + late[it.model], split[it.name]) for it in application.stages}
-        ends = application.ends(took)
+        ends = application.finish_times(took)
         for stage in application.stages:
             room = application.slo - rest[stage.name] - (ends[stage.name] - took[stage.name]) - late[stage.model] / 2
             rooms[stage.model] = min(rooms[stage.model], max(room, LEAST * application.slo))

@@ -16,9 +16,9 @@ from cotenant.predictors.kernels import ColocatedRun
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import cross_validate
 from experiments.data import a100, kace, v100
+from experiments.gaussian_process import table1
 from experiments.kace import protocol
 from experiments.kace.protocol import Values
-from experiments.ours import table1
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
@@ -38,7 +38,7 @@ def test_on_kaces_splits_it_comes_near_to_who_knows_all() -> None:
     found = []
     for seed in kace.SEEDS:
         train, test = kace.split(3, seed)
-        ours = fit(kace.samples(train), profiles).asking(0.5)
+        ours = fit(kace.samples(train), profiles).with_quantile(0.5)
 
         def policy(
             runs: Sequence[ColocatedRun], ours: Interference = ours
@@ -79,7 +79,7 @@ def test_few_sets_of_three_say_most_of_it(seed: int) -> None:
 
 def off(ours: GaussianProcess, samples: Sequence[Sample]) -> tuple[Values, float]:
     """Sizes of the relative errors of medians, and how many slowdowns do not exceed the quantile 0.9."""
-    said = np.array([ours.quantiles(it.victim, it.neighbours, (0.5, 0.9)) for it in samples])
+    said = np.array([ours.quantiles(it.victim, it.colocated, (0.5, 0.9)) for it in samples])
     seen = np.array([it.slowdown for it in samples])
     return np.abs(said[:, 0] / seen - 1), float((seen <= said[:, 1]).mean())
 
@@ -102,13 +102,13 @@ def test_what_its_profiles_tell_can_be_taken_away(tmp_path: Path) -> None:
 def test_on_pairs_that_were_held_back() -> None:
     """The median within 3 % in nine of ten on a V100; on an A100, whose latencies jump, within 8; new victims within 20
     where latencies alone are of the same runs. Quantiles cover what they say within 3 points."""
-    random, new = cross_validate(["ours"], v100.pairs(), v100.profiles(), repeats=3)
+    random, new = cross_validate(["gaussian_process"], v100.pairs(), v100.profiles(), repeats=3)
     assert random.p90 is not None and random.p90 <= 3
     assert new.p90 is not None and new.p90 <= 20
     assert random.coverage == pytest.approx(90, abs=3)
-    random, new = cross_validate(["ours"], a100.pairs(), a100.profiles(), repeats=3)
+    random, new = cross_validate(["gaussian_process"], a100.pairs(), a100.profiles(), repeats=3)
     assert random.p90 is not None and random.p90 <= 8
     assert new.p90 is not None and new.p90 <= 22
     assert random.coverage == pytest.approx(90, abs=3)
-    _, new = cross_validate(["ours"], a100.matched(), a100.profiles(), repeats=1)
+    _, new = cross_validate(["gaussian_process"], a100.matched(), a100.profiles(), repeats=1)
     assert new.p90 is not None and new.p90 <= 20
