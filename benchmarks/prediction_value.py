@@ -120,7 +120,7 @@ def main() -> None:
         path = Path(folder, "settings.toml")
         path.write_text(
             f'profiles = "{given.profiles.absolute()}"\n'
-            f'interference = {{ model = "gaussian_process", fit = "{given.pairs.absolute()}" }}\n'
+            f'interference = {{ model = "gaussian-process", fit = "{given.pairs.absolute()}" }}\n'
             + settings(given.repository)
         )
         problem = load_deployment(load_settings(path)).problem

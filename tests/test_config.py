@@ -82,7 +82,7 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ),
         ("rate = 200", "rate = -1", "model 'resnet50': a rate of -1 requests/s must be finite and at least 0"),
         ("rate = 200", "rate = 1\nattainment = 1.5", "models[0].attainment: 1.5 must lie above 0 and at most at 1"),
-        ("rate = 200", "rate = 1\nlinger = 5", "models[0].max_queue_delay: '5' has no unit of time"),
+        ("rate = 200", "rate = 1\nmax_queue_delay = 5", "models[0].max_queue_delay: '5' has no unit of time"),
         ('"devices"', '"speed"', "objective: 'speed' is not known; take 'devices' or 'rate'"),
         ('"none"', '"linear"', "interference: 'linear' is not known; take 'none' or"),
         ('"none"', '{ model = "margin", factor = 0.5 }', "interference: a margin has a factor of at least 1: {"),

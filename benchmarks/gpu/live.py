@@ -168,7 +168,7 @@ async def _prepared(
     given = {"planner": f'"{PLANNERS[0]}"', "profiles": f'"{(session.out / f"profiles-{name}.csv").absolute()}"'}
     pairs = (session.out / f"pairs-{name}.csv").absolute()
     if pairs.exists() and not session.cpu:
-        told = f'{{ model = "gaussian_process", fit = "{pairs}" }}'
+        told = f'{{ model = "gaussian-process", fit = "{pairs}" }}'
         try:
             preparation = DeploymentBuilder(session.settings(name, **given, interference=told), backend)
             return preparation, await preparation.site(models)

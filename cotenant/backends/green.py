@@ -16,7 +16,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from cotenant.backends import Launch
-from cotenant.backends.nvidia import DeviceWatch, Gpu, capacity_fingerprint, device_kinds, gpus_by_device, sharing_modes
+from cotenant.backends.nvidia import (
+    DeviceWatch,
+    Gpu,
+    available_sharing_modes,
+    capacity_fingerprint,
+    device_kinds,
+    gpus_by_device,
+)
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import DeviceError
@@ -101,7 +108,7 @@ class Green:
 
 def _split(gpu: Gpu) -> tuple[int, ...]:
     """As its driver splits it. Raises DeviceError."""
-    if reason := sharing_modes(gpu)["green"]:
+    if reason := available_sharing_modes(gpu)["green"]:
         raise DeviceError(f"{gpu.name} {gpu.uuid}: {reason}")
     try:
         asked = subprocess.run(

@@ -47,7 +47,7 @@ class Mig:
     def __init__(self, gpus: Sequence[Gpu], *, create: bool = False) -> None:
         """create: instances may be made on GPUs that have none. GPUs without MIG, or without an instance then, are left
         out. Raises DeviceError where none is left."""
-        reasons = {gpu: "" if create and gpu.mig else nvidia.sharing_modes(gpu)["mig"] for gpu in gpus}
+        reasons = {gpu: "" if create and gpu.mig else nvidia.available_sharing_modes(gpu)["mig"] for gpu in gpus}
         usable = {gpu: _free(gpu) for gpu, reason in reasons.items() if not reason}
         for gpu, parts in usable.items():
             if gpu.instances and not parts:

@@ -39,7 +39,7 @@ AGAIN = 5.0  # seconds until another try, where a daemon did not start again
 
 def mps_unavailable(gpu: Gpu, *, static: bool = False) -> str:
     """Why MPS cannot cut this GPU here and now; empty where it can."""
-    if reason := nvidia.sharing_modes(gpu)["mps"]:
+    if reason := nvidia.available_sharing_modes(gpu)["mps"]:
         return reason
     if static and float(gpu.capability) < 8:
         return f"static partitions need Ampere or newer (compute capability 8.0; this is {gpu.capability})"

@@ -97,7 +97,7 @@ def _found(name: str, gpu: Gpu) -> GpuInfo:
             reading=nvidia.gpu_reading(gpu.uuid),
             reason="",
             processes=nvidia.gpu_processes(gpu.uuid),
-            can={**nvidia.sharing_modes(gpu), "mps": mps_unavailable(gpu)},
+            can={**nvidia.available_sharing_modes(gpu), "mps": mps_unavailable(gpu)},
         )
     except DeviceError as error:  # lost since
         return GpuInfo(name=name, gpu=gpu, reading=None, reason=str(error), processes=(), can={})

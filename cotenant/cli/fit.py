@@ -65,7 +65,7 @@ def fit(
                 raise ConfigError("--report writes no predictor; leave --output out, or --report")
             _report(model or list(PREDICTORS), known, of, repeats=repeats or REPEATS, seed=seed, plot=plot, json=json)
         else:
-            _fit(model or ["gaussian_process"], known, of, output, plot)
+            _fit(model or ["gaussian-process"], known, of, output, plot)
     except PlanError as error:
         raise ConfigError(f"{samples}: {error}") from None
 

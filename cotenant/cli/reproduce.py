@@ -50,12 +50,12 @@ def reproduce(
     for name in names or ():
         if name not in known:
             raise ConfigError(f"no experiment {name!r}; there are {', '.join(known)}")
-    spread, results = experiment_module("spread"), {}
+    parallel, results = experiment_module("parallel"), {}
     for name in names or known:
         experiment = experiment_module(name)
         with progress_bars(name) as progress:
             rows = experiment.run(
-                spread.Options(
+                parallel.Options(
                     seed=seed,
                     profiles=tuple(profiles or ()),
                     every=every,

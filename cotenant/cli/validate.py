@@ -66,7 +66,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     load: float
     live: Report
     simulated: Report
-    foretold: Report
+    predicted: Report
     first: Report
     batches: dict[str, float]
     slowdowns: dict[str, float]
@@ -148,7 +148,7 @@ async def compare_loads(
                     load=load,
                     live=second,
                     simulated=simulated(workload, recorded_batches(lanes, told.batches), outside),
-                    foretold=simulated(workload, fit_batch_times(lanes, before.batches), outside_time(first, before)),
+                    predicted=simulated(workload, fit_batch_times(lanes, before.batches), outside_time(first, before)),
                     first=first,
                     batches=batch_time_drift(before, told),
                     slowdowns=slowdowns(plan, problem, told),
@@ -308,7 +308,7 @@ def comparison_summary(it: Comparison) -> list[str]:
     busy = f". Not to be trusted: the machine was busy, requests were sent up to {show_seconds(lag)} late"
     return [
         f"simulated with its own batches: {largest_difference(it.simulated, it.live)}" + (busy if lag > BUSY else ""),
-        f"foretold from the first run: {largest_difference(it.foretold, it.live)}",
+        f"foretold from the first run: {largest_difference(it.predicted, it.live)}",
         f"the first run, as it was: {largest_difference(it.first, it.live)}",
     ]
 

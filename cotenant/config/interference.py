@@ -18,7 +18,7 @@ from cotenant.predictors.fitting import PREDICTORS, QUANTILES, fit, from_json, w
 from cotenant.predictors.gaussian_process import GaussianProcess
 from cotenant.predictors.samples import Sample, read_samples
 
-EXAMPLE = '{ model = "gaussian_process", fit = "pairs.csv" }'
+EXAMPLE = '{ model = "gaussian-process", fit = "pairs.csv" }'
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):

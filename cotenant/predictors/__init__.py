@@ -27,7 +27,7 @@ def require(kind: str, load: Load) -> None:
     if load.kind != kind:
         raise PlanError(
             f"model {load.model!r} on {load.kind!r}: this predictor was fitted to samples on {kind!r} and knows no"
-            " other kind of device; plan for one kind, or take 'gaussian_process', which"
+            " other kind of device; plan for one kind, or take 'gaussian-process', which"
             " is less sure of others but answers"
         )
 

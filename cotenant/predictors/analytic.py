@@ -111,7 +111,7 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
         cache = self.cache.get(victim.model, self._usual)
         return own.overhead(victim.batch) + delay + running * (1 + cache * used)
 
-    def knowing(self, profiles: Profiles) -> Analytic:
+    def with_profiles(self, profiles: Profiles) -> Analytic:
         """The same, which also knows these models."""
         return Analytic(self.kind, self.delay, self.cache, self.alone | _alone(profiles, self.kind))
 

@@ -32,11 +32,11 @@ PREDICTORS = {
     "svd": "cotenant.predictors.svd:fit",
     "analytic": "cotenant.predictors.analytic:fit",
     "igniter": "cotenant.predictors.igniter:fit",
-    "gaussian_process": "cotenant.predictors.gaussian_process:fit",
+    "gaussian-process": "cotenant.predictors.gaussian_process:fit",
 }
 
 # Those that know how sure they are: what they return has `quantiles` and `asking`.
-QUANTILES = ("gaussian_process",)
+QUANTILES = ("gaussian-process",)
 
 SENTINELS = (0.1, 0.4)  # seconds: where others could not run two models together, some wrote 100 or 400 (ms)
 SUSPECT = 3  # so many of one are no measurement
@@ -141,7 +141,7 @@ def from_json(text: bytes, place: str) -> tuple[str, Interference]:
 
 def with_profiles(fitted: Interference, profiles: Profiles) -> Interference:
     """The same predictor, which also knows the models of these profiles where it can learn them from a profile."""
-    learn = getattr(fitted, "knowing", None)
+    learn = getattr(fitted, "with_profiles", None)
     known: Interference = fitted if learn is None else learn(profiles)
     return known
 
@@ -158,7 +158,7 @@ def with_observations(fitted: Interference, samples: Sequence[Sample]) -> Interf
 
 def extrapolated_models(fitted: Interference, loads: Iterable[Load]) -> dict[str, str]:
     """Model → why what it suffers beside others is a guess, of predictors that know what they were fitted to."""
-    tell = getattr(fitted, "guessed", None)
+    tell = getattr(fitted, "extrapolated_models", None)
     found: dict[str, str] = {} if tell is None else tell(loads)
     return found
 

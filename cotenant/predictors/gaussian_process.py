@@ -130,7 +130,7 @@ class GaussianProcess:
         """The same, with another quantile."""
         return self._with(quantile=quantile)
 
-    def knowing(self, profiles: Profiles) -> GaussianProcess:
+    def with_profiles(self, profiles: Profiles) -> GaussianProcess:
         return self._with(profiles={**self._profiles, **profiles})
 
     def observe(self, sample: Sample) -> GaussianProcess:
@@ -159,7 +159,7 @@ class GaussianProcess:
             return 0.0
         return seen.excess * seen.count / (seen.count + known)
 
-    def guessed(self, loads: Iterable[Load]) -> dict[str, str]:
+    def extrapolated_models(self, loads: Iterable[Load]) -> dict[str, str]:
         """Model → why what it suffers is told from its profile, or from samples far off, and is less sure for it."""
         found: dict[str, str] = {}
         for load in loads:

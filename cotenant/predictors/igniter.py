@@ -102,7 +102,7 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
         frequency = 1.0 if self.throttle is None else self.throttle.frequency(power)
         return (idle + active) / frequency + own.transfer * victim.batch
 
-    def knowing(self, profiles: Profiles) -> Igniter:
+    def with_profiles(self, profiles: Profiles) -> Igniter:
         """The same, which also knows these models."""
         return Igniter(self.kind, _models(profiles, self.kind) | self.models, self.delay, self.throttle)
 

@@ -60,7 +60,7 @@ class KernelPredictor(msgspec.Struct, frozen=True, dict=True):
         row = _row(self.sheet, victim, colocated)
         return max(1.0, float(np.exp(self.learnt.predict(row[None, :])[0])))
 
-    def knowing(self, profiles: Profiles) -> KernelPredictor:
+    def with_profiles(self, profiles: Profiles) -> KernelPredictor:
         """The same, which also knows these models: they need no samples, but the features."""
         more = feature_table(profiles, (), self.sheet.columns).known
         told = {(each.name, each.kind) for each in more}

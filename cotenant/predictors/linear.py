@@ -109,7 +109,7 @@ class Linear(msgspec.Struct, frozen=True):
             factor += c.l2_neighbours * l2 + c.dram_neighbours * dram
         return factor if factor > 1.0 else 1.0
 
-    def knowing(self, profiles: Profiles) -> Linear:
+    def with_profiles(self, profiles: Profiles) -> Linear:
         """With the utilisation that these profiles have."""
         return Linear(self.coefficients, {**self.utilisation, **_utilisation(profiles, self.kind)}, self.kind)
 

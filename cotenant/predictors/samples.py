@@ -43,13 +43,13 @@ def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
             raise ConfigError(f"{place}:1: columns are separated by {other!r}; write commas, and points in numbers")
         raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; samples of pairs have {', '.join(COLUMNS)}")
     suffixes = [""]
-    while f"neighbour_{len(suffixes) + 1}" in header:
+    while f"colocated_{len(suffixes) + 1}" in header:
         suffixes.append(f"_{len(suffixes) + 1}")
     known = {*VICTIM, *TIMES, *(column + suffix for column in COLOCATED_COLUMNS for suffix in suffixes)}
     if wrong := [column for column in header if column not in known] + sorted(known - set(header)):
         raise ConfigError(
-            f"{place}:1: column {wrong[0]!r} is {'not known' if wrong[0] in header else 'missing'}; further neighbours"
-            f" have {', '.join(f'{column}_2' for column in COLOCATED_COLUMNS)}"
+            f"{place}:1: column {wrong[0]!r} is {'not known' if wrong[0] in header else 'missing'}; further"
+            f" co-located models have {', '.join(f'{column}_2' for column in COLOCATED_COLUMNS)}"
         )
     if len(set(header)) != len(header):
         raise ConfigError(f"{place}:1: two columns have the same name: {', '.join(header)}")

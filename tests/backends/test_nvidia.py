@@ -145,7 +145,7 @@ def test_what_a_gpu_can(
     )  # as if all were installed
     machine(gpus, driver)
     (gpu,) = nvidia.list_gpus()
-    found = nvidia.sharing_modes(gpu)
+    found = nvidia.available_sharing_modes(gpu)
     for name, reason in can.items():
         assert found[name].startswith(reason) and bool(found[name]) == bool(reason), found
 
@@ -155,10 +155,10 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
     state.write_text("mode 0 2\nmig 1\n")
     machine("h200,h200")
     prohibited, pending = nvidia.list_gpus()
-    assert nvidia.sharing_modes(prohibited)["green"].startswith(
+    assert nvidia.available_sharing_modes(prohibited)["green"].startswith(
         "its compute mode prohibits all contexts; `sudo nvidia-smi"
     )
-    assert nvidia.sharing_modes(pending)["mig"].startswith(
+    assert nvidia.available_sharing_modes(pending)["mig"].startswith(
         "MIG will be on after a reset; `sudo nvidia-smi -i 1 --gpu-r"
     )
     monkeypatch.setattr(
@@ -166,13 +166,13 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
         lambda package: None if package == "cuda.bindings" else package,
     )
     missing = "it needs the Python package 'cuda.bindings'; install `cotenant[gpu]`"
-    assert nvidia.sharing_modes(pending)["green"] == missing
+    assert nvidia.available_sharing_modes(pending)["green"] == missing
     monkeypatch.setattr("cotenant.backends.nvidia.sharing_modes.find_spec", find_spec)
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.delitem(sys.modules, "cuda.bindings", raising=False)
-    assert nvidia.sharing_modes(pending)["green"] == missing
+    assert nvidia.available_sharing_modes(pending)["green"] == missing
     monkeypatch.setenv("PATH", "")
-    assert nvidia.sharing_modes(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
+    assert nvidia.available_sharing_modes(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
 
 
 def test_gpus_are_chosen_by_index_or_uuid(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

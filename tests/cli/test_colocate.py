@@ -79,7 +79,7 @@ def test_policies_choose(program: Program) -> None:
 
 def test_who_is_only_guessed_is_named(program: Program, files: Path) -> None:
     known = [sample for sample in samples() if sample.victim.model != "d"]
-    (files / "ours.json").write_bytes(to_json("gaussian_process", fit("gaussian_process", known, PROFILES)))
+    (files / "ours.json").write_bytes(to_json("gaussian-process", fit("gaussian-process", known, PROFILES)))
     said = program(*ASK, "--fit", "ours.json")
     assert said.code == 0
     assert [line for line in said.err.splitlines() if line.startswith("guessed")] == [

@@ -68,7 +68,7 @@ def test_what_was_seen_corrects_what_is_predicted(folder: Path) -> None:
     runs = [(one, (other,)) for one in loads for other in loads]
     pairs = [Sample(victim, beside, 0.01, 0.011 + 0.0001 * beside[0].batch) for victim, beside in runs]
     (folder / "pairs.csv").write_text(write_samples(pairs))
-    text = 'profiles = "given.csv"\ninterference = { model = "gaussian_process", fit = "pairs.csv" }'
+    text = 'profiles = "given.csv"\ninterference = { model = "gaussian-process", fit = "pairs.csv" }'
     preparation = DeploymentBuilder(settings(folder, text), Fake((LARGE,)))
     seen = [Sample(*runs[1], 0.01, 0.02)] * 9
     before, after = (
@@ -127,7 +127,7 @@ def test_a_model_is_measured_on_the_first_device_of_every_kind(folder: Path) -> 
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("what", ["size", "holds"])
+@pytest.mark.parametrize("what", ["capacity_fingerprint", "isolation"])
 def test_what_was_measured_otherwise_is_measured_anew(what: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Cut()
     keys: list[str] = []

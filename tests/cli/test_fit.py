@@ -46,7 +46,7 @@ def test_planners_ask_ours_for_a_quantile(program: Program, folder: Path) -> Non
     asked = Load("a", "k", 4, 500), (Load("b", "k", 16, 500),)
     slowdowns = []
     for quantile in (0.5, 0.99):
-        chosen = f'{{ model = "gaussian_process", fit = "ours.json", quantile = {quantile} }}'
+        chosen = f'{{ model = "gaussian-process", fit = "ours.json", quantile = {quantile} }}'
         (folder / "asked.toml").write_text(PROBLEM.replace("INTERFERENCE", chosen))
         plan = program("plan", "asked.toml", "--planner", "ideal", "--json")
         assert plan.code == 0, plan.err
@@ -54,20 +54,20 @@ def test_planners_ask_ours_for_a_quantile(program: Program, folder: Path) -> Non
     assert 1 < slowdowns[0] < slowdowns[1]
     for wrong, message in (
         (
-            '{ model = "gaussian_process", fit = "ours.json", quantile = 2 }',
+            '{ model = "gaussian-process", fit = "ours.json", quantile = 2 }',
             "interference.quantile: 2 must lie between 0 and 1",
         ),
         (
             '{ model = "linear", fit = "pairs.csv", quantile = 0.9 }',
             "'linear' knows no quantiles; leave it out, or take",
         ),
-        ('{ model = "linear", fit = "ours.json" }', "ours.json: is a fitted 'gaussian_process', not 'linear'"),
-        ('{ model = "gaussian_process", factor = 1.2 }', "'gaussian_process' has no factor"),
-        ('{ model = "gaussian_process" }', "'gaussian_process' has to be fitted to samples of pairs"),
+        ('{ model = "linear", fit = "ours.json" }', "ours.json: is a fitted 'gaussian-process', not 'linear'"),
+        ('{ model = "gaussian-process", factor = 1.2 }', "'gaussian-process' has no factor"),
+        ('{ model = "gaussian-process" }', "'gaussian-process' has to be fitted to samples of pairs"),
         ('{ model = "magic" }', "interference.model: 'magic' is not known; take"),
-        ('{ model = "gaussian_process", fits = "x" }', "interference: Object contains unknown field `fits`"),
-        ('{ model = "gaussian_process", fit = "absent.csv" }', "absent.csv: cannot be read"),
-        ('{ model = "gaussian_process", fit = "profiles.csv" }', "profiles.csv:1: column 'victim' is missing"),
+        ('{ model = "gaussian-process", fits = "x" }', "interference: Object contains unknown field `fits`"),
+        ('{ model = "gaussian-process", fit = "absent.csv" }', "absent.csv: cannot be read"),
+        ('{ model = "gaussian-process", fit = "profiles.csv" }', "profiles.csv:1: column 'victim' is missing"),
     ):
         (folder / "asked.toml").write_text(PROBLEM.replace("INTERFERENCE", wrong))
         assert message in program.refuses("plan", "asked.toml")
@@ -93,7 +93,7 @@ def test_mistakes_are_named(program: Program, folder: Path) -> None:
     assert "--model magic: there are linear" in program.refuses("fit", "pairs.csv", "--model", "magic")
     both = ("fit", "pairs.csv", "--profiles", "profiles.csv", "-m", "linear")
     assert "--report writes no predictor" in program.refuses(*both, "--report", "-o", "x.json")
-    assert "one --model is fitted at a time" in program.refuses(*both, "-m", "gaussian_process")
+    assert "one --model is fitted at a time" in program.refuses(*both, "-m", "gaussian-process")
     assert "it goes with --report" in program.refuses(*both, "--plot", "x.svg")
     (folder / "few.csv").write_text("".join((folder / "pairs.csv").read_text().splitlines(keepends=True)[:4]))
     few = ("fit", "few.csv", "--profiles", "profiles.csv", "-m", "linear")

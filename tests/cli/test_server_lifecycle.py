@@ -32,14 +32,14 @@ def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
         assert not said.err
         report = {row["model"]: row for row in json.loads(said.out)["models"]}
         assert set(report) == {"identity", "lookup"}
-        served = report["identity"]["ends"]["served"]
-        assert served > 0 and report["identity"]["ends"]["failed"] == 0
+        served = report["identity"]["outcomes"]["served"]
+        assert served > 0 and report["identity"]["outcomes"]["failed"] == 0
 
         table = program("loadtest", f"http://{server.address}/", "--seconds", "0.5", "--rate", "identity=20")
         assert "identity" in table.out and "lookup" not in table.out
 
         status = json.loads(program("status", server.address, "--json").out)
-        assert status["statistics"]["identity"]["ends"]["served"] >= served
+        assert status["statistics"]["identity"]["outcomes"]["served"] >= served
         assert {worker["pid"] for worker in status["workers"]} == set(server.workers)
         shown = program("status", server.address)
         for word in ("identity", "READY", "broken", "UNAVAILABLE", "cpu-0/0"):
@@ -48,8 +48,8 @@ def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
         assert server.end(INTERRUPT).code == 130
     replayed = json.loads(program("replay", "events.jsonl", "--json").out)
     assert replayed["identical"]
-    ends = {(end["model"], end["outcome"]): end["count"] for end in replayed["ends"]}
-    assert ends["identity", "served"] == status["statistics"]["identity"]["ends"]["served"]
+    ends = {(end["model"], end["outcome"]): end["count"] for end in replayed["outcomes"]}
+    assert ends["identity", "served"] == status["statistics"]["identity"]["outcomes"]["served"]
 
     log = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     (folder / "cut.jsonl").write_text("".join([*log[:3], log[3].rstrip("\n")[:-5]]))

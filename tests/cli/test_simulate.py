@@ -90,7 +90,7 @@ def test_a_plan_that_is_given_is_not_made(program: Program, folder: Path, monkey
     command = ("simulate", "problem.toml", "--plan", "plan.json", "--seconds", "1")
     assert program.refuses(*command, "--what-if", "rate=2", "--jobs", "1").startswith("no planner 'by hand'; there are")
     assert program(*command, "--what-if", "rate=2", "--jobs", "1", "--planner", "elastic").code == 0
-    monkeypatch.delattr(cotenant.cli.loading, "planned")
+    monkeypatch.delattr(cotenant.cli.loading, "load_planned")
     for again in (command, ("capacity", *command[1:], "--seeds", "1", "--jobs", "1")):
         assert program(*again).code == 0
 

@@ -97,7 +97,7 @@ def test_a_sweep_of_other_arrivals_or_predictors_is_another_one(
 
     def asks(arrivals: str, more: str = "") -> None:
         (folder / "asked.toml").write_text(f'[[workload]]\nmodel = "a"\narrivals = "{arrivals}"\nrate = 9\n')
-        fit = f'interference = {{ model = "gaussian_process", fit = "pairs.csv"{more} }}'
+        fit = f'interference = {{ model = "gaussian-process", fit = "pairs.csv"{more} }}'
         models = 'profiles = ["profiles.csv"]\nmodels = [{ name = "a", slo = "100ms", rate = 100 }]'
         devices = 'devices = [{ kind = "k", count = 4, cuts = [20, 50, 80, 100] }]'
         (folder / "problem.toml").write_text("\n".join([fit, models, devices]))

@@ -36,8 +36,8 @@ def test_the_same_requests_go_through_both(program: Program) -> None:
     assert "0.5 x the planned rates, twice 2 s" in said.err.splitlines()
     found = json.loads(said.out)
     (it,) = found["loads"]
-    runs = [it[name]["models"] for name in ("live", "simulated", "foretold", "first")]
-    asked, *others = [{row["model"]: sum(row["ends"].values()) for row in rows} for rows in runs]
+    runs = [it[name]["models"] for name in ("live", "simulated", "predicted", "first")]
+    asked, *others = [{row["model"]: sum(row["outcomes"].values()) for row in rows} for rows in runs]
     assert others == [asked] * 3
     assert set(asked) == {"identity", "lookup"}
     assert it["batches"].keys() == asked.keys()
@@ -146,7 +146,7 @@ def test_how_far_apart_they_are_in_words() -> None:
     few = Report(source="live", seconds=0.1, models=simulate(PROBLEM, PLAN, seconds=0.1).models)
     assert largest_difference(same, few) == "no model had 200 requests; run longer with --seconds"
     it = Comparison(
-        load=0.5, live=other, simulated=same, foretold=same, first=other, batches={}, slowdowns={}, outside={}
+        load=0.5, live=other, simulated=same, predicted=same, first=other, batches={}, slowdowns={}, outside={}
     )
     own, foretold, first = comparison_summary(it)
     assert own.startswith(f"simulated with its own batches: {largest_difference(same, other)}. Not to be trusted: ")

@@ -102,13 +102,13 @@ def test_what_its_profiles_tell_can_be_taken_away(tmp_path: Path) -> None:
 def test_on_pairs_that_were_held_back() -> None:
     """The median within 3 % in nine of ten on a V100; on an A100, whose latencies jump, within 8; new victims within 20
     where latencies alone are of the same runs. Quantiles cover what they say within 3 points."""
-    random, new = cross_validate(["gaussian_process"], v100.pairs(), v100.profiles(), repeats=3)
+    random, new = cross_validate(["gaussian-process"], v100.pairs(), v100.profiles(), repeats=3)
     assert random.p90 is not None and random.p90 <= 3
     assert new.p90 is not None and new.p90 <= 20
     assert random.coverage == pytest.approx(90, abs=3)
-    random, new = cross_validate(["gaussian_process"], a100.pairs(), a100.profiles(), repeats=3)
+    random, new = cross_validate(["gaussian-process"], a100.pairs(), a100.profiles(), repeats=3)
     assert random.p90 is not None and random.p90 <= 8
     assert new.p90 is not None and new.p90 <= 22
     assert random.coverage == pytest.approx(90, abs=3)
-    _, new = cross_validate(["gaussian_process"], a100.matched(), a100.profiles(), repeats=1)
+    _, new = cross_validate(["gaussian-process"], a100.matched(), a100.profiles(), repeats=1)
     assert new.p90 is not None and new.p90 <= 20

@@ -71,7 +71,7 @@ def test_cuda_counts_the_same_and_what_a_process_holds_is_seen(gpus: tuple[Gpu, 
             memory=[gpu.memory, memory],
             held=[before.memory, during.memory],
             processes=[[process.pid, process.name, process.memory] for process in there],
-            can=nvidia.sharing_modes(gpu),
+            can=nvidia.available_sharing_modes(gpu),
         )
         assert (gpu.multiprocessors, gpu.capability) == (multiprocessors, ".".join(map(str, capability)))
         assert 0.95 * gpu.memory <= memory <= gpu.memory  # the driver keeps some

@@ -77,7 +77,7 @@ def test_what_is_no_report_is_refused_with_its_place() -> None:
 def test_the_table_shows_every_model_and_its_ends() -> None:
     shown = text(report().table())
     assert "98.00 %" in shown
-    assert "1 refused, 1 cancelled" in shown
+    assert "1 rejected, 1 cancelled" in shown
     assert "25 ms" in shown
     assert "idle" in shown
     assert "sent at most 400 µs late in 99 % of cases" in shown

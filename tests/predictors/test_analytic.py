@@ -136,7 +136,7 @@ def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
     stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
     with pytest.raises(PlanError, match="model 'c': how much L2 it uses is unknown"):
         TRUTH.slowdown(stranger, beside)
-    wider = TRUTH.knowing(
+    wider = TRUTH.with_profiles(
         {("c", "gpu"): profile("c", MODEL), ("b", "cpu"): Profile("b", "cpu", profile("b", MODEL).points)}
     )
     expected = msgspec.structs.replace(TRUTH, cache={"a": 0.45}).slowdown(Load("a", "gpu", 4, 300), beside)

@@ -76,7 +76,7 @@ def test_models_may_be_told_later(name: str) -> None:
 
 def test_what_is_seen_moves_those_that_learn_from_it() -> None:
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
-    for fitted in (fit("ours", pairs(), PROFILES), fit("linear", pairs(), PROFILES), ConstantMargin(1.2)):
+    for fitted in (fit("gaussian-process", pairs(), PROFILES), fit("linear", pairs(), PROFILES), ConstantMargin(1.2)):
         before = fitted.slowdown(load, beside)
         seen = [Sample(load, beside, 0.01, 0.01 * 1.5 * before)] * 9
         after = with_observations(fitted, seen).slowdown(load, beside)
@@ -143,7 +143,7 @@ def test_files_that_are_no_predictors(text: str) -> None:
 def test_files_that_somebody_cut_from() -> None:
     linear = msgspec.json.decode(to_json("linear", fit("linear", pairs(), PROFILES)))
     del linear["utilisation"]["a"]["model"]
-    ours = msgspec.json.decode(to_json("gaussian_process", fit("gaussian_process", pairs(), PROFILES)))
+    ours = msgspec.json.decode(to_json("gaussian-process", fit("gaussian-process", pairs(), PROFILES)))
     for file in (linear, {**ours, "loads": ours["loads"][:1]}, {**ours, "samples": []}):
         with pytest.raises(ConfigError, match=REJECTED):
             from_json(msgspec.json.encode(file), "fitted.json")

@@ -147,7 +147,7 @@ def test_on_another_kind_of_device_a_model_is_new() -> None:
     """What its name says of it was seen on the one that was measured."""
     samples = pairs("abc")
     on = {(name, "z"): Profile(name, "z", PROFILES[name, "k"].points) for name in "abcd"}
-    ours = fit([Sample(it.victim, it.colocated, 0.01, it.together) for it in samples], PROFILES).knowing(on)
+    ours = fit([Sample(it.victim, it.colocated, 0.01, it.together) for it in samples], PROFILES).with_profiles(on)
 
     def width(kind: str) -> float:
         low, high = ours.quantiles(Load("c", kind, 4, 500), (Load("b", kind, 4, 500),), (0.1, 0.9))
@@ -266,7 +266,7 @@ def test_a_model_that_nothing_is_known_of_is_named(split: tuple[GaussianProcess,
 def test_it_says_whom_it_only_guesses() -> None:
     ours = fit(pairs("abc"), PROFILES)
     loads = [Load("a", "k", 32, 200), Load("a", "k", 33, 200), Load("d", "k", 4, 500), Load("b", "z", 1, 500)]
-    assert ours.guessed(loads) == {
+    assert ours.extrapolated_models(loads) == {
         "a": "samples have it with batches of at most 16",
         "d": "it is the victim in no sample",
         "b": "all samples are of 'k'",

@@ -89,6 +89,6 @@ def test_what_cannot_be_fitted() -> None:
 
 def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
     stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
-    wider = TRUTH.knowing({("c", "gpu"): profile("c", OTHER)})
+    wider = TRUTH.with_profiles({("c", "gpu"): profile("c", OTHER)})
     expected = Igniter("gpu", TRUTH.models | {"b": OTHER, "c": msgspec.structs.replace(OTHER, cache=0.35)}, TRUTH.delay)
     assert wider.slowdown(stranger, beside) == pytest.approx(expected.slowdown(stranger, beside), rel=1e-3)

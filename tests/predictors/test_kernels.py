@@ -68,7 +68,7 @@ def test_nobody_is_sped_up() -> None:
 
 def test_beyond_what_was_seen_it_stays_at_the_edge() -> None:
     fitted = kernels.fit(samples(), PROFILES)
-    huge = fitted.knowing({**PROFILES, ("h", "gpu"): profile("h", 1e6, 60)})
+    huge = fitted.with_profiles({**PROFILES, ("h", "gpu"): profile("h", 1e6, 60)})
     beside, most = Load("h", "gpu", 1, 1000), Load("c", "gpu", 4, 1000)
     assert huge.slowdown(LOADS[0], [beside]) <= fitted.slowdown(LOADS[0], [most]) * fitted.slowdown(most, [most])
 
@@ -86,7 +86,7 @@ def test_models_that_no_sample_has_need_only_a_profile() -> None:
     stranger = Load("d", "gpu", 1, 1000)
     with pytest.raises(PlanError, match="model 'd' on 'gpu' is unknown to this predictor"):
         fitted.slowdown(stranger, [LOADS[0]])
-    wider = fitted.knowing({**PROFILES, ("d", "gpu"): profile("d", 30, 60)})
+    wider = fitted.with_profiles({**PROFILES, ("d", "gpu"): profile("d", 30, 60)})
     assert isinstance(wider, KernelPredictor)
     assert wider.slowdown(stranger, [LOADS[0]]) == fitted.slowdown(Load("b", "gpu", 1, 1000), [LOADS[0]])
 

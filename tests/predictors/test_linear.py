@@ -109,5 +109,5 @@ def test_what_models_use_is_in_their_profiles() -> None:
     assert fitted.utilisation["b"].at(8, 500) == pytest.approx((0.32, 0.38))
     with pytest.raises(PlanError, match="'c'"):
         fitted.slowdown(Load("c", "k", 1, 500), [Load("a", "k", 1, 500)])
-    more = fitted.knowing({("c", "k"): profile("c", 2.0)})
+    more = fitted.with_profiles({("c", "k"): profile("c", 2.0)})
     assert more.slowdown(Load("c", "k", 1, 500), [Load("a", "k", 1, 500)]) >= 1

@@ -52,7 +52,7 @@ def test_further_neighbours_have_a_suffix_and_may_be_absent() -> None:
     [
         ("alone_ms", "alone_s", "pairs.csv:1: column 'alone_ms' is missing; samples of pairs have kind, victim,"),
         ("kind,", "colour,kind,", "pairs.csv:1: column 'colour' is not known"),
-        ("alone_ms", "colocated_2,alone_ms", "column 'colocated_batch_2' is missing; further neighbours have"),
+        ("alone_ms", "colocated_2,alone_ms", "column 'colocated_batch_2' is missing; further co-located models have"),
         ("5.25", "0", "pairs.csv:2: together_ms 0 must lie above 0; take the row out if the pair did not fit"),
         ("4.5", "-4.5", "pairs.csv:2: alone_ms -4.5 must lie above 0"),
         ("5.25", "much", "pairs.csv:2: together_ms: 'much' is not a number"),

@@ -23,7 +23,7 @@ def test_verdicts() -> None:
     """These slowdowns go with what the neighbour uses: a line finds that, and ours as well."""
     told: list[tuple[str, int, int]] = []
     random, new, *ours = cross_validate(
-        ["linear", "gaussian_process"],
+        ["linear", "gaussian-process"],
         pairs(),
         PROFILES,
         repeats=1,
@@ -35,7 +35,7 @@ def test_verdicts() -> None:
         assert verdict.p50 is not None and verdict.p90 is not None and verdict.p95 is not None
         assert 0 <= verdict.p50 <= verdict.p90 <= verdict.p95 < 20
         assert (verdict.coverage is None) == (verdict.predictor == "linear")
-    assert told[-1] == ("gaussian_process", 4, 4)
+    assert told[-1] == ("gaussian-process", 4, 4)
 
 
 def test_who_cannot_say_anything_says_why() -> None:

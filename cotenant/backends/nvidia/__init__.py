@@ -22,7 +22,7 @@ from cotenant.backends.nvidia.cards import (
     with_distinct_kinds,
 )
 from cotenant.backends.nvidia.nvml import nvml_error_text, nvml_errors, nvml_session
-from cotenant.backends.nvidia.sharing_modes import CONTROL, select_shareable, sharing_modes
+from cotenant.backends.nvidia.sharing_modes import CONTROL, available_sharing_modes, select_shareable
 from cotenant.backends.nvidia.watch import HUNG, LOOK, SILENT, WATCH, DeviceWatch
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "GpuProcess",
     "GpuReading",
     "MigInstance",
+    "available_sharing_modes",
     "capacity_fingerprint",
     "device_kinds",
     "driver_version",
@@ -50,6 +51,5 @@ __all__ = [
     "nvml_session",
     "select_gpus",
     "select_shareable",
-    "sharing_modes",
     "with_distinct_kinds",
 ]

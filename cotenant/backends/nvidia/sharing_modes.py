@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 CONTROL = "nvidia-cuda-mps-control"  # the program that MPS is run with
 
 
-def sharing_modes(gpu: Gpu) -> dict[str, str]:
+def available_sharing_modes(gpu: Gpu) -> dict[str, str]:
     """Each way to cut it: empty where it can be cut so here, else why not."""
     cuda = tuple(int(part) for part in driver_version()[1].split("."))
     return {"mps": _mps(gpu, cuda), "green": _green(gpu, cuda), "mig": _mig(gpu)}
@@ -25,7 +25,7 @@ def sharing_modes(gpu: Gpu) -> dict[str, str]:
 
 def select_shareable(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
     """Those that can be cut in that way here; the log tells the others. Raises DeviceError where there is none."""
-    reasons = {gpu: sharing_modes(gpu)[mechanism] for gpu in some}
+    reasons = {gpu: available_sharing_modes(gpu)[mechanism] for gpu in some}
     found = tuple(gpu for gpu, reason in reasons.items() if not reason)
     if not found:
         alike: dict[str, list[str]] = {}
