@@ -212,9 +212,9 @@ def _onnx(name: str, it: Recipe, seed: int) -> _Drawn:
 def _torch(name: str, it: Recipe, seed: int) -> _Drawn:
     with missing_extra("torch"):
         networks = importlib.import_module("cotenant.zoo.networks")
-        files = networks.files(name, seed, f"{name}: {it.summary}")
+        files = networks.model_files(name, seed, f"{name}: {it.summary}")
     notes = {"zoo": _key(it.module, seed)}
-    return _Drawn(files, {repository.CONFIG: networks.config(name, notes)}, notes)
+    return _Drawn(files, {repository.CONFIG: networks.model_config(name, notes)}, notes)
 
 
 def _make(root: Path, name: str, it: Recipe, seed: int) -> Built:

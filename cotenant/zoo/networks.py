@@ -76,7 +76,7 @@ from cotenant.zoo import networks
 
 
 def model():
-    return networks.seeded("{name}", {seed})
+    return networks.seeded_network("{name}", {seed})
 '''
 
 

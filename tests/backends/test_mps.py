@@ -456,7 +456,7 @@ OWNER = """
 import sys
 from pathlib import Path
 from cotenant.backends import mps, nvidia
-backend = mps.Mps(nvidia.gpus(), directory=Path(sys.argv[1]))
+backend = mps.Mps(nvidia.list_gpus(), directory=Path(sys.argv[1]))
 print(backend.lost(), flush=True)
 sys.stdin.read()
 """

@@ -219,7 +219,7 @@ def test_a_driver_that_does_not_work(code: int, words: str, machine: Machine, st
 
 
 def test_without_a_driver_it_says_what_is_needed() -> None:
-    code = "from cotenant.backends import nvidia; nvidia.gpus()"
+    code = "from cotenant.backends import nvidia; nvidia.list_gpus()"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if said.returncode == 0:
         pytest.skip("this machine has an NVIDIA driver")
@@ -235,7 +235,7 @@ def test_without_its_python_package_it_says_which(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_finds_the_fake_driver() -> None:
     """As workers and servers under test do."""
-    code = "from cotenant.backends import nvidia; print(nvidia.gpus()[1].name)"
+    code = "from cotenant.backends import nvidia; print(nvidia.list_gpus()[1].name)"
     said = subprocess.run(
         [sys.executable, "-c", code], env=fitted("h200,a30"), capture_output=True, text=True, check=True
     )

@@ -41,9 +41,9 @@ class Large(torch.nn.Module):
 # As a kernel does that reads where it must not: nothing of the process can run on the GPU any more.
 BREAKS = """
 import torch
-from cotenant.worker.runners.torch_device import Processor
+from cotenant.worker.runners.torch_device import CpuDevice
 
-Processor.broken = lambda self: "an illegal memory access was encountered"
+CpuDevice.broken = lambda self: "an illegal memory access was encountered"
 
 class Breaks(torch.nn.Module):
     def forward(self, x):

@@ -68,8 +68,8 @@ def test_what_is_described_is_what_runs(tmp_path: Path, saved: Path, platform: s
 def test_describing_needs_no_pytorch(tmp_path: Path, saved: Path) -> None:
     put(tmp_path, saved, "model.pt2")
     program = (
-        "import sys; from pathlib import Path; from cotenant.worker.repository import describe, find; "
-        f"describe(find(Path({str(tmp_path)!r}), 'm')); assert 'torch' not in sys.modules"
+        "import sys; from pathlib import Path; from cotenant.worker.repository import describe, find_model; "
+        f"describe(find_model(Path({str(tmp_path)!r}), 'm')); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

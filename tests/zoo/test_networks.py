@@ -137,7 +137,7 @@ def test_a_training_step_is_a_python_module(tmp_path: Path) -> None:
     assert Path(model.path).read_text() == (
         '"""bert_train: a training step, 109 M weights, from seed 0. Written by `cotenant examples --torch`."""\n\n'
         "from cotenant.zoo import networks\n\n\ndef model():\n"
-        '    return networks.seeded("bert_train", 0)\n'
+        '    return networks.seeded_network("bert_train", 0)\n'
     )
 
 
