@@ -1,0 +1,103 @@
+"""A plan revision, the lanes that it wants, and how the rollout of one ended. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem
+from cotenant.runtime.events import LaneSpec
+
+# Nothing here looks inside an identity; each is printed by `str`.
+LaneKey: TypeAlias = Hashable
+DeviceKey: TypeAlias = Hashable
+
+
+class PlanRevision(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan with where it comes from.
+
+    number: larger than that of every revision before it. problem: what the plan solves; None where nobody knows.
+    reason: why it was made, for people. validation: how it was validated; empty where it was not. base: the number of
+    the revision that it changes by one step, such as one more model; it is worth nothing if that one never comes into
+    force. None: it stands for itself.
+    """
+
+    number: int
+    plan: Plan
+    problem: Problem | None = None
+    reason: str = ""
+    validation: str = ""
+    base: int | None = None
+
+
+class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane as a revision wants it: one worker of one partition.
+
+    spec: what the dispatcher is told of it. share: ‰ of its device. memory: bytes of the device that its worker needs;
+    None where that is not known.
+    """
+
+    id: LaneKey
+    device: DeviceKey
+    share: int
+    spec: LaneSpec
+    memory: int | None = None
+
+
+class Phase(StrEnum):
+    """Where a rollout is.
+
+    assign: its lanes are being named. prepare: new workers start and warm up. switch: they take over. drain: the old
+    lanes finish and stop. rollback: what was new stops, and what left to make room returns. shutdown: all lanes stop.
+    """
+
+    ASSIGN = "assign"
+    PREPARE = "prepare"
+    SWITCH = "switch"
+    DRAIN = "drain"
+    ROLLBACK = "rollback"
+    SHUTDOWN = "shutdown"
+
+
+class RolloutOutcome(StrEnum):
+    """How a rollout ended: `COMPLETED` in the new revision, every other in the one before.
+
+    rolled-back: a worker did not come up. rejected: it was never begun, for want of memory or of a device. superseded:
+    a later revision was requested before it began. outdated: the revision that it builds on did not come into force.
+    aborted: by the operator.
+    """
+
+    COMPLETED = "completed"
+    ROLLED_BACK = "rolled-back"
+    REJECTED = "rejected"
+    SUPERSEDED = "superseded"
+    OUTDATED = "outdated"
+    ABORTED = "aborted"
+
+
+class RolloutDurations(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds in each phase, 0 for one that was not reached. queued: behind the rollout before. prepare: until all new
+    workers were ready, or one failed. switch: until the dispatcher had the new lanes. drain: until the old workers had
+    stopped. rollback: from the failure until only the old revision was left."""
+
+    queued: float = 0.0
+    prepare: float = 0.0
+    switch: float = 0.0
+    drain: float = 0.0
+    rollback: float = 0.0
+
+
+class MemoryPolicy(StrEnum):
+    """What to do where a device cannot hold the old and the new workers at once.
+
+    refuse: stay in the old revision. gap: drain and stop the old workers of that device before the new ones start; its
+    models are not served from there meanwhile. oversubscribe: start them all the same.
+    """
+
+    REFUSE = "refuse"
+    GAP = "gap"
+    OVERSUBSCRIBE = "oversubscribe"
