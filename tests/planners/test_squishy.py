@@ -48,6 +48,13 @@ def test_residues_share_a_device_in_the_shorter_duty_cycle() -> None:
     assert len(plan(problem({"a": 64.0, "b": 32.0, "c": 32.0})).devices) == 2
 
 
+def test_squishy_residues_longer_together_than_the_shorter_duty_cycle_stay_apart() -> None:
+    """A at 10 requests/s runs 1 in 50 ms each 100 ms. With C at 20 a round of 110 ms would hold both targets, but
+    Nexus lengthens no duty cycle: 50 + 60 ms exceed A's. B's 50 ms fill it exactly."""
+    assert groups(plan(problem({"a": 10.0, "c": 20.0}))) == [["a"], ["c"]]
+    assert groups(plan(problem({"a": 10.0, "b": 20.0}))) == [["a", "b"]]
+
+
 def test_what_exceeds_the_devices_is_unserved() -> None:
     made = plan(problem({"a": 500.0}, count=2))
     assert made.unserved == {"a": pytest.approx(180.0)}

@@ -151,8 +151,9 @@ def test_a_batch_stays_small_enough_for_its_earliest_deadline() -> None:
 
 def test_with_a_full_batch_waiting_a_late_head_is_dropped_rather_than_the_batch_made_small() -> None:
     dispatcher = started(lane("a", LaneModel(model="m", latencies=linear(8))))
-    arrive(dispatcher, 0.0, request(0), request(1, within=0.030), *(request(i, within=0.2) for i in range(2, 10)))
-    # At 18 ms request 1 leaves 12 ms: two rows, where eight take 18 ms. Two answers, or one lost and eight given.
+    arrive(dispatcher, 0.0, request(0), request(1, within=0.034), *(request(i, within=0.2) for i in range(2, 10)))
+    # The first batch took 18 ms instead of 11: from now on one row counts as 13.6 ms, two as 14.9 and eight as 22.3.
+    # Request 1 has 16 ms left: enough for itself and one more. Two answers, or one lost and eight given.
     commands = dispatcher.handle(Finished("a", 1), 0.018)
     assert ends(commands) == {0: Outcome.SERVED, 1: Outcome.EXPIRED}
     assert runs(commands) == [[2, 3, 4, 5, 6, 7, 8, 9]]

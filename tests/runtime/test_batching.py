@@ -1,0 +1,148 @@
+"""The rules that turn a queue into a batch, each at the boundary where it starts to apply."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cotenant.core.request import Request
+from cotenant.runtime.batching import drop_requests, held_until, next_batch_size, next_queue
+from cotenant.runtime.events import LaneModel, LaneSpec
+from cotenant.runtime.lane import Lane, Queue
+
+LATENCIES = tuple(0.010 + 0.001 * rows for rows in range(1, 9))  # seconds: 11 ms for one row, 18 ms for eight
+
+
+def lane_of(*models: str, max_queue_delay: float = 0.0) -> Lane:
+    return Lane(
+        LaneSpec(
+            id="a",
+            models=tuple(
+                LaneModel(model=model, latencies=LATENCIES, max_queue_delay=max_queue_delay) for model in models
+            ),
+        )
+    )
+
+
+def push(queue: Queue, *requests: Request) -> Queue:
+    for request in requests:
+        queue.push(request, request.size, request.priority, request.deadline)
+    return queue
+
+
+def queue_of(*requests: Request, max_queue_delay: float = 0.0) -> Queue:
+    return push(lane_of("m", max_queue_delay=max_queue_delay).queues["m"], *requests)
+
+
+def request(id: int, deadline: float, *, model: str = "m", size: int = 1, priority: int = 0) -> Request:
+    return Request(id, model, 0.0, deadline, size, priority)
+
+
+def ids(requests: list[Request]) -> list[int]:
+    return [each.id for each in requests]
+
+
+def behind(head: Request, count: int) -> Queue:
+    """A queue of `head` and `count` requests with a second left."""
+    return queue_of(head, *(request(n, 1.0) for n in range(2, 2 + count)))
+
+
+def test_drop_requests_head_late_even_alone_drops_it_and_those_like_it() -> None:
+    queue = queue_of(request(1, 0.0109), request(2, 0.0109), request(3, 0.0111), request(4, 0.020))
+    assert ids(drop_requests(queue, 0.0)) == [1, 2]
+    assert (ids(queue.waiting), queue.rows) == ([3, 4], 2)
+
+
+def test_drop_requests_head_just_in_time_alone_keeps_it() -> None:
+    queue = queue_of(request(1, LATENCIES[0]))
+    assert drop_requests(queue, 0.0) == []
+    assert ids(queue.waiting) == [1]
+
+
+def test_drop_requests_head_of_several_rows_drops_it_by_the_latency_of_its_rows() -> None:
+    assert ids(drop_requests(queue_of(request(1, 0.0135, size=4)), 0.0)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "dropped"),
+    [
+        (0.0125, [1]),  # two rows in time, which costs 8 · 12/18 = 5.3 answers and gives 2: to lose the head costs 1
+        (0.0165, [1]),  # six rows: 7.1 - 6 = 1.1 is still more than 1
+        (0.0175, []),  # seven rows: 7.6 - 7 = 0.6 is less
+        (0.0185, []),  # the full batch is in time
+    ],
+)
+def test_drop_requests_full_batch_behind_short_head_drops_it_where_fewer_answers_are_lost(
+    deadline: float, dropped: list[int]
+) -> None:
+    """Nexus' early drop (SOSP 2019, section 4.3). The head could run alone in time: it is not hopeless."""
+    queue = behind(request(1, deadline), 8)
+    assert ids(drop_requests(queue, 0.0)) == dropped
+    assert queue.rows == 9 - len(dropped)
+
+
+def test_drop_requests_no_full_batch_without_the_head_keeps_it() -> None:
+    assert drop_requests(behind(request(1, 0.0125), 7), 0.0) == []
+
+
+def test_drop_requests_rows_of_unequal_priority_keeps_the_head() -> None:
+    """Behind a short head of one priority may stand an earlier deadline of another."""
+    queue = queue_of(request(1, 0.0125), *(request(n, 1.0, priority=1) for n in range(2, 10)))
+    assert drop_requests(queue, 0.0) == []
+
+
+def test_next_batch_size_everything_fits_in_time_takes_all() -> None:
+    assert next_batch_size(queue_of(request(1, 0.0125), request(2, 0.0125)), 0.0) == (2, 2)
+
+
+def test_next_batch_size_earliest_deadline_near_stops_before_it_is_missed() -> None:
+    assert next_batch_size(queue_of(request(1, 0.0125), *(request(n, 1.0) for n in (2, 3, 4))), 0.0) == (2, 2)
+
+
+def test_next_batch_size_largest_batch_reached_leaves_the_rest() -> None:
+    assert next_batch_size(queue_of(*(request(n, 1.0, size=3) for n in range(3))), 0.0) == (2, 6)
+
+
+def test_next_batch_size_earlier_deadline_in_lower_priority_counts() -> None:
+    """All waits within one batch, in time for the head, too late for the last: it joins no batch that it would miss."""
+    queue = queue_of(request(1, 1.0), request(2, 1.0), request(3, 0.0125, priority=1))
+    assert queue.unordered
+    assert next_batch_size(queue, 0.0) == (2, 2)
+
+
+def test_held_until_no_delay_or_full_batch_is_the_past() -> None:
+    assert held_until(queue_of(request(1, 1.0)), 1) == -math.inf
+    assert held_until(queue_of(request(1, 1.0, size=8), max_queue_delay=0.020), 8) == -math.inf
+
+
+def test_held_until_time_left_is_the_oldest_arrival_plus_the_delay() -> None:
+    assert held_until(queue_of(request(1, 1.0), max_queue_delay=0.020), 1) == pytest.approx(0.020)
+
+
+def test_held_until_deadline_near_leaves_time_for_one_row_more() -> None:
+    assert held_until(queue_of(request(1, 0.025), max_queue_delay=0.020), 1) == pytest.approx(0.025 - LATENCIES[1])
+
+
+def test_next_queue_several_models_waiting_takes_the_one_that_ran_longest_ago() -> None:
+    lane = lane_of("m", "n")
+    push(lane.queues["m"], request(1, 0.1))
+    push(lane.queues["n"], request(2, 0.9, model="n"))
+    lane.queues["m"].ran, lane.queues["n"].ran = 7, 6
+    assert next_queue(lane, 0.0)[:3] == (lane.queues["n"], 1, 1)
+
+
+def test_next_queue_none_has_run_takes_the_earliest_deadline() -> None:
+    lane = lane_of("m", "n")
+    push(lane.queues["m"], request(1, 0.9))
+    push(lane.queues["n"], request(2, 0.1, model="n"))
+    assert next_queue(lane, 0.0)[:3] == (lane.queues["n"], 1, 1)
+
+
+def test_next_queue_only_batches_held_back_says_when_the_first_is_due() -> None:
+    lane = lane_of("m", "n", max_queue_delay=0.020)
+    push(lane.queues["m"], request(1, 0.9))
+    push(lane.queues["n"], request(2, 0.025, model="n"))
+    queue, count, rows, again = next_queue(lane, 0.0)
+    assert (queue, count, rows) == (None, 0, 0)
+    assert again == pytest.approx(0.025 - LATENCIES[1])
