@@ -1,7 +1,7 @@
-"""Memory that the server shares with all its workers, so that large tensors cross without a copy.
+"""Memory that the server shares with its workers, so that large tensors cross without a copy.
 
-A block lives as long as anything looks at it: its view, a slice of it, an array on it. So nobody gives blocks back, and
-nobody can read one that has a new owner. The memory is sparse: what no block has touched costs nothing.
+A block lives as long as anything references it: its view, a slice of it, an array on it. Blocks are therefore never
+freed by hand, and none can be read after it has a new owner. The memory is sparse: untouched pages cost nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Block:
 
 
 class _Lease(weakref.ref[Any]):
-    """Tells, after the bytes of a block were dropped, which they were."""
+    """A weak reference to the bytes of a block that still knows their range after they were dropped."""
 
     __slots__ = ("end", "start")
     start: int
@@ -39,9 +39,9 @@ class _Lease(weakref.ref[Any]):
 
 
 class Arena:
-    """`size` bytes, handed out in whole pages, the lowest free ones first: those are the ones already backed by memory.
+    """`size` bytes, allocated in whole pages, lowest free page first: those are already backed by memory.
 
-    `fd` is what a worker maps.
+    fd: the file descriptor that workers map.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,12 +49,12 @@ class Arena:
         self.fd = _unnamed_file()
         os.ftruncate(self.fd, self.size)
         self._memory = map_memory(self.fd, self.size)
-        self._free = [(0, self.size)]  # start and end of each hole, ascending, no two touching
-        self._leases: dict[int, _Lease] = {}  # by start: a reference is called back only while it is kept
+        self._free = [(0, self.size)]  # start and end of each hole, ascending, coalesced
+        self._leases: dict[int, _Lease] = {}  # by start; a weak reference calls back only while it is alive
         self._dropped: deque[_Lease] = deque()
 
     def allocate(self, size: int) -> Block | None:
-        """A block of at least 1 byte, or None where no hole is large enough."""
+        """Allocate a block of `size` ≥ 1 bytes; None if no hole is large enough."""
         while self._dropped:
             self._reclaim(self._dropped.popleft())
         need = -(-size // PAGE) * PAGE
@@ -67,7 +67,7 @@ class Arena:
         else:
             self._free[index] = (start + need, end)
         data = np.frombuffer(self._memory, np.uint8, size, start)
-        # The callback may run in the middle of anything, even of this method: all it does is make a note.
+        # The callback may run at any point, even inside this method: it only appends to a queue.
         lease = _Lease(data, self._dropped.append)
         lease.start, lease.end = start, start + need
         self._leases[start] = lease
@@ -75,13 +75,13 @@ class Arena:
 
     @property
     def free(self) -> int:
-        """Bytes in no block."""
+        """Bytes that belong to no block."""
         while self._dropped:
             self._reclaim(self._dropped.popleft())
         return sum(end - start for start, end in self._free)
 
     def close(self) -> None:
-        """No worker can map it any more. The memory itself goes when the last block does."""
+        """Close the file descriptor; the memory itself is freed with the last block."""
         os.close(self.fd)
 
     def _reclaim(self, lease: _Lease) -> None:
@@ -97,7 +97,7 @@ class Arena:
 
 
 def map_memory(fd: int, size: int) -> mmap.mmap:
-    """What a worker sees of the arena, at the same offsets."""
+    """Map the arena, at the same offsets as in the server."""
     return mmap.mmap(fd, size)
 
 

@@ -1,4 +1,4 @@
-"""From the inputs of many requests to one batch, and from its outputs back to each."""
+"""Gather the inputs of many requests into one batch and scatter its outputs back to them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Request = Sequence[TensorPart]
 
 
 class BatchBuilder:
-    """Requests that a runner takes as one batch.
+    """Run requests as one batch on a runner.
 
-    memory: the arena; room: start and size of the place in it for large outputs. gather, infer, scatter, device: see
-    `Timing`.
+    memory: the arena. room: start and size in bytes of the block for large outputs. gather, infer, scatter, device:
+    seconds, as in `Timing`.
     """
 
     def __init__(self, runner: Runner, memory: mmap.mmap, room: tuple[int, int]) -> None:
@@ -33,24 +33,24 @@ class BatchBuilder:
         self.device = 0.0
         self.rows = 0
         self._runner = runner
-        # What numpy has no type for travels as another, which would be taken for what it is.
-        self._kinds = {spec.name: spec.datatype for spec in runner.model.outputs if spec.datatype == "BF16"}
+        # numpy has no bfloat16: such outputs come as another dtype and are labelled by the model's description.
+        self._datatypes = {spec.name: spec.datatype for spec in runner.model.outputs if spec.datatype == "BF16"}
         self._memory = memory
         self._start = room[0]
         self._end = room[0] + room[1]
 
     def run(self, requests: Sequence[Request]) -> list[list[TensorPart] | str]:
-        """The outputs of each request, or why the model failed on it.
+        """Return the outputs of each request, or the reason why the model failed on it.
 
-        Requests that differ in more than their rows run one after another. Where a batch fails its halves run on their
-        own, so that one bad request is found and costs no other its answer. Raises DeviceError where none can have one.
+        Requests whose tensors differ in more than their rows run separately. A batch that fails is bisected, so that
+        one bad request does not cost the others their answers. Raises DeviceError if the device runs nothing any more.
         """
         answers: list[list[TensorPart] | str] = [[] for _ in requests]
-        pending = self._groups(requests)
+        pending = self._compatible(requests)
         while pending:
             members = pending.pop()
             try:
-                outputs = self._once([requests[member] for member in members])
+                outputs = self._run_once([requests[member] for member in members])
             except (ModelError, ValueError, MemoryError) as error:
                 if len(members) > 1:
                     half = len(members) // 2
@@ -62,7 +62,7 @@ class BatchBuilder:
                     answers[member] = parts
         return answers
 
-    def _once(self, requests: Sequence[Request]) -> list[list[TensorPart]]:
+    def _run_once(self, requests: Sequence[Request]) -> list[list[TensorPart]]:
         begun = time.monotonic()
         sizes = [request[0].shape[0] for request in requests] if self._runner.model.batched else [1]
         rows = sum(sizes)
@@ -76,36 +76,36 @@ class BatchBuilder:
             inferred = time.monotonic()
             self.infer += inferred - gathered
         self.device += self._runner.device
-        divided = [self._split(name, array, sizes) for name, array in outputs]
+        split = [self._split(name, array, sizes) for name, array in outputs]
         self.scatter += time.monotonic() - inferred
-        return [list(parts) for parts in zip(*divided, strict=True)]
+        return [list(parts) for parts in zip(*split, strict=True)]
 
-    def _groups(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Indices of requests that fit into one batch."""
+    def _compatible(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Group the indices of requests that can share a batch."""
         if not self._runner.model.batched:
             return [[index] for index in range(len(requests))]
-        alike: dict[tuple[object, ...], list[int]] = {}
+        groups: dict[tuple[object, ...], list[int]] = {}
         for index, request in enumerate(requests):
             key = tuple([(part.name, part.datatype, part.shape[1:]) for part in request])
-            alike.setdefault(key, []).append(index)
-        return list(alike.values())
+            groups.setdefault(key, []).append(index)
+        return list(groups.values())
 
     def _join(self, parts: Sequence[TensorPart], rows: int) -> Array:
         first = parts[0]
-        inside = [part.data for part in parts if part.data is not None]
+        inline = [part.data for part in parts if part.data is not None]
         arrays: list[Array]
-        if len(inside) == len(parts) > 1 and first.datatype != "BYTES":  # many small ones: much faster than numpy
-            arrays = [np.frombuffer(b"".join(inside), DTYPES[first.datatype]).reshape(rows, *first.shape[1:])]
+        if len(inline) == len(parts) > 1 and first.datatype != "BYTES":  # joining bytes is much faster than numpy
+            arrays = [np.frombuffer(b"".join(inline), DTYPES[first.datatype]).reshape(rows, *first.shape[1:])]
         else:
             arrays = [self._array(part) for part in parts]
         shape = arrays[0].shape if len(arrays) == 1 else (rows, *first.shape[1:])
-        place = self._runner.stage(first.name, shape)
+        staging = self._runner.stage(first.name, shape)
         if len(arrays) > 1:
-            return np.concatenate(arrays, out=place)
-        if place is None:
+            return np.concatenate(arrays, out=staging)
+        if staging is None:
             return arrays[0] if arrays[0].flags.aligned else arrays[0].copy()
-        place[...] = arrays[0]
-        return place
+        staging[...] = arrays[0]
+        return staging
 
     def _array(self, part: TensorPart) -> Array:
         data = memoryview(self._memory)[part.start : part.start + part.size] if part.data is None else part.data
@@ -114,7 +114,7 @@ class BatchBuilder:
         return np.frombuffer(data, DTYPES[part.datatype]).reshape(part.shape)
 
     def _split(self, name: str, array: Array, sizes: Sequence[int]) -> list[TensorPart]:
-        """An output, divided by the rows of each request."""
+        """Split an output by the rows of each request. Raises ModelError if its first dimension is not the batch."""
         if len(sizes) == 1:
             shapes = [array.shape]
         elif array.shape[:1] == (sum(sizes),):
@@ -128,7 +128,7 @@ class BatchBuilder:
             ends = itertools.accumulate(sizes)
             rows = [array[end - size : end] if len(sizes) > 1 else array for end, size in zip(ends, sizes, strict=True)]
             return [TensorPart(name, "BYTES", row.shape, memoryview(encode_strings(row))) for row in rows]
-        kind = self._kinds.get(name, datatype(array))
+        kind = self._datatypes.get(name, datatype(array))
         place, data = self._start, None
         if array.nbytes >= LARGE and place + array.nbytes <= self._end:
             self._start += aligned(array.nbytes)

@@ -1,9 +1,9 @@
-"""A worker: a process that serves a partition, or many. It loads models, then receives a batch, runs it, sends it back.
+"""Run the worker process: load models, then receive a batch, run it and send the result back.
 
-Its standard input is the socket to the server; its arguments are the file descriptor of the arena and the server's
-process. It stops when the server closes its end of the socket or is gone. With a third argument, `shared`, sockets of
-lanes come over that socket, and each is served by a thread of its own: so they share the models' weights, and an end of
-the process is the end of them all.
+Standard input is the socket to the server; the arguments are the file descriptor of the arena and the server's process
+id. The worker stops when the server closes its end of the socket or dies. With a third argument, `shared`, the socket
+carries the sockets of lanes instead, and each lane is served by a thread: the lanes share one copy of the weights, and
+they end together with the process.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from cotenant.worker.wire import (
     encode_message,
 )
 
-# Seconds after which a thread lets another have the interpreter: one that waits for a device is ready to go on at once.
-SWITCH = 0.0002
+# Interpreter switch interval in seconds: a thread whose device has just finished should not wait for another thread.
+SWITCH_INTERVAL = 0.0002
 
-# Made before there are threads: two that make decoders of the same types at once can crash msgspec (0.22).
+# Created before any thread starts: two threads creating decoders of the same types at once can crash msgspec 0.22.
 _decoder = msgspec.msgpack.Decoder(ToWorker)
 
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def work() -> None:
-    """As the arguments say, until the stream on the standard input ends."""
+    """Serve one lane, or host many, as the arguments say, until standard input ends."""
     connection = socket.socket(fileno=sys.stdin.fileno())
     arena, processors = int(sys.argv[1]), Multiprocessors()
     if "shared" in sys.argv[3:]:
@@ -71,24 +71,23 @@ def work() -> None:
 
 
 def host(control: socket.socket, arena: int, processors: Multiprocessors) -> None:
-    """Serve lanes until the stream of their sockets ends, and then those that are left."""
-    threading.excepthook = _end
-    sys.setswitchinterval(SWITCH)
+    """Start a thread for each lane socket received on `control`; return when `control` is closed."""
+    threading.excepthook = _exit_process
+    sys.setswitchinterval(SWITCH_INTERVAL)
     while descriptors := socket.recv_fds(control, 1, 1)[1]:
-        threading.Thread(target=_serve_one, args=(descriptors[0], arena, processors)).start()
+        threading.Thread(target=_serve_lane, args=(descriptors[0], arena, processors)).start()
 
 
-def _serve_one(descriptor: int, arena: int, processors: Multiprocessors) -> None:
-    """One lane of many."""
+def _serve_lane(descriptor: int, arena: int, processors: Multiprocessors) -> None:
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(connection, arena, processors, time.thread_time)
         connection.sendall(encode_message(WorkerClosed()))
 
 
-def _end(failure: threading.ExceptHookArgs) -> None:
-    """What no lane expects may have broken what all share: they begin anew, in another process."""
+def _exit_process(failure: threading.ExceptHookArgs) -> None:
+    """End the process: an unexpected error in one lane may have corrupted the state that all lanes share."""
     if isinstance(failure.exc_value, DeviceError):
-        print(failure.exc_value, file=sys.stderr)  # noqa: T201  # the last line that a worker prints is its reason
+        print(failure.exc_value, file=sys.stderr)  # noqa: T201  # the server reports the last line as the reason
     else:
         traceback.print_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
     sys.stderr.flush()
@@ -96,36 +95,39 @@ def _end(failure: threading.ExceptHookArgs) -> None:
 
 
 def serve(connection: socket.socket, arena: int, processors: Multiprocessors, used: Callable[[], float]) -> None:
-    """One lane, until its stream ends. used: reads the processor time that it pays for, in seconds."""
+    """Serve one lane until its stream ends.
+
+    used: reads the CPU time charged to this lane, in seconds.
+    """
     inbox = Inbox(connection)
 
     def receive() -> Setup | RunBatch | None:
         while (message := inbox.take()) is None:
             if not inbox.fill():
                 return None
-        order: Setup | RunBatch = _decoder.decode(message)
-        return order
+        decoded: Setup | RunBatch = _decoder.decode(message)
+        return decoded
 
     def send(message: FromWorker) -> None:
         connection.sendall(encode_message(message))
 
     if not isinstance(setup := receive(), Setup):
         return
-    # CUDA reads them when it is first called. Lanes of one process have the same, and none changes them under others.
+    # CUDA reads its environment on first use. Lanes of one process share it, so a variable that is set is not changed.
     os.environ.update(setup.env.items() - os.environ.items())
     if setup.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, setup.cores)  # before any pool of threads is made: they inherit it
+        os.sched_setaffinity(0, setup.cores)  # before any thread pool is created: threads inherit the affinity
     memory = map_memory(arena, setup.arena)
-    held = contextlib.ExitStack()  # let go of in good order, or not at all: a broken device would hide what broke it
+    resources = contextlib.ExitStack()  # closed on an orderly end only: closing on a broken device would mask its error
     try:
-        loaded = _load(setup, processors, held)
+        loaded = _load_models(setup, processors, resources)
     except (DeviceError, ModelError) as error:
         send(WorkerBroken(str(error)))
-        held.close()
+        resources.close()
         return
-    gc.freeze()  # libraries and models stay: to look through them for garbage stops batches for 3 ms, torch's for 0.3 s
+    gc.freeze()  # libraries and models stay: scanning them pauses batches for 3 ms, with PyTorch for 0.3 s
     send(WorkerReady({name: footprint for name, (_, footprint) in loaded.items()}))
-    pace = CpuThrottle(math.inf if setup.cpu_limit is None else setup.cpu_limit, used)
+    throttle = CpuThrottle(math.inf if setup.cpu_limit is None else setup.cpu_limit, used)
 
     while isinstance(run := receive(), RunBatch):
         started = time.monotonic()
@@ -133,34 +135,34 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         batch = BatchBuilder(runner, memory, run.room)
         answers = batch.run(run.requests)
         done = time.monotonic()
-        due, cpu = pace.charge(started)
-        due = max(due, started + runner.least(batch.rows))
+        due, cpu = throttle.charge(started)
+        due = max(due, started + runner.minimum_seconds(batch.rows))
         wait(connection, due)
-        pace.ended(due, time.monotonic())
+        throttle.ended(due, time.monotonic())
         parts = batch.gather, batch.infer, batch.scatter
         timing = Timing(started, *parts, max(due - done, 0.0), cpu, batch.device, runner.memory)
         send(BatchResult(run.batch, answers, timing))
-    gc.unfreeze()  # the models of this lane may be garbage now, in a process that goes on for others
-    held.close()
+    gc.unfreeze()  # in a shared process this lane's models may be garbage now
+    resources.close()
 
 
-def _load(
-    setup: Setup, processors: Multiprocessors, held: contextlib.ExitStack
+def _load_models(
+    setup: Setup, processors: Multiprocessors, resources: contextlib.ExitStack
 ) -> dict[str, tuple[runners.Runner, int]]:
-    """By model, what runs it, and the bytes that the outputs of one row take. `held` lets go of it all."""
+    """Load each model and return its runner with the bytes that the outputs of one row take."""
     stream = 0 if setup.cuda else None
     if setup.groups:
-        stream = held.enter_context(processors.stream(setup.groups))
+        stream = resources.enter_context(processors.stream(setup.groups))
     loaded = {}
     for model in setup.models:
         runner, footprint = runners.load_runner(model, threads=setup.threads, fake=setup.fake, stream=stream)
-        held.callback(runner.close)
+        resources.callback(runner.close)
         loaded[model.name] = runner, footprint
     return loaded
 
 
 def wait(connection: socket.socket, until: float) -> None:
-    """Until that time, or until the server closes its end: nothing else arrives while a batch is under way."""
+    """Sleep until a monotonic time, or until the server closes its end; nothing else arrives while a batch runs."""
     while (left := until - time.monotonic()) > 0:
         if select.select([connection], [], [], left)[0]:
             return

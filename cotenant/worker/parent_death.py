@@ -1,4 +1,4 @@
-"""A worker's life is tied to its server's, and to nobody else's."""
+"""Tie the life of a worker to its server and to nothing else."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(server: int) -> None:
-    """Ends with that process, our parent; and does not return where that is gone already."""
-    # A supervisor, or a terminal, tells all processes to stop; workers wait for the server to let them go.
+    """End this process when its parent `server` dies; exit at once if it is dead already."""
+    # A supervisor or terminal signals the whole group; workers wait until the server lets them go.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
-        # The end of the stream says as much, but not to a worker in the middle of a long batch.
+        # End of stream tells it too, but a worker in the middle of a long batch would not notice.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
-        sys.exit(1)  # it was gone before
+        sys.exit(1)  # the server died before prctl

@@ -1,7 +1,7 @@
-"""A worker that is started before there is anything for it to serve: `worker.main`, with its libraries imported.
+"""Start a worker ahead of need: `worker.main` with its libraries already imported.
 
-Its arguments are the modules to import, with commas between them, and then those of `worker.main`. It says one byte on
-its standard input when it is ready, and goes on as any worker.
+The arguments are the modules to import, separated by commas, and then those of `worker.main`. The process writes one
+byte to its standard input, the socket to the server, when it is ready, and then behaves as any worker.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cotenant.worker.parent_death import die_with_parent
 
-LEAST = 19  # niceness
+LOWEST_PRIORITY = 19  # niceness
 
 
 def main() -> None:
     modules = sys.argv.pop(1).split(",")
     die_with_parent(int(sys.argv[2]))
-    # Who has given priority up may not take it back. On Linux it belongs to a thread, so another one does the imports.
+    # An unprivileged thread cannot raise its priority again; on Linux niceness is per thread, so another one imports.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(_load, ["cotenant.worker.main", *filter(None, modules)]).result()
+        thread.submit(_import_modules, ["cotenant.worker.main", *filter(None, modules)]).result()
     from cotenant.worker.main import work
 
     os.write(sys.stdin.fileno(), b"\0")
     work()
 
 
-def _load(modules: Sequence[str]) -> None:
-    """With processor time that nobody else wants."""
+def _import_modules(modules: Sequence[str]) -> None:
+    """Import modules at the lowest CPU priority."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, 0, LEAST)
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
     for module in modules:
         importlib.import_module(module)
 

@@ -1,11 +1,9 @@
-"""What the server and a worker say to each other, over one socket for each lane.
+"""The protocol between the server and a worker, over one socket per lane.
 
-The server sends `Setup`, the worker answers `WorkerReady` or `WorkerBroken`. Then the server sends one `RunBatch` at a
-time, and the
-worker sends an `BatchResult` to each. The end of the stream is the order to stop; a worker that goes on for other
-lanes says
-`WorkerClosed` then. A message is its length in eight bytes and its msgpack. Small tensors travel inside it; of a large
-one only the place in the arena does.
+The server sends `Setup`; the worker answers `WorkerReady` or `WorkerBroken`. Then the server sends one `RunBatch` at a
+time, and the worker answers each with a `BatchResult`. End of stream means stop; a worker process that goes on serving
+other lanes confirms with `WorkerClosed`. A message is its length in eight bytes, little-endian, and its msgpack. Small
+tensors travel inline; for a large one the message carries its offset in the arena.
 """
 
 from __future__ import annotations
@@ -17,20 +15,19 @@ import msgspec
 
 from cotenant.core.tensor import TensorSpec
 
-# From this size on a tensor goes through the arena: below, a block costs more than the copies through the socket.
+# Bytes from which a tensor goes through the arena; below, a block costs more than copying through the socket.
 LARGE = 16384
-ALIGN = 64  # of each tensor inside a block: a cache line, and the widest vector
+ALIGN = 64  # bytes, of each tensor inside a block: a cache line and the widest vector register
 
 
 class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model for a worker to load.
 
-    path: its file. platform: Triton's name of its kind, by which a runner is chosen. max_batch: the largest number of
-    rows that it will be asked for, warmed up before it is ready.
-    inputs, outputs: as the model describes them. Warm-up needs sizes for all dimensions but the first: -1 becomes 1.
-    batched: the first dimension of every input and output counts rows; otherwise each request runs by itself.
-    gradients: it needs them, as a training step does. graphs: batch sizes to record as CUDA graphs.
-    latencies: what a worker that runs nothing (`Setup.fake`) takes for 1, 2, … rows, in seconds.
+    path: its file. platform: Triton's platform name, which selects the runner. max_batch: the largest batch in rows; it
+    is run during warm-up. inputs, outputs: as the model describes them; warm-up replaces an open dimension by 1.
+    batched: the first dimension of every input and output is the batch; otherwise each request runs by itself.
+    gradients: the model computes gradients, as a training step does. graphs: batch sizes to capture as CUDA graphs.
+    latencies: seconds that a fake worker (`Setup.fake`) takes for 1, 2, … rows.
     """
 
     name: str
@@ -46,7 +43,7 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorPart(msgspec.Struct, array_like=True, gc=False):
-    """A tensor: its bytes, or where they lie in the arena."""
+    """A tensor: its bytes, or their offset and size in the arena."""
 
     name: str
     datatype: str
@@ -57,13 +54,12 @@ class TensorPart(msgspec.Struct, array_like=True, gc=False):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One batch, in seconds.
+    """Timing of one batch; durations in seconds.
 
-    started: when the worker took it up, by `time.monotonic`, which all processes of a machine share. gather, infer,
-    scatter: how long it then took to put the inputs together, to run, to take the outputs apart. pause: how long the
-    answer was then held back, to stay within the share. cpu: processor time, with what was used since the batch before.
-    device: what its own clock counted, by CUDA events around copies and kernels. memory: bytes of the device that
-    the model's weights and its batches took at most. Both 0 where the device is the processor.
+    started: when the worker began, by `time.monotonic`, which all processes of a machine share. gather, infer, scatter:
+    joining the inputs, running the model, splitting the outputs. pause: how long the result was then held back by the
+    CPU throttle. cpu: CPU time since the end of the batch before. device: time by CUDA events around copies and kernels.
+    memory: peak device memory of the weights and batches, in bytes. device and memory are 0 on the CPU.
     """
 
     started: float
@@ -81,7 +77,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """arena: its size in bytes. The rest is as in `backends.Launch`."""
+    """First message to a worker. arena: size in bytes. The other fields are those of `backends.Launch`."""
 
     arena: int
     models: tuple[WorkerModel, ...]
@@ -95,23 +91,23 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All models are loaded and warm. footprints: bytes that the outputs of one row take, each aligned."""
+    """All models are loaded and warm. footprints: bytes of the outputs of one row, each output aligned, by model."""
 
     footprints: dict[str, int]
 
 
 class WorkerBroken(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A model could not be loaded, or a partition not made; the lane ends."""
+    """A model could not be loaded or the partition not created; the lane ends."""
 
     reason: str
 
 
 class WorkerClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The lane has ended, and its process goes on. It is the last that is said of it."""
+    """The lane has ended while its process goes on; the last message of a lane."""
 
 
 class RunBatch(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Run these requests as one batch. room: start and size of the place in the arena for large outputs."""
+    """Run these requests as one batch. room: start and size of the arena block for large outputs, in bytes."""
 
     batch: int
     model: str
@@ -120,7 +116,7 @@ class RunBatch(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class BatchResult(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """The outputs of each request, in their order, or why the model failed on it."""
+    """The outputs of each request in order, or the reason why the model failed on it."""
 
     batch: int
     requests: list[list[TensorPart] | str]
@@ -128,6 +124,7 @@ class BatchResult(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 def aligned(size: int) -> int:
+    """Round a size in bytes up to a multiple of ALIGN."""
     return -(-size // ALIGN) * ALIGN
 
 
@@ -139,7 +136,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_message(message: ToWorker | FromWorker) -> bytearray:
-    """A message with its length in front."""
+    """Encode a message with its length prefix."""
     buffer = bytearray(_LENGTH.size)
     _encoder.encode_into(message, buffer, _LENGTH.size)
     _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
@@ -147,42 +144,42 @@ def encode_message(message: ToWorker | FromWorker) -> bytearray:
 
 
 class Inbox:
-    """Cuts what arrives on a socket into messages."""
+    """Split the byte stream of a socket into messages."""
 
-    _ROOM = 1 << 16
+    _INITIAL_SIZE = 1 << 16  # bytes
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._buffer = bytearray(self._ROOM)
+        self._buffer = bytearray(self._INITIAL_SIZE)
         self._start = 0
         self._end = 0
 
     def fill(self) -> bool:
-        """Receive once; False at the end of the stream. Raises what `recv_into` does."""
+        """Receive once; return False at end of stream. Raises what `recv_into` raises."""
         count = self._connection.recv_into(memoryview(self._buffer)[self._end :])
         self._end += count
         return count > 0
 
     def take(self) -> bytes | None:
-        """The next message, or None where `fill` has to come first."""
-        held = self._end - self._start
-        if not held and len(self._buffer) == self._ROOM:
+        """Return the next message, or None if `fill` has to be called first."""
+        pending = self._end - self._start
+        if not pending and len(self._buffer) == self._INITIAL_SIZE:
             self._start = self._end = 0
             return None
-        if held >= _LENGTH.size:
+        if pending >= _LENGTH.size:
             size = _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._start)[0]
-            if held >= size:
+            if pending >= size:
                 message = bytes(memoryview(self._buffer)[self._start + _LENGTH.size : self._start + size])
                 self._start += size
                 return message
         else:
             size = _LENGTH.size
-        # Whatever is left of a message moves to the front of a buffer with room for all of it.
-        room = max(size, self._ROOM)
-        if self._start or len(self._buffer) != room:
+        # Move the partial message to the front of a buffer that holds all of it.
+        capacity = max(size, self._INITIAL_SIZE)
+        if self._start or len(self._buffer) != capacity:
             rest = self._buffer[self._start : self._end]
-            if len(self._buffer) != room:
-                self._buffer = bytearray(room)
+            if len(self._buffer) != capacity:
+                self._buffer = bytearray(capacity)
             self._buffer[: len(rest)] = rest
-            self._start, self._end = 0, held
+            self._start, self._end = 0, pending
         return None

@@ -168,7 +168,7 @@ def test_a_fake_model_repeats_what_is_alike_and_fills_the_rest(memory: mmap.mmap
     (answer,) = BatchBuilder(runner, memory, NO_ROOM).run([[part(np.array([[1, 2]], np.float32))]])
     y, z = (value(it, memory) for it in answer if not isinstance(it, str))
     assert (y.tolist(), z.tolist()) == ([[1, 2]], [[[0, 0, 0]]])
-    assert runner.least(1) == 0.5
+    assert runner.minimum_seconds(1) == 0.5
 
 
 def test_a_fake_model_without_latencies_is_refused() -> None:

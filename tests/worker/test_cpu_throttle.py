@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.worker.cpu_throttle import CREDIT, CpuThrottle
+from cotenant.worker.cpu_throttle import MAX_CREDIT, CpuThrottle
 
 
 class Machine:
@@ -22,40 +22,40 @@ class Machine:
 
 def test_a_batch_takes_its_processor_time_over_the_rate() -> None:
     machine = Machine()
-    pace = CpuThrottle(0.25, lambda: machine.used)
+    throttle = CpuThrottle(0.25, lambda: machine.used)
     machine.work(0.010)
-    assert pace.charge(0.0) == pytest.approx((0.040, 0.010))
+    assert throttle.charge(0.0) == pytest.approx((0.040, 0.010))
 
 
 def test_what_is_used_between_two_batches_is_charged_to_the_second() -> None:
     machine = Machine()
-    pace = CpuThrottle(0.5, lambda: machine.used)
+    throttle = CpuThrottle(0.5, lambda: machine.used)
     machine.work(0.001)
     started = machine.now
     machine.work(0.010)
-    due, cost = pace.charge(started)
+    due, cost = throttle.charge(started)
     assert (due - started, cost) == pytest.approx((0.022, 0.011))
 
 
 def test_time_overslept_is_given_back_within_bounds() -> None:
     machine = Machine()
-    pace = CpuThrottle(0.5, lambda: machine.used)
-    pace.ended(due=1.0, now=1.004)
+    throttle = CpuThrottle(0.5, lambda: machine.used)
+    throttle.ended(due=1.0, now=1.004)
     machine.used += 0.010
-    assert pace.charge(1.0)[0] == pytest.approx(1.0 + 0.020 - 0.004)
-    pace.ended(due=1.0, now=99.0)
+    assert throttle.charge(1.0)[0] == pytest.approx(1.0 + 0.020 - 0.004)
+    throttle.ended(due=1.0, now=99.0)
     machine.used += 0.1
-    assert pace.charge(2.0)[0] == pytest.approx(2.0 + 0.2 - CREDIT)
+    assert throttle.charge(2.0)[0] == pytest.approx(2.0 + 0.2 - MAX_CREDIT)
 
 
 def test_idle_time_earns_nothing() -> None:
     machine = Machine()
-    pace = CpuThrottle(0.5, lambda: machine.used)
+    throttle = CpuThrottle(0.5, lambda: machine.used)
     machine.used += 0.010
-    due, _ = pace.charge(0.0)
-    pace.ended(due, due)
+    due, _ = throttle.charge(0.0)
+    throttle.ended(due, due)
     machine.used += 0.010
-    assert pace.charge(100.0)[0] == pytest.approx(100.020)
+    assert throttle.charge(100.0)[0] == pytest.approx(100.020)
 
 
 @given(rate=st.floats(0.05, 0.95), seed=st.integers(0, 2**32 - 1))
@@ -63,12 +63,12 @@ def test_a_busy_worker_obeys_its_rate(rate: float, seed: int) -> None:
     """Batches of all sizes, wakes that come late, a processor that others slow down at times."""
     rng = np.random.default_rng(seed)
     machine = Machine()
-    pace = CpuThrottle(rate, lambda: machine.used)
+    throttle = CpuThrottle(rate, lambda: machine.used)
     for _ in range(150):
         started = machine.now
         machine.work(rng.uniform(0.001, 0.05), speed=rng.uniform(max(rate, 0.6), 1.0))
-        due, _ = pace.charge(started)
+        due, _ = throttle.charge(started)
         machine.now = max(machine.now, due) + rng.exponential(0.0002)
-        pace.ended(due, machine.now)
+        throttle.ended(due, machine.now)
         machine.work(0.0001)
     assert machine.used / machine.now == pytest.approx(rate, rel=0.03)

@@ -26,7 +26,7 @@ def test_the_environment_of_a_lane_is_there_before_its_models(monkeypatch: pytes
         seen.append(getenv(b"COTENANT_TOLD"))
         return {}
 
-    monkeypatch.setattr(main, "_load", load)
+    monkeypatch.setattr(main, "_load_models", load)
     arena = Arena(1 << 16)
     ours, theirs = socket.socketpair()
     with ours, theirs:

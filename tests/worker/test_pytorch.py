@@ -79,7 +79,7 @@ def test_lanes_share_the_weights_of_a_file(doubles: dict[str, WorkerModel], plat
     alive = weakref.ref(first)
     weight = next(first.parameters()).untyped_storage()  # type: ignore[attr-defined]
     lanes = [Torch(model, CpuDevice(), first) for _ in range(2)]
-    assert [lane.known for lane in lanes] == [False, True]  # the second runs one small batch, and is ready
+    assert [lane.warmed for lane in lanes] == [False, True]  # the second runs one small batch, and is ready
     del first, second
     lanes[0].close()
     assert alive() is not None and lanes[1].run({"x": np.ones((1, 2), np.float32)})[0][1].tolist() == [[2, 2]]

@@ -1,6 +1,6 @@
-"""What runs a batch: a model of ONNX Runtime or of PyTorch, or a sleep as long as the profile says.
+"""Runners execute batches: ONNX Runtime, PyTorch, or a sleep as long as the profile says.
 
-Each library is imported where a model needs it: PyTorch takes seconds, and hundreds of megabytes.
+Each library is imported only for a model that needs it: PyTorch takes seconds and hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from cotenant.worker.wire import WorkerModel, aligned
 
 
 class Runner(Protocol):
-    """device: seconds that the last batch took by the device's own clock, copies included. memory: bytes of the device
-    that the weights and the largest batch so far take. Both 0 where the device is the processor, or does not tell.
-    known: others of this process have run the largest batch already, with the same weights."""
+    """Run batches of one model.
+
+    device: seconds of the last batch by the device's own clock, copies included. memory: device bytes of the weights and
+    the largest batch so far. Both are 0 on the CPU, or if the device does not tell. warmed: another runner of this
+    process has already run the largest batch with the same weights.
+    """
 
     model: WorkerModel
-    known: bool
+    warmed: bool
 
     @property
     def device(self) -> float: ...
@@ -27,47 +30,50 @@ class Runner(Protocol):
     def memory(self) -> int: ...
 
     def stage(self, name: str, shape: tuple[int, ...]) -> Array | None:
-        """Where an input of that shape is best put together for the next run; None where any place will do."""
+        """Return a staging array for an input of the next run; None if any array will do."""
         ...
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
-        """Named outputs, good until the next run. Strings are in arrays of objects. Raises ModelError for inputs that
-        the model cannot take, or that its device has no memory for; DeviceError where the device runs nothing any more
-        in this process."""
+        """Return the named outputs, valid until the next run; strings are in object arrays.
+
+        Raises ModelError for inputs that the model rejects or the device has no memory for, DeviceError if the device
+        no longer runs anything in this process.
+        """
         ...
 
-    def least(self, rows: int) -> float:
-        """Seconds that a batch takes even where the run itself is shorter."""
+    def minimum_seconds(self, rows: int) -> float:
+        """Return the seconds that a batch takes even if the run itself is shorter."""
         ...
 
     def close(self) -> None:
-        """Let go of the model: of its weights once no other runner of this process has them."""
+        """Release the model; its weights go with the last runner of this process that shares them."""
         ...
 
 
 def modules_of(model: WorkerModel, *, fake: bool) -> tuple[str, ...]:
-    """What `load_runner` imports for it, which is most of what comes before the model itself."""
+    """Return the modules that `load_runner` imports for a model, which take most of a worker's start."""
     runner = f"{__name__}.{_library(model, fake)}"
-    # The first file of `torch.export` brings a thousand modules along.
+    # Loading the first `torch.export` file imports a thousand modules.
     return (runner, "torch.export.pt2_archive") if model.platform == "pytorch_export" and not fake else (runner,)
 
 
 def load_runner(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
-    """A runner that has run its largest and its smallest batch, or the smallest where the model is known, and the bytes
-    that its outputs take for one row, each aligned. Raises ModelError, and DeviceError where there is no GPU to run on.
+    """Load a model and warm it up; return its runner and the bytes of the outputs of one row, each output aligned.
 
-    stream: the handle of the CUDA stream, on the first device that this process sees, that batches run on; 0 for one of
-    the runner's own; None for the processor.
+    stream: handle of the CUDA stream on the first visible device that batches run on; 0 for a stream of the runner's own;
+    None for the CPU. Raises ModelError, and DeviceError if there is no GPU to run on.
     """
     runner = _runner(model, threads, fake, stream)
     return runner, sum(aligned(array.nbytes) for _, array in warm_up(runner, 1))
 
 
 def warm_up(runner: Runner, times: int) -> list[tuple[str, Array]]:
-    """Run the largest batch, unless it is known, and then the smallest, each so often; gives the last outputs. Raises
-    ModelError."""
+    """Run the largest batch (unless the runner is warmed) and then the smallest, `times` each; return the last outputs.
+
+    Raises ModelError if the model cannot run a batch.
+    """
     model = runner.model
-    for rows in (model.max_batch, 1) if model.batched and not runner.known else (1,):
+    for rows in (model.max_batch, 1) if model.batched and not runner.warmed else (1,):
         for _ in range(times):
             try:
                 outputs = runner.run(

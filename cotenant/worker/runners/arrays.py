@@ -1,4 +1,4 @@
-"""What runners take and give: numpy arrays, with strings as arrays of objects."""
+"""Numpy arrays as runners take and return them; strings are object arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 def filled_array(spec: TensorSpec, rows: int, value: int, *, batched: bool) -> Array:
-    """Ones suit all that models take: token ids, masks, pictures. A size that is not known is 1."""
+    """Return an array filled with `value` for warm-up; open dimensions become 1."""
     shape = tuple(max(size, 1) if size < 0 else size for size in spec.shape)
     shape = (rows, *shape[1:]) if batched else shape
     if spec.datatype == "BYTES":
@@ -27,12 +27,15 @@ _NAMES = {dtype: name for name, dtype in reversed(DTYPES.items())}
 
 
 def datatype(array: Array) -> str:
-    """The protocol's name of what is in an array."""
+    """Return the protocol's datatype of an array."""
     return "BYTES" if array.dtype == object else _NAMES[array.dtype]
 
 
 def decode_strings(data: memoryview, shape: tuple[int, ...]) -> Array:
-    """BYTES as the protocol writes them → an array of str. Raises ValueError for what is not UTF-8, or not so many."""
+    """Decode BYTES in the protocol's wire form into an array of str.
+
+    Raises ValueError for elements that are missing or not UTF-8.
+    """
     count = math.prod(shape)
     strings = np.empty(count, object)
     at = 0
@@ -47,11 +50,11 @@ def decode_strings(data: memoryview, shape: tuple[int, ...]) -> Array:
 
 
 def encode_strings(array: Array) -> bytes:
-    """The inverse."""
+    """Encode an array of str as BYTES in the protocol's wire form."""
     encoded = [str(value).encode() for value in array.flat]
     return b"".join(piece for text in encoded for piece in (len(text).to_bytes(4, "little"), text))
 
 
 def one_line(error: Exception) -> str:
-    """Its message without line breaks, and without the codes that ONNX Runtime puts in front."""
+    """Return the message of an error on one line, without ONNX Runtime's error codes."""
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))

@@ -1,4 +1,4 @@
-"""A sleep as long as the profile says."""
+"""Pretend to run a model: sleep as long as the profile says."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cotenant.worker.wire import WorkerModel
 
 
 class Fake:
-    """Runs nothing. An output repeats the input in its position where the two are alike, and is zero elsewhere."""
+    """Run nothing. An output repeats the input at its position if datatype and shape match, and is zero otherwise."""
 
     device = 0.0
     memory = 0
-    known = False
+    warmed = False
 
     def __init__(self, model: WorkerModel) -> None:
         if len(model.latencies) < model.max_batch:
@@ -36,7 +36,7 @@ class Fake:
             for spec, source in zip(model.outputs, sources, strict=False)
         ]
 
-    def least(self, rows: int) -> float:
+    def minimum_seconds(self, rows: int) -> float:
         return self.model.latencies[min(rows, len(self.model.latencies)) - 1]
 
     def close(self) -> None:

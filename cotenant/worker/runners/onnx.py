@@ -1,4 +1,4 @@
-"""Models of ONNX Runtime, on the processor or, where its build can, on a GPU."""
+"""Run ONNX models with ONNX Runtime, on the CPU or, if its build supports CUDA, on a GPU."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cotenant.errors import ModelError
 from cotenant.worker.runners.arrays import Array, one_line
 from cotenant.worker.wire import WorkerModel
 
-# Its exceptions have no class of their own in common.
-_FAILURES = tuple(it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception))
+# ONNX Runtime's exceptions have no common base class of their own.
+_FAILURES = tuple(value for value in vars(state).values() if isinstance(value, type) and issubclass(value, Exception))
 
 
 class Onnx:
-    """An ONNX model. On the processor it keeps to `threads` threads, and none of them spins while it waits: spinning
-    is processor time that the share would pay for.
+    """An ONNX model.
 
-    Its device memory is not known: ONNX Runtime does not tell.
+    On the CPU it uses `threads` threads, none of which spins while it waits: the share would pay for spinning. ONNX
+    Runtime does not report device memory.
     """
 
     device = 0.0
     memory = 0
-    known = False
+    warmed = False
 
     def __init__(self, model: WorkerModel, threads: int, stream: int | None = None) -> None:
         self.model = model
@@ -33,7 +33,7 @@ class Onnx:
         options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 4  # its errors are raised as well
+        options.log_severity_level = 4  # errors are raised anyway
         providers: list[Any] = ["CPUExecutionProvider"]
         if stream is not None:
             if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
@@ -41,9 +41,9 @@ class Onnx:
                     f"{model.path}: ONNX Runtime {onnxruntime.__version__} here runs nothing on a GPU; install "
                     "onnxruntime-gpu in its place, or serve the model as TorchScript or torch.export"
                 )
-            # Only what its kernels of CUDA lack runs on the processor.
-            where = {"device_id": 0} | ({"user_compute_stream": str(stream)} if stream else {})
-            providers.insert(0, ("CUDAExecutionProvider", where))
+            # The CPU provider runs only operators without a CUDA kernel.
+            cuda_options = {"device_id": 0} | ({"user_compute_stream": str(stream)} if stream else {})
+            providers.insert(0, ("CUDAExecutionProvider", cuda_options))
         try:
             self._session = onnxruntime.InferenceSession(model.path, options, providers=providers)
         except _FAILURES as error:
@@ -59,7 +59,7 @@ class Onnx:
         except _FAILURES as error:
             raise ModelError(one_line(error)) from None
 
-    def least(self, rows: int) -> float:
+    def minimum_seconds(self, rows: int) -> float:
         return 0.0
 
     def close(self) -> None:

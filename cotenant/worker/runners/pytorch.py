@@ -199,10 +199,10 @@ class Torch:
         self._graphs: dict[tuple[tuple[int, ...], ...], _Graph] = {}
         self._weights = _weight(module) if place.device.type != "cpu" else 0
         known = _known.setdefault(module, {})
-        self.known = model.max_batch in known
+        self.warmed = model.max_batch in known
         # Others of its lane leave memory behind that it would use: what it takes by itself is to be seen.
-        before = 0 if self.known else place.release()
-        if not self.known and place.device.type == "cuda":
+        before = 0 if self.warmed else place.release()
+        if not self.warmed and place.device.type == "cuda":
             warm_up(self, WARM)
         self._record()
         self._taken = known.setdefault(model.max_batch, max(0, place.taken() - before))
@@ -241,7 +241,7 @@ class Torch:
             self._staged.clear()
         return [(spec.name, _array(value)) for spec, value in left]
 
-    def least(self, rows: int) -> float:
+    def minimum_seconds(self, rows: int) -> float:
         return 0.0
 
     def close(self) -> None:
