@@ -58,8 +58,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     started: when the worker began, by `time.monotonic`, which all processes of a machine share. gather, infer, scatter:
     joining the inputs, running the model, splitting the outputs. pause: how long the result was then held back by the
-    CPU throttle. cpu: CPU time since the end of the batch before. device: time by CUDA events around copies and kernels.
-    memory: peak device memory of the weights and batches, in bytes. device and memory are 0 on the CPU.
+    CPU throttle. cpu: CPU time since the end of the batch before. device: time by CUDA events around copies and
+    kernels. memory: peak device memory of the weights and batches, in bytes. device and memory are 0 on the CPU.
     """
 
     started: float

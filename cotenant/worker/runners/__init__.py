@@ -15,8 +15,8 @@ from cotenant.worker.wire import WorkerModel, aligned
 class Runner(Protocol):
     """Run batches of one model.
 
-    device: seconds of the last batch by the device's own clock, copies included. memory: device bytes of the weights and
-    the largest batch so far. Both are 0 on the CPU, or if the device does not tell. warmed: another runner of this
+    device: seconds of the last batch by the device's own clock, copies included. memory: device bytes of the weights
+    and the largest batch so far. Both are 0 on the CPU, or if the device does not tell. warmed: another runner of this
     process has already run the largest batch with the same weights.
     """
 
@@ -60,8 +60,8 @@ def modules_of(model: WorkerModel, *, fake: bool) -> tuple[str, ...]:
 def load_runner(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
     """Load a model and warm it up; return its runner and the bytes of the outputs of one row, each output aligned.
 
-    stream: handle of the CUDA stream on the first visible device that batches run on; 0 for a stream of the runner's own;
-    None for the CPU. Raises ModelError, and DeviceError if there is no GPU to run on.
+    stream: handle of the CUDA stream on the first visible device that batches run on; 0 for a stream of the runner's
+    own; None for the CPU. Raises ModelError, and DeviceError if there is no GPU to run on.
     """
     runner = _runner(model, threads, fake, stream)
     return runner, sum(aligned(array.nbytes) for _, array in warm_up(runner, 1))
