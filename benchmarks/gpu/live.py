@@ -188,7 +188,7 @@ class _Bench:
         rng = np.random.default_rng(0)
         self._inputs = {
             name: [self._placed(sample_inputs(offer.entry, offer.info, 1, rng)) for _ in range(INPUTS)]
-            for name, offer in server.site.offered.items()
+            for name, offer in server.deployment.offered.items()
         }
 
     def _placed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

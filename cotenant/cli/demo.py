@@ -151,9 +151,9 @@ async def _load(
     quiet: bool,
 ) -> Report:
     """Poisson arrivals of the same real inputs, on all models at once, at a multiple of the planned rates."""
-    site = server.site
+    site = server.deployment
     models = [model for model in site.problem.models if model.name in questions]
     rates = {model.name: site.plan.rate(model.name) * factor for model in models}
     bodies = {name: body_of(question.requests[0]) for name, question in questions.items()}
     report = await under_load(addresses.http, models, bodies, rates, seconds=seconds, seed=seed, quiet=quiet)
-    return server.with_batches(report)
+    return server.with_batch_means(report)

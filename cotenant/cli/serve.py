@@ -90,9 +90,12 @@ def reloaded_settings(settings: Settings, now: Settings) -> Settings:
 def tell_change(server: Server, *, json: bool) -> None:
     if not json:
         console.print(
-            plan_table(server.site.plan, without_applications(server.site.problem, server.site.plan.split).models)
+            plan_table(
+                server.deployment.plan,
+                without_applications(server.deployment.problem, server.deployment.plan.split).models,
+            )
         )
-    for name, reason in server.site.broken.items():
+    for name, reason in server.deployment.broken.items():
         print_labelled("not served", f"{name}: {reason}")
     aside.print("serving by the settings as they are now", highlight=False)
 

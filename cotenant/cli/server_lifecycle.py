@@ -48,7 +48,7 @@ async def running_server(
     _allow_files()
     with _event_log(settings.log) as log:
         server = Server(site, backend, preparation.site, warm_workers=settings.warm_workers, log=log)
-        http = HttpServer(server, page=lambda: render_page(server), status=server.status)
+        http = HttpServer(server, page=lambda: render_page(server.status()), status=server.status)
         metrics, rpc = HttpServer(server, only_metrics=True), GrpcServer(server)
         try:
             addresses = Addresses(

@@ -7,16 +7,17 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 import msgspec
 
 from cotenant.core.model import Model
-from cotenant.core.plan import Plan
+from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_share
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.predictors.samples import Sample
 from cotenant.runtime.applications import application_specs
-from cotenant.runtime.events import ApplicationSpec
+from cotenant.runtime.events import ApplicationSpec, LaneSpec
 from cotenant.worker.ensemble import Ensemble
-from cotenant.worker.repository import Entry
+from cotenant.worker.repository import Entry, worker_model
+from cotenant.worker.wire import WorkerModel
 
 
 class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +30,8 @@ class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server serves: the models of a repository, a plan, and the problem that it solves. Ensembles are its
-    applications, as long as the plan splits their targets.
+    """The models of a repository, a plan, and the problem that it solves. Ensembles are its applications, as long as
+    the plan splits their targets.
 
     broken: models of the repository that cannot be served, with the reason.
     """
@@ -41,16 +42,19 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     broken: dict[str, str] = {}
 
 
-# From the names of the models to serve to a site: profiles what was not profiled yet, and plans. It is also told what
-# neighbours were seen to cost.
+# From the names of the models to serve, and the samples of interference that were observed, to a deployment: profiles
+# what was not profiled yet, and plans.
 Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Deployment]]
 
 
-def with_planned_batches(site: Deployment) -> Deployment:
-    """The site, with models that take as many rows as the largest batch that the plan has for them. Raises PlanError
-    for a plan of several workers on a partition: how they would share it is known to no backend yet."""
+def with_planned_batches(deployment: Deployment) -> Deployment:
+    """Return the deployment with models that take as many rows as the largest batch that the plan has for them.
+
+    Raises PlanError for a plan with several workers of a model on a partition: no backend knows yet how they would
+    share it.
+    """
     batches: dict[str, int] = {}
-    for device, partition, placement in site.plan.placements():
+    for device, partition, placement in deployment.plan.placements():
         if placement.procs > 1:
             raise PlanError(
                 f"the plan has {placement.procs} workers of {placement.model!r} on {show_share(partition.share)} of"
@@ -58,25 +62,53 @@ def with_planned_batches(site: Deployment) -> Deployment:
             )
         batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
     offered = {}
-    for name, given in site.offered.items():
+    for name, given in deployment.offered.items():
         models = {name} if given.ensemble is None else given.ensemble.models
         rows = min([given.info.max_batch_size, *(batches[model] for model in models if model in batches)])
         offered[name] = msgspec.structs.replace(given, info=msgspec.structs.replace(given.info, max_batch_size=rows))
-    return msgspec.structs.replace(site, offered=offered)
+    return msgspec.structs.replace(deployment, offered=offered)
 
 
-def applications_of(site: Deployment) -> tuple[ApplicationSpec, ...]:
-    """The ensembles that are served; their stages are numbered like their steps."""
+def without_model(deployment: Deployment, name: str) -> Deployment:
+    """Return the deployment with a plan that does not place a model, and is the same for all others."""
+    devices = []
+    for device in deployment.plan.devices:
+        partitions = [
+            Partition(share=partition.share, placements=kept)
+            for partition in device.partitions
+            if (kept := tuple(placement for placement in partition.placements if placement.model != name))
+        ]
+        if partitions:
+            devices.append(Device(kind=device.kind, id=device.id, partitions=tuple(partitions)))
+    split = {whole: parts for whole, parts in deployment.plan.split.items() if whole != name}
+    plan = msgspec.structs.replace(deployment.plan, devices=tuple(devices), split=split)
+    return msgspec.structs.replace(deployment, plan=plan)
+
+
+def applications_of(deployment: Deployment) -> tuple[ApplicationSpec, ...]:
+    """Return the ensembles that are served; their stages are numbered like their steps."""
     served = [
         offered.ensemble.application(offered.model.slo)
-        for name, offered in site.offered.items()
-        if offered.ensemble is not None and name in site.plan.split
+        for name, offered in deployment.offered.items()
+        if offered.ensemble is not None and name in deployment.plan.split
     ]
-    return application_specs(served, site.plan.split)
+    return application_specs(served, deployment.plan.split)
 
 
-def serves(site: Deployment, name: str) -> bool:
-    """Whether the plan has room for a model, or for all models of an ensemble."""
-    offered = site.offered.get(name)
+def worker_models(deployment: Deployment, lane: LaneSpec) -> list[WorkerModel]:
+    """Return the models that the worker of a lane loads, with the batches and latencies that the plan has for them."""
+    return [
+        msgspec.structs.replace(
+            worker_model(deployment.offered[held.model].entry, deployment.offered[held.model].info),
+            max_batch=len(held.latencies),
+            latencies=held.latencies,
+        )
+        for held in lane.models
+    ]
+
+
+def serves(deployment: Deployment, name: str) -> bool:
+    """Tell whether the plan has room for a model, or for all models of an ensemble."""
+    offered = deployment.offered.get(name)
     models = {name} if offered is None or offered.ensemble is None else offered.ensemble.models
-    return all(site.plan.rate(model) for model in models)
+    return all(deployment.plan.rate(model) for model in models)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from cotenant.core.plan import Plan
 from cotenant.core.units import show_share
-from cotenant.live.server import Server
+from cotenant.live.status import Status
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1c2733 }
@@ -18,10 +19,9 @@ th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px soli
 """
 
 
-def render_page(server: Server) -> str:
-    """The whole page. It asks for itself again every two seconds."""
-    status = server.status()
-    plan = server.site.plan
+def render_page(status: Status) -> str:
+    """Return the page as HTML. It reloads itself every two seconds."""
+    plan = Plan.from_json(bytes(status.plan))
     bars = []
     for device in plan.devices:
         cuts = "".join(

@@ -191,7 +191,7 @@ def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> Non
                 ]
                 for check in checks:
                     await asyncio.to_thread(check)
-                status = {row[0]: row for row in server.status().rows(server.site.plan)}
+                status = {row[0]: row for row in server.status().rows(server.deployment.plan)}
                 assert status["diamond"][1:4] == ["READY", "2 s", "5.0"]
                 assert 'model="diamond"' in server.metrics()
             finally:
@@ -317,7 +317,7 @@ def test_what_a_step_finds_is_looked_at_one_by_one(tmp_path: Path) -> None:
             finally:
                 await http.stop(1.0)
             assert counts == {"bright": 4, "mean": 10, "identity": 10, "add": 0, "diamond": 4}
-            (whole,) = server._site.problem.applications
+            (whole,) = server.deployment.problem.applications
             assert whole.visits["mean"] == 3.0
 
     run(main())

@@ -105,7 +105,10 @@ def use(client: Any, module: Any) -> None:
 def test_stock_clients_are_answered_by_real_workers(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
-            http, rpc = HttpServer(server, page=lambda: render_page(server), status=server.status), GrpcServer(server)
+            http, rpc = (
+                HttpServer(server, page=lambda: render_page(server.status()), status=server.status),
+                GrpcServer(server),
+            )
             address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
             grpc_address = f"127.0.0.1:{await rpc.listen('127.0.0.1', 0)}"
             try:
@@ -288,7 +291,7 @@ def test_what_people_and_programs_see(tmp_path: Path) -> None:
         async with started(repository(tmp_path)) as server:
             await ask(server, "identity", floats())
             assert 'cotenant_goodput_total{model="identity",version="1"} 1' in server.metrics()
-            assert "identity" in render_page(server)
+            assert "identity" in render_page(server.status())
             assert server.statistics("identity")[0]["inference_count"] == 1
             states = {entry.name: entry.state for entry in server.index()}
             assert states == {"identity": "READY", "lookup": "READY", "broken": "UNAVAILABLE"}
@@ -338,7 +341,7 @@ def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, m
     async def main() -> None:
         server = Server(shared, Fake(), prepare)
         await server.start()
-        seen = server._beside.samples
+        seen = server._observer.samples
 
         async def pump(model: str, tensor: Tensor) -> None:
             while {sample.victim.model for sample in seen()} != {"identity", "lookup"}:

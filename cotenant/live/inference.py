@@ -1,0 +1,76 @@
+"""The path of a request from a front end to the dispatcher, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from cotenant.errors import RequestError, UnavailableError
+from cotenant.live.driver import Driver, Tensors
+from cotenant.live.ensemble import EnsembleTensors
+from cotenant.live.oip import Done, InferRequest, InferResponse
+from cotenant.live.pool import Pool
+from cotenant.live.serving_state import ServingState
+
+POLL_INTERVAL = 0.001  # seconds between two polls of the workers while callers keep the event loop busy
+DRAIN_INTERVAL = 0.01  # seconds between two looks at the requests in flight of a server that drains
+
+
+class InferenceService:
+    """Admit requests, give each its deadline, and answer its caller once."""
+
+    def __init__(self, state: ServingState, driver: Driver, pool: Pool) -> None:
+        self._state = state
+        self._driver = driver
+        self._pool = pool
+        self._polled = 0.0  # when the workers were last polled on behalf of a request
+
+    def infer(self, request: InferRequest, done: Done) -> int:
+        """Submit a request and return its id; `done` is called once, perhaps before this returns.
+
+        Its deadline is the least of its timeout (else the model's target) and its caller's patience. Raises
+        UnavailableError while the server does not accept requests.
+        """
+        state = self._state
+        if not state.accepting:
+            raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
+        now = time.monotonic()
+        if now - self._polled > POLL_INTERVAL:
+            self._polled = now
+            self._pool.poll()
+        offered = state.deployment.offered[request.model]
+        info, model = offered.info, offered.model
+
+        def answered(result: Tensors | RequestError) -> None:
+            if isinstance(result, RequestError):
+                done(result)
+            else:
+                done(InferResponse(model=info.name, version=info.version, id=request.id, outputs=result))
+
+        return self._driver.submit(
+            request.model,
+            request.inputs if offered.ensemble is None else EnsembleTensors(offered.ensemble, request.inputs),
+            answered,
+            within=min(
+                model.slo if request.timeout is None else request.timeout,
+                math.inf if request.patience is None else request.patience,
+            ),
+            size=request.inputs[0].shape[0] if info.max_batch_size else 1,
+            priority=request.priority,
+        )
+
+    def cancel(self, request_id: int) -> None:
+        """Cancel a request whose caller left. Harmless where it has ended."""
+        self._driver.cancel(request_id)
+
+    def open(self) -> None:
+        """Accept requests from now on."""
+        self._state.accepting = True
+
+    async def drain(self, grace: float) -> None:
+        """Accept no further requests, and wait for those in flight, for `grace` seconds at most."""
+        self._state.accepting = False
+        deadline = time.monotonic() + grace
+        while self._driver.open and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_INTERVAL)

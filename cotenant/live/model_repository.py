@@ -1,0 +1,88 @@
+"""The models of the repository as front ends see them: metadata, configuration, versions, readiness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cotenant.core.tensor import ModelInfo
+from cotenant.errors import NotFoundError
+from cotenant.live.oip import IndexEntry
+from cotenant.live.pool import Pool
+from cotenant.live.serving_state import ServingState
+from cotenant.live.triton import model_config
+from cotenant.worker.ensemble import Ensemble
+
+
+class ModelRepository:
+    """Answer questions about models from the serving state and the state of their workers."""
+
+    def __init__(self, state: ServingState, pool: Pool) -> None:
+        self._state = state
+        self._pool = pool
+
+    def model(self, name: str, version: str = "") -> ModelInfo:
+        """Return the metadata of a model. Raises NotFoundError for an unknown name or version, and for a model that
+        cannot be served, with the reason."""
+        deployment = self._state.deployment
+        offered = deployment.offered.get(name)
+        if offered is None:
+            if name in deployment.broken:
+                raise NotFoundError(f"model '{name}' cannot be served: {deployment.broken[name]}")
+            known = ", ".join(sorted(deployment.offered)) or "none"
+            raise NotFoundError(f"unknown model '{name}'; there are: {known}")
+        info = offered.info
+        if version not in ("", info.version):
+            raise NotFoundError(
+                f"unknown version '{version}' of model '{name}'; it is served in version {info.version}"
+            )
+        return info
+
+    def ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a model can take requests. An unknown one cannot."""
+        offered = self._state.deployment.offered.get(name)
+        return offered is not None and version in ("", offered.info.version) and self._readiness(name)[0] == "READY"
+
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return Triton's ModelConfig in its JSON shape. Raises NotFoundError."""
+        info = self.model(name, version)
+        kinds = {lane: assignment.device.kind for lane, assignment in self._state.lanes_of(name).items()}
+        return model_config(info, self._state.deployment.offered[name], kinds)
+
+    def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """List the models with their states; only those that are READY where `ready` is set."""
+        entries = []
+        for name, offered in self._state.deployment.offered.items():
+            state, reason = self._readiness(name)
+            if not ready or state == "READY":
+                entries.append(IndexEntry(name=name, version=offered.info.version, state=state, reason=reason))
+        if not ready:
+            broken = self._state.deployment.broken.items()
+            entries += [IndexEntry(name=name, state="UNAVAILABLE", reason=reason) for name, reason in broken]
+        return entries
+
+    def _readiness(self, name: str) -> tuple[str, str]:
+        """Return a model's state as the repository index calls it, and the reason where it is not READY."""
+        if name in self._state.transitions:
+            return self._state.transitions[name], ""
+        offered = self._state.deployment.offered.get(name)
+        if offered is not None and offered.ensemble is not None:
+            return self._ensemble_readiness(name, offered.ensemble)
+        lanes = self._state.lanes_of(name)
+        if not lanes:
+            return "UNAVAILABLE", self._why_not_placed(name)
+        workers = {worker.lane: worker for worker in self._pool.status() if worker.lane in lanes}
+        if self._state.accepting and any(worker.state == "ready" for worker in workers.values()):
+            return "READY", ""
+        return "UNAVAILABLE", next((workers[lane].reason for lane in lanes if lane in workers), "")
+
+    def _ensemble_readiness(self, name: str, ensemble: Ensemble) -> tuple[str, str]:
+        if name not in self._state.deployment.plan.split:
+            return "UNAVAILABLE", "unloaded"
+        states = {model: self._readiness(model) for model in sorted(ensemble.models)}
+        reasons = [f"{model}: {reason or state}" for model, (state, reason) in states.items() if state != "READY"]
+        return ("UNAVAILABLE", reasons[0]) if reasons else ("READY", "")
+
+    def _why_not_placed(self, name: str) -> str:
+        if name in self._state.deployment.plan.unserved:
+            return "no share of the devices can serve it within its target; give it more time, or plan for less"
+        return "unloaded"

@@ -1,0 +1,82 @@
+"""What the driver reports, counted by model and by lane, and collected as samples of interference."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from cotenant.live.deployment import ServableModel
+from cotenant.live.interference_observer import InterferenceObserver
+from cotenant.live.serving_state import ServingState
+from cotenant.live.statistics import ModelStatistics
+from cotenant.predictors import Load
+from cotenant.predictors.samples import Sample
+from cotenant.runtime.events import Reply
+from cotenant.runtime.lane_assignment import LaneAssignment
+from cotenant.worker.wire import Timing
+
+EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
+
+
+class ServingObserver:
+    """Count how requests end and how long batches take: the driver's `Observer`.
+
+    models: counts by model. busy: seconds in batches, by lane. busy_since: tells when the batch began that a lane is
+    at work on; None for an idle lane.
+    """
+
+    def __init__(self, state: ServingState, busy_since: Callable[[str], float | None]) -> None:
+        self.models: dict[str, ModelStatistics] = {}
+        self.busy: defaultdict[str, float] = defaultdict(float)
+        self._state = state
+        self._busy_since = busy_since
+        self._interference = InterferenceObserver()
+
+    def track(self, models: Iterable[ServableModel]) -> None:
+        """Count these models from now on; those that are counted already keep their counts."""
+        for model in models:
+            name = model.info.name
+            if name not in self.models:
+                self.models[name] = ModelStatistics(name, model.info.version, EPOCH)
+
+    def samples(self) -> list[Sample]:
+        """Return the co-located batch latencies that were seen often enough to learn from."""
+        return self._interference.samples()
+
+    def ended(self, reply: Reply, now: float) -> None:
+        self.models[reply.requests[0].model].ended(reply, now)
+
+    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None:
+        self.busy[lane] += seconds
+        assignment = self._state.lanes.get(lane)
+        predicted = _predicted(assignment, model, rows, seconds)
+        alone = self._alone(assignment, model, rows, predicted)
+        self.models[model].ran(lane, rows, predicted, seconds, timing, alone=alone)
+        if assignment is None:
+            return
+        now = time.monotonic()
+        load = Load(model, assignment.device.kind, rows, assignment.partition.share)
+        others = {
+            name: self._busy_since(name)
+            for name, other in self._state.lanes.items()
+            if other.device.name == assignment.device.name and name != lane
+        }
+        self._interference.ran(lane, load, since=now - seconds, now=now, alone=alone, others=others)
+
+    def _alone(self, lane: LaneAssignment | None, model: str, rows: int, predicted: float) -> float:
+        """Return the profiled seconds of a batch without co-located models; `predicted` where there is no profile."""
+        if lane is None:
+            return predicted
+        profile = self._state.deployment.problem.profiles.get((model, lane.device.kind))
+        if profile is None:
+            return predicted
+        seconds = profile.latency(rows, lane.partition.share)
+        return seconds if seconds < math.inf else predicted
+
+
+def _predicted(lane: LaneAssignment | None, model: str, rows: int, observed: float) -> float:
+    """Return the seconds that the plan has for a batch; `observed` where it has none."""
+    latencies = next((held.latencies for held in lane.spec.models if held.model == model), ()) if lane else ()
+    return latencies[rows - 1] if rows <= len(latencies) else observed

@@ -1,0 +1,28 @@
+"""What is served at this moment: written by the deployment manager, read by the other parts of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cotenant.live.deployment import Deployment
+from cotenant.runtime.lane_assignment import LaneAssignment
+
+
+class ServingState:
+    """Hold the deployment in force and its lanes. Each attribute is replaced as a whole, never changed in place.
+
+    lanes: by name, as the dispatcher has them. transitions: models that are being loaded (LOADING) or unloaded
+    (UNLOADING). accepting: whether requests are admitted; the inference service writes it.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.lanes: Mapping[str, LaneAssignment] = {}
+        self.transitions: Mapping[str, str] = {}
+        self.accepting = False
+
+    def lanes_of(self, model: str) -> dict[str, LaneAssignment]:
+        """Return the lanes that hold a model, by name."""
+        return {
+            name: lane for name, lane in self.lanes.items() if any(held.model == model for held in lane.spec.models)
+        }

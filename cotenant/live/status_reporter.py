@@ -1,0 +1,107 @@
+"""A server at one moment, for people, programs and Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cotenant.backends import Backend
+from cotenant.live.driver import Driver
+from cotenant.live.metrics import LaneReading, render_metrics
+from cotenant.live.model_repository import ModelRepository
+from cotenant.live.pool import Pool
+from cotenant.live.serving_observer import ServingObserver
+from cotenant.live.serving_state import ServingState
+from cotenant.live.status import ModelStatus, Status
+from cotenant.measure.report import ModelReport, Report
+from cotenant.planners.applications import carried_rates
+
+
+class StatusReporter:
+    """Take snapshots of a server: status, statistics, metrics."""
+
+    def __init__(
+        self,
+        state: ServingState,
+        repository: ModelRepository,
+        observer: ServingObserver,
+        driver: Driver,
+        pool: Pool,
+        backend: Backend,
+    ) -> None:
+        self._state = state
+        self._repository = repository
+        self._observer = observer
+        self._driver = driver
+        self._pool = pool
+        self._backend = backend
+
+    def status(self) -> Status:
+        """Return all that `cotenant status` and the page show."""
+        deployment = self._state.deployment
+        return Status(
+            backend=self._backend.name,
+            isolation=self._backend.isolation(),
+            ready=self._state.accepting,
+            plan=msgspec.Raw(deployment.plan.to_json()),
+            targets={name: offered.model.slo for name, offered in deployment.offered.items()},
+            planned=carried_rates(deployment.plan, deployment.problem),
+            models=self._repository.index(),
+            statistics={
+                name: ModelStatus(
+                    outcomes={outcome.value: count for outcome, count in counts.outcomes.items()},
+                    attainment=counts.attainment,
+                    mean=counts.success.seconds / counts.success.count if counts.success.count else 0.0,
+                )
+                for name, counts in self._observer.models.items()
+            },
+            workers=self._pool.status(),
+        )
+
+    def statistics(self, name: str = "") -> list[dict[str, Any]]:
+        """Return Triton's `model_stats`, one entry a model; of all models where no name is given."""
+        return [counts.to_json() for model, counts in self._observer.models.items() if name in ("", model)]
+
+    def metrics(self) -> str:
+        """Return the metrics in Prometheus' text format."""
+        return render_metrics(
+            self._observer.models.values(),
+            self.lane_readings(),
+            backend=self._backend.name,
+            isolation=self._backend.isolation(),
+        )
+
+    def lane_readings(self) -> list[LaneReading]:
+        """Return the state of every lane."""
+        return [
+            LaneReading(
+                lane=worker.lane,
+                up=worker.state == "ready",
+                lost=worker.state == "lost",
+                share=worker.share,
+                used_share=worker.used_share,
+                over_share=worker.over_share,
+                busy=self._observer.busy[worker.lane],
+                restarts=worker.restarts,
+                waiting=self._driver.waiting(worker.lane),
+            )
+            for worker in self._pool.status()
+        ]
+
+    def with_batch_means(self, report: Report) -> Report:
+        """Return a report of what callers saw with the mean batch, and its mean predicted and observed latency, of all
+        batches since the start."""
+        return msgspec.structs.replace(report, models=tuple(self._with_batch_means(row) for row in report.models))
+
+    def _with_batch_means(self, row: ModelReport) -> ModelReport:
+        counts = self._observer.models[row.model]
+        batches = counts.executions
+        if not counts.predicted:
+            return row
+        return msgspec.structs.replace(
+            row,
+            batch=counts.rows / batches,
+            predicted=sum(total.seconds for total in counts.predicted.values()) / batches,
+            observed=sum(total.seconds for total in counts.observed.values()) / batches,
+        )
