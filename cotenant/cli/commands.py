@@ -37,7 +37,6 @@ from cotenant.cli.options import (
 from cotenant.cli.output import console, print_labelled, print_written, show_json
 from cotenant.cli.reproduce import reproduce
 from cotenant.cli.simulate import simulate
-from cotenant.cli.sweep import sweep
 from cotenant.cli.validate import validate
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
@@ -250,7 +249,6 @@ def compare_plans(
 
 app.command()(simulate)
 app.command()(capacity)
-app.command()(sweep)
 app.command()(validate)
 app.command()(colocate)
 app.command()(fit)

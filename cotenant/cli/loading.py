@@ -106,13 +106,6 @@ def read_bytes(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def text_of(path: Path) -> str:
-    try:
-        return read_bytes(path).decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not text in UTF-8 (byte {error.start}); is it the right file?") from None
-
-
 def write_file(path: Path, text: str, *, quiet: bool = False) -> None:
     """All of it or, where that fails, nothing: what was there before stays until then."""
     part = path.parent / f".{path.name}.new"

@@ -31,7 +31,6 @@ from cotenant.sim.recorder import Recorder, lane_places
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
-MOST_VALUES = 10_000  # in a range
 SPELLINGS = "rate=2, devices=-1, kind=v100:t4, slo=resnet50:50ms, planner=elastic"
 
 
@@ -55,38 +54,9 @@ class ScenarioChange(msgspec.Struct, frozen=True):
         return f"{self.key}={self.name}{':' if self.name else ''}{self.value}"
 
 
-def read_change(text: str, flag: str = "--what-if") -> tuple[ScenarioChange, ...]:
+def read_change(text: str) -> tuple[ScenarioChange, ...]:
     """Changes that are made together, separated by commas. Raises ConfigError for what is none."""
-    return tuple(_change(part.strip(), flag) for part in text.split(","))
-
-
-def read_values(text: str, flag: str = "--over") -> tuple[ScenarioChange, ...]:
-    """Changes to try one after the other: ``rate=0.5,1,2``, ``devices=1..4``, ``slo=resnet50:50ms,100ms``.
-
-    A name before the first value holds for those after it.
-    """
-    key, equals, rest = text.partition("=")
-    values = [value.strip() for value in rest.split(",") if value.strip()]
-    if not equals or not values:
-        raise ConfigError(f"{flag} {text}: write KEY=VALUE,VALUE,… such as rate=0.5,1,2 or devices=1..4")
-    changes = []
-    name = ""
-    for value in values:
-        own, colon, plain = value.rpartition(":")
-        if colon and key != "kind":
-            name, value = own, plain
-        prefix = f"{name}:" if name else ""
-        first, dots, last = value.partition("..")
-        if dots and first.isdigit() and last.isdigit() and int(first) <= int(last):
-            if int(last) - int(first) >= MOST_VALUES:
-                raise ConfigError(f"{flag} {text}: {value} are more than {MOST_VALUES:,} values; take some of them")
-            changes += [_change(f"{key}={prefix}{n}", flag) for n in range(int(first), int(last) + 1)]
-        else:
-            changes.append(_change(f"{key}={prefix}{value}", flag))
-    for change, times in Counter(changes).items():
-        if times > 1:
-            raise ConfigError(f"{flag} {text}: {change.text} stands twice")
-    return tuple(changes)
+    return tuple(_change(part.strip()) for part in text.split(","))
 
 
 def apply_changes(question: Scenario, changes: Sequence[ScenarioChange], plan: Plan) -> Scenario:
@@ -155,22 +125,24 @@ def run_scenario(trial: ScenarioTask) -> ScenarioResult:
 Promise = TypeVar("Promise", Model, Application)
 
 
-def _change(text: str, flag: str) -> ScenarioChange:
+def _change(text: str) -> ScenarioChange:
     key, equals, rest = text.partition("=")
     if not equals or not rest:
-        raise ConfigError(f"{flag} {text}: write what changes and how, such as {SPELLINGS}")
+        raise ConfigError(f"--what-if {text}: write what changes and how, such as {SPELLINGS}")
     if key not in _MAKES:
-        raise ConfigError(f"{flag} {text}: {key!r} cannot be changed; there are {', '.join(_MAKES)}, as in {SPELLINGS}")
+        raise ConfigError(
+            f"--what-if {text}: {key!r} cannot be changed; there are {', '.join(_MAKES)}, as in {SPELLINGS}"
+        )
     name, _, value = rest.rpartition(":")
     change = ScenarioChange(key, name, value)
     if key == "kind" and not (name and value):
-        raise ConfigError(f"{flag} {text}: write kind=OLD:NEW, such as kind=v100:t4")
+        raise ConfigError(f"--what-if {text}: write kind=OLD:NEW, such as kind=v100:t4")
     if key == "rate":
         _factor(change)
     if key == "devices":
         _count(change)
     if key == "slo":
-        parse_seconds(value, f"{flag} {text}")
+        parse_seconds(value, f"--what-if {text}")
     if key == "planner":
         load_planner(value)
     return change

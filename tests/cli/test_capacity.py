@@ -59,7 +59,7 @@ def test_the_rates_of_a_workload_grow(program: Program, folder: Path) -> None:
     entry = '[[workload]]\nmodel = "identity"\narrivals = "wave"\nlow = 10\nhigh = 80\nperiod = "1s"\n'
     (folder / "asked.toml").write_text(entry)
     (folder / "failing.toml").write_text(entry + '[[failures]]\nparts = ["cpu-0"]\ntime = "1s"\n')
-    for command in (("capacity",), ("sweep", "--over", "rate=1,2"), ("simulate", "--what-if", "rate=2")):
+    for command in (("capacity",), ("simulate", "--what-if", "rate=2")):
         message = program.refuses(*command, "problem.toml", "--planner", "elastic", "--workload", "failing.toml")
         assert message == "failing.toml: failures are for one run of `cotenant simulate`; leave them out here"
     said = program("capacity", "problem.toml", *SHORT, "--workload", "asked.toml", "--growth", "1", "--json")

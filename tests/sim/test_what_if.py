@@ -5,12 +5,10 @@ from cotenant.core.model import Kind
 from cotenant.errors import ConfigError, PlanError
 from cotenant.sim.what_if import (
     Scenario,
-    ScenarioChange,
     ScenarioTask,
     apply_changes,
     planned_rates,
     read_change,
-    read_values,
     run_scenario,
 )
 from cotenant.workload import Workload
@@ -93,28 +91,6 @@ def test_what_is_no_change(text: str, message: str) -> None:
 def test_a_planner_that_there_is_not() -> None:
     with pytest.raises(PlanError, match=r"^no planner 'best'; there are "):
         asked("planner=best")
-
-
-def test_values_to_try_one_after_the_other() -> None:
-    assert [change.text for change in read_values("rate=0.5,1, 2")] == ["rate=0.5", "rate=1", "rate=2"]
-    assert [change.text for change in read_values("devices=2..4")] == ["devices=2", "devices=3", "devices=4"]
-    assert [change.text for change in read_values("devices=cpu:1..2,5")] == [
-        "devices=cpu:1",
-        "devices=cpu:2",
-        "devices=cpu:5",
-    ]
-    assert read_values("slo=a:50ms,80ms") == (ScenarioChange("slo", "a", "50ms"), ScenarioChange("slo", "a", "80ms"))
-    assert read_values("kind=a:b,a:c") == (ScenarioChange("kind", "a", "b"), ScenarioChange("kind", "a", "c"))
-    for text, message in (
-        ("rate", "--over rate: write KEY=VALUE,VALUE,"),
-        ("rate=,", "--over rate=,: write KEY=VALUE,VALUE,"),
-        ("rate=1,1", "--over rate=1,1: rate=1 stands twice"),
-        ("devices=1..999999999", "--over devices=1..999999999: 1..999999999 are more than 10,000 values; take some of"),
-        ("devices=4..1", "devices=4..1: '4..1' is no number of devices"),
-    ):
-        with pytest.raises(ConfigError) as error:
-            read_values(text)
-        assert str(error.value).startswith(message)
 
 
 def test_a_trial_is_planned_and_simulated_unless_it_has_a_plan() -> None:
