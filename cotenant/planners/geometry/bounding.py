@@ -28,16 +28,16 @@ from cotenant.planners.geometry.pricing import DualPrices, StepValue, price_mode
 
 Array = NDArray[np.float64]
 
-ROUNDS = 40  # of pricing and cutting
-TESTS = 8  # multiples of the rates, or fleets, that are tried
-CLOSE = 3e-4  # how near to what can be proven
-MARGIN = 1e-6  # of a multiple: sums of floats
-SLACK = 1e-7  # of a cut's multiplier, for the same reason
-TIMES = 6  # multiples of the parts that partitions carry that are tried for a cut
-STEEP = 40.0  # largest multiplier of a cut
-DEEP = 1e-3  # by how much of it a cut must be broken
-FLAT = 1e-9  # prices and numbers that are as good as none
-ADDED = 60  # modes that are taken in at once
+MAX_ROUNDS = 40  # of pricing and cutting
+MAX_TRIALS = 8  # multiples of the rates, or fleets, that are tried
+REL_GAP = 3e-4  # how near to what can be proven
+REL_ROUNDING = 1e-6  # of a multiple: sums of floats
+REL_MULTIPLIER_SLACK = 1e-7  # of a cut's multiplier, for the same reason
+MAX_CUT_NUMERATOR = 6  # multiples of the parts that partitions carry that are tried for a cut
+MAX_CUT_MULTIPLIER = 40.0  # largest multiplier of a cut
+MIN_CUT_VIOLATION = 1e-3  # by how much of it a cut must be broken
+NEAR_ZERO = 1e-9  # prices and numbers that are as good as none
+MAX_COLUMNS_PER_ROUND = 60  # modes that are taken in at once
 
 
 class BoundCertificate(msgspec.Struct, frozen=True):
@@ -56,18 +56,18 @@ class BoundSolver:
     """What rates of the models of a menu need. slots: of use; modes: any, to begin with."""
 
     def __init__(
-        self, menu: ModeCatalog, slots: Sequence[int], cuttings: Sequence[CuttingPattern], modes: Sequence[Mode]
+        self, catalog: ModeCatalog, slots: Sequence[int], patterns: Sequence[CuttingPattern], modes: Sequence[Mode]
     ) -> None:
-        self.menu, self.slots, self.cuttings = menu, slots, cuttings
+        self.catalog, self.slots, self.patterns = catalog, slots, patterns
         self.pool: list[Mode] = []
-        self.carried = np.zeros((0, len(menu.names)))
+        self.carried = np.zeros((0, len(catalog.names)))
         self.extend(modes)
         self.chosen = [n for n, mode in enumerate(self.pool) if len(mode.models) == 1]
         self.multipliers: list[tuple[int, float]] = []
 
     def extend(self, modes: Sequence[Mode]) -> list[int]:
         """Take modes into the pool; their numbers there."""
-        carried = np.zeros((len(modes), len(self.menu.names)))
+        carried = np.zeros((len(modes), len(self.catalog.names)))
         count = [len(mode.models) for mode in modes]
         rows, models = np.repeat(np.arange(len(modes)), count), [i for mode in modes for i in mode.models]
         carried[rows, models] = [rate for mode in modes for rate in mode.rates]
@@ -80,37 +80,37 @@ class BoundSolver:
     def largest(self, rates: Array, counts: Sequence[float], limit: float) -> float:
         """A multiple of the rates that no plan exceeds, no more than `limit`, which is known to be one."""
         low, multiple = 0.0, limit
-        for _ in range(TESTS):
+        for _ in range(MAX_TRIALS):
             proof = self.prove(rates * multiple, counts)
             part = proof.part(counts) if proof is not None else 0.0
-            if part > 1 + MARGIN:
+            if part > 1 + REL_ROUNDING:
                 limit = multiple
-                multiple = max(limit / part * (1 + CLOSE), (limit + low) / 2 if low else 0.0)
+                multiple = max(limit / part * (1 + REL_GAP), (limit + low) / 2 if low else 0.0)
             else:
                 low = multiple
                 multiple = (limit + low) / 2
-            if limit - multiple < CLOSE * limit:
+            if limit - multiple < REL_GAP * limit:
                 break
-        return limit * (1 + MARGIN)
+        return limit * (1 + REL_ROUNDING)
 
     def cheapest(self, rates: Array, counts: Sequence[float], prices: Sequence[float], limit: float) -> float:
         """A cost that no plan for the rates goes below, no less than `limit`, which is known to be one."""
         proofs: list[BoundCertificate] = []
-        for _ in range(TESTS):
+        for _ in range(MAX_TRIALS):
             fleet = _fleet(proofs, counts, prices, limit)
             if fleet is None:
                 break
             limit = max(limit, sum(price * count for price, count in zip(prices, fleet, strict=True)))
             proof = self.prove(rates, fleet)
-            if proof is None or proof.part(fleet) <= 1 + MARGIN:
+            if proof is None or proof.part(fleet) <= 1 + REL_ROUNDING:
                 break
             proofs.append(proof)
         return limit
 
-    def refutes(self, rates: Array, counts: Sequence[float]) -> bool:
+    def proves_infeasible(self, rates: Array, counts: Sequence[float]) -> bool:
         """Whether so many devices of each kind are proven to be too few."""
-        proof = self.prove(rates, counts, enough=1 + MARGIN)
-        return proof is not None and proof.part(counts) > 1 + MARGIN
+        proof = self.prove(rates, counts, enough=1 + REL_ROUNDING)
+        return proof is not None and proof.part(counts) > 1 + REL_ROUNDING
 
     def prove(self, rates: Array, counts: Sequence[float], *, enough: float = math.inf) -> BoundCertificate | None:
         """How much of some devices the rates take; None where nothing of use was proven.
@@ -119,7 +119,7 @@ class BoundSolver:
         """
         best: BoundCertificate | None = None
         program = _Patterns(self, rates, counts)
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             program.run()
             if program.value is None:
                 break
@@ -131,14 +131,14 @@ class BoundSolver:
                 return best
             worth = program.worth()
             found: list[Mode] = []
-            most = self._spared(prices, len(counts)) * (1 + CLOSE) + FLAT
+            most = self._spared(prices, len(counts)) * (1 + REL_GAP) + NEAR_ZERO
             for s in self.slots:
-                most[s], new = price_modes(self.menu, s, worth, float(most[s]))
+                most[s], new = price_modes(self.catalog, s, worth, float(most[s]))
                 found += [mode for _, mode in new]
             proof = BoundCertificate(worth.all(), self._devices(most, len(counts)))
             best = max(best or proof, proof, key=lambda each: each.part(counts))
             part = best.part(counts)
-            if not found or part > enough or part >= program.value * (1 - 2 * CLOSE):
+            if not found or part > enough or part >= program.value * (1 - 2 * REL_GAP):
                 break
             program.extend(found)
         return best
@@ -147,20 +147,20 @@ class BoundSolver:
         """Prices of partitions on each slot that are as high as they may be without a device becoming dearer."""
         dearest = self._devices(prices, kinds)
         spare = np.full(len(prices), math.inf)
-        for cutting in self.cuttings:
-            own = sum(float(prices[s]) * many for s, many in cutting.pieces)
-            count = sum(many for _, many in cutting.pieces)
-            for s, _ in cutting.pieces:
-                spare[s] = min(spare[s], max(0.0, dearest[cutting.kind] - own) / count)
+        for pattern in self.patterns:
+            own = sum(float(prices[s]) * many for s, many in pattern.pieces)
+            count = sum(many for _, many in pattern.pieces)
+            for s, _ in pattern.pieces:
+                spare[s] = min(spare[s], max(0.0, dearest[pattern.kind] - own) / count)
         higher: Array = prices + np.where(np.isfinite(spare), spare, 0.0)
         return higher
 
     def _devices(self, most: Array, kinds: int) -> Array:
         """What a device of each kind is worth at most, where partitions are."""
         worth = np.zeros(kinds)
-        for cutting in self.cuttings:
-            own = sum(float(most[s]) * many for s, many in cutting.pieces)
-            worth[cutting.kind] = max(worth[cutting.kind], own)
+        for pattern in self.patterns:
+            own = sum(float(most[s]) * many for s, many in pattern.pieces)
+            worth[pattern.kind] = max(worth[pattern.kind], own)
         return worth
 
 
@@ -175,9 +175,11 @@ def _fleet(
     for k in columns:
         program.addCol(prices[k], 0.0, min(counts[k], highspy.kHighsInf), 0, [], [])
         program.changeColIntegrality(k, highspy.HighsVarType.kInteger)
-    program.addRow(limit * (1 - MARGIN), highspy.kHighsInf, len(columns), columns, list(prices))
+    program.addRow(limit * (1 - REL_ROUNDING), highspy.kHighsInf, len(columns), columns, list(prices))
     for proof in proofs:
-        program.addRow(proof.asked * (1 - MARGIN), highspy.kHighsInf, len(columns), columns, proof.device.tolist())
+        program.addRow(
+            proof.asked * (1 - REL_ROUNDING), highspy.kHighsInf, len(columns), columns, proof.device.tolist()
+        )
     program.run()
     if program.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
@@ -199,15 +201,15 @@ class _Patterns:
         self.program = highspy.Highs()  # type: ignore[no-untyped-call]
         self.program.setOptionValue("output_flag", False)
         self.program.setOptionValue("threads", 1)
-        kinds, slots = len(counts), len(of.menu.slots)
+        kinds, slots = len(counts), len(of.catalog.slots)
         self.at_slot, self.at_model, self.at_cut = kinds, kinds + slots, kinds + slots + len(rates)
         for n in range(self.at_cut):
             low, high = (1.0, highspy.kHighsInf) if n >= self.at_model else (-highspy.kHighsInf, 0.0)
             self.program.addRow(low, high, 0, [], [])
         self._column(1.0, list(range(kinds)), [-count for count in counts])
-        for cutting in of.cuttings:
-            rows = [cutting.kind, *(self.at_slot + s for s, _ in cutting.pieces)]
-            self._column(0.0, rows, [1.0, *(-float(many) for _, many in cutting.pieces)])
+        for pattern in of.patterns:
+            rows = [pattern.kind, *(self.at_slot + s for s, _ in pattern.pieces)]
+            self._column(0.0, rows, [1.0, *(-float(many) for _, many in pattern.pieces)])
         self._add(of.chosen)
         for model, times in of.multipliers:
             self._cut(model, times)
@@ -238,7 +240,7 @@ class _Patterns:
     def _cut(self, model: int, times: float) -> None:
         steps = np.ceil(times * self.parts[self.columns, model])
         able = np.flatnonzero(steps)
-        columns = (able + 1 + len(self.of.cuttings)).tolist()
+        columns = (able + 1 + len(self.of.patterns)).tolist()
         self.program.addRow(float(math.ceil(times)), highspy.kHighsInf, len(able), columns, steps[able].tolist())
         self.cuts.append((model, times))
 
@@ -247,7 +249,7 @@ class _Patterns:
         optimal = self.program.getModelStatus() == highspy.HighsModelStatus.kOptimal
         self.value = float(self.program.getInfo().objective_function_value) if optimal else None
         solution = self.program.getSolution()
-        self.used = np.array(solution.col_value)[1 + len(self.of.cuttings) :]
+        self.used = np.array(solution.col_value)[1 + len(self.of.patterns) :]
         self.duals: Array = np.array(solution.row_dual)
 
     def prices(self) -> Array:
@@ -265,12 +267,12 @@ class _Patterns:
     def take(self, prices: Array) -> bool:
         """Take in the modes of the pool that are worth most beyond their price. Whether there are any."""
         worth = self.worth()
-        price = prices[self.of.slot] * (1 + CLOSE) + FLAT
+        price = prices[self.of.slot] * (1 + REL_GAP) + NEAR_ZERO
         value = self.parts @ worth.whole
         for step in worth.steps:
             value += step.value * np.ceil(step.times * self.parts[:, step.model])
         able = np.flatnonzero((value > price) & ~self.taken)
-        fresh = able[np.argsort(-(value / price)[able], kind="stable")][:ADDED].tolist()
+        fresh = able[np.argsort(-(value / price)[able], kind="stable")][:MAX_COLUMNS_PER_ROUND].tolist()
         self.of.chosen += fresh
         self._add(fresh)
         return bool(fresh)
@@ -285,17 +287,17 @@ class _Patterns:
     def cut(self) -> bool:
         """Add for each model the cut that what is used breaks most. Whether there are any."""
         before = len(self.cuts)
-        active = np.flatnonzero(self.used > FLAT)
+        active = np.flatnonzero(self.used > NEAR_ZERO)
         carried = self.parts[np.array(self.columns)[active]]
         for i, parts in enumerate(carried.T):
             known = np.unique(np.round(parts[parts > 0], 9))
-            times = (np.arange(1, TIMES + 1)[:, None] / known).ravel() * (1 - SLACK)
-            times = times[times <= STEEP]
+            times = (np.arange(1, MAX_CUT_NUMERATOR + 1)[:, None] / known).ravel() * (1 - REL_MULTIPLIER_SLACK)
+            times = times[times <= MAX_CUT_MULTIPLIER]
             if len(times):
                 least = np.ceil(times)
                 short = 1 - np.ceil(times[:, None] * parts) @ self.used[active] / least
                 n = int(short.argmax())
-                if short[n] > DEEP:
+                if short[n] > MIN_CUT_VIOLATION:
                     self._cut(i, float(times[n]))
                     self.of.multipliers.append((i, float(times[n])))
         return len(self.cuts) > before

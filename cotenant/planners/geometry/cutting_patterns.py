@@ -14,8 +14,8 @@ from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
 from cotenant.planners.geometry.modes import PartitionSize
 
-SIZES = 25  # shares of which every cutting is made
-MANY = 700  # ways to cut a device that are all looked at; beyond, those that prices ask for
+MAX_ENUMERATED_SHARES = 25  # shares of which every cutting is made
+MAX_PATTERNS = 700  # ways to cut a device that are all looked at; beyond, those that prices ask for
 
 
 class CuttingPattern(msgspec.Struct, frozen=True):
@@ -26,29 +26,29 @@ class CuttingPattern(msgspec.Struct, frozen=True):
 
 
 def enumerate_patterns(
-    kind: int, of: Kind, slots: Sequence[PartitionSize], useful: Sequence[int]
+    kind: int, of: Kind, slots: Sequence[PartitionSize], usable_slots: Sequence[int]
 ) -> list[CuttingPattern] | None:
     """All cuttings of a kind that leave no room for one more useful piece; None where there are very many."""
-    mine = [s for s in useful if slots[s].kind == kind]
+    mine = [s for s in usable_slots if slots[s].kind == kind]
     if of.geometry is not None:
-        return _instances(kind, of, [s for s, slot in enumerate(slots) if slot.kind == kind], set(useful))
-    if len(mine) > SIZES:
+        return _instances(kind, of, [s for s, slot in enumerate(slots) if slot.kind == kind], set(usable_slots))
+    if len(mine) > MAX_ENUMERATED_SHARES:
         return None
     found: list[CuttingPattern] = []
     for pieces in _fillings([slots[s].share for s in mine], WHOLE, of.max_partitions or WHOLE):
         found.append(CuttingPattern(kind, tuple((s, n) for s, n in zip(mine, pieces, strict=True) if n)))
-        if len(found) > MANY:
+        if len(found) > MAX_PATTERNS:
             return None
     return found
 
 
-def _instances(kind: int, of: Kind, mine: Sequence[int], useful: set[int]) -> list[CuttingPattern]:
+def _instances(kind: int, of: Kind, mine: Sequence[int], usable_slots: set[int]) -> list[CuttingPattern]:
     assert of.geometry is not None
     legal = [instance for instance in mig.instances(of.geometry) if instance.share in of.cuts]
     number = dict(zip(legal, mine, strict=True))
     found: dict[tuple[tuple[int, int], ...], None] = {}
     for layout in mig.maximal_layouts(of.geometry):
-        pieces = Counter(number[instance] for instance in layout if number.get(instance) in useful)
+        pieces = Counter(number[instance] for instance in layout if number.get(instance) in usable_slots)
         chosen = list(pieces.elements())[: of.max_partitions]
         found[tuple(sorted(Counter(chosen).items()))] = None
     return [CuttingPattern(kind, pieces) for pieces in found if pieces]
@@ -84,12 +84,12 @@ def most_valuable_pattern(
     unit = int(np.gcd.reduce([*shares, WHOLE]))
     sizes, worth, whole = shares // unit, price[mine], WHOLE // unit
     parts = min(of.max_partitions or whole, whole // int(sizes.min()))
-    limited = of.max_partitions is not None and of.max_partitions < whole // int(sizes.min())
-    rows = parts + 1 if limited else 2
+    has_finite_optimum = of.max_partitions is not None and of.max_partitions < whole // int(sizes.min())
+    rows = parts + 1 if has_finite_optimum else 2
     best = np.zeros((rows, whole + 1))
     taken = np.full((rows, whole + 1), -1)
     for row in range(1, rows):
-        before = row - 1 if limited else row
+        before = row - 1 if has_finite_optimum else row
         for room in range(1, whole + 1):
             able = sizes <= room
             if not able.any():
@@ -109,5 +109,5 @@ def most_valuable_pattern(
             continue
         pieces[int(mine[n])] += 1
         room -= int(sizes[n])
-        row -= 1 if limited else 0
+        row -= 1 if has_finite_optimum else 0
     return float(best[rows - 1, whole]), CuttingPattern(kind, tuple(sorted(pieces.items())))

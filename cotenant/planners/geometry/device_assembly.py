@@ -17,8 +17,8 @@ from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, ModeCatalog, PartitionSize
 from cotenant.predictors import Load, NoInterference
 
-SWAPS = 64  # devices among which modes change places; more are alike anyway
-LOOKED_AT = 256  # devices of the plan in force that a new one is compared with
+MAX_DEVICES_TO_SWAP = 64  # devices among which modes change places; more are alike anyway
+MAX_DEVICES_TO_COMPARE = 256  # devices of the plan in force that a new one is compared with
 
 
 class DeviceGroup(msgspec.Struct):
@@ -93,8 +93,8 @@ def _place(
 
 def assemble_devices(
     modes: Sequence[tuple[Mode, int]],
-    cuttings: Sequence[tuple[CuttingPattern, int]],
-    rooms: Sequence[int | None],
+    patterns: Sequence[tuple[CuttingPattern, int]],
+    memory_limits: Sequence[int | None],
     stand: Sequence[CurrentDevice],
 ) -> list[DeviceGroup]:
     """Devices that hold the modes, in as few groups as they come. What finds no memory is left out.
@@ -104,27 +104,27 @@ def assemble_devices(
     pool: dict[int, Counter[Mode]] = {}
     for mode, count in modes:
         pool.setdefault(mode.slot, Counter())[mode] += count
-    left = dict(cuttings)
+    left = dict(patterns)
     kept = []
     for device in stand:
-        if (found := _kept(device, pool, left, rooms[device.kind])) is not None:
+        if (found := _kept(device, pool, left, memory_limits[device.kind])) is not None:
             _take(pool, found[0], 1)
             kept.append((device, *found))
     groups = []
     for device, chosen, rest in kept:
-        room = rooms[device.kind]
+        room = memory_limits[device.kind]
         more = _compose(rest, pool, None if room is None else room - sum(mode.memory for mode in chosen))
         _take(pool, list(more.elements()), 1)
         groups.append(DeviceGroup(device.kind, (*chosen, *more.elements()), (device.id,)))
     stay = {(device.kind, device.id) for device, _, _ in kept}
     free = [device for device in stand if (device.kind, device.id) not in stay]
     numbers = _Numbers(stand)
-    for cutting, count in sorted(left.items(), key=lambda each: each[0].pieces[-1:], reverse=True):
-        while count > 0 and (composed := _compose(cutting, pool, rooms[cutting.kind])):
+    for pattern, count in sorted(left.items(), key=lambda each: each[0].pieces[-1:], reverse=True):
+        while count > 0 and (composed := _compose(pattern, pool, memory_limits[pattern.kind])):
             times = min([count, *(pool[mode.slot][mode] // many for mode, many in composed.items())])
             _take(pool, list(composed.elements()), times)
-            ids = [numbers.like(cutting.kind, composed, free) for _ in range(times)]
-            groups.append(DeviceGroup(cutting.kind, tuple(composed.elements()), tuple(ids)))
+            ids = [numbers.like(pattern.kind, composed, free) for _ in range(times)]
+            groups.append(DeviceGroup(pattern.kind, tuple(composed.elements()), tuple(ids)))
             count -= times
     return groups
 
@@ -143,7 +143,7 @@ class _Numbers:
         def common(device: CurrentDevice) -> int:
             return (own & Counter((place.slot, place.models) for place in device.places)).total()
 
-        able = [device for device in free[:LOOKED_AT] if device.kind == kind]
+        able = [device for device in free[:MAX_DEVICES_TO_COMPARE] if device.kind == kind]
         if able:
             best = max(able, key=common)
             free.remove(best)
@@ -172,10 +172,10 @@ def _kept(
     if not chosen or (room is not None and sum(mode.memory * n for mode, n in chosen.items()) > room):
         return None
     pieces = Counter(place.slot for place in device.places)
-    for cutting, count in left.items():
-        whole = Counter(dict(cutting.pieces))
-        if count > 0 and cutting.kind == device.kind and pieces <= whole:
-            left[cutting] -= 1
+    for pattern, count in left.items():
+        whole = Counter(dict(pattern.pieces))
+        if count > 0 and pattern.kind == device.kind and pieces <= whole:
+            left[pattern] -= 1
             return list(chosen.elements()), CuttingPattern(device.kind, tuple(sorted((whole - pieces).items())))
     return None
 
@@ -185,10 +185,10 @@ def _take(pool: dict[int, Counter[Mode]], modes: Sequence[Mode], times: int) -> 
         pool[mode.slot][mode] -= times
 
 
-def _compose(cutting: CuttingPattern, pool: dict[int, Counter[Mode]], room: int | None) -> Counter[Mode]:
+def _compose(pattern: CuttingPattern, pool: dict[int, Counter[Mode]], room: int | None) -> Counter[Mode]:
     """One device: of each piece what there is most of, as far as memory goes."""
     chosen: Counter[Mode] = Counter()
-    for s, many in sorted(cutting.pieces, reverse=True):
+    for s, many in sorted(pattern.pieces, reverse=True):
         for _ in range(many):
             able = [mode for mode, n in pool.get(s, {}).items() if n > chosen[mode]]
             if room is not None:
@@ -200,21 +200,21 @@ def _compose(cutting: CuttingPattern, pool: dict[int, Counter[Mode]], room: int 
 
 
 def reduce_interference(
-    problem: Problem, menu: ModeCatalog, groups: list[DeviceGroup], rooms: Sequence[int | None]
+    problem: Problem, catalog: ModeCatalog, groups: list[DeviceGroup], memory_limits: Sequence[int | None]
 ) -> list[DeviceGroup]:
     """The same devices, with modes of equal shares changing places as long as slowdowns get less."""
-    if isinstance(problem.interference, NoInterference) or sum(group.count for group in groups) > SWAPS:
+    if isinstance(problem.interference, NoInterference) or sum(group.count for group in groups) > MAX_DEVICES_TO_SWAP:
         return groups
     devices = [(group.kind, list(group.modes)) for group in groups for _ in group.ids]
     ids = [number for group in groups for number in group.ids]
-    cost = [_slowness(problem, menu, kind, modes) for kind, modes in devices]
+    cost = [_slowness(problem, catalog, kind, modes) for kind, modes in devices]
     improved = True
     while improved:
         improved = False
         for a in range(len(devices)):
             for b in range(a + 1, len(devices)):
                 (kind, mine), (_, theirs) = devices[a], devices[b]
-                room = rooms[kind] or math.inf
+                room = memory_limits[kind] or math.inf
                 for i, one in enumerate(mine):
                     for j, other in enumerate(theirs):
                         if one.slot != other.slot or one == other:
@@ -222,7 +222,7 @@ def reduce_interference(
                         swapped = [*mine[:i], other, *mine[i + 1 :]], [*theirs[:j], one, *theirs[j + 1 :]]
                         if any(_memory(modes) > room for modes in swapped):
                             continue
-                        new = [_slowness(problem, menu, kind, modes) for modes in swapped]
+                        new = [_slowness(problem, catalog, kind, modes) for modes in swapped]
                         if sum(new) < cost[a] + cost[b] - 1e-9:
                             mine[i], theirs[j] = other, one
                             cost[a], cost[b] = new
@@ -234,9 +234,9 @@ def _memory(modes: Sequence[Mode]) -> int:
     return sum(mode.memory for mode in modes)
 
 
-def _slowness(problem: Problem, menu: ModeCatalog, kind: int, modes: Sequence[Mode]) -> float:
+def _slowness(problem: Problem, catalog: ModeCatalog, kind: int, modes: Sequence[Mode]) -> float:
     """The worst slowdown counts most: it is what breaks a promise."""
-    loads = [_loads(menu, problem.fleet[kind].name, mode) for mode in modes]
+    loads = [_loads(catalog, problem.fleet[kind].name, mode) for mode in modes]
     total = 0.0
     for i, own in enumerate(loads):
         beside = loads[:i] + loads[i + 1 :]
@@ -244,18 +244,18 @@ def _slowness(problem: Problem, menu: ModeCatalog, kind: int, modes: Sequence[Mo
     return total
 
 
-def _loads(menu: ModeCatalog, kind: str, mode: Mode) -> list[Load]:
-    share = menu.slots[mode.slot].share
-    return [Load(menu.names[i], kind, batch, share) for i, batch in zip(mode.models, mode.batches, strict=True)]
+def _loads(catalog: ModeCatalog, kind: str, mode: Mode) -> list[Load]:
+    share = catalog.slots[mode.slot].share
+    return [Load(catalog.names[i], kind, batch, share) for i, batch in zip(mode.models, mode.batches, strict=True)]
 
 
-def partition_drafts(menu: ModeCatalog, group: DeviceGroup, factors: NDArray[np.float64]) -> list[PartitionDraft]:
+def partition_drafts(catalog: ModeCatalog, group: DeviceGroup, factors: NDArray[np.float64]) -> list[PartitionDraft]:
     """The partitions of one device, with a factor on the rates of each model."""
     return [
         PartitionDraft(
-            menu.slots[mode.slot].share,
-            {menu.names[i]: rate * float(factors[i]) for i, rate in zip(mode.models, mode.rates, strict=True)},
-            {menu.names[i]: n for i, n in zip(mode.models, mode.procs, strict=True) if n > 1},
+            catalog.slots[mode.slot].share,
+            {catalog.names[i]: rate * float(factors[i]) for i, rate in zip(mode.models, mode.rates, strict=True)},
+            {catalog.names[i]: n for i, n in zip(mode.models, mode.procs, strict=True) if n > 1},
         )
         for mode in group.modes
     ]

@@ -12,12 +12,12 @@ from cotenant.planners import Problem
 from cotenant.planners.geometry.modes import Mode, PartitionSize
 from cotenant.predictors import Load
 
-BESIDE = 3  # partitions beside one, at most
-MANY = 60  # neighbours that are all looked at; of more, the `WORST` that slow one model most
-WORST = 10
+MAX_COLOCATED_PARTITIONS = 3  # partitions beside one, at most
+MAX_COLOCATED_CASES = 60  # neighbours that are all looked at; of more, the `WORST_CASES` that slow one model most
+WORST_CASES = 10
 
-LEAST = 5  # neighbours that slow one model least, which are tried on the others
-ROWS = (1, 4, 16, 64)  # of batches that are tried where least is asked for
+MILDEST_CASES = 5  # neighbours that slow one model least, which are tried on the others
+TRIED_BATCHES = (1, 4, 16, 64)  # of batches that are tried where least is asked for
 
 Batches = Mapping[tuple[int, int], int]  # by slot and model
 
@@ -47,10 +47,10 @@ def least_slowdown_factors(
     """A factor on the latencies of each model on each slot: the least that any neighbour slows it.
 
     1 on whole devices and on MIG's instances. That more neighbours slow no less is taken for granted, and that who
-    slows one model least is among the `LEAST` that slow another least: good enough to give up early, but no proof.
+    slows one model least is among the `MILDEST_CASES` that slow another least: enough to give up early, but no proof.
     """
     most = {(mode.slot, mode.models[0]): mode.batches[0] for mode in singles}
-    rows = {each: sorted({min(n, batch) for n in (*ROWS, batch)}) for each, batch in most.items()}
+    rows = {each: sorted({min(n, batch) for n in (*TRIED_BATCHES, batch)}) for each, batch in most.items()}
     factors = np.ones((len(slots), len(names)))
     for s, slot in enumerate(slots):
         kind = problem.fleet[slot.kind]
@@ -64,7 +64,7 @@ def least_slowdown_factors(
         if not beside or not own or kind.geometry is not None:
             continue
         first = Load(names[own[0]], kind.name, most[s, own[0]], slot.share)
-        mildest = sorted(beside, key=lambda other: problem.interference.slowdown(first, (other,)))[:LEAST]
+        mildest = sorted(beside, key=lambda other: problem.interference.slowdown(first, (other,)))[:MILDEST_CASES]
         for i in own:
             victims = [Load(names[i], kind.name, n, slot.share) for n in rows[s, i]]
             factors[s, i] = min(problem.interference.slowdown(v, (other,)) for v in victims for other in mildest)
@@ -77,7 +77,7 @@ def _beside(
     """What may fill the rest of a device beside slot s: one, two or three partitions of a model."""
     slot = slots[s]
     found: list[list[Load]] = []
-    for many in range(1, min(BESIDE, (problem.fleet[slot.kind].max_partitions or WHOLE) - 1) + 1):
+    for many in range(1, min(MAX_COLOCATED_PARTITIONS, (problem.fleet[slot.kind].max_partitions or WHOLE) - 1) + 1):
         room = (WHOLE - slot.share) // many
         fitting = {t for t, _ in batches if slots[t].kind == slot.kind and slots[t].share <= room}
         if fitting:
@@ -88,9 +88,9 @@ def _beside(
                 if (t, j) in batches
                 for rows in {1, batches[t, j]}
             ]
-    if len(found) <= MANY:
+    if len(found) <= MAX_COLOCATED_CASES:
         return found
     # Who is bad for one is bad for others.
     i = next(i for t, i in batches if t == s)
     victim = Load(names[i], problem.fleet[slot.kind].name, batches[s, i], slot.share)
-    return sorted(found, key=lambda others: -problem.interference.slowdown(victim, others))[:WORST]
+    return sorted(found, key=lambda others: -problem.interference.slowdown(victim, others))[:WORST_CASES]

@@ -38,9 +38,9 @@ from cotenant.planners.capacity import (
 Array = NDArray[np.float64]
 
 DIRECTIONS = 12  # in which the rates of a pair are looked at
-ROUNDS = 8  # lengths of a round that are tried for larger sets
-TRIES = 400  # sets of three models or more that are tried on slots, where models are few
-FINE = 1.01  # rates of a pair that differ by less are taken for one
+ROUND_LENGTHS = 8  # lengths of a round that are tried for larger sets
+MAX_LARGE_SETS = 400  # sets of three models or more that are tried on slots, where models are few
+MIN_RATE_RATIO = 1.01  # rates of a pair that differ by less are taken for one
 
 
 class PartitionSize(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class ModeCatalog:
                 self.latency[s, v] *= slow[s, i]
             self.latency[s][self.memory[slot.kind] > slot.memory] = math.inf
 
-    def singles(self, *, light: bool) -> list[Mode]:
+    def single_model_modes(self, *, low_memory: bool) -> list[Mode]:
         """For each slot and model the mode that carries most; light: and those that do with less memory."""
         batch = np.arange(1, self.latency.shape[2] + 1)
         found = []
@@ -110,39 +110,39 @@ class ModeCatalog:
                         int(self.memory[slot.kind, v, b]),
                     )
                     for v in np.flatnonzero(self.owner == i)
-                    for b in (np.flatnonzero(fits[v]) if light else [int(rates[v].argmax())])
+                    for b in (np.flatnonzero(fits[v]) if low_memory else [int(rates[v].argmax())])
                     if rates[v, b] > 0
                 ]
-                found += _lightest(options)[: None if light else 1]
+                found += _lightest(options)[: None if low_memory else 1]
         return found
 
-    def pairs(self, slots: Iterable[int]) -> list[Mode]:
+    def pair_modes(self, slots: Iterable[int]) -> list[Mode]:
         """Modes of every two models: those that carry most in some direction."""
         return [
             mode
             for s in slots
             for a, b in combinations(range(len(self.owner)), 2)
             if self.owner[a] != self.owner[b]
-            for mode in self._pair(s, a, b)
+            for mode in self._extreme_pair_modes(s, a, b)
         ]
 
-    def _pair(self, s: int, a: int, b: int) -> list[Mode]:
-        x, y, memory, batches = self._region(s, a, b)
+    def _extreme_pair_modes(self, s: int, a: int, b: int) -> list[Mode]:
+        x, y, memory, batches = self._feasible_pairs(s, a, b)
         if not len(x):
             return []
         models = int(self.owner[a]), int(self.owner[b])
         procs = int(self.procs[a]), int(self.procs[b])
         angles = np.linspace(0.0, math.pi / 2, DIRECTIONS)
         most_x, most_y = float(x.max()), float(y.max())
-        towards = np.stack([np.cos(angles) / most_x, np.sin(angles) / most_y])
-        along = towards.T @ np.stack([x, y])
+        proportional_mode = np.stack([np.cos(angles) / most_x, np.sin(angles) / most_y])
+        along = proportional_mode.T @ np.stack([x, y])
         best = along.argmax(axis=1)
         return [
             Mode(s, models, (float(x[n]), float(y[n])), batches[n], procs, int(memory[n]))
             for n in dict.fromkeys(best.tolist())
         ]
 
-    def _region(self, s: int, a: int, b: int) -> tuple[Array, Array, Array, list[tuple[int, int]]]:
+    def _feasible_pairs(self, s: int, a: int, b: int) -> tuple[Array, Array, Array, list[tuple[int, int]]]:
         """Rates of both models, bytes, and batches: all that hold both targets."""
         kind = self.slots[s].kind
         first, second = self.latency[s, a][:, None], self.latency[s, b][None, :]
@@ -159,7 +159,7 @@ class ModeCatalog:
             list(zip((rows + 1).tolist(), (columns + 1).tolist(), strict=True)),
         )
 
-    def frontiers(self, slots: Iterable[int]) -> list[Mode]:
+    def pair_frontiers(self, slots: Iterable[int]) -> list[Mode]:
         """Of every two models on every slot the modes that no other beats in both rates, but for small differences."""
         curves = [[tuple(row[np.isfinite(row)].tolist()) for row in rows] for rows in self.latency]
         found = []
@@ -171,16 +171,18 @@ class ModeCatalog:
                     continue
                 models = int(self.owner[a]), int(self.owner[b])
                 procs = int(self.procs[a]), int(self.procs[b])
-                for x, y, batches in _frontier(first, second, float(self.slo[models[0]]), float(self.slo[models[1]])):
+                for x, y, batches in _pair_frontier(
+                    first, second, float(self.slo[models[0]]), float(self.slo[models[1]])
+                ):
                     memory = self.memory[kind, a, batches[0] - 1] + self.memory[kind, b, batches[1] - 1]
                     if memory <= room:
                         found.append(Mode(s, models, (procs[0] * x, procs[1] * y), batches, procs, int(memory)))
         return found
 
-    def several(self, slots: Sequence[int], rates: Array) -> list[Mode]:
+    def proportional_modes(self, slots: Sequence[int], rates: Array) -> list[Mode]:
         """Modes of every three models or more, in proportion to their rates, and with each of them twice as much.
 
-        The larger slots and smaller sets come first, and no more than `TRIES` in all.
+        The larger slots and smaller sets come first, and no more than `MAX_LARGE_SETS` in all.
         """
         number = range(len(self.names))
         sets = [chosen for size in range(3, len(self.names) + 1) for chosen in combinations(number, size)]
@@ -193,13 +195,13 @@ class ModeCatalog:
             if more is None or more in chosen
             for s in largest
         )
-        for s, chosen, weights in islice(wanted, TRIES):
-            mode = self.towards(s, chosen, weights, (1,) * len(chosen))
+        for s, chosen, weights in islice(wanted, MAX_LARGE_SETS):
+            mode = self.proportional_mode(s, chosen, weights, (1,) * len(chosen))
             if mode is not None:
                 found[mode] = None
         return list(found)
 
-    def fills(self, slots: Iterable[int], value: Array, clip: Array) -> list[Mode]:
+    def knapsack_modes(self, slots: Iterable[int], value: Array, clip: Array) -> list[Mode]:
         """Modes of any number of models that are worth most, at `value` per request/s of which `clip` are useful.
 
         For rounds of several lengths, models are taken in order of worth per time, each once as the first.
@@ -210,7 +212,7 @@ class ModeCatalog:
             quickest = self.latency[s, :, 0].min(initial=math.inf)
             if not quickest < self.slo.max(initial=0.0):
                 continue
-            for length in np.geomspace(quickest, self.slo.max(), ROUNDS):
+            for length in np.geomspace(quickest, self.slo.max(), ROUND_LENGTHS):
                 fits = self.latency[s] <= np.minimum(self.slo[self.owner] - length, length)[:, None]
                 wanted = np.ceil(clip[self.owner] * length / self.procs)
                 batch = np.minimum(fits.sum(axis=1), np.minimum(wanted, self.latency.shape[2])).astype(np.int64)
@@ -221,12 +223,12 @@ class ModeCatalog:
                 worth = value[self.owner[able]] * rates / self.latency[s, able, batch[able] - 1]
                 order = able[np.argsort(-worth, kind="stable")]
                 for first in order:
-                    mode = self._fill(s, slot, [first, *order[order != first]], batch, float(length))
+                    mode = self._fill_round(s, slot, [first, *order[order != first]], batch, float(length))
                     if mode is not None:
                         found[mode] = None
         return list(found)
 
-    def _fill(
+    def _fill_round(
         self, s: int, slot: PartitionSize, order: Sequence[int], batch: NDArray[np.int64], length: float
     ) -> Mode | None:
         left = length
@@ -261,7 +263,9 @@ class ModeCatalog:
         wanted = zip(models, procs, strict=True)
         return [int(v) for i, n in wanted for v in np.flatnonzero((self.owner == i) & (self.procs == n))]
 
-    def towards(self, s: int, models: tuple[int, ...], rates: Sequence[float], procs: tuple[int, ...]) -> Mode | None:
+    def proportional_mode(
+        self, s: int, models: tuple[int, ...], rates: Sequence[float], procs: tuple[int, ...]
+    ) -> Mode | None:
         """The mode that carries the largest multiple of some rates, to a thousandth; None where none carries any."""
         variants = self._variants(models, procs)
         if len(variants) < len(models):
@@ -301,7 +305,7 @@ class ModeCatalog:
 
 
 @lru_cache(maxsize=8192)
-def _frontier(
+def _pair_frontier(
     first: tuple[float, ...], second: tuple[float, ...], slo: float, other: float
 ) -> list[tuple[float, float, tuple[int, int]]]:
     """Rates of two models and their batches, of one worker each; `first` and `second` are seconds of batches 1, 2, …"""
@@ -313,7 +317,7 @@ def _frontier(
     found = []
     most = 0.0
     for n in np.lexsort((-y, -x)):
-        if y[n] > most * FINE:
+        if y[n] > most * MIN_RATE_RATIO:
             most = float(y[n])
             found.append((float(x[n]), most, (int(rows[n]) + 1, int(columns[n]) + 1)))
     return found

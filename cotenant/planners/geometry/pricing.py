@@ -22,9 +22,9 @@ from cotenant.planners.geometry.modes import Mode, ModeCatalog
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
-STEP = 0.02  # from one length of a round to the next
-WIDTH = 10_000  # rounds that are carried on; of more, those that may be worth least are only bounded
-OFFERED = 20  # modes that are answered, each of another set of models
+ROUND_LENGTH_STEP = 0.02  # from one length of a round to the next
+BEAM_WIDTH = 10_000  # rounds that are carried on; of more, those that may be worth least are only bounded
+MAX_PRICED_MODES = 20  # modes that are answered, each of another set of models
 TINY = 1e-300
 
 
@@ -86,58 +86,62 @@ class _States(msgspec.Struct):
         return _States(self.round[which], self.left[which], self.worth[which], self.batches[which])
 
 
-def price_modes(menu: ModeCatalog, s: int, worth: DualPrices, known: float) -> tuple[float, list[tuple[float, Mode]]]:
+def price_modes(
+    catalog: ModeCatalog, s: int, worth: DualPrices, known: float
+) -> tuple[float, list[tuple[float, Mode]]]:
     """A worth that no mode of slot s exceeds, and the best modes that are worth more than is known, with theirs.
 
     known: what a partition is known to be worth, and the least that is answered.
     """
-    rounds = _rounds(menu, s, worth)
+    rounds = _rounds(catalog, s, worth)
     if rounds is None:
         return known, []
     count = len(rounds.longest)
-    none = np.zeros((count, len(menu.owner)), dtype=np.int64)
+    none = np.zeros((count, len(catalog.owner)), dtype=np.int64)
     states = _States(np.arange(count), rounds.longest.copy(), np.zeros(count), none)
     bound = known
     for level, i in enumerate(rounds.order):
-        states = _with(rounds, states, np.flatnonzero(menu.owner == i))
+        states = _with(rounds, states, np.flatnonzero(catalog.owner == i))
         most = states.worth + _rest(rounds, rounds.order[level + 1 :], states)
         able = np.flatnonzero(most > known)
-        if len(able) > WIDTH:
+        if len(able) > BEAM_WIDTH:
             able = able[np.argsort(-most[able])]
-            bound = max(bound, float(most[able[WIDTH]]))
-            able = able[:WIDTH]
+            bound = max(bound, float(most[able[BEAM_WIDTH]]))
+            able = able[:BEAM_WIDTH]
         states = states.pick(able)
-    found = _found(menu, s, states.batches, worth, known)
-    return max([bound, *(value for value, _ in found)]), [each for each in found if _housed(menu, each[1])]
+    found = _found(catalog, s, states.batches, worth, known)
+    return max([bound, *(value for value, _ in found)]), [each for each in found if _housed(catalog, each[1])]
 
 
-def _latest(menu: ModeCatalog) -> Array:
+def _latest(catalog: ModeCatalog) -> Array:
     """The target of each variant; planners may add up the same round in another order."""
-    latest: Array = menu.slo[menu.owner] * (1 + SLACK)
+    latest: Array = catalog.slo[catalog.owner] * (1 + SLACK)
     return latest
 
 
-def _rounds(menu: ModeCatalog, s: int, worth: DualPrices) -> _Rounds | None:
-    latest = _latest(menu)
+def _rounds(catalog: ModeCatalog, s: int, worth: DualPrices) -> _Rounds | None:
+    latest = _latest(catalog)
     # A round is no shorter than any of its batches.
-    depth = int((2 * menu.latency[s] <= latest[:, None]).sum(axis=1).max())
-    took = menu.latency[s, :, :depth]
+    depth = int((2 * catalog.latency[s] <= latest[:, None]).sum(axis=1).max())
+    took = catalog.latency[s, :, :depth]
     if not depth:
         return None
     quickest, longest = float(took[:, 0].min()), float((latest - took[:, 0]).max())
-    shortest = quickest * np.power(1 + STEP, np.arange(int(math.log(longest / quickest) / math.log1p(STEP)) + 1))
-    ends = np.multiply(shortest, 1 + STEP)
+    shortest = quickest * np.power(
+        1 + ROUND_LENGTH_STEP, np.arange(int(math.log(longest / quickest) / math.log1p(ROUND_LENGTH_STEP)) + 1)
+    )
+    ends = np.multiply(shortest, 1 + ROUND_LENGTH_STEP)
     fits = took <= np.minimum(latest - shortest[:, None], ends[:, None])[:, :, None]
     rows = np.arange(1, took.shape[1] + 1)
     gain, smaller = np.zeros(fits.shape), np.zeros(fits.shape)
-    for v, i in enumerate(menu.owner.tolist()):
-        gain[:, v] = worth.of(i, menu.procs[v] * rows / shortest[:, None])
+    for v, i in enumerate(catalog.owner.tolist()):
+        gain[:, v] = worth.of(i, catalog.procs[v] * rows / shortest[:, None])
         # At least: what one row less is worth in the shortest round need not be so in the one that it is in.
-        smaller[:, v] = worth.of(i, menu.procs[v] * (rows - 1) / ends[:, None])
+        smaller[:, v] = worth.of(i, catalog.procs[v] * (rows - 1) / ends[:, None])
     gain[~fits] = 0.0
     useful = gain > smaller
     pay = np.where(useful, gain / took, 0.0).max(axis=2)
-    own = [menu.owner == i for i in range(len(menu.names))]
+    own = [catalog.owner == i for i in range(len(catalog.names))]
     best = np.stack([pay[:, mine].max(axis=1) for mine in own], axis=1)
     most = np.stack([gain[:, mine].max(axis=(1, 2)) for mine in own], axis=1)
     return _Rounds(ends, took, gain, useful, np.argsort(-best.mean(axis=0), kind="stable").tolist(), most, best)
@@ -175,39 +179,39 @@ def _rest(rounds: _Rounds, later: Sequence[int], states: _States) -> Array:
     return total
 
 
-def _found(menu: ModeCatalog, s: int, batches: Numbers, worth: DualPrices, known: float) -> list[tuple[float, Mode]]:
+def _found(catalog: ModeCatalog, s: int, batches: Numbers, worth: DualPrices, known: float) -> list[tuple[float, Mode]]:
     """The best modes with these batches that hold their targets and are really worth more than is known."""
     there = batches > 0
-    took = np.where(there, menu.latency[s, np.arange(len(menu.owner)), np.maximum(batches - 1, 0)], 0.0)
+    took = np.where(there, catalog.latency[s, np.arange(len(catalog.owner)), np.maximum(batches - 1, 0)], 0.0)
     length = took.sum(axis=1)
-    rates = menu.procs * batches / np.maximum(length, TINY)[:, None]
+    rates = catalog.procs * batches / np.maximum(length, TINY)[:, None]
     value = np.zeros(len(batches))
-    for v, i in enumerate(menu.owner.tolist()):
+    for v, i in enumerate(catalog.owner.tolist()):
         value += worth.of(i, rates[:, v])
-    holds = (~there | (length[:, None] + took <= _latest(menu))).all(axis=1) & (value > known)
+    holds = (~there | (length[:, None] + took <= _latest(catalog))).all(axis=1) & (value > known)
     found = []
     for n in _varied(there, np.where(holds, value, -math.inf)):
         own = np.flatnonzero(there[n])
-        own = own[np.argsort(menu.owner[own])]
+        own = own[np.argsort(catalog.owner[own])]
         mode = Mode(
             s,
-            tuple(menu.owner[own].tolist()),
+            tuple(catalog.owner[own].tolist()),
             tuple(rates[n, own].tolist()),
             tuple(batches[n, own].tolist()),
-            tuple(menu.procs[own].tolist()),
-            int(menu.memory[menu.slots[s].kind, own, batches[n, own] - 1].sum()),
+            tuple(catalog.procs[own].tolist()),
+            int(catalog.memory[catalog.slots[s].kind, own, batches[n, own] - 1].sum()),
         )
         found.append((float(value[n]), mode))
     return found
 
 
 def _varied(there: NDArray[np.bool_], value: Array) -> list[int]:
-    """The best of each set of models, and of those the best `OFFERED`; none without a value."""
+    """The best of each set of models, and of those the best `MAX_PRICED_MODES`; none without a value."""
     order = np.argsort(-value, kind="stable")
     order = order[np.isfinite(value[order])]
     _, first = np.unique(there[order], axis=0, return_index=True)
-    return [int(n) for n in order[np.sort(first)][:OFFERED]]
+    return [int(n) for n in order[np.sort(first)][:MAX_PRICED_MODES]]
 
 
-def _housed(menu: ModeCatalog, mode: Mode) -> bool:
-    return mode.memory <= menu.slots[mode.slot].memory
+def _housed(catalog: ModeCatalog, mode: Mode) -> bool:
+    return mode.memory <= catalog.slots[mode.slot].memory

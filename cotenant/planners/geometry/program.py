@@ -27,7 +27,7 @@ class MilpInstance(msgspec.Struct, frozen=True):
     rates: Array
     counts: Sequence[float]
     prices: Sequence[float]
-    rooms: Sequence[int | None]
+    memory_limits: Sequence[int | None]
     scale: bool
 
 
@@ -41,17 +41,17 @@ class MilpSolution(msgspec.Struct, frozen=True):
     value: float
     bound: float
     modes: Array
-    cuttings: Array
-    worth: Array
-    price: Array
-    more: Array
-    room: Array
+    patterns: Array
+    demand_duals: Array
+    slot_duals: Array
+    device_duals: Array
+    memory_duals: Array
 
 
 def solve_milp(
-    ask: MilpInstance,
+    instance: MilpInstance,
     slots: Sequence[PartitionSize],
-    cuttings: Sequence[CuttingPattern],
+    patterns: Sequence[CuttingPattern],
     modes: Sequence[Mode],
     *,
     whole: bool = True,
@@ -70,49 +70,49 @@ def solve_milp(
     least number.
     nodes, seconds: when to stop searching.
     """
-    models, kinds = len(ask.rates), len(ask.counts)
+    models, kinds = len(instance.rates), len(instance.counts)
     # Columns: the scale, cuttings, modes. Rows: devices and memory of each kind, slots, models.
-    at_cutting, at_mode = 1, 1 + len(cuttings)
+    at_cutting, at_mode = 1, 1 + len(patterns)
     at_memory, at_slot, at_model = kinds, 2 * kinds, 2 * kinds + len(slots)
     columns, rows = at_mode + len(modes), at_model + models
     entries: list[tuple[int, int, float]] = []
-    for n, cutting in enumerate(cuttings):
-        entries.append((cutting.kind, at_cutting + n, 1.0))
-        if ask.rooms[cutting.kind] is not None:
-            entries.append((at_memory + cutting.kind, at_cutting + n, -1.0))
-        entries += [(at_slot + s, at_cutting + n, -float(many)) for s, many in cutting.pieces]
+    for n, pattern in enumerate(patterns):
+        entries.append((pattern.kind, at_cutting + n, 1.0))
+        if instance.memory_limits[pattern.kind] is not None:
+            entries.append((at_memory + pattern.kind, at_cutting + n, -1.0))
+        entries += [(at_slot + s, at_cutting + n, -float(many)) for s, many in pattern.pieces]
     for n, mode in enumerate(modes):
         kind = slots[mode.slot].kind
-        room = ask.rooms[kind]
+        room = instance.memory_limits[kind]
         if room is not None:
             entries.append((at_memory + kind, at_mode + n, mode.memory / room))
         for i, rate in zip(mode.models, mode.rates, strict=True):
             counted = rate if clip is None else min(rate, float(clip[i]))
             entries.append((at_model + i, at_mode + n, counted))
         entries.append((at_slot + mode.slot, at_mode + n, 1.0))
-    entries += [(at_model + i, 0, -float(rate)) for i, rate in enumerate(ask.rates)]
+    entries += [(at_model + i, 0, -float(rate)) for i, rate in enumerate(instance.rates)]
     cost = np.zeros(columns)
-    if ask.scale:
+    if instance.scale:
         cost[0] = 1.0
     else:
-        cost[at_cutting:at_mode] = [ask.prices[cutting.kind] for cutting in cuttings]
+        cost[at_cutting:at_mode] = [instance.prices[pattern.kind] for pattern in patterns]
     # All that stays together weighs less than half a device.
-    bonus = 1e-5 if ask.scale else -0.5 * min(ask.prices) / (len(favour) + stays)
+    bonus = 1e-5 if instance.scale else -0.5 * min(instance.prices) / (len(favour) + stays)
     for n in favour:
         cost[at_mode + n] += bonus
     low, high = np.full(rows, -math.inf), np.zeros(rows)
-    high[:kinds] = ask.counts
+    high[:kinds] = instance.counts
     low[at_model:], high[at_model:] = 0.0, math.inf
     lower, upper = np.zeros(columns), np.full(columns, math.inf)
-    if not ask.scale:
+    if not instance.scale:
         lower[0] = upper[0] = 1.0
     if least:
-        lower[at_cutting:at_mode] = [least.get(cutting, 0.0) for cutting in cuttings]
+        lower[at_cutting:at_mode] = [least.get(pattern, 0.0) for pattern in patterns]
         lower[at_mode:] = [least.get(mode, 0.0) for mode in modes]
     integral = np.zeros(columns, dtype=bool)
     if whole:
         integral[at_cutting:] = True
-    program = _program(entries, cost, (low, high), (lower, upper), integral if whole else None, maximise=ask.scale)
+    program = _program(entries, cost, (low, high), (lower, upper), integral if whole else None, maximise=instance.scale)
     program.setOptionValue("mip_rel_gap", gap)
     program.setOptionValue("mip_max_nodes", nodes)
     program.setOptionValue("time_limit", seconds)
@@ -127,11 +127,11 @@ def solve_milp(
         value=info.objective_function_value,
         bound=info.mip_dual_bound if whole else info.objective_function_value,
         modes=np.rint(values[at_mode:]) if whole else values[at_mode:],
-        cuttings=np.rint(values[at_cutting:at_mode]) if whole else values[at_cutting:at_mode],
-        worth=np.abs(duals[at_model:]) if len(duals) else np.zeros(models),
-        price=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
-        more=np.abs(duals[:kinds]) if len(duals) else np.zeros(kinds),
-        room=np.abs(duals[at_memory:at_slot]) if len(duals) else np.zeros(kinds),
+        patterns=np.rint(values[at_cutting:at_mode]) if whole else values[at_cutting:at_mode],
+        demand_duals=np.abs(duals[at_model:]) if len(duals) else np.zeros(models),
+        slot_duals=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
+        device_duals=np.abs(duals[:kinds]) if len(duals) else np.zeros(kinds),
+        memory_duals=np.abs(duals[at_memory:at_slot]) if len(duals) else np.zeros(kinds),
     )
     return answer, took
 

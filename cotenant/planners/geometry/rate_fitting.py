@@ -16,58 +16,68 @@ from cotenant.predictors import NoInterference
 
 Array = NDArray[np.float64]
 
-PARTS = (1.0, 0.97, 0.93, 0.87, 0.8, 0.7, 0.55, 0.4, 0.2)  # of what a device was to carry, those that are tried
+TRIED_FRACTIONS = (
+    1.0,
+    0.97,
+    0.93,
+    0.87,
+    0.8,
+    0.7,
+    0.55,
+    0.4,
+    0.2,
+)  # of what a device was to carry, those that are tried
 TINY = 1e-12
 
 
-def count_served(space: PlanningContext, devices: Sequence[Device]) -> Plan:
-    plan = Plan(planner="geometry", objective=space.problem.objective, devices=tuple(devices))
-    return with_totals(plan, space.problem)
+def plan_from_devices(context: PlanningContext, devices: Sequence[Device]) -> Plan:
+    plan = Plan(planner="geometry", objective=context.problem.objective, devices=tuple(devices))
+    return with_totals(plan, context.problem)
 
 
-def served_fractions(space: PlanningContext, plan: Plan) -> Array:
+def served_fractions(context: PlanningContext, plan: Plan) -> Array:
     """The part of each model's rate."""
     carried = plan.rates()
-    parts: Array = np.array([carried.get(name, 0.0) for name in space.names]) / space.rates
+    parts: Array = np.array([carried.get(name, 0.0) for name in context.names]) / context.rates
     return parts
 
 
-def raised_rates(space: PlanningContext, plan: Plan) -> Array | None:
+def demand_multipliers(context: PlanningContext, plan: Plan) -> Array | None:
     """How many times as much to ask for each model that came short; None where none did."""
-    parts = served_fractions(space, plan)
-    target = float(parts.max()) if space.scale else 1.0
+    parts = served_fractions(context, plan)
+    target = float(parts.max()) if context.maximize_scale else 1.0
     if (parts > target * (1 - 1e-6)).all():
         return None
     times: Array = np.clip(1.005 * target / np.maximum(parts, 1e-9), 1.0, 1.5)
     return times
 
 
-def fitted_plan(space: PlanningContext, menu: ModeCatalog, groups: list[DeviceGroup]) -> Plan:
+def fitted_plan(context: PlanningContext, catalog: ModeCatalog, groups: list[DeviceGroup]) -> Plan:
     """The plan with these devices: for the rates, or for the largest multiple of them that they carry."""
-    groups = reduce_interference(space.problem, menu, groups, space.rooms)
-    carried = np.zeros(len(space.names))
+    groups = reduce_interference(context.problem, catalog, groups, context.memory_limits)
+    carried = np.zeros(len(context.names))
     for group in groups:
         for mode in group.modes:
             for i, rate in zip(mode.models, mode.rates, strict=True):
                 carried[i] += rate * group.count
-    factors = np.minimum(1.0, space.rates / np.maximum(carried, TINY))
-    if space.scale:
-        factors = space.rates * float((carried / space.rates).min()) / np.maximum(carried, TINY)
-        factors *= _stretch(space, menu, groups, factors)
+    factors = np.minimum(1.0, context.rates / np.maximum(carried, TINY))
+    if context.maximize_scale:
+        factors = context.rates * float((carried / context.rates).min()) / np.maximum(carried, TINY)
+        factors *= _stretch(context, catalog, groups, factors)
     devices = [
-        Device(kind=space.fleet[group.kind].name, id=number, partitions=made)
-        for group, made in zip(groups, [_fitted(space, menu, group, factors) for group in groups], strict=True)
+        Device(kind=context.fleet[group.kind].name, id=number, partitions=made)
+        for group, made in zip(groups, [_fitted(context, catalog, group, factors) for group in groups], strict=True)
         for number in group.ids
     ]
-    return count_served(space, devices)
+    return plan_from_devices(context, devices)
 
 
-def _stretch(space: PlanningContext, menu: ModeCatalog, groups: Sequence[DeviceGroup], factors: Array) -> float:
+def _stretch(context: PlanningContext, catalog: ModeCatalog, groups: Sequence[DeviceGroup], factors: Array) -> float:
     """By how much more than was reckoned all rates may grow, with the neighbours that there are."""
-    low, high = 1.0, 1.0 if isinstance(space.problem.interference, NoInterference) else 2.0
+    low, high = 1.0, 1.0 if isinstance(context.problem.interference, NoInterference) else 2.0
     while high - low > 1e-3:
         multiple = (low + high) / 2
-        if all(_fits(space, menu, group, factors * multiple) for group in groups):
+        if all(_fits(context, catalog, group, factors * multiple) for group in groups):
             low = multiple
         else:
             high = multiple
@@ -75,30 +85,32 @@ def _stretch(space: PlanningContext, menu: ModeCatalog, groups: Sequence[DeviceG
 
 
 def _fits(
-    space: PlanningContext, menu: ModeCatalog, group: DeviceGroup, factors: Array
+    context: PlanningContext, catalog: ModeCatalog, group: DeviceGroup, factors: Array
 ) -> tuple[Partition, ...] | None:
-    wanted = partition_drafts(menu, group, factors)
-    kind = space.fleet[group.kind]
+    wanted = partition_drafts(catalog, group, factors)
+    kind = context.fleet[group.kind]
     return (
-        batched_partitions(space.problem, kind, wanted, full=True)
-        or batched_partitions(space.problem, kind, wanted)
-        or partitions_with_batches(space.problem, kind, wanted, [mode.batches for mode in group.modes])
+        batched_partitions(context.problem, kind, wanted, full=True)
+        or batched_partitions(context.problem, kind, wanted)
+        or partitions_with_batches(context.problem, kind, wanted, [mode.batches for mode in group.modes])
     )
 
 
-def _fitted(space: PlanningContext, menu: ModeCatalog, group: DeviceGroup, factors: Array) -> tuple[Partition, ...]:
+def _fitted(
+    context: PlanningContext, catalog: ModeCatalog, group: DeviceGroup, factors: Array
+) -> tuple[Partition, ...]:
     """The partitions of one device; where neighbours slow each other too much, with less, or with fewer of them.
 
     Slowdowns need not fall with rates, nor with batches: hence no bisection.
     """
     if not group.modes:
         return ()
-    for part in PARTS:
-        if (made := _fits(space, menu, group, factors * part)) is not None:
+    for part in TRIED_FRACTIONS:
+        if (made := _fits(context, catalog, group, factors * part)) is not None:
             return made
     # The first without which the others fit; else the last, and so on.
     fewer = [
         DeviceGroup(group.kind, group.modes[:n] + group.modes[n + 1 :], group.ids) for n in range(len(group.modes))
     ]
-    fitting = (less for less in fewer if less.modes and _fits(space, menu, less, factors) is not None)
-    return _fitted(space, menu, next(fitting, fewer[-1]), factors)
+    fitting = (less for less in fewer if less.modes and _fits(context, catalog, less, factors) is not None)
+    return _fitted(context, catalog, next(fitting, fewer[-1]), factors)

@@ -20,10 +20,10 @@ from cotenant.planners.geometry.modes import Mode
 
 Array = NDArray[np.float64]
 
-AHEAD = 1.002  # of the best multiple so far, the one that is tried for
-LEAST = 0.05  # of all prices, the part that is spread evenly: a model that is cheap must not be forgotten
-SCATTERED = 0.5  # of steps, those that empty partitions anywhere; of which they leave alone
-ALONE = 0.75
+TARGET_RATIO = 1.002  # of the best multiple so far, the one that is tried for
+EVEN_PRICE_FRACTION = 0.05  # of all prices, the part that is spread evenly: a model that is cheap must not be forgotten
+SCATTERED_STEP_PROBABILITY = 0.5  # of steps, those that empty partitions anywhere; of which they leave alone
+KEEP_PROBABILITY = 0.75
 
 
 class DeviceState(msgspec.Struct):
@@ -63,8 +63,8 @@ class ModePool:
 def ruin_and_recreate(
     boxes: Sequence[DeviceState],
     offer: ModePool,
-    cuttings: Sequence[Sequence[Sequence[int]]],
-    rooms: Sequence[int | None],
+    patterns: Sequence[Sequence[Sequence[int]]],
+    memory_limits: Sequence[int | None],
     worth: Array,
     *,
     enough: float,
@@ -75,7 +75,9 @@ def ruin_and_recreate(
     boxes: the devices to begin with; those in no pieces are cut and filled. cuttings: for each kind, the pieces of each
     way to cut it. worth: the price of each model's rate. steps: how many are tried.
     """
-    state = _State(boxes, offer, cuttings, rooms, worth / (worth.sum() or 1.0) + LEAST / len(worth))
+    state = _State(
+        boxes, offer, patterns, memory_limits, worth / (worth.sum() or 1.0) + EVEN_PRICE_FRACTION / len(worth)
+    )
     rng = np.random.default_rng(0)
     empty = state.copy()
     best, kept = -1.0, empty
@@ -92,7 +94,7 @@ def ruin_and_recreate(
     state.restore(kept)
     if any(box.pieces for box in boxes) and _mended(state, rng, enough, steps // 4):
         return state.scale(), state.boxes, steps // 4
-    state.target = min(enough, best * AHEAD) or enough / 8
+    state.target = min(enough, best * TARGET_RATIO) or enough / 8
     missing = state.missing()
     taken = 0
     while taken < steps and best < enough * (1 - 1e-9):
@@ -109,7 +111,7 @@ def ruin_and_recreate(
         missing = now
         if state.scale() > best:
             best, kept = state.scale(), state.copy()
-            state.target = min(enough, best * AHEAD)
+            state.target = min(enough, best * TARGET_RATIO)
             missing = state.missing()
     state.restore(kept)
     return best, state.boxes, taken
@@ -134,13 +136,18 @@ def _mended(state: _State, rng: np.random.Generator, enough: float, tries: int) 
 def _emptied(state: _State, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Empties some partitions, and answers which, in the order in which they are to be filled."""
     count = len(state.boxes)
-    if rng.random() < SCATTERED:
-        gone = [(d, p) for d, box in enumerate(state.boxes) for p in range(len(box.modes)) if rng.random() >= ALONE]
+    if rng.random() < SCATTERED_STEP_PROBABILITY:
+        gone = [
+            (d, p)
+            for d, box in enumerate(state.boxes)
+            for p in range(len(box.modes))
+            if rng.random() >= KEEP_PROBABILITY
+        ]
     else:
         gone = []
         for d in rng.permutation(count)[: int(rng.integers(1, 3))].tolist():
             box = state.boxes[d]
-            ways = state.cuttings[box.kind]
+            ways = state.patterns[box.kind]
             for p in range(len(box.modes)):
                 state.put(d, p, None)
             pieces = ways[int(rng.integers(len(ways)))]
@@ -158,11 +165,11 @@ class _State:
         self,
         boxes: Sequence[DeviceState],
         offer: ModePool,
-        cuttings: Sequence[Sequence[Sequence[int]]],
-        rooms: Sequence[int | None],
+        patterns: Sequence[Sequence[Sequence[int]]],
+        memory_limits: Sequence[int | None],
         worth: Array,
     ) -> None:
-        self.offer, self.cuttings, self.rooms, self.worth = offer, cuttings, rooms, worth
+        self.offer, self.patterns, self.memory_limits, self.worth = offer, patterns, memory_limits, worth
         self.target = 1.0
         self._valued = {s: worth[:, None] * carried for s, carried in offer.carried.items()}
         # Modes are told apart by identity here: to hash one takes longer than all the rest of a step.
@@ -207,7 +214,7 @@ class _State:
             wanted = (self.target - self.carried) * self.worth
             # Of what is wanted, what each mode gives; more than is wanted is worth nothing.
             given = np.minimum(self._valued[s], wanted[:, None]).sum(axis=0)
-            room = self.rooms[box.kind]
+            room = self.memory_limits[box.kind]
             if room is not None:
                 taken = sum(mode.memory for mode in box.modes if mode is not None)
                 given[self.offer.memory[s] > room - taken] = -np.inf
@@ -219,7 +226,7 @@ class _State:
         """Cut and fill an empty device in the way that leaves least missing."""
         kind, number = self.boxes[d].kind, self.boxes[d].id
         before, best = self.copy(), (math.inf, self.copy())
-        for pieces in self.cuttings[kind]:
+        for pieces in self.patterns[kind]:
             self.restore(before)
             self.boxes[d] = DeviceState(kind, number, list(pieces), [None] * len(pieces))
             self.fill([(d, p) for p in reversed(range(len(pieces)))])

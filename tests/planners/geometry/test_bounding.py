@@ -20,23 +20,23 @@ def test_the_largest_multiple_lies_between_brute_force_and_the_relaxation(parts:
     problem = msgspec.structs.replace(tiny(seed, parts), objective="rate")
     count = problem.fleet[0].count
     assert count is not None
-    space = PlanningContext(problem)
-    real, bound = most(problem, count), space.bound()
+    context = PlanningContext(problem)
+    real, bound = most(problem, count), context.bound()
     assert bound is not None
     if real == 0:
         assert bound >= 0
         return
-    assert space.scale and space.relaxed is not None and space.bounding is not None
+    assert context.maximize_scale and context.relaxation is not None and context.bound_solver is not None
     assert real <= bound * (1 + 1e-9)
-    assert bound <= space.relaxed.value * (1 + 1e-5)
+    assert bound <= context.relaxation.value * (1 + 1e-5)
     # What is proven to be too much for the devices: not what they carry, but what the bound excludes.
-    carried = space.bounding.prove(space.rates * real * (1 - 1e-9), [float(count)])
+    carried = context.bound_solver.prove(context.rates * real * (1 - 1e-9), [float(count)])
     assert carried is None or carried.part([count]) <= 1 + 1e-9
     more = PlanningContext(
         msgspec.structs.replace(problem, rates={n: r * bound * 1.02 for n, r in problem.rates.items()})
     )
-    assert more.bounding is not None
-    beyond = more.bounding.prove(more.rates, [float(count)])
+    assert more.bound_solver is not None
+    beyond = more.bound_solver.prove(more.rates, [float(count)])
     assert beyond is not None and beyond.part([count]) > 1
 
 

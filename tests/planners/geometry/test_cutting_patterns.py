@@ -13,8 +13,8 @@ from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
 from cotenant.planners.geometry.cutting_patterns import (
-    MANY,
-    SIZES,
+    MAX_ENUMERATED_SHARES,
+    MAX_PATTERNS,
     CuttingPattern,
     enumerate_patterns,
     most_valuable_pattern,
@@ -44,7 +44,7 @@ def test_every_cutting_is_full_and_none_is_left_out(shares: list[int], limit: in
         0, Kind(name="k", cuts=tuple(sorted(shares)), max_partitions=limit), own, range(len(own))
     )
     assert found is not None
-    full = [Counter(dict(cutting.pieces)) for cutting in found]
+    full = [Counter(dict(pattern.pieces)) for pattern in found]
     possible = list(legal(sorted(shares), limit))
     assert all(pieces in possible for pieces in full)
     assert len(set(found)) == len(found)
@@ -58,12 +58,12 @@ def test_the_dearest_cutting_is_worth_what_the_best_of_all_is(
     shares: list[int], limit: int | None, prices: list[float]
 ) -> None:
     own = slots(shares)
-    worth, cutting = most_valuable_pattern(0, Kind(name="k", max_partitions=limit), own, np.array(prices[: len(own)]))
+    worth, pattern = most_valuable_pattern(0, Kind(name="k", max_partitions=limit), own, np.array(prices[: len(own)]))
     best = max(sum(prices[n] * many for n, many in one.items()) for one in legal(sorted(shares), limit))
     assert worth == pytest.approx(best)
-    assert sum(prices[s] * many for s, many in cutting.pieces) == pytest.approx(best)
-    assert sum(own[s].share * many for s, many in cutting.pieces) <= WHOLE
-    assert sum(many for _, many in cutting.pieces) <= (limit or WHOLE)
+    assert sum(prices[s] * many for s, many in pattern.pieces) == pytest.approx(best)
+    assert sum(own[s].share * many for s, many in pattern.pieces) <= WHOLE
+    assert sum(many for _, many in pattern.pieces) <= (limit or WHOLE)
 
 
 def test_the_dearest_cutting_is_made_of_pieces_of_its_own_kind() -> None:
@@ -86,14 +86,14 @@ def test_only_useful_shares_are_cut() -> None:
 
 def test_free_shares_can_be_cut_in_too_many_ways_to_list() -> None:
     fine = tuple(range(10, 1001, 10))
-    assert len(fine) > SIZES
+    assert len(fine) > MAX_ENUMERATED_SHARES
     assert enumerate_patterns(0, Kind(name="k", cuts=fine), slots(fine), range(len(fine))) is None
     # A whole number n is a sum in p(n) ways: p(20) = 627, p(25) = 1958.
     for sizes, count in ((20, 627), (25, None)):
         cuts = tuple(range(WHOLE // sizes, WHOLE + 1, WHOLE // sizes))
         found = enumerate_patterns(0, Kind(name="k", cuts=cuts), slots(cuts), range(sizes))
         assert (found and len(found)) == count
-        assert 627 < MANY < 1958 and sizes <= SIZES
+        assert 627 < MAX_PATTERNS < 1958 and sizes <= MAX_ENUMERATED_SHARES
 
 
 def outdone(some: Sequence[mig.Instance], by: Sequence[mig.Instance]) -> bool:
@@ -112,7 +112,7 @@ def test_instances_lie_as_mig_lays_them(geometry: str, limit: int | None) -> Non
     kind = Kind(name="k", cuts=mig.instance_shares(geometry), geometry=geometry, max_partitions=limit)
     found = enumerate_patterns(0, kind, own, range(len(own)))
     assert found is not None
-    cut = [[instances[s] for s, many in cutting.pieces for _ in range(many)] for cutting in found]
+    cut = [[instances[s] for s, many in pattern.pieces for _ in range(many)] for pattern in found]
     for chosen in cut:
         assert mig.placements_fit(geometry, [(instance.share, instance.memory) for instance in chosen]) is not None
         assert len(chosen) <= (limit or WHOLE)

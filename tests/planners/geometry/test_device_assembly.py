@@ -39,7 +39,7 @@ def problem(current: Plan | None = None, **changes: object) -> Problem:
     return msgspec.structs.replace(plain, **changes)
 
 
-def menu(of: Problem) -> ModeCatalog:
+def catalog(of: Problem) -> ModeCatalog:
     slots, names = partition_sizes(of), list(of.rates)
     return ModeCatalog(of, names, slots, np.ones((len(slots), len(names))))
 
@@ -64,7 +64,7 @@ def test_all_modes_are_laid_on_the_devices_that_are_cut_for_them() -> None:
     assert len(groups) < 10  # devices that are alike are one group
     for group in groups:
         pieces = Counter(each.slot for each in group.modes)
-        assert any(pieces <= Counter(dict(cutting.pieces)) for cutting in (A, B))
+        assert any(pieces <= Counter(dict(pattern.pieces)) for pattern in (A, B))
 
 
 def test_devices_that_carry_nothing_are_none() -> None:
@@ -131,7 +131,7 @@ def test_neighbours_are_paired_so_that_they_slow_each_other_least() -> None:
     used = {name: Utilisation(name, {(1, 1000): (busy, 0.0)}) for name, busy in zip("abcd", (1, 1, 0, 0), strict=True)}
     asked = problem(interference=Linear(Coefficients(0.5, 0.5, 0.0, 0.0, 1.0), used))
     start = [DeviceGroup(0, (mode(2, 0), mode(2, 1)), (0,)), DeviceGroup(0, (mode(2, 2), mode(2, 3)), (1,))]
-    found = reduce_interference(asked, menu(asked), start, [None])
+    found = reduce_interference(asked, catalog(asked), start, [None])
     assert placed(found) == placed(start)
     assert numbers(found) == [(0, 0), (0, 1)]
     assert all(len({each.models[0] < 2 for each in group.modes}) == 2 for group in found)
@@ -141,14 +141,15 @@ def test_neighbours_are_paired_so_that_they_slow_each_other_least() -> None:
         DeviceGroup(0, (mode(2, 2, memory=70), mode(2, 3, memory=10)), (1,)),
     ]
     assert all(
-        sum(each.memory for each in group.modes) <= 80 for group in reduce_interference(asked, menu(asked), heavy, [80])
+        sum(each.memory for each in group.modes) <= 80
+        for group in reduce_interference(asked, catalog(asked), heavy, [80])
     )
-    assert reduce_interference(problem(), menu(problem()), start, [None]) == start
+    assert reduce_interference(problem(), catalog(problem()), start, [None]) == start
 
 
 def test_partitions_carry_what_is_asked_of_the_rates_of_their_modes() -> None:
     asked = problem()
     both = Mode(2, (0, 2), (8.0, 4.0), (2, 1), (1, 3), 1)
-    (cut,) = partition_drafts(menu(asked), DeviceGroup(0, (both,), (0,)), np.array([0.5, 1.0, 0.25, 1.0]))
+    (cut,) = partition_drafts(catalog(asked), DeviceGroup(0, (both,), (0,)), np.array([0.5, 1.0, 0.25, 1.0]))
     assert (cut.share, cut.procs) == (500, {"c": 3})
     assert cut.rates == pytest.approx({"a": 4.0, "c": 1.0})

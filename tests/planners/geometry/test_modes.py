@@ -13,7 +13,7 @@ from cotenant.core import mig
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
-from cotenant.planners.geometry.modes import FINE, Mode, ModeCatalog, PartitionSize, partition_sizes
+from cotenant.planners.geometry.modes import MIN_RATE_RATIO, Mode, ModeCatalog, PartitionSize, partition_sizes
 from tests.planners.problems import MIB, linear
 
 SHARES = (250, 500, 1000)
@@ -41,7 +41,7 @@ def made(seed: int, memory: int = 1 << 40) -> Problem:
     )
 
 
-def menu(problem: Problem) -> ModeCatalog:
+def catalog(problem: Problem) -> ModeCatalog:
     slots, names = partition_sizes(problem), list(problem.rates)
     return ModeCatalog(problem, names, slots, np.ones((len(slots), len(names))))
 
@@ -66,17 +66,17 @@ def runs(problem: Problem, slot: PartitionSize, models: Sequence[int]) -> Iterat
             yield Mode(0, tuple(models), rates, tuple(b for _, b, _ in chosen), tuple(n for n, _, _ in chosen), memory)
 
 
-rooms = st.sampled_from((1 << 40, 6 * MIB))
+memory_limits = st.sampled_from((1 << 40, 6 * MIB))
 seeds = st.integers(0, 1000)
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, room=rooms)
+@given(seed=seeds, room=memory_limits)
 def test_a_model_alone_carries_what_the_best_batch_does(seed: int, room: int) -> None:
     problem = made(seed, room)
-    offered = menu(problem)
-    best = {(mode.slot, mode.models[0]): mode.rates[0] for mode in offered.singles(light=False)}
-    lighter = offered.singles(light=True)
+    offered = catalog(problem)
+    best = {(mode.slot, mode.models[0]): mode.rates[0] for mode in offered.single_model_modes(low_memory=False)}
+    lighter = offered.single_model_modes(low_memory=True)
     for (s, slot), i in product(enumerate(offered.slots), range(3)):
         able = list(runs(problem, slot, [i]))
         assert best.get((s, i), 0.0) == pytest.approx(max((mode.rates[0] for mode in able), default=0.0))
@@ -88,12 +88,12 @@ def test_a_model_alone_carries_what_the_best_batch_does(seed: int, room: int) ->
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, room=rooms)
+@given(seed=seeds, room=memory_limits)
 def test_pairs_and_their_frontiers_are_modes_that_nothing_beats(seed: int, room: int) -> None:
     problem = made(seed, room)
-    offered = menu(problem)
+    offered = catalog(problem)
     every = range(len(offered.slots))
-    inner, frontier = offered.pairs(every), offered.frontiers(every)
+    inner, frontier = offered.pair_modes(every), offered.pair_frontiers(every)
     for (s, slot), (a, b) in product(enumerate(offered.slots), combinations(range(3), 2)):
         able = {
             (mode.batches, mode.procs): msgspec.structs.replace(mode, slot=s) for mode in runs(problem, slot, [a, b])
@@ -106,17 +106,17 @@ def test_pairs_and_their_frontiers_are_modes_that_nothing_beats(seed: int, room:
             continue  # the frontier is of what time allows; what it leaves to memory may be beaten
         own = [mode.rates for mode in frontier if (mode.slot, mode.models) == (s, (a, b))]
         for x, y in (mode.rates for mode in able.values()):
-            assert any(p >= x * (1 - 1e-9) and q >= y / FINE * (1 - 1e-9) for p, q in own)
+            assert any(p >= x * (1 - 1e-9) and q >= y / MIN_RATE_RATIO * (1 - 1e-9) for p, q in own)
 
 
 @settings(deadline=None, max_examples=30)
 @given(seed=seeds, asked=st.tuples(*[st.floats(1, 100)] * 3), count=st.integers(1, 3))
 def test_towards_some_rates_no_batches_go_farther(seed: int, asked: tuple[float, ...], count: int) -> None:
     problem = made(seed)
-    offered = menu(problem)
+    offered = catalog(problem)
     models = tuple(range(count))
     for (s, slot), procs in product(enumerate(offered.slots), product((1, 2), repeat=count)):
-        found = offered.towards(s, models, asked[:count], procs)
+        found = offered.proportional_mode(s, models, asked[:count], procs)
         able = [mode for mode in runs(problem, slot, models) if mode.procs == procs]
         far = max((min(r / want for r, want in zip(mode.rates, asked, strict=False)) for mode in able), default=0.0)
         if found is None:
@@ -128,11 +128,11 @@ def test_towards_some_rates_no_batches_go_farther(seed: int, asked: tuple[float,
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, room=rooms, worth=st.tuples(*[st.floats(0.01, 1)] * 3))
+@given(seed=seeds, room=memory_limits, worth=st.tuples(*[st.floats(0.01, 1)] * 3))
 def test_fills_are_modes(seed: int, room: int, worth: tuple[float, ...]) -> None:
     problem = made(seed, room)
-    offered = menu(problem)
-    for mode in offered.fills(range(len(offered.slots)), np.array(worth), np.full(3, 100.0)):
+    offered = catalog(problem)
+    for mode in offered.knapsack_modes(range(len(offered.slots)), np.array(worth), np.full(3, 100.0)):
         real = {(m.batches, m.procs): m for m in runs(problem, offered.slots[mode.slot], mode.models)}
         assert len(mode.models) > 1
         assert mode.rates == pytest.approx(real[mode.batches, mode.procs].rates)
@@ -147,14 +147,14 @@ def test_many_small_models_fill_one_partition() -> None:
         fleet=(Kind(name="k"),),
         profiles={(name, "k"): linear(name, "k", 0.001, 0.001, cuts=(1000,)) for name in names},
     )
-    offered = menu(problem)
-    found = offered.fills(range(len(offered.slots)), np.ones(4), np.full(4, 10.0))
+    offered = catalog(problem)
+    found = offered.knapsack_modes(range(len(offered.slots)), np.ones(4), np.full(4, 10.0))
     assert any(mode.models == (0, 1, 2, 3) and min(mode.rates) >= 10 for mode in found)
 
 
 def test_neighbours_slow_what_is_offered() -> None:
     problem = made(1)
-    plain = menu(problem)
+    plain = catalog(problem)
     slowed = ModeCatalog(problem, plain.names, plain.slots, np.full((3, 3), 1.5))
     assert slowed.latency == pytest.approx(plain.latency * 1.5)
 

@@ -14,7 +14,7 @@ from cotenant.planners import Problem
 from cotenant.planners.geometry import pricing
 from cotenant.planners.geometry.modes import Mode
 from cotenant.planners.geometry.pricing import DualPrices, StepValue, price_modes
-from tests.planners.geometry.test_modes import made, menu, runs
+from tests.planners.geometry.test_modes import catalog, made, runs
 from tests.planners.problems import linear
 
 EVERY = [chosen for size in (1, 2, 3) for chosen in combinations(range(3), size)]
@@ -34,7 +34,7 @@ def value(worth: DualPrices, mode: Mode) -> float:
 @settings(deadline=None, max_examples=10)
 def test_no_mode_is_worth_more_and_those_worth_more_than_known_are_found(seed: int, known: float) -> None:
     problem, worth = made(seed), some_worth(seed)
-    offered = menu(problem)
+    offered = catalog(problem)
     for s, slot in enumerate(offered.slots):
         able = [mode for models in EVERY for mode in runs(problem, slot, models)]
         best = max((value(worth, mode) for mode in able), default=0.0)
@@ -51,10 +51,10 @@ def test_no_mode_is_worth_more_and_those_worth_more_than_known_are_found(seed: i
 
 
 def test_the_bound_holds_where_there_are_too_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "WIDTH", 5)
+    monkeypatch.setattr(pricing, "BEAM_WIDTH", 5)
     for seed in range(10):
         problem, worth = made(seed), some_worth(seed)
-        offered = menu(problem)
+        offered = catalog(problem)
         for s, slot in enumerate(offered.slots):
             able = [mode for models in EVERY for mode in runs(problem, slot, models)]
             best = max((value(worth, mode) for mode in able), default=0.0)
@@ -65,9 +65,9 @@ def test_modes_that_do_not_fit_the_memory_count_but_are_not_offered() -> None:
     tight, free = made(3, memory=2 << 20), made(3)
     worth = some_worth(3)
     for s in range(3):
-        bound, found = price_modes(menu(tight), s, worth, 0.0)
+        bound, found = price_modes(catalog(tight), s, worth, 0.0)
         assert all(mode.memory <= 2 << 20 for _, mode in found)
-        assert bound <= price_modes(menu(free), s, worth, 0.0)[0]
+        assert bound <= price_modes(catalog(free), s, worth, 0.0)[0]
 
 
 def test_the_largest_batch_that_its_target_allows_counts_although_one_row_less_is_nearly_as_good() -> None:
@@ -78,7 +78,7 @@ def test_the_largest_batch_that_its_target_allows_counts_although_one_row_less_i
         profiles = {("a", "k"): linear("a", "k", 0.3, 0.003, cuts=(1000,), batches=(1, 128))}
         problem = Problem(models=models, rates={"a": 1.0}, fleet=(Kind(name="k", cuts=(1000,)),), profiles=profiles)
         worth = DualPrices(np.array([largest / took]), np.array([1.0]))
-        assert price_modes(menu(problem), 0, worth, 0.0)[0] == pytest.approx(1.0, abs=1e-9)
+        assert price_modes(catalog(problem), 0, worth, 0.0)[0] == pytest.approx(1.0, abs=1e-9)
 
 
 def test_a_round_counts_in_whatever_order_its_batches_are_added_up() -> None:
@@ -89,4 +89,4 @@ def test_a_round_counts_in_whatever_order_its_batches_are_added_up() -> None:
     fleet = (Kind(name="k", cuts=(1000,)),)
     problem = Problem(models=models, rates=dict.fromkeys(took, 1.0), fleet=fleet, profiles=profiles)
     worth = DualPrices(np.ones(3), np.ones(3))
-    assert price_modes(menu(problem), 0, worth, 0.0)[0] == pytest.approx(3.0)
+    assert price_modes(catalog(problem), 0, worth, 0.0)[0] == pytest.approx(3.0)

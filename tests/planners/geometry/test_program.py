@@ -23,13 +23,13 @@ def mode(slot: int, rates: dict[int, float], memory: int = 0) -> Mode:
 
 
 def ask(*rates: float, scale: bool = False, count: float = math.inf, room: int | None = None) -> MilpInstance:
-    return MilpInstance(rates=np.array(rates), counts=[count], prices=[1.0], rooms=[room], scale=scale)
+    return MilpInstance(rates=np.array(rates), counts=[count], prices=[1.0], memory_limits=[room], scale=scale)
 
 
 def solved(
-    asked: MilpInstance, modes: Sequence[Mode], cuttings: Sequence[CuttingPattern] = (UNCUT, HALVES), **options: object
+    asked: MilpInstance, modes: Sequence[Mode], patterns: Sequence[CuttingPattern] = (UNCUT, HALVES), **options: object
 ) -> MilpSolution:
-    answer, _ = solve_milp(asked, [WHOLE, HALF], cuttings, modes, **options)  # type: ignore[arg-type]
+    answer, _ = solve_milp(asked, [WHOLE, HALF], patterns, modes, **options)  # type: ignore[arg-type]
     assert answer is not None
     return answer
 
@@ -39,11 +39,11 @@ def test_devices_come_in_parts_or_whole() -> None:
     alone = [mode(0, {0: 10.0})]
     parts = solved(ask(25.0), alone, whole=False)
     assert (parts.value, parts.bound) == pytest.approx((2.5, 2.5))
-    assert parts.modes == pytest.approx([2.5]) and parts.cuttings == pytest.approx([2.5, 0])
-    assert parts.worth == pytest.approx([0.1])  # a request/s is worth a tenth of a device
-    assert parts.price[0] == pytest.approx(1.0)
+    assert parts.modes == pytest.approx([2.5]) and parts.patterns == pytest.approx([2.5, 0])
+    assert parts.demand_duals == pytest.approx([0.1])  # a request/s is worth a tenth of a device
+    assert parts.slot_duals[0] == pytest.approx(1.0)
     whole = solved(ask(25.0), alone)
-    assert (whole.value, whole.modes.tolist(), whole.cuttings.tolist()) == (3, [3], [3, 0])
+    assert (whole.value, whole.modes.tolist(), whole.patterns.tolist()) == (3, [3], [3, 0])
     assert 2.5 <= whole.bound <= 3
 
 
@@ -57,7 +57,7 @@ def test_a_device_is_cut_for_what_runs_on_it() -> None:
     """On half a device a model carries 6 of the 10 that it carries on all of it; the other one 3 of 10."""
     modes = [mode(0, {0: 10.0}), mode(1, {0: 6.0}), mode(0, {1: 10.0}), mode(1, {1: 3.0})]
     answer = solved(ask(12.0, 10.0), modes)
-    assert (answer.value, answer.modes.tolist(), answer.cuttings.tolist()) == (2, [0, 2, 1, 0], [1, 1])
+    assert (answer.value, answer.modes.tolist(), answer.patterns.tolist()) == (2, [0, 2, 1, 0], [1, 1])
 
 
 def test_too_few_devices_serve_nothing_that_must_be_served() -> None:
@@ -66,21 +66,23 @@ def test_too_few_devices_serve_nothing_that_must_be_served() -> None:
 
 
 def test_the_cheaper_kind_is_taken_as_far_as_there_are_any() -> None:
-    slots, cuttings = (
+    slots, patterns = (
         [PartitionSize(0, 1000, 1), PartitionSize(1, 1000, 1)],
         [CuttingPattern(0, ((0, 1),)), CuttingPattern(1, ((1, 1),))],
     )
-    asked = MilpInstance(rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], rooms=[None, None], scale=False)
-    answer, _ = solve_milp(asked, slots, cuttings, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
+    asked = MilpInstance(
+        rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], memory_limits=[None, None], scale=False
+    )
+    answer, _ = solve_milp(asked, slots, patterns, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
     assert answer is not None
-    assert (answer.value, answer.cuttings.tolist()) == (5, [1, 2])
+    assert (answer.value, answer.patterns.tolist()) == (5, [1, 2])
 
 
 def test_memory_keeps_modes_apart() -> None:
     """Two halves with 60 each: a device with room for 100 holds one of them."""
     halves = [mode(1, {0: 5.0}, memory=60)]
     assert solved(ask(20.0), halves).value == 2
-    assert solved(ask(20.0, room=100), halves).cuttings.sum() == 3  # on average 100 a device, which bounds more
+    assert solved(ask(20.0, room=100), halves).patterns.sum() == 3  # on average 100 a device, which bounds more
     assert solved(ask(20.0, room=60), halves).value == 4
 
 
@@ -95,15 +97,15 @@ def test_favoured_modes_win_a_tie_and_nothing_else() -> None:
     same = [mode(0, {0: 10.0}), mode(0, {0: 10.0}, memory=1), mode(0, {0: 20.0})]
     for n in (0, 1):
         answer = solved(ask(10.0), same[:2], favour=[n])
-        assert answer.modes[n] == 1 and answer.cuttings.sum() == 1
-    assert solved(ask(20.0), same, favour=[0]).cuttings.sum() == 1
+        assert answer.modes[n] == 1 and answer.patterns.sum() == 1
+    assert solved(ask(20.0), same, favour=[0]).patterns.sum() == 1
 
 
 def test_numbers_may_start_from_some() -> None:
     """What is not needed is there all the same."""
     one = mode(0, {0: 10.0})
     answer = solved(ask(10.0), [one], least={one: 2.0, UNCUT: 3.0})
-    assert (answer.modes.tolist(), answer.cuttings.tolist()) == ([2], [3, 0])
+    assert (answer.modes.tolist(), answer.patterns.tolist()) == ([2], [3, 0])
 
 
 @pytest.mark.parametrize("scale", [False, True])
@@ -119,8 +121,8 @@ def test_no_whole_answer_beats_the_bound_nor_the_parts(scale: bool) -> None:
         for each, n in zip(modes, whole.modes, strict=True):
             served[each.models[0]] += each.rates[0] * n
         assert (served >= asked.rates * (whole.value if scale else 1.0) * (1 - 1e-6)).all()
-        assert whole.modes[[0, 1, 2]].sum() <= whole.cuttings[0]
-        assert whole.modes[[3, 4, 5]].sum() <= 2 * whole.cuttings[1]
+        assert whole.modes[[0, 1, 2]].sum() <= whole.patterns[0]
+        assert whole.modes[[3, 4, 5]].sum() <= 2 * whole.patterns[1]
 
 
 def test_no_time_is_no_answer_or_a_sound_one() -> None:

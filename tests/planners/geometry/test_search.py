@@ -131,7 +131,7 @@ def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
         problem = msgspec.structs.replace(problem, fleet=fleet)
     ours = geometry.plan(problem)
     bound = geometry.bound(problem)
-    hopeless = len(PlanningContext(problem).names) < sum(rate > 0 for rate in problem.rates.values())
+    has_unservable = len(PlanningContext(problem).names) < sum(rate > 0 for rate in problem.rates.values())
     for name in PLANNERS:
         plan = ours if name == "geometry" else load_planner(name)(problem)
         part = least(plan, problem)
@@ -139,7 +139,7 @@ def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
             assert bound is None or cost(plan, problem) >= bound * (1 - 1e-6)
             assert least(ours, problem) > 1 - 1e-6
             assert cost(ours, problem) <= cost(plan, problem) * (1 + 1e-9)
-            assert hopeless or geometry.feasible(problem) is not None
+            assert has_unservable or geometry.feasible(problem) is not None
         else:
             assert least(ours, problem) >= part * (1 - 1e-3)
 
@@ -394,10 +394,10 @@ def test_nothing_to_do() -> None:
     assert geometry.plan(idle).devices == ()
     # A model that no share can serve in time is left out, and served by no multiple.
     models = (msgspec.structs.replace(problem.models[0], slo=1e-4), problem.models[1])
-    hopeless = msgspec.structs.replace(problem, models=models)
-    assert set(geometry.plan(hopeless).unserved) == {"m0"}
-    assert geometry.feasible(hopeless) is None
-    rate = msgspec.structs.replace(hopeless, objective="rate", fleet=asked(8, 2, count=1).fleet)
+    has_unservable = msgspec.structs.replace(problem, models=models)
+    assert set(geometry.plan(has_unservable).unserved) == {"m0"}
+    assert geometry.feasible(has_unservable) is None
+    rate = msgspec.structs.replace(has_unservable, objective="rate", fleet=asked(8, 2, count=1).fleet)
     made = geometry.plan(rate)
     assert (made.scale, made.bound, check(made, rate)) == (0.0, 0.0, [])
     assert set(made.unserved) == {"m0"}
@@ -407,15 +407,15 @@ def test_nothing_to_do() -> None:
 
 def test_what_is_refuted_beside_neighbours_serves_nobody() -> None:
     """What `feasible` gives up early no search of the fleet finds either."""
-    refuted = 0
+    proves_infeasible = 0
     for seed in range(12):
         problem = msgspec.structs.replace(tiny(seed), interference=ConstantMargin(1.3))
-        space = PlanningContext(problem)
-        if space.names and space.relaxed is not None and space.refuted():
-            refuted += 1
+        context = PlanningContext(problem)
+        if context.names and context.relaxation is not None and context.proves_infeasible():
+            proves_infeasible += 1
             assert ideal.feasible(problem) is None
             assert geometry.plan(problem).unserved
-    assert refuted
+    assert proves_infeasible
 
 
 @pytest.mark.parametrize("times", [1.5, 2.0])
