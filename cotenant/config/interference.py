@@ -13,9 +13,8 @@ import msgspec
 from cotenant.config.toml import check_exclusive, read_text
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
-from cotenant.predictors import ConstantMargin, Interference, NoInterference
+from cotenant.predictors import ConstantMargin, Interference, NoInterference, QuantilePredictor
 from cotenant.predictors.fitting import PREDICTORS, QUANTILES, fit, from_json, with_profiles
-from cotenant.predictors.gaussian_process import GaussianProcess
 from cotenant.predictors.samples import Sample, read_samples
 
 EXAMPLE = '{ model = "gaussian-process", fit = "pairs.csv" }'
@@ -54,7 +53,7 @@ class PredictorChoice(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self.place}: {self.fit}: {error}") from None
         if self.quantile is None:
             return fitted
-        assert isinstance(fitted, GaussianProcess)
+        assert isinstance(fitted, QuantilePredictor)
         return fitted.with_quantile(self.quantile)
 
     def _fitted(self, path: Path, profiles: Profiles) -> Interference:

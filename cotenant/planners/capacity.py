@@ -19,7 +19,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
-from cotenant.predictors import Load, NoInterference
+from cotenant.predictors import Load
 
 # Sums of floats are compared with this much slack.
 SLACK = 1e-9
@@ -171,7 +171,7 @@ def median_slowdown(problem: Problem, model: str, kind: Kind, share: int) -> flo
     with it where they do not know yet who will be beside a partition; `batched_partitions` decides.
     """
     rest = max((cut for cut in kind.cuts if cut <= WHOLE - share), default=0)
-    if isinstance(problem.interference, NoInterference) or rest == 0:
+    if not problem.interference.interferes or rest == 0:
         return 1.0
 
     def load(name: str, share: int) -> Load | None:

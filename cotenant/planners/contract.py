@@ -14,7 +14,7 @@ is any good is for `cotenant plan --compare` to say.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -86,6 +86,8 @@ class ProportionalInterference(msgspec.Struct, frozen=True):
     """Every neighbour slows in proportion to its batch and share."""
 
     factor: float
+
+    interferes: ClassVar[bool] = True
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return 1 + self.factor * sum(load.share / 1000 * (1 + load.batch / 32) for load in colocated)

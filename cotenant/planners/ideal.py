@@ -43,7 +43,6 @@ from cotenant.planners.capacity import (
     median_slowdown,
     smallest_batches,
 )
-from cotenant.predictors import NoInterference
 
 PARTITIONS = 2  # on a device, where its kind sets no limit
 DEVICES = 8  # in a fleet
@@ -99,7 +98,7 @@ def _cut(problem: Problem) -> Problem:
 
 def _searches(problem: Problem) -> list[_Search]:
     free = _Search(problem, crowded=False)
-    return [free] if isinstance(problem.interference, NoInterference) else [free, _Search(problem, crowded=True)]
+    return [free, _Search(problem, crowded=True)] if problem.interference.interferes else [free]
 
 
 def _assembled(problem: Problem, found: Devices) -> Plan:
@@ -139,7 +138,7 @@ class _Search:
             if rate > 0 and min(costs, default=math.inf) < math.inf:
                 self.cheapest[model] = costs
         # Without neighbours and limits on memory what is on a device does not matter, only how it is cut.
-        self._plain = isinstance(problem.interference, NoInterference) and all(
+        self._plain = not problem.interference.interferes and all(
             kind.memory >= 1 << 62 and kind.geometry is None for kind in problem.fleet
         )
         self._holds: dict[tuple[int, int, Rates], bool] = {}

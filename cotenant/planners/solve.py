@@ -41,6 +41,10 @@ class ScaledInterference(msgspec.Struct, frozen=True):
     of: Interference
     part: float
 
+    @property
+    def interferes(self) -> bool:
+        return self.part > 0 and self.of.interferes
+
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return 1.0 + self.part * (self.of.slowdown(victim, colocated) - 1.0)
 
@@ -166,7 +170,7 @@ def _with_room(
     stands = best.scale * CLOSE >= most.scale and (judge is None or judge(best, _times(problem, best.scale)))
     if sound and stands:
         return best  # where chance takes nothing, nothing is to be won
-    rooms = [room for room in ROOMS if room[1] == 1 or not isinstance(problem.interference, NoInterference)]
+    rooms = [room for room in ROOMS if room[1] == 1 or problem.interference.interferes]
     others = (planner(_roomier(problem, part, beside)) for part, beside in rooms)
     if judge is None:
         for other in others:
@@ -183,7 +187,7 @@ def _with_room(
     # The most that is served on paper may leave so little room that a simpler plan keeps more.
     for name in QUICK:
         best = _by_multiples(load_planner(name), problem, accept, best, close)
-        for part, beside in QUICK_ROOMS if not isinstance(problem.interference, NoInterference) else ():
+        for part, beside in QUICK_ROOMS if problem.interference.interferes else ():
             most = _largest(load_planner(name), _roomier(problem, part, beside), _served, above=best, below=math.inf)
             if most.scale > best.scale * CLOSE:
                 best = largest_accepted_scale(most, problem, accept=accept, above=best, close=close)

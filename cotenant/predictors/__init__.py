@@ -1,20 +1,24 @@
-"""How much models that share a device slow each other: one method, `slowdown(victim, neighbours)`."""
+"""Interference of models that share a device: `slowdown(victim, colocated)`, and what a predictor may add to it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
 from cotenant.errors import PlanError
 
-REMEMBERED = 100_000  # answers of a predictor
+if TYPE_CHECKING:
+    from cotenant.core.profile import Profiles
+    from cotenant.predictors.samples import Sample
+
+REMEMBERED = 100_000  # slowdowns that one predictor keeps
 
 
 class Load(msgspec.Struct, frozen=True, cache_hash=True):
-    """A model at work on a part of a device: who slows, or is slowed. kind: of the device. share: ‰ of it."""
+    """A model that runs batches on a partition: victim or co-located model. kind: of the device. share: ‰ of it."""
 
     model: str
     kind: str
@@ -23,7 +27,7 @@ class Load(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def require(kind: str, load: Load) -> None:
-    """Raises PlanError for a load on another kind of device than the samples of a predictor were measured on."""
+    """Raise PlanError for a load on another kind of device than the samples of a predictor were measured on."""
     if load.kind != kind:
         raise PlanError(
             f"model {load.model!r} on {load.kind!r}: this predictor was fitted to samples on {kind!r} and knows no"
@@ -33,31 +37,82 @@ def require(kind: str, load: Load) -> None:
 
 
 class Interference(Protocol):
+    """A predictor of slowdowns.
+
+    interferes: whether any load may ever slow another. Where none may, planners search less: a device's partitions are
+    independent.
+    """
+
+    @property
+    def interferes(self) -> bool: ...
+
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
-        """Latency beside the neighbours over latency alone, at least 1."""
+        """Predict the victim's latency under co-location over its latency alone, at least 1."""
+        ...
+
+
+@runtime_checkable
+class ProfileAware(Interference, Protocol):
+    """A predictor that learns a model it has no samples of from its profile."""
+
+    def with_profiles(self, profiles: Profiles) -> Interference:
+        """Return the predictor for the models of these profiles."""
+        ...
+
+
+@runtime_checkable
+class OnlineLearner(Interference, Protocol):
+    """A predictor that is corrected by what is measured after it was fitted."""
+
+    def observe(self, sample: Sample) -> Interference:
+        """Return the predictor corrected by one more co-located run."""
+        ...
+
+
+@runtime_checkable
+class ExtrapolationAware(Interference, Protocol):
+    """A predictor that knows how far a load is from the samples that it was fitted to."""
+
+    def extrapolated_models(self, loads: Iterable[Load]) -> dict[str, str]:
+        """Return model → why its slowdowns are extrapolated, for those of these loads whose slowdowns are."""
+        ...
+
+
+@runtime_checkable
+class QuantilePredictor(Interference, Protocol):
+    """A predictor of the distribution of a slowdown."""
+
+    def with_quantile(self, quantile: float) -> Interference:
+        """Return the predictor whose `slowdown` is that quantile of the distribution, between 0 and 1."""
         ...
 
 
 class NoInterference:
-    """Nobody slows anybody."""
+    """Co-located models do not slow each other."""
+
+    interferes: ClassVar[bool] = False
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return 1.0
 
 
 class ConstantMargin(msgspec.Struct, frozen=True):
-    """Any neighbours slow a model by the same factor: not a prediction, but room left for one that is missing."""
+    """Slow every co-located model by the same factor: a margin for want of a prediction."""
 
     factor: float
+
+    @property
+    def interferes(self) -> bool:
+        return self.factor > 1
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return self.factor if colocated else 1.0
 
 
 def remembered(slowdown: Callable[[Any, Load, Sequence[Load]], float]) -> Callable[[Any, Load, Sequence[Load]], float]:
-    """Works out each question once, and none without neighbours: planners ask the same again and again.
+    """Cache a `slowdown` method, and answer 1 where nothing is co-located: planners ask for the same loads many times.
 
-    For the method of a value, which keeps its answers in its `__dict__`.
+    The cache lives in the `__dict__` of the predictor, a value.
     """
 
     @functools.wraps(slowdown)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -96,6 +97,8 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
     delay: Delay
     cache: dict[str, float]
     alone: dict[str, Alone]
+
+    interferes: ClassVar[bool] = True
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:

@@ -1,9 +1,8 @@
 """Predictors by name: fitted to samples, written down as readable JSON, and read again.
 
-A predictor is a module with `fit(samples, profiles)`. What it returns is a struct of plain numbers, and an
-`Interference`. It may have `knowing(profiles)`, the same predictor for models that no sample has; `observe(sample)`,
-the same corrected by one more run; and `guessed(loads)`, which names those that it is less sure of. A class within it
-that is no struct has `to_json` and `from_json`.
+A predictor is a module with `fit(samples, profiles)`, which returns an `Interference`: a struct of plain numbers. What
+else a predictor may offer are the protocols `ProfileAware`, `OnlineLearner`, `ExtrapolationAware` and
+`QuantilePredictor`. A class within it that is no struct has `to_json` and `from_json`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import msgspec
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
-from cotenant.predictors import Interference, Load
+from cotenant.predictors import ExtrapolationAware, Interference, Load, OnlineLearner, ProfileAware
 from cotenant.predictors.samples import Sample
 
 # Name → where its `fit` is.
@@ -35,7 +34,7 @@ PREDICTORS = {
     "gaussian-process": "cotenant.predictors.gaussian_process:fit",
 }
 
-# Those that know how sure they are: what they return has `quantiles` and `asking`.
+# Those whose predictors are `QuantilePredictor`s: known before one is fitted.
 QUANTILES = ("gaussian-process",)
 
 SENTINELS = (0.1, 0.4)  # seconds: where others could not run two models together, some wrote 100 or 400 (ms)
@@ -140,27 +139,21 @@ def from_json(text: bytes, place: str) -> tuple[str, Interference]:
 
 
 def with_profiles(fitted: Interference, profiles: Profiles) -> Interference:
-    """The same predictor, which also knows the models of these profiles where it can learn them from a profile."""
-    learn = getattr(fitted, "with_profiles", None)
-    known: Interference = fitted if learn is None else learn(profiles)
-    return known
+    """Return the predictor for the models of these profiles, where it learns models from profiles."""
+    return fitted.with_profiles(profiles) if isinstance(fitted, ProfileAware) else fitted
 
 
 def with_observations(fitted: Interference, samples: Sequence[Sample]) -> Interference:
-    """The same predictor, corrected by what was seen since it was fitted, where it learns from that."""
+    """Return the predictor corrected by samples measured since it was fitted, where it learns online."""
     for sample in samples:
-        observe = getattr(fitted, "observe", None)
-        if observe is None:
-            return fitted
-        fitted = observe(sample)
+        if isinstance(fitted, OnlineLearner):
+            fitted = fitted.observe(sample)
     return fitted
 
 
 def extrapolated_models(fitted: Interference, loads: Iterable[Load]) -> dict[str, str]:
-    """Model → why what it suffers beside others is a guess, of predictors that know what they were fitted to."""
-    tell = getattr(fitted, "extrapolated_models", None)
-    found: dict[str, str] = {} if tell is None else tell(loads)
-    return found
+    """Return model → why its slowdowns are extrapolated, where the predictor knows how far it reaches."""
+    return fitted.extrapolated_models(loads) if isinstance(fitted, ExtrapolationAware) else {}
 
 
 def _fit_of(name: str) -> Callable[[Sequence[Sample], Profiles], Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -71,6 +71,8 @@ class GaussianProcess:
 
     It is a value: what is observed makes another one.
     """
+
+    interferes: ClassVar[bool] = True
 
     def __init__(
         self,

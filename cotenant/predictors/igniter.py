@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -83,6 +83,8 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
     models: dict[str, Coefficients]
     delay: Delay
     throttle: Throttle | None = None
+
+    interferes: ClassVar[bool] = True
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -53,6 +54,8 @@ class KernelPredictor(msgspec.Struct, frozen=True, dict=True):
 
     sheet: FeatureTable
     learnt: LearnedPredictor
+
+    interferes: ClassVar[bool] = True
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:

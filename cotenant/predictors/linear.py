@@ -10,7 +10,7 @@ neighbour that shares its partition in time runs one model at once; who asks giv
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -94,6 +94,8 @@ class Linear(msgspec.Struct, frozen=True):
     coefficients: Coefficients
     utilisation: Mapping[str, Utilisation]
     kind: str | None = None
+
+    interferes: ClassVar[bool] = True
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Raises PlanError for a model whose utilisation is unknown, and on another kind of device."""

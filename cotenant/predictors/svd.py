@@ -14,6 +14,7 @@ import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -102,6 +103,8 @@ class Losses(msgspec.Struct, frozen=True, dict=True):
     victims: tuple[Load, ...]
     colocated: tuple[Load, ...]
     lost: tuple[tuple[float, ...], ...]
+
+    interferes: ClassVar[bool] = True
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """As at the nearest share and batch that were measured. Raises PlanError for a model that was not."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -57,6 +58,8 @@ class Measured:
             for pair, offs in found.items()
         }
 
+    interferes: ClassVar[bool] = True
+
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return max(1.0, 1.0 + sum(self._beside(victim, neighbour) - 1.0 for neighbour in colocated))
 
@@ -84,6 +87,8 @@ class Erring(msgspec.Struct, frozen=True):
 
     formula: Interference
     seed: int
+
+    interferes: ClassVar[bool] = True
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return max(1.0, 1.0 + sum(self._beside(victim, neighbour) - 1.0 for neighbour in colocated))

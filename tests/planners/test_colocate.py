@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ TARGET, QUICK, SLOW, MID = (Load(model, "gpu", 8, 1000) for model in ("target", 
 
 class Rude:
     """Quick triples what it is beside, the others cost a tenth."""
+
+    interferes: ClassVar[bool] = True
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return float(np.prod([3.0 if load.model == "quick" else 1.1 for load in colocated]))

@@ -113,6 +113,8 @@ def test_plans_are_made_for_neighbours_that_cost_less_as_well_where_any_cost_som
     victim, neighbour = (Load(name, "k", 1, 500) for name in "ab")
     assert ScaledInterference(ConstantMargin(1.2), 0.5).slowdown(victim, [neighbour]) == pytest.approx(1.1)
     assert ScaledInterference(ConstantMargin(1.2), 0.5).slowdown(victim, []) == 1.0
+    assert ScaledInterference(ConstantMargin(1.2), 0.5).interferes
+    assert not ScaledInterference(ConstantMargin(1.2), 0.0).interferes
     asked: list[tuple[float, float]] = []
 
     def planner(problem: Problem) -> Plan:

@@ -6,8 +6,24 @@ from msgspec.structs import replace
 
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError, PlanError
-from cotenant.predictors import ConstantMargin, Load
-from cotenant.predictors.fitting import PREDICTORS, fit, from_json, to_json, with_observations, with_profiles
+from cotenant.predictors import (
+    ConstantMargin,
+    ExtrapolationAware,
+    Load,
+    NoInterference,
+    OnlineLearner,
+    ProfileAware,
+    QuantilePredictor,
+)
+from cotenant.predictors.fitting import (
+    PREDICTORS,
+    QUANTILES,
+    fit,
+    from_json,
+    to_json,
+    with_observations,
+    with_profiles,
+)
 from cotenant.predictors.linear import DRAM, L2
 from cotenant.predictors.samples import Sample
 
@@ -53,7 +69,7 @@ def pairs() -> list[Sample]:
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_what_was_written_down_predicts_the_same(name: str) -> None:
+def test_predictor_read_from_json_predicts_the_same(name: str) -> None:
     samples = pairs()
     fitted = fit(name, samples, PROFILES)
     written = to_json(name, fitted)
@@ -66,7 +82,7 @@ def test_what_was_written_down_predicts_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_models_may_be_told_later(name: str) -> None:
+def test_with_profiles_of_more_models_keeps_predictions(name: str) -> None:
     """A predictor keeps what it knows when it is told of more models."""
     fitted = fit(name, pairs(), PROFILES)
     more = with_profiles(fitted, {**PROFILES, ("d", "k"): profile("d", 3.0)})
@@ -74,18 +90,32 @@ def test_models_may_be_told_later(name: str) -> None:
     assert more.slowdown(load, beside) == pytest.approx(fitted.slowdown(load, beside))
 
 
-def test_what_is_seen_moves_those_that_learn_from_it() -> None:
+def test_with_observations_moves_online_learners_only() -> None:
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
     for fitted in (fit("gaussian-process", pairs(), PROFILES), fit("linear", pairs(), PROFILES), ConstantMargin(1.2)):
         before = fitted.slowdown(load, beside)
         seen = [Sample(load, beside, 0.01, 0.01 * 1.5 * before)] * 9
         after = with_observations(fitted, seen).slowdown(load, beside)
-        assert after > 1.3 * before if hasattr(fitted, "observe") else after == before
+        assert after > 1.3 * before if isinstance(fitted, OnlineLearner) else after == before
         assert fitted.slowdown(load, beside) == before
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_profiles_of_another_kind_change_nothing(name: str) -> None:
+def test_predictor_by_name_offers_the_protocols_stated_for_it(name: str) -> None:
+    fitted = fit(name, pairs(), PROFILES)
+    assert fitted.interferes
+    assert isinstance(fitted, ProfileAware) == (name != "svd")
+    assert isinstance(fitted, QuantilePredictor) == (name in QUANTILES)
+    assert isinstance(fitted, OnlineLearner) == isinstance(fitted, ExtrapolationAware) == (name == "gaussian-process")
+
+
+def test_margin_interferes_only_above_1() -> None:
+    assert [ConstantMargin(factor).interferes for factor in (1.0, 1.2)] == [False, True]
+    assert not NoInterference().interferes
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_profiles_of_another_kind_change_no_prediction(name: str) -> None:
     """The same models use other things on other devices; nothing is told of those, or with less certainty."""
     busier = {(model, "z"): Profile(model, "z", profile(model, 9.0).points) for model in "abc"}
     one, other = fit(name, pairs(), PROFILES), fit(name, pairs(), {**PROFILES, **busier})

@@ -17,7 +17,6 @@ from cotenant.planners.geometry.device_assembly import current_devices
 from cotenant.planners.geometry.interference import least_slowdown_factors, slowdown_factors
 from cotenant.planners.geometry.modes import Mode, ModeCatalog, partition_sizes
 from cotenant.planners.geometry.program import MilpInstance, MilpSolution, solve_milp
-from cotenant.predictors import NoInterference
 
 Array = NDArray[np.float64]
 
@@ -83,7 +82,7 @@ class PlanningContext:
     @cached_property
     def catalogs(self) -> list[ModeCatalog]:
         """What to choose from, with different guesses of what neighbours do; one where that is known."""
-        if isinstance(self.problem.interference, NoInterference):
+        if not self.problem.interference.interferes:
             return [self.catalog]
         factors = [
             slowdown_factors(self.problem, self.slots, self.names, self.singles, quantile)
@@ -182,9 +181,7 @@ class PlanningContext:
         bound_solver = self.bound_solver
         if bound_solver is None or self.relaxation is None or sum(self.relaxation.patterns) > MAX_DEVICES_TO_TIGHTEN:
             return False
-        if not isinstance(self.problem.interference, NoInterference) and all(
-            kind.cuts[-1] == WHOLE for kind in self.fleet
-        ):
+        if self.problem.interference.interferes and all(kind.cuts[-1] == WHOLE for kind in self.fleet):
             # A partition that has no neighbour may as well have the whole device.
             catalog = self._catalog(self.names, self.least_slowdowns)
             bound_solver = BoundSolver(

@@ -15,7 +15,7 @@ from cotenant.planners import Problem
 from cotenant.planners.capacity import PartitionDraft, footprint, slowdown
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, ModeCatalog, PartitionSize
-from cotenant.predictors import Load, NoInterference
+from cotenant.predictors import Load
 
 MAX_DEVICES_TO_SWAP = 64  # devices among which modes change places; more are alike anyway
 MAX_DEVICES_TO_COMPARE = 256  # devices of the plan in force that a new one is compared with
@@ -203,7 +203,7 @@ def reduce_interference(
     problem: Problem, catalog: ModeCatalog, groups: list[DeviceGroup], memory_limits: Sequence[int | None]
 ) -> list[DeviceGroup]:
     """The same devices, with modes of equal shares changing places as long as slowdowns get less."""
-    if isinstance(problem.interference, NoInterference) or sum(group.count for group in groups) > MAX_DEVICES_TO_SWAP:
+    if not problem.interference.interferes or sum(group.count for group in groups) > MAX_DEVICES_TO_SWAP:
         return groups
     devices = [(group.kind, list(group.modes)) for group in groups for _ in group.ids]
     ids = [number for group in groups for number in group.ids]

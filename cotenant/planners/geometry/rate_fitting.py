@@ -12,7 +12,6 @@ from cotenant.planners.capacity import batched_partitions, partitions_with_batch
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.device_assembly import DeviceGroup, partition_drafts, reduce_interference
 from cotenant.planners.geometry.modes import ModeCatalog
-from cotenant.predictors import NoInterference
 
 Array = NDArray[np.float64]
 
@@ -74,7 +73,7 @@ def fitted_plan(context: PlanningContext, catalog: ModeCatalog, groups: list[Dev
 
 def _stretch(context: PlanningContext, catalog: ModeCatalog, groups: Sequence[DeviceGroup], factors: Array) -> float:
     """By how much more than was reckoned all rates may grow, with the neighbours that there are."""
-    low, high = 1.0, 1.0 if isinstance(context.problem.interference, NoInterference) else 2.0
+    low, high = 1.0, 2.0 if context.problem.interference.interferes else 1.0
     while high - low > 1e-3:
         multiple = (low + high) / 2
         if all(_fits(context, catalog, group, factors * multiple) for group in groups):
