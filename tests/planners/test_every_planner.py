@@ -53,7 +53,7 @@ def test_plans_of_a_search_are_sound_and_unserved_is_honest(name: str, problem: 
 def test_planning_is_deterministic(name: str, problem: Problem) -> None:
     """As long as time is no question, which on a busy machine it may be for the integer program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_fleet, "STEPS", 1)
+        patch.setattr(small_fleet, "STEPS_PER_SECOND", 1)
         problem = msgspec.structs.replace(problem, time_limit=100.0)
         assert load_planner(name)(problem) == load_planner(name)(problem)
 
