@@ -1,13 +1,13 @@
-"""A device's multiprocessors in groups, and CUDA streams whose kernels run on some of the groups alone.
+"""Split a device's multiprocessors (SMs) into groups, and make CUDA streams that run on some of the groups only.
 
-A stream belongs to a green context, and that to groups of one split of the device: contexts over groups of one split
-are disjoint where their groups are, those of two splits are not. All green contexts of a process share the device's
-primary context, which PyTorch uses, too: its memory, its modules, and so the weights of models. What is submitted to
-any other stream runs on all multiprocessors, so whoever wants partitions has to put everything on such streams.
+A stream belongs to a green context, and the context to groups of one split of the device. Contexts over disjoint groups
+of one split are disjoint; contexts of two splits are not. All green contexts of a process share the device's primary
+context, which PyTorch uses too: its memory, its modules, and so the weights of models. Work on any other stream runs on
+all SMs, so partitions hold only if everything is submitted to such streams.
 
-All of it is the CUDA driver's interface since 12.5 (CUDA driver API, "Green Contexts"). `python -m
-cotenant.worker.green` prints the sizes of the groups: who only wants to know them asks a process that ends with the
-answer, since one that opened a device keeps a context and its memory there.
+The interface is the CUDA driver's since 12.5 (CUDA driver API, "Green Contexts"). `python -m cotenant.worker.green`
+prints the sizes of the groups; it is a process of its own because one that opens a device keeps a context and memory
+there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from typing import Any
 
 from cotenant.errors import DeviceError
 
-OLDEST = 12050  # the first CUDA that makes streams of green contexts, as drivers number it
+MIN_DRIVER_VERSION = 12050  # CUDA 12.5, the first with streams of green contexts, as drivers number it
 
 Groups = tuple[int, ...]
 
 
 class Multiprocessors:
-    """Those of the first device that this process sees. The device is opened for the first stream, and stays open until
-    the process ends. Any thread may ask.
+    """The SMs of the first visible device, in groups numbered 0, 1, … of one size; a remainder is the last group.
 
-    Groups have the numbers 0, 1, … and one size; where they leave a rest, that is the last.
+    The device is opened with the first stream and stays open until the process ends. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -52,22 +51,22 @@ class Multiprocessors:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Multiprocessors of each group."""
+        """SMs of each group."""
         with self._lock:
             return tuple(resource.sm.smCount for resource in self._resources)
 
     @contextlib.contextmanager
     def stream(self, groups: Groups) -> Iterator[int]:
-        """The handle of a stream on these groups that nobody else has meanwhile. Raises DeviceError.
+        """Lease a stream on these groups exclusively and yield its handle. Raises DeviceError.
 
-        Streams are kept and used again, since PyTorch keeps memory, and cuBLAS a workspace, for each that it has seen.
+        Streams are reused, since PyTorch caches memory, and cuBLAS a workspace, for every stream it has seen.
         """
         with self._lock:
             first = not self._contexts
             stream = self._free[groups].pop() if self._free[groups] else self._cuda.stream(self._context(groups))
             self._used[groups] = self._used.get(groups, 0) + 1
             if first:
-                self._prepare()
+                self._create_likely_contexts()
         try:
             yield int(stream)
         finally:
@@ -75,35 +74,35 @@ class Multiprocessors:
                 self._free[groups].append(stream)
                 self._used[groups] -= 1
 
-    def _prepare(self) -> None:
-        """Contexts for what is likely to be asked for: all groups, the first, the last. Any cut in two is of these."""
+    def _create_likely_contexts(self) -> None:
+        """Create the contexts of any cut in two: all groups, the first n, and the rest."""
         sizes = [resource.sm.smCount for resource in self._resources]
         equal = sizes.count(sizes[0])
         cuts = [(range(size), range(size, equal)) for size in range(1, equal)]
-        with contextlib.suppress(DeviceError):  # there is a limit to how many; then they are made when they are needed
+        with contextlib.suppress(DeviceError):  # their number is limited; the others are created when needed
             for groups in map(tuple, [range(len(sizes)), *itertools.chain(*cuts)]):
                 if groups not in self._contexts:
-                    self._contexts[groups] = self._made(groups)
+                    self._contexts[groups] = self._create(groups)
 
     def _context(self, groups: Groups) -> Any:
         if groups not in self._contexts:
             try:
-                made = self._made(groups)
+                context = self._create(groups)
             except DeviceError:
-                if not self._forget():
+                if not self._destroy_idle():
                     raise
-                made = self._made(groups)
-            self._contexts[groups] = made
+                context = self._create(groups)
+            self._contexts[groups] = context
         return self._contexts[groups]
 
-    def _made(self, groups: Groups) -> Any:
+    def _create(self, groups: Groups) -> Any:
         if len(groups) == len(self._resources):
-            # What a split leaves may be aligned otherwise than its groups, and is not joined with them then.
+            # The remainder may be aligned differently from the groups and then cannot be joined with them.
             return self._cuda.context([self._cuda.whole])
         return self._cuda.context([self._resources[group] for group in groups])
 
-    def _forget(self) -> bool:
-        """Destroy the contexts that no stream in use belongs to; whether there were any."""
+    def _destroy_idle(self) -> bool:
+        """Destroy the contexts without a stream in use; return whether there were any."""
         idle = [groups for groups in self._contexts if not self._used.get(groups)]
         for groups in idle:
             self._cuda.destroy(self._contexts.pop(groups), self._free.pop(groups, []))
@@ -111,8 +110,8 @@ class Multiprocessors:
 
 
 class _Driver:
-    """The calls that we need, as functions that raise DeviceError. Opening it retains the primary context, so that it
-    is not made anew for each green one."""
+    """The driver calls that are needed, raising DeviceError. Retains the primary context, so that it is not created
+    anew for each green context."""
 
     def __init__(self) -> None:
         try:
@@ -122,9 +121,9 @@ class _Driver:
         self._api = driver
         self._call("cuInit", 0)
         version = self._call("cuDriverGetVersion")
-        if version < OLDEST:
+        if version < MIN_DRIVER_VERSION:
             raise DeviceError(
-                f"green contexts need a driver with CUDA {_dotted(OLDEST)} or newer, and this one has "
+                f"green contexts need a driver with CUDA {_dotted(MIN_DRIVER_VERSION)} or newer, and this one has "
                 f"{_dotted(version)}; update it, or use the backend mps"
             )
         self._device = self._call("cuDeviceGet", 0)
@@ -133,17 +132,20 @@ class _Driver:
         self.whole = self._call("cuDeviceGetDevResource", self._device, kind)
 
     def split(self) -> list[Any]:
-        """Resources of groups of one size, and of the rest if there is any."""
-        size = self._step()
+        """Return the resources of groups of one size, and of the remainder if there is one."""
+        size = self._group_step()
         wanted = self.whole.sm.smCount // size
         groups, count, rest = self._call("cuDevSmResourceSplitByCount", wanted, self.whole, 0, size)
         return [*groups[:count], *([rest] if rest.sm.smCount else [])]
 
-    def _step(self) -> int:
-        """Of how many multiprocessors a group is a multiple. Drivers before 13.0 do not say; then it is what the
-        documentation of `cuDevSmResourceSplitByCount` has for each compute capability."""
-        if told := getattr(self.whole.sm, "minSmPartitionSize", 0):
-            return int(told)
+    def _group_step(self) -> int:
+        """Return the number of SMs of which a group is a multiple.
+
+        Drivers before 13.0 do not report it; then the values of the documentation of `cuDevSmResourceSplitByCount`
+        for each compute capability apply.
+        """
+        if reported := getattr(self.whole.sm, "minSmPartitionSize", 0):
+            return int(reported)
         major = self._call(
             "cuDeviceGetAttribute",
             self._api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
@@ -167,7 +169,7 @@ class _Driver:
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
             code, *results = getattr(self._api, name)(*arguments)
-        except RuntimeError as error:  # no driver, or none that has this function
+        except RuntimeError as error:  # no driver, or one without this function
             raise DeviceError(f"{name}: {' '.join(str(error).split())}") from None
         if code != self._api.CUresult.CUDA_SUCCESS:
             _, text = self._api.cuGetErrorString(code)
@@ -181,6 +183,6 @@ def _dotted(version: int) -> str:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(Multiprocessors().sizes))  # noqa: T201  # that is what it is for
+        print(json.dumps(Multiprocessors().sizes))  # noqa: T201  # the output of this program
     except DeviceError as error:
         sys.exit(str(error))

@@ -172,4 +172,4 @@ runners.load(WorkerModel(name="m", path={str(path)!r}, platform="pytorch_module"
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy())
     assert ended.returncode == 1
-    assert "DeviceError: model 'm' broke its CUDA context: CUDA error: " in ended.stderr
+    assert "DeviceError: model 'm' corrupted its CUDA context: CUDA error: " in ended.stderr

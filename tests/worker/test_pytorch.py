@@ -145,7 +145,7 @@ class Lost(CpuDevice):
 def test_a_broken_context_ends_the_worker(doubles: dict[str, WorkerModel]) -> None:
     model = doubles["pytorch_module"]
     runner = Torch(model, Lost(), load_model(model, torch.device("cpu")))
-    error = "model 'm' broke its CUDA context: CUDA error: an illegal memory access was encountered"
+    error = "model 'm' corrupted its CUDA context: CUDA error: an illegal memory access was encountered"
     with pytest.raises(DeviceError, match=f"^{error}$"):
         run(runner, [np.ones((1, 2), np.float32)] * 3)
 
@@ -206,7 +206,7 @@ class Recorder(CpuDevice):
         self.recorded = 0
         self.replayed = 0
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:  # type: ignore[override]
+    def capture(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:  # type: ignore[override]
         self.recorded += 1
         result: Any = compute()
 
@@ -274,9 +274,9 @@ def test_bf16_comes_back_as_it_went(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return x", "the module gives 1 outputs, and config.pbtxt names 2"),
-        ("return {'y': x}", "no output 'total'; the module gives y"),
-        ("return x, x.double()", "output 'total' is torch.float64, and FP32 in config.pbtxt"),
+        ("return x", "the module returns 1 outputs, but config.pbtxt lists 2"),
+        ("return {'y': x}", "no output 'total'; the module returns y"),
+        ("return x, x.double()", "output 'total' is torch.float64, but FP32 in config.pbtxt"),
         ("return x, 3", "output 'total' is a int, not a tensor"),
         ("raise KeyError('no such thing')", "'no such thing'"),
         ("raise ValueError", "ValueError"),
@@ -293,11 +293,11 @@ def test_a_module_that_cannot_run_is_not_ready(tmp_path: Path, body: str, reason
     [
         ("import nothing_like_it", ":1: ModuleNotFoundError: No module named 'nothing_like_it'"),
         ("x = (", ":1: SyntaxError: '(' was never closed (model.py, line 1)"),
-        ("def model():\n    return 3", ": TypeError: it gives a int; give a torch.nn.Module"),
-        ("", ": nothing in it makes the model; define `def model() -> torch.nn.Module`"),
+        ("def model():\n    return 3", ": TypeError: it returns a int; return a torch.nn.Module"),
+        ("", ": it builds no model; define `def model() -> torch.nn.Module`"),
         (
             "import torch\nclass A(torch.nn.Module): pass\nclass B(A): pass",
-            ": nothing in it makes the model; define `def",
+            ": it builds no model; define `def",
         ),
     ],
 )

@@ -1,7 +1,7 @@
-"""Models of PyTorch: TorchScript, `torch.export`, or a Python file that makes a module.
+"""Run PyTorch models: TorchScript, `torch.export`, or a Python file that builds a module.
 
-A process loads a model's weights once for each device, and all its lanes run that one module, each on its own stream.
-A module that is trained is another matter: each lane has its own.
+A process loads the weights of a model once per device; all its lanes run that module, each on its own stream. A module
+that trains is not shared: each lane has its own.
 """
 
 from __future__ import annotations
@@ -34,27 +34,33 @@ TYPES = {
     "INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32, "INT64": torch.int64, "FP16": torch.float16,
     "FP32": torch.float32, "FP64": torch.float64, "BF16": torch.bfloat16,
 }  # fmt: skip
-WARM = 3  # batches of a size before the first that counts: libraries choose kernels and fill their caches
+WARMUP_BATCHES = 3  # until libraries have chosen kernels and filled their caches
 
 Module = Callable[..., Any]
 
 _modules: weakref.WeakValueDictionary[tuple[str, int, str], Any] = weakref.WeakValueDictionary()
-# Of modules that have run batches of that many rows: bytes of the device that these take.
-_known: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+# By module and batch size, the device bytes that a batch of that size takes.
+_batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 _loading = threading.Lock()
 
 
 def import_torch(model: WorkerModel, threads: int, stream: int | None) -> Torch:
-    """Raises ModelError for what cannot be loaded, DeviceError where there is no GPU."""
+    """Load a model on the CPU, or on the GPU of a CUDA stream. Raises ModelError, and DeviceError if there is no
+    GPU."""
     torch.set_num_threads(threads)
     place = CpuDevice() if stream is None else CudaDevice(stream)
     return Torch(model, place, load_model(model, place.device))
 
 
 def load_model(model: WorkerModel, device: torch.device) -> Module:
-    """The model's module on that device. Whoever asks for the same file gets the same one, for as long as somebody
-    has it; but one that is trained is anew each time."""
-    load = {"pytorch_libtorch": _script, "pytorch_export": _export, "pytorch_module": _python}[model.platform]
+    """Return the model's module on a device: one per file and device while in use, but a new one for each training
+    lane.
+
+    Raises ModelError for a file that cannot be loaded.
+    """
+    load = {"pytorch_libtorch": _load_torchscript, "pytorch_export": _load_export, "pytorch_module": _load_python}[
+        model.platform
+    ]
     try:
         key = (model.path, Path(model.path).stat().st_mtime_ns, str(device))
     except OSError as error:
@@ -67,16 +73,18 @@ def load_model(model: WorkerModel, device: torch.device) -> Module:
             except torch.OutOfMemoryError as error:
                 raise ModelError(f"{model.path}: no device memory for its weights: {_brief(error)}") from None
             if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # its weights are there before any stream reads them
+                torch.cuda.current_stream(
+                    device
+                ).synchronize()  # the weights must be there before any stream reads them
             if not model.gradients:
                 _modules[key] = module
     return module
 
 
-def _script(model: WorkerModel, device: torch.device) -> Module:
+def _load_torchscript(model: WorkerModel, device: torch.device) -> Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchScript is to give way to torch.export, say later versions
+            warnings.simplefilter("ignore")  # later versions warn that torch.export replaces TorchScript
             module: Any = torch.jit.load(model.path, map_location=device)
         _move_constants(module, device)
         module.train(model.gradients)
@@ -91,94 +99,92 @@ def _script(model: WorkerModel, device: torch.device) -> Module:
 
 
 def _move_constants(module: Any, device: torch.device) -> None:
-    """What a traced module makes as it runs, it makes where it was traced. Here its graphs are told the device, since
-    PyTorch moves weights only."""
+    """Retarget device constants of traced graphs: PyTorch moves weights only, not the tensors that a graph creates."""
     for part in module.modules():
         for node in part.graph.findAllNodes("prim::Constant") if hasattr(part, "graph") else ():
             if node.output().type().kind() == "DeviceObjType":
                 node.s_("value", str(device))
 
 
-def _export(model: WorkerModel, device: torch.device) -> Module:
+def _load_export(model: WorkerModel, device: torch.device) -> Module:
     from torch.export.passes import move_to_device_pass
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what it does itself with the file's memory
+            warnings.simplefilter("ignore")  # about its own handling of the file's memory
             program = torch.export.load(model.path)
-        return _Program((program if device.type == "cpu" else move_to_device_pass(program, device)).module())
+        return _ExportedModule((program if device.type == "cpu" else move_to_device_pass(program, device)).module())
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 of files of other versions it raises whatever its schema stumbles upon
+    except Exception as error:  # noqa: BLE001 for a file of another version it raises anything
         raise ModelError(
             f"{model.path}: PyTorch {torch.__version__} cannot load what torch.export saved: {_brief(error)}; "
             "export it again with this version"
         ) from None
 
 
-class _Program(torch.nn.Module):
-    """What was exported. PyTorch's module of it is in cycles of references; its weights go with this, and not only when
-    Python collects those."""
+class _ExportedModule(torch.nn.Module):
+    """An exported program whose weights are freed with it; PyTorch's own module is in reference cycles."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
-        weakref.finalize(self, _empty, module).atexit = False
+        weakref.finalize(self, _free_weights, module).atexit = False
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         return self.module(*inputs)
 
 
-def _empty(module: torch.nn.Module) -> None:
-    for it in (*module.parameters(), *module.buffers()):
-        it.data = it.data.new_empty(0)
+def _free_weights(module: torch.nn.Module) -> None:
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.new_empty(0)
 
 
-def _python(model: WorkerModel, device: torch.device) -> Module:
-    """The file's function `model()` makes the module, or else its one class of modules does."""
+def _load_python(model: WorkerModel, device: torch.device) -> Module:
+    """Build the module with the file's function `model()`, or else with its only module class."""
     path = Path(model.path)
     name = "_model_" + re.sub(r"\W", "_", model.name)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     source = importlib.util.module_from_spec(spec)
-    sys.modules[name] = source  # dataclasses and the like look themselves up
+    sys.modules[name] = source  # dataclasses look themselves up there
     try:
         spec.loader.exec_module(source)
-        module = _maker(source, path)()
+        module = _module_factory(source, path)()
         if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"it gives a {type(module).__name__}; give a torch.nn.Module")
+            raise TypeError(f"it returns a {type(module).__name__}; return a torch.nn.Module")
         return module.to(device).train(model.gradients)
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 it is somebody's program
+    except Exception as error:  # noqa: BLE001 user code
         raise ModelError(f"{path}{_line(path, error)}: {type(error).__name__}: {_brief(error)}") from None
 
 
-def _maker(source: object, path: Path) -> Callable[[], Any]:
-    found = vars(source)
-    if callable(found.get("model")):
-        return found["model"]  # type: ignore[no-any-return]
+def _module_factory(source: object, path: Path) -> Callable[[], Any]:
+    names = vars(source)
+    if callable(names.get("model")):
+        return names["model"]  # type: ignore[no-any-return]
     classes = [
-        it
-        for it in found.values()
-        if isinstance(it, type) and issubclass(it, torch.nn.Module) and it.__module__ == source.__name__  # type: ignore[attr-defined]
+        value
+        for value in names.values()
+        if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == source.__name__  # type: ignore[attr-defined]
     ]
     if len(classes) != 1:
-        raise ModelError(f"{path}: nothing in it makes the model; define `def model() -> torch.nn.Module`")
-    (made,) = classes
-    weights = path.with_name("model.pt")  # Triton's place for them
+        raise ModelError(f"{path}: it builds no model; define `def model() -> torch.nn.Module`")
+    (module_class,) = classes
+    weights = path.with_name("model.pt")  # where Triton keeps them
 
-    def make() -> torch.nn.Module:
-        module: torch.nn.Module = made()
+    def build() -> torch.nn.Module:
+        module: torch.nn.Module = module_class()
         if weights.exists():
             module.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
         return module
 
-    return make
+    return build
 
 
 def _line(path: Path, error: Exception) -> str:
-    """Where in that file, with a colon in front."""
+    """Return the line of the file at which an error arose, as `:LINE`; empty if unknown."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -186,7 +192,7 @@ def _line(path: Path, error: Exception) -> str:
 
 
 class Torch:
-    """A module at a place. One batch at a time: what it gives is overwritten by the next."""
+    """A module on a device. It runs one batch at a time, whose outputs the next batch overwrites."""
 
     def __init__(self, model: WorkerModel, place: TorchDevice, module: Module) -> None:
         self.model = model
@@ -197,15 +203,15 @@ class Torch:
         self._by_name = set(self._inputs) <= _arguments(module)
         self._staged: dict[str, tuple[Array, torch.Tensor]] = {}
         self._graphs: dict[tuple[tuple[int, ...], ...], _Graph] = {}
-        self._weights = _weight(module) if place.device.type != "cpu" else 0
-        known = _known.setdefault(module, {})
-        self.warmed = model.max_batch in known
-        # Others of its lane leave memory behind that it would use: what it takes by itself is to be seen.
+        self._weights = _weight_bytes(module) if place.device.type != "cpu" else 0
+        batch_memory = _batch_memory.setdefault(module, {})
+        self.warmed = model.max_batch in batch_memory
+        # Memory cached by other models of the lane would hide what this one takes: release it first.
         before = 0 if self.warmed else place.release()
         if not self.warmed and place.device.type == "cuda":
-            warm_up(self, WARM)
-        self._record()
-        self._taken = known.setdefault(model.max_batch, max(0, place.taken() - before))
+            warm_up(self, WARMUP_BATCHES)
+        self._capture_graphs()
+        self._taken = batch_memory.setdefault(model.max_batch, max(0, place.taken() - before))
 
     @property
     def memory(self) -> int:
@@ -224,22 +230,22 @@ class Torch:
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
         try:
             with self._place.scope(), self._mode():
-                given = [self._place.arrive(self._host(name, inputs[name])) for name in self._inputs]
-                graph = self._graphs.get(tuple([tuple(it.shape) for it in given]))
+                given = [self._place.to_device(self._on_host(name, inputs[name])) for name in self._inputs]
+                graph = self._graphs.get(tuple([tuple(tensor.shape) for tensor in given]))
                 outputs = self._compute(given) if graph is None else graph.run(given)
-                left = [(spec, self._place.leave(self._checked(spec, value))) for spec, value in outputs]
+                copied = [(spec, self._place.to_host(self._checked(spec, value))) for spec, value in outputs]
             self.device = self._place.wait()
         except ModelError:
             raise
         except torch.OutOfMemoryError as error:
             raise ModelError(f"no device memory for this batch: {_brief(error)}") from None
-        except Exception as error:  # noqa: BLE001 it is somebody's program
+        except Exception as error:  # noqa: BLE001 user code
             if reason := self._place.broken():
-                raise DeviceError(f"model {self.model.name!r} broke its CUDA context: {_brief(reason)}") from None
+                raise DeviceError(f"model {self.model.name!r} corrupted its CUDA context: {_brief(reason)}") from None
             raise ModelError(_brief(error) or type(error).__name__) from None
         finally:
             self._staged.clear()
-        return [(spec.name, _array(value)) for spec, value in left]
+        return [(spec.name, _array(value)) for spec, value in copied]
 
     def minimum_seconds(self, rows: int) -> float:
         return 0.0
@@ -251,16 +257,16 @@ class Torch:
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
-        # TorchScript would profile each new size of a batch and compile for it, in the midst of serving; what that
-        # saves are a few launches. This setting is of a thread.
+        # TorchScript would profile and compile for each new batch size while serving, to save a few launches. The
+        # setting is per thread.
         with (
             torch.enable_grad() if self.model.gradients else torch.inference_mode(),
             torch.jit.optimized_execution(False),  # type: ignore[attr-defined, unused-ignore]
         ):
             yield
 
-    def _host(self, name: str, array: Array) -> torch.Tensor:
-        """The input where copies leave from: as it was staged, or copied there now."""
+    def _on_host(self, name: str, array: Array) -> torch.Tensor:
+        """Return an input in staging memory, copying it there if it was not staged."""
         staged = self._staged.get(name)
         if staged is None or staged[0] is not array:
             place = self.stage(name, array.shape)
@@ -274,22 +280,22 @@ class Torch:
         if isinstance(result, Mapping):
             missing = [spec.name for spec in specs if spec.name not in result]
             if missing:
-                raise ModelError(f"no output {missing[0]!r}; the module gives {', '.join(map(str, result))}")
+                raise ModelError(f"no output {missing[0]!r}; the module returns {', '.join(map(str, result))}")
             return [(spec, result[spec.name]) for spec in specs]
         values = list(result) if isinstance(result, tuple | list) else [result]
         if len(values) != len(specs):
-            raise ModelError(f"the module gives {len(values)} outputs, and config.pbtxt names {len(specs)}")
+            raise ModelError(f"the module returns {len(values)} outputs, but config.pbtxt lists {len(specs)}")
         return list(zip(specs, values, strict=True))
 
     def _checked(self, spec: TensorSpec, value: object) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise ModelError(f"output {spec.name!r} is a {type(value).__name__}, not a tensor")
         if value.dtype != TYPES[spec.datatype]:
-            raise ModelError(f"output {spec.name!r} is {value.dtype}, and {spec.datatype} in config.pbtxt")
+            raise ModelError(f"output {spec.name!r} is {value.dtype}, but {spec.datatype} in config.pbtxt")
         return value.detach()
 
-    def _record(self) -> None:
-        """CUDA graphs, the largest first: the others then fit into its memory. None where inputs have no fixed size."""
+    def _capture_graphs(self) -> None:
+        """Capture CUDA graphs, largest first so that the others fit its memory; none if an input size is not fixed."""
         model = self.model
         sizes = {rows for rows in model.graphs if rows <= model.max_batch}
         if any(-1 in spec.shape[model.batched :] for spec in model.inputs):
@@ -298,22 +304,22 @@ class Torch:
             with self._mode():
                 with self._place.scope():
                     ones = {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
-                    given = [self._place.arrive(self._host(name, array)) for name, array in ones.items()]
+                    given = [self._place.to_device(self._on_host(name, array)) for name, array in ones.items()]
                 self._place.wait()
                 self._staged.clear()
                 try:
-                    recorded = self._place.record(functools.partial(self._compute, given))
+                    captured = self._place.capture(functools.partial(self._compute, given))
                 except RuntimeError as error:
                     raise ModelError(
-                        f"{model.path}: a batch of {rows} cannot be recorded as a CUDA graph: {_brief(error)}; "
+                        f"{model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
                         "take `optimization { cuda { graphs } }` out of config.pbtxt"
                     ) from None
-            if recorded is not None:
-                self._graphs[tuple([tuple(it.shape) for it in given])] = _Graph(given, *recorded)
+            if captured is not None:
+                self._graphs[tuple([tuple(tensor.shape) for tensor in given])] = _Graph(given, *captured)
 
 
 class _Graph:
-    """Kernels recorded once, that always read and write the same memory."""
+    """A captured CUDA graph, which always reads and writes the same memory."""
 
     def __init__(
         self,
@@ -326,33 +332,32 @@ class _Graph:
         self._replay = replay
 
     def run(self, given: Sequence[torch.Tensor]) -> list[tuple[TensorSpec, torch.Tensor]]:
-        for place, value in zip(self._inputs, given, strict=True):
-            place.copy_(value)
+        for buffer, value in zip(self._inputs, given, strict=True):
+            buffer.copy_(value)
         self._replay()
         return self._outputs
 
 
 def _arguments(module: Module) -> set[str]:
-    """Names that its inputs may be given by; none where they go by position alone."""
+    """Return the names of keyword inputs; none if inputs are positional only."""
     forward: Any = getattr(module, "forward", module)
     if isinstance(module, torch.jit.ScriptModule):
-        return {it.name for it in forward.schema.arguments}
-    if isinstance(module, _Program):
+        return {argument.name for argument in forward.schema.arguments}
+    if isinstance(module, _ExportedModule):
         return set()
     return set(inspect.signature(forward).parameters)
 
 
-def _weight(module: Module) -> int:
-    """Bytes of its parameters and buffers."""
+def _weight_bytes(module: Module) -> int:
     assert isinstance(module, torch.nn.Module)
-    return sum(it.nbytes for it in (*module.parameters(), *module.buffers()))
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _array(host: torch.Tensor) -> Array:
-    """The same memory as numpy sees it; BF16, which it does not know, as UINT16."""
+    """View a host tensor as a numpy array; BF16 as UINT16, since numpy has no such dtype."""
     return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
 
 
 def _brief(error: object) -> str:
-    """The first line of a message, without the advice on debugging CUDA that follows."""
+    """Return the first line of a message, without the advice on debugging CUDA that follows."""
     return one_line(Exception(next(iter(str(error).strip().splitlines()), "")))

@@ -1,8 +1,8 @@
-"""Where a PyTorch model runs: the processor, or one stream of a GPU.
+"""The device of a PyTorch model: the CPU, or one stream of a GPU.
 
-Everything that a batch of a GPU touches is allocated on its own stream and used on no other, so the caching allocator
-never hands a block to one stream that another still reads. Weights are the exception: they are there, and the device
-has come to rest, before the first batch, and stay until no runner has them.
+Everything that a batch touches on a GPU is allocated on its own stream and used on no other, so the caching allocator
+never hands a block to one stream while another still reads it. Weights are the exception: they are loaded and
+synchronised before the first batch and stay until no runner uses them.
 """
 
 from __future__ import annotations
@@ -18,48 +18,52 @@ from cotenant.errors import DeviceError
 
 T = TypeVar("T")
 
-# Held by what concerns a process's allocator as a whole: memory is not given back while another lane records.
+# Guards operations on the process-wide allocator: no memory is released while another lane captures a graph.
 _allocator = threading.Lock()
 
 
 class TorchDevice(Protocol):
+    """Where the batches of one lane run."""
+
     device: torch.device
 
     def scope(self) -> AbstractContextManager[object]:
-        """What is computed within is computed here. It may still be under way when the block ends."""
+        """Run what is computed inside the block on this device; it may still be running when the block ends."""
         ...
 
     def stage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host that a copy leaves from, or goes to, while the host and other streams go on."""
+        """Allocate host memory for asynchronous copies."""
         ...
 
-    def arrive(self, host: torch.Tensor) -> torch.Tensor:
-        """The same on the device."""
+    def to_device(self, host: torch.Tensor) -> torch.Tensor:
+        """Copy a staged tensor to the device."""
         ...
 
-    def leave(self, value: torch.Tensor) -> torch.Tensor:
-        """The same on the host, once `wait` has returned."""
+    def to_host(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to the host; it may be read after `wait` has returned."""
         ...
 
     def wait(self) -> float:
-        """Until all of the last scope is done: how many seconds the device took for it, by its own clock."""
+        """Wait for the last scope to finish; return its seconds by the device's own clock."""
         ...
 
     def broken(self) -> str:
-        """Why nothing can run here in this process any more; "" where that is not so."""
+        """Return why nothing can run on the device in this process any more; empty if it can."""
         ...
 
     def taken(self) -> int:
-        """Bytes of the device that batches here have taken, weights apart."""
+        """Return the device bytes that batches of this stream have taken, without weights."""
         ...
 
     def release(self) -> int:
-        """Give back what nothing here uses any more; bytes that are still in use."""
+        """Release cached memory that is not in use; return the bytes that still are."""
         ...
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]] | None:
-        """What it computes, and how to compute it again, from the same memory into the same memory. None where that
-        would save nothing."""
+    def capture(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]] | None:
+        """Capture a computation; return its result and a function that replays it in the same memory.
+
+        None if replaying would save nothing.
+        """
         ...
 
 
@@ -72,10 +76,10 @@ class CpuDevice:
     def stage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def arrive(self, host: torch.Tensor) -> torch.Tensor:
+    def to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host
 
-    def leave(self, value: torch.Tensor) -> torch.Tensor:
+    def to_host(self, value: torch.Tensor) -> torch.Tensor:
         return value.contiguous()
 
     def wait(self) -> float:
@@ -90,12 +94,12 @@ class CpuDevice:
     def release(self) -> int:
         return 0
 
-    def record(self, compute: Callable[[], T]) -> None:
+    def capture(self, compute: Callable[[], T]) -> None:
         return None
 
 
 class CudaDevice:
-    """stream: a CUDA stream's handle on the first device that the process sees; 0 for a new one."""
+    """The first visible CUDA device. stream: handle of the CUDA stream to use; 0 for a new one."""
 
     def __init__(self, stream: int) -> None:
         if not torch.cuda.is_available():
@@ -105,22 +109,22 @@ class CudaDevice:
             raise DeviceError(f"PyTorch {torch.__version__} sees no GPU: {why}; see `cotenant devices`")
         self.device = torch.device("cuda", 0)
         self._stream = torch.cuda.ExternalStream(stream, self.device) if stream else torch.cuda.Stream(self.device)
-        # Blocking: a thread that waits leaves its core to others; one that spins for each lane would take them all.
+        # Blocking events: one spinning thread per lane would take all cores.
         self._begun = torch.cuda.Event(enable_timing=True, blocking=True)
         self._ended = torch.cuda.Event(enable_timing=True, blocking=True)
-        self._pool = torch.cuda.graph_pool_handle()  # for all graphs of the stream, which never run at the same time
+        self._pool = torch.cuda.graph_pool_handle()  # shared by all graphs of the stream, which never run concurrently
 
     def scope(self) -> AbstractContextManager[object]:
         return _Scope(self._stream, self._begun, self._ended)
 
     def stage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # PyTorch keeps pinned blocks and gives one out again once copies from it are through.
+        # PyTorch caches pinned blocks and reuses one when its copies are done.
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def arrive(self, host: torch.Tensor) -> torch.Tensor:
+    def to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host.to(self.device, non_blocking=True)
 
-    def leave(self, value: torch.Tensor) -> torch.Tensor:
+    def to_host(self, value: torch.Tensor) -> torch.Tensor:
         return self.stage(tuple(value.shape), value.dtype).copy_(value, non_blocking=True)
 
     def wait(self) -> float:
@@ -128,7 +132,7 @@ class CudaDevice:
         return float(self._begun.elapsed_time(self._ended)) / 1e3
 
     def broken(self) -> str:
-        # Errors that end a context come back from every later call; those of one call do not.
+        # An error that corrupts the context is returned by every later call.
         try:
             self._stream.synchronize()
         except RuntimeError as error:
@@ -136,28 +140,28 @@ class CudaDevice:
         return ""
 
     def taken(self) -> int:
-        return sum(it["total_size"] for it in self._segments())
+        return sum(segment["total_size"] for segment in self._segments())
 
     def release(self) -> int:
-        # Weights were on the default stream. Giving memory back holds up all that runs on the device, and takes what
-        # others keep for their next batch, too; so only where there is any.
+        # Weights were loaded on the default stream. Emptying the cache stalls the device and takes what other lanes
+        # cached for their next batch, so it is done only if there is anything to release.
         with _allocator:
-            if any(not it["active_size"] for it in self._segments(0)):
+            if any(not segment["active_size"] for segment in self._segments(0)):
                 torch.cuda.empty_cache()
-        return sum(it["active_size"] for it in self._segments())
+        return sum(segment["active_size"] for segment in self._segments())
 
     def _segments(self, *others: int) -> list[dict[str, int]]:
-        """What the allocator has for this stream, and for others."""
+        """Return the allocator's segments of this stream and of others."""
         streams = (self._stream.cuda_stream, *others)
-        return [it for it in torch.cuda.memory.memory_snapshot() if it["stream"] in streams]
+        return [segment for segment in torch.cuda.memory.memory_snapshot() if segment["stream"] in streams]
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        with self.scope():  # libraries choose kernels and get their workspaces before they are recorded
+    def capture(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        with self.scope():  # libraries choose kernels and allocate workspaces before the capture
             for _ in range(3):
                 compute()
         self.wait()
         graph = torch.cuda.CUDAGraph()
-        # Other lanes go on meanwhile; `torch.cuda.graph` would wait for them all, and take their cached memory.
+        # Other lanes go on running; `torch.cuda.graph` would synchronise with all of them and empty their caches.
         with _allocator, torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
