@@ -1,8 +1,4 @@
-"""The gRPC front end: GRPCInferenceService as Triton has it, and gRPC's health service.
-
-The messages live in a descriptor pool of their own, so that a client library that registers the same names in the
-same process does not clash with ours.
-"""
+"""The gRPC front end: GRPCInferenceService as Triton has it, and gRPC's health service."""
 
 from __future__ import annotations
 
@@ -10,13 +6,12 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 import msgspec
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from cotenant.core.tensor import DTYPES, Tensor
@@ -46,10 +41,10 @@ from cotenant.live.oip import (
     scheduling,
     server_metadata,
 )
+from cotenant.protocol import messages
 
 _SERVICE = "inference.GRPCInferenceService"
 _HEALTH = "grpc.health.v1.Health"
-_DESCRIPTORS = Path(__file__).parent / "protocol" / "inference.bin"
 _MESSAGE_SIZE = (1 << 31) - 1  # bytes; the most that gRPC's setting can say
 _STREAMED = 64  # requests of one stream that may wait for their answers
 _WATCH = 1.0  # seconds between two looks of a health watch
@@ -77,25 +72,6 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-
-
-class Messages:
-    """The message classes of the protocol, as attributes: `messages.ModelInferRequest`."""
-
-    def __init__(self) -> None:
-        files = descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes())
-        self.pool = descriptor_pool.DescriptorPool()
-        for file in files.file:
-            self.pool.Add(file)
-
-    def __getattr__(self, name: str) -> Any:
-        package = "grpc.health.v1" if name.startswith("HealthCheck") else "inference"
-        message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"{package}.{name}"))
-        setattr(self, name, message)
-        return message
-
-
-messages = Messages()
 
 
 class GrpcServer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import InvalidError, UnsupportedError
 from cotenant.live.deployment import ServableModel
@@ -33,7 +35,7 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[str, st
     """Triton's ModelConfig in its JSON shape. lanes: those that the model has, with the kind of their device."""
     batching: dict[str, Any] = {}
     if info.platform == ENSEMBLE:
-        batching = {"ensemble_scheduling": offered.entry.config.fields["ensemble_scheduling"]}
+        batching = {"ensemble_scheduling": msgspec.to_builtins(offered.entry.config.ensemble_scheduling)}
     elif info.max_batch_size:
         max_queue_delay = round(offered.model.max_queue_delay * 1e6)
         batching = {

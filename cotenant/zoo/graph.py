@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from cotenant.worker import pbtxt
+from cotenant.worker.repository import write_config
 
 # What ONNX Runtime 1.22, the oldest that is supported, can load.
 OPSETS = {"": 20, "ai.onnx.ml": 3}
@@ -184,11 +184,11 @@ class Graph:
     def config(self) -> str:
         """Its config.pbtxt."""
 
-        def tensor(name: str, datatype: str, dims: tuple[int, ...]) -> pbtxt.Message:
+        def tensor(name: str, datatype: str, dims: tuple[int, ...]) -> dict[str, Any]:
             labels = {"label_filename": f"{name}.labels"} if name in self.labels else {}
             return {"name": name, "data_type": f"TYPE_{datatype}", "dims": dims, **labels}
 
-        config: pbtxt.Message = {
+        config: dict[str, Any] = {
             "name": self.name,
             "platform": "onnxruntime_onnx",
             "max_batch_size": MAX_BATCH,
@@ -196,12 +196,12 @@ class Graph:
             "output": [tensor(*edge) for edge in self._outputs],
         }
         if self.notes:
-            config["parameters"] = [{"key": key, "value": {"string_value": it}} for key, it in self.notes.items()]
+            config["parameters"] = {key: {"string_value": value} for key, value in self.notes.items()}
         if self._warmup:
             types = {name: datatype for name, datatype, _ in self._inputs}
-            inputs = [
-                {"key": name, "value": {"data_type": f"TYPE_{types[name]}", "dims": dims, "random_data": True}}
+            inputs = {
+                name: {"data_type": f"TYPE_{types[name]}", "dims": dims, "random_data": True}
                 for name, dims in self._warmup.items()
-            ]
+            }
             config["model_warmup"] = [{"name": "sample", "batch_size": 1, "inputs": inputs}]
-        return pbtxt.write_pbtxt(config)
+        return write_config(config)

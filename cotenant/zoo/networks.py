@@ -18,8 +18,7 @@ import msgspec
 import torch
 from torch import nn
 
-from cotenant.worker import pbtxt
-from cotenant.worker.repository import DEFAULT_MAX_BATCH
+from cotenant.worker.repository import DEFAULT_MAX_BATCH, write_config
 
 CLASSES = 1000
 TOKENS = 128  # of language models in KACE, which does not say; those of gpulet have 14 (table 3)
@@ -83,22 +82,23 @@ def model():
 def model_config(name: str, notes: dict[str, str]) -> str:
     """Its config.pbtxt."""
 
-    def tensors(edges: dict[str, Edge]) -> list[pbtxt.Message]:
+    def tensors(edges: dict[str, Edge]) -> list[dict[str, Any]]:
         return [
             {"name": key, "data_type": f"TYPE_{kind}", "dims": shape or (1,)} for key, (kind, shape) in edges.items()
         ]
 
     network = NETWORKS[name]
     said = notes | ({"INFERENCE_MODE": "false"} if network.trains else {})
-    message: pbtxt.Message = {
-        "name": name,
-        "platform": "pytorch_module" if network.trains else "pytorch_libtorch",
-        "max_batch_size": DEFAULT_MAX_BATCH,
-        "input": tensors(network.inputs),
-        "output": tensors(network.outputs),
-        "parameters": [{"key": key, "value": {"string_value": it}} for key, it in said.items()],
-    }
-    return pbtxt.write_pbtxt(message)
+    return write_config(
+        {
+            "name": name,
+            "platform": "pytorch_module" if network.trains else "pytorch_libtorch",
+            "max_batch_size": DEFAULT_MAX_BATCH,
+            "input": tensors(network.inputs),
+            "output": tensors(network.outputs),
+            "parameters": {key: {"string_value": value} for key, value in said.items()},
+        }
+    )
 
 
 # Images

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from cotenant.errors import ConfigError
-from cotenant.live.grpc import GrpcServer, messages
+from cotenant.live.grpc import GrpcServer
+from cotenant.protocol import messages
 from tests.live.stub import Running, StubCore
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -6,7 +6,7 @@ Looking through it opens no model (`layout`); `describe` does, and neither runs 
 
 from __future__ import annotations
 
-from cotenant.worker.repository.config import CONFIG, Config, EnsembleStep, read_config
+from cotenant.worker.repository.config import CONFIG, Config, EnsembleStep, read_config, write_config
 from cotenant.worker.repository.description import DEFAULT_MAX_BATCH, check_config_matches, describe, worker_model
 from cotenant.worker.repository.layout import ENSEMBLE, PLATFORMS, Entry, find_model, read_labels, scan_repository
 from cotenant.worker.repository.samples import sample_inputs
@@ -27,4 +27,5 @@ __all__ = [
     "sample_inputs",
     "scan_repository",
     "worker_model",
+    "write_config",
 ]

@@ -1,28 +1,26 @@
-"""`config.pbtxt`: what is read of Triton's ModelConfig, and what of it is refused."""
+"""Read and write `config.pbtxt`: Triton's ModelConfig as protobuf text, the part of it that is honoured, and checks."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from google.protobuf import json_format, text_format
 
 from cotenant.errors import ModelError
-from cotenant.worker import pbtxt
+from cotenant.protocol import messages
 
 CONFIG = "config.pbtxt"
 
-# The fields of Triton's ModelConfig that repeat, maps and what is UNSUPPORTED apart.
-REPEATED = frozenset({
-    "input", "output", "dims", "shape", "dim", "preferred_batch_size", "model_warmup", "versions", "instance_group",
-    "gpus", "secondary_devices", "profile", "resources", "op_library_filename", "agents", "graph_spec",
-    "metric_control", "buckets", "gpu_execution_accelerator", "cpu_execution_accelerator", "step",
-})  # fmt: skip
-
 # Fields that change what a model computes. To ignore them would be to answer wrongly.
 UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output")
+
+_UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
@@ -52,8 +50,8 @@ class VersionPolicy(msgspec.Struct, frozen=True):
     all: dict[str, Any] | None = None
     specific: SpecificVersions | None = None
 
-    def chosen(self, versions: list[int]) -> list[int]:
-        """Those of `versions`, ascending, that are to be served."""
+    def select(self, versions: list[int]) -> list[int]:
+        """Return those of `versions`, ascending, that are to be served."""
         if self.all is not None:
             return versions
         if self.specific is not None:
@@ -101,10 +99,10 @@ class Optimization(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What Cotenant reads of a ModelConfig. max_batch_size: None where the file has none. runtime: a file of the
-    version that says how to run the model; `model.py` is the one that is known.
+    """The honoured part of a ModelConfig.
 
-    fields: all that the file says, in the shape of Triton's JSON.
+    max_batch_size: None where the file has none. runtime: a file of the version that says how to run the model;
+    `model.py` is the one that is known. fields: all that the file says, in protobuf's JSON mapping.
     """
 
     name: str = ""
@@ -125,7 +123,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(folder: Path) -> Config:
-    """`config.pbtxt` of a model, checked; all defaults where there is none. Raises ModelError with file and line."""
+    """Read and check a model's `config.pbtxt`; all defaults where there is none.
+
+    Raises ModelError that names the file, and the line and column of what is no ModelConfig.
+    """
     path = folder / CONFIG
     stays_inside(folder.parent, path)
     try:
@@ -136,17 +137,60 @@ def read_config(folder: Path) -> Config:
         raise ModelError(f"{path}: {error.strerror}; let this user read it, or take it away") from None
     except UnicodeDecodeError:
         raise ModelError(f"{path}: not text; write it as protobuf text, such as `max_batch_size: 8`") from None
-    fields = pbtxt.read_pbtxt(text, REPEATED, str(path))
+    config = _parse(text, path)
+    _check(config, folder)
+    return config
+
+
+def write_config(fields: Mapping[str, Any]) -> str:
+    """Write a ModelConfig, given as its fields, as protobuf text: the inverse of `read_config`."""
+    message = messages.ModelConfig(**fields)
+    return text_format.MessageToString(message, as_utf8=True, use_short_repeated_primitives=True)
+
+
+def stays_inside(root: Path, path: Path) -> None:
+    """Raise ModelError where links lead out of the repository."""
+    real = os.path.realpath(path)  # unlike Path.resolve it tolerates a loop
+    if not Path(real).is_relative_to(os.path.realpath(root)):
+        raise ModelError(f"{path}: leads out of the repository, to {real}; move the model into {root}")
+
+
+def _parse(text: str, path: Path) -> Config:
     try:
-        config = msgspec.structs.replace(msgspec.convert(fields, Config), fields=fields)
+        message = text_format.Parse(text, messages.ModelConfig())
+    except text_format.ParseError as error:
+        raise _syntax_error(path, text, error) from None
+    fields = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    try:
+        # Not strict: protobuf's JSON mapping has 64-bit integers as strings.
+        config = msgspec.convert(fields, Config, strict=False)
     except msgspec.ValidationError as error:
-        raise ModelError(f"{path}: {error}; see Triton's ModelConfig for the field's type") from None
+        raise ModelError(f"{path}: {error}; see Triton's ModelConfig for the field") from None
+    return msgspec.structs.replace(config, fields=fields)
+
+
+def _syntax_error(path: Path, text: str, error: text_format.ParseError) -> ModelError:
+    line, column = error.GetLine() or 1, error.GetColumn() or 1
+    reason = str(error).partition(" : ")[2].rstrip(".")
+    reason = reason.removeprefix(f"'{text.split(chr(10))[line - 1]}': ")  # the place says as much
+    hint = "expected protobuf text, such as `max_batch_size: 8`"
+    if unknown := _UNKNOWN_FIELD.search(reason):
+        known = messages.pool.FindMessageTypeByName(unknown["message"]).fields_by_name
+        nearest = difflib.get_close_matches(unknown["field"], known, n=1)
+        reason = f"unknown field {unknown['field']!r}"
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are: {', '.join(sorted(known))}"
+    return ModelError(f"{path}:{line}:{column}: {reason}; {hint}")
+
+
+def _check(config: Config, folder: Path) -> None:
+    """Raise ModelError for what the message allows but Cotenant cannot honour."""
+    path = folder / CONFIG
     if config.name not in ("", folder.name):
         raise ModelError(f"{path}: name {config.name!r} in the folder {folder.name!r}; make them the same")
     if config.max_batch_size is not None and config.max_batch_size < 0:
         raise ModelError(f"{path}: max_batch_size {config.max_batch_size} is below 0; 0 means no batch dimension")
     for field in UNSUPPORTED:
-        if field in fields:
+        if field in config.fields:
             raise ModelError(f"{path}: {field} is not supported; take it out, or serve this model elsewhere")
     for file in (config.default_model_filename, *(tensor.label_filename for tensor in config.output)):
         if file in (".", "..") or re.search(r"[/\\\0]", file):
@@ -154,11 +198,3 @@ def read_config(folder: Path) -> Config:
     for tensor in (*config.input, *config.output):
         if tensor.reshape is not None:
             raise ModelError(f"{path}: reshape of {tensor.name!r} is not supported; give dims as the model has them")
-    return config
-
-
-def stays_inside(root: Path, path: Path) -> None:
-    """Raises ModelError where links lead out of the repository."""
-    real = os.path.realpath(path)  # unlike Path.resolve it bears a loop
-    if not Path(real).is_relative_to(os.path.realpath(root)):
-        raise ModelError(f"{path}: leads out of the repository, to {real}; move the model into {root}")

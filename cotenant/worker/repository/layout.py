@@ -83,7 +83,7 @@ def _versions(root: Path, name: str) -> list[Entry]:
             return [_ensemble(folder, config, str(numbers[-1] if numbers else 1))]
         if not numbers:
             raise ModelError(f"{folder}: no version; put the model into {folder / '1' / next(iter(PLATFORMS))}")
-        chosen = config.version_policy.chosen(numbers)
+        chosen = config.version_policy.select(numbers)
         if not chosen:
             raise ModelError(
                 f"{folder / CONFIG}: version_policy asks for none of the versions that are there: {numbers}"

@@ -9,11 +9,11 @@ from pathlib import Path
 from google.protobuf import descriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-import cotenant.live
-from cotenant.live.grpc import messages
+import cotenant.protocol
+from cotenant.protocol import messages
 
-PROTOCOL = Path(cotenant.live.__file__).parent / "protocol"
-NUMBERED = re.compile(r"(?:(?:repeated )?(?:map<\w+, [\w.]+>|[\w.]+) )?(\w+) = (\d+);")
+PROTOCOL = Path(cotenant.protocol.__file__).parent
+NUMBERED = re.compile(r"(?:(?:repeated |optional )?(?:map<\w+, [\w.]+>|[\w.]+) )?(\w+) = (\d+);")
 
 Numbers = dict[str, dict[str, int]]
 
@@ -55,12 +55,12 @@ def compiled(file: descriptor.FileDescriptor) -> Numbers:
     }
 
 
-def test_what_is_compiled_is_what_is_written() -> None:
+def test_descriptors_match_the_proto_files() -> None:
     for name in ("inference.proto", "health.proto"):
         assert compiled(messages.pool.FindFileByName(name)) == written(name)
 
 
-def test_it_is_the_protocol_of_the_stock_client() -> None:
+def test_messages_have_the_numbers_of_the_stock_client() -> None:
     theirs = compiled(service_pb2.DESCRIPTOR) | compiled(model_config_pb2.DESCRIPTOR)
     ours = compiled(messages.pool.FindFileByName("inference.proto"))
     kserve = {
@@ -70,14 +70,16 @@ def test_it_is_the_protocol_of_the_stock_client() -> None:
     assert ours == theirs | kserve
 
 
-def test_types_and_methods_are_those_of_the_stock_client() -> None:
+def test_messages_have_the_types_and_methods_of_the_stock_client() -> None:
     ours = messages.pool.FindFileByName("inference.proto")
     for file in (service_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR):
         for name, message in file.message_types_by_name.items():
             for field in message.fields:
                 mine = ours.message_types_by_name[name].fields_by_name[field.name]
                 assert (mine.type, mine.is_repeated) == (field.type, field.is_repeated), field.full_name
-                assert (mine.containing_oneof is None) == (field.containing_oneof is None), field.full_name
+                # protobuf keeps the presence of an `optional` field in a oneof of its own.
+                oneof = field.containing_oneof is not None or field.full_name == "inference.ModelConfig.max_batch_size"
+                assert (mine.containing_oneof is not None) == oneof, field.full_name
     methods = ours.services_by_name["GRPCInferenceService"].methods
     wanted = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     assert {(m.name, m.input_type.name, m.output_type.name) for m in methods} == {
