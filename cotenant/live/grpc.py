@@ -207,8 +207,8 @@ class GrpcServer:
             except RequestError as error:
                 answer.set_exception(error)
 
-        ticket = self._core.infer(request, done)
-        answer.add_done_callback(lambda settled: self._core.cancel(ticket) if settled.cancelled() else None)
+        handle = self._core.infer(request, done)
+        answer.add_done_callback(lambda settled: self._core.cancel(handle) if settled.cancelled() else None)
         return answer
 
     async def _stream(

@@ -125,10 +125,10 @@ class Core(Protocol):
         ...
 
     def infer(self, request: InferRequest, done: Done) -> int:
-        """Take a request in; `done` is called exactly once, perhaps before this returns. Answers a ticket."""
+        """Submit a request and return its handle; `done` is called exactly once, perhaps before this returns."""
         ...
 
-    def cancel(self, ticket: int) -> None:
+    def cancel(self, handle: int) -> None:
         """The caller left: `done` will be called with CancelledError unless it was called already."""
         ...
 

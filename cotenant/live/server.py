@@ -121,8 +121,8 @@ class Server:
     def infer(self, request: InferRequest, done: Done) -> int:
         return self._inference.infer(request, done)
 
-    def cancel(self, ticket: int) -> None:
-        self._inference.cancel(ticket)
+    def cancel(self, handle: int) -> None:
+        self._inference.cancel(handle)
 
     # Status
 

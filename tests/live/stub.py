@@ -36,7 +36,7 @@ def _identity(name: str, datatype: str, shape: tuple[int, ...] = (-1, -1), rows:
 
 class StubCore:
     """Each model answers its inputs, in order, as its outputs, but `held`, which waits for `release`, and those named
-    for how they end. Of the requests of the last, `cancelled` lists the tickets."""
+    for how they end. Of the requests of the last, `cancelled` lists the handles."""
 
     def __init__(self) -> None:
         infos = [
@@ -65,7 +65,7 @@ class StubCore:
         self.requests: list[InferRequest] = []
         self.held: dict[int, tuple[InferRequest, Done]] = {}
         self.cancelled: list[int] = []
-        self.tickets = 0
+        self.handles = 0
         self.counts = {name: ModelStatistics(name, "1", 1.7e9) for name in self.models}
         self.log = {"log_file": "", "log_info": True, "log_verbose_level": 0, "log_format": "default"}
         self.trace: dict[str, Any] = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1"}
@@ -145,28 +145,28 @@ class StubCore:
         return self.arena.allocate(size)
 
     def infer(self, request: InferRequest, done: Done) -> int:
-        self.tickets += 1
+        self.handles += 1
         if self.keep_requests:
             self.requests.append(request)
         if request.model == "held":
-            self.held[self.tickets] = request, done
+            self.held[self.handles] = request, done
         elif request.model == "refused":
             done(UnavailableError("refused: it could not be answered in time", retry_after=1.2))
         elif request.model == "broken":
             done(FailedError("the model failed"))
         else:
             done(self._answer(request))
-        return self.tickets
+        return self.handles
 
-    def cancel(self, ticket: int) -> None:
-        self.cancelled.append(ticket)
-        if ticket in self.held:
-            self.held.pop(ticket)[1](CancelledError("the caller left"))
+    def cancel(self, handle: int) -> None:
+        self.cancelled.append(handle)
+        if handle in self.held:
+            self.held.pop(handle)[1](CancelledError("the caller left"))
 
     def release(self, order: Callable[[list[int]], list[int]] = list) -> None:
-        """Answer what is held, in that order of tickets."""
-        for ticket in order(list(self.held)):
-            request, done = self.held.pop(ticket)
+        """Answer what is held, in that order of handles."""
+        for handle in order(list(self.held)):
+            request, done = self.held.pop(handle)
             done(self._answer(request))
 
     def _answer(self, request: InferRequest) -> InferResponse | RequestError:

@@ -219,8 +219,8 @@ def test_a_caller_who_leaves_cancels_all_steps(tmp_path: Path) -> None:
         async with started(repository(tmp_path / "models")) as server:
             ends: list[Any] = []
             pixels = Tensor("pixels", "FP32", (1, 16), np.ones((1, 16), np.float32).tobytes())
-            ticket = server.infer(InferRequest(model="diamond", inputs=(pixels,)), ends.append)
-            server.cancel(ticket)
+            handle = server.infer(InferRequest(model="diamond", inputs=(pixels,)), ends.append)
+            server.cancel(handle)
             assert [type(end).__name__ for end in ends] == ["CancelledError"]
             async with asyncio.timeout(PATIENCE):
                 while server._driver.open:

@@ -204,7 +204,7 @@ def test_a_stream_answers_in_order(front: Running) -> None:
             await stream.done_writing()
             while front.call(lambda: len(front.core.held)) < 2:
                 await asyncio.sleep(0.001)
-            front.call(lambda: front.core.release(order=lambda tickets: sorted(tickets, reverse=True)))
+            front.call(lambda: front.core.release(order=lambda handles: sorted(handles, reverse=True)))
             return [answer.infer_response.id async for answer in stream]
 
     assert asyncio.run(run()) == ["0", "1", "2"]

@@ -226,7 +226,7 @@ def test_answers_have_tritons_keys(wire: Wire) -> None:
         (request("POST", "/v2/models/identity/generate", b"{}"), 501, "use infer"),
         (request("POST", "/v2/repository/other/models/identity/load"), 501, "one model repository"),
         (request("POST", "/v2/systemsharedmemory/region/r/register", b"{}"), 501, "no shared memory"),
-        (request("POST", "/v2/repository/index", b"[1]"), 500, "no JSON object"),
+        (request("POST", "/v2/repository/index", b"[1]"), 500, "not a JSON object"),
         (request("POST", "/v2/repository/index", b'{"a":' + b"[" * 100_000), 500, "nested too deeply"),
         (request("POST", INFER, b'{"a":' + b"[" * 100_000), 500, "nested too deeply"),
         (request("POST", INFER, DEEP), 500, "nested too deeply"),
@@ -355,7 +355,7 @@ def test_pipelined_requests_are_answered_in_order(wire: Wire, core: StubCore) ->
     held = "/v2/models/held/infer"
     wire.say(b"".join(infer(ONE, id=str(n), path=held if n in (1, 3) else INFER) for n in range(5)))
     assert [answer.json["id"] for answer in wire.answers] == ["0"]
-    core.release(order=lambda tickets: sorted(tickets, reverse=True))
+    core.release(order=lambda handles: sorted(handles, reverse=True))
     assert [answer.json["id"] for answer in wire.answers] == ["0", "1", "2", "3", "4"]
 
 
@@ -419,14 +419,14 @@ def test_closing_as_the_caller_wants(server: HttpServer) -> None:
     assert len(wire.answers) == 1
 
 
-def test_what_is_no_http_is_refused_and_the_caller_can_read_why(wire: Wire, server: HttpServer) -> None:
+def test_what_is_no_http_is_refused_and_the_caller_can_read_why(wire: Wire, server: HttpServer, core: StubCore) -> None:
     wire.say(infer(ONE, path="/v2/models/held/infer") + b"\x16\x03\x01 hello")
     assert wire.got == b""
-    server.core.release()  # type: ignore[attr-defined]
+    core.release()
     assert [answer.status for answer in wire.answers] == [200, 400]
     assert wire.eof and not wire.closed
     wire.say(b"more" * 100_000)
-    server.sweep(6)
+    server.advance(6)
     assert wire.aborted
 
 
@@ -472,7 +472,7 @@ def test_time_limits(server: HttpServer, core: StubCore) -> None:
     unread.say(infer(ONE))
     unread.unsent = 1
     for second in range(80):
-        server.sweep(1)
+        server.advance(1)
         if second < 9:
             head.say(b"x")
         if second == 20:
@@ -493,12 +493,12 @@ def test_time_limits(server: HttpServer, core: StubCore) -> None:
 
 
 def test_a_body_that_trickles_in_is_not_waited_for(core: StubCore) -> None:
-    server = HttpServer(core, limits=Limits(pace=100))
+    server = HttpServer(core, limits=Limits(body_rate=100))
     paces = {pace: Wire(server) for pace in (1, 90, 110, 50_000)}
     for wire in paces.values():
         wire.say(request("POST", INFER, Content_Length="100000"))
     for _ in range(800):
-        server.sweep(1)
+        server.advance(1)
         for pace, wire in paces.items():
             if not wire.got:
                 wire.say(b"x" * pace)

@@ -1,15 +1,16 @@
-"""The HTTP front end: an asyncio protocol of our own on httptools.
+"""The HTTP front end: an asyncio protocol on httptools.
 
 Not an ASGI server, for three things that ASGI cannot give: a request costs no task; a caller that leaves is known at
 once, and its request is cancelled; and a large body is received straight into memory that workers share, so that no
 byte of it is copied in this process.
 
-A `Connection` makes an `Exchange` of each request and writes their answers in order; the `HttpServer` finds out in
-`addresses` what a request asks for.
+Imports go one way: `response` and `limits`, then `request_cycle` (one request and its response), `routes` (the URL
+table), `request_handler` (from a request to its handler), `connection` (parsing, flow control, time-outs), `server`.
 """
 
 from __future__ import annotations
 
-from cotenant.live.http.server import HttpServer, Limits
+from cotenant.live.http.limits import Limits
+from cotenant.live.http.server import HttpServer
 
 __all__ = ["HttpServer", "Limits"]

@@ -1,29 +1,31 @@
-"""The addresses that HTTP has: what each stands for, and what it answers. Those of the protocol are Triton's."""
+"""The URL table: what each path stands for, and the handler of each method. Those of the protocol are Triton's."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import httptools
 import msgspec
 
 from cotenant.errors import InvalidError, MalformedError, NotFoundError, UnsupportedError
-from cotenant.live.http.request_cycle import HTML, PROMETHEUS, TextResponse
-from cotenant.live.oip import Data, model_metadata, server_metadata
+from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.live.http.response import HTML, PROMETHEUS, TextResponse
+from cotenant.live.oip import Core, Data, model_metadata, server_metadata
 
-if TYPE_CHECKING:
-    from cotenant.live.http.server import HttpServer
 
-# From the server, the address and the body of the request to what is answered, or to a coroutine that returns it.
-# Raises RequestError's children. None is inference, which answers by itself.
-Handler = Callable[["HttpServer", "Route", Data], Any] | None
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    """What handlers answer from. page: makes the page at ``/``; status: what ``/cotenant/status`` shows, as JSON."""
+
+    core: Core
+    page: Callable[[], str] | None = None
+    status: Callable[[], Any] | None = None
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What an address stands for. handlers: by method."""
+    """What a path stands for. handlers: by method."""
 
     handlers: dict[bytes, Handler]
     model: str = ""
@@ -34,8 +36,13 @@ class Route(msgspec.Struct, frozen=True):
         return None in self.handlers.values()
 
 
+# From the services, the route and the request to the payload of the response, or to a coroutine that returns it.
+# Raises RequestError's children. None is inference, which answers by itself.
+Handler = Callable[[Services, Route, RequestCycle], Any] | None
+
+
 def find_route(url: bytes) -> Route | None:
-    """None for an address that stands for nothing."""
+    """Return the route of a URL, None for an unknown path."""
     try:
         path = (httptools.parse_url(url).path or b"").decode("ascii")
     except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
@@ -51,108 +58,108 @@ def find_route(url: bytes) -> Route | None:
     return None
 
 
-def _page(server: HttpServer, route: Route, body: Data) -> Any:
-    if server.page is None:
+def _page(services: Services, route: Route, request: RequestCycle) -> Any:
+    if services.page is None:
         raise NotFoundError("Not Found")
-    return TextResponse(server.page(), HTML)
+    return TextResponse(services.page(), HTML)
 
 
-def _status(server: HttpServer, route: Route, body: Data) -> Any:
-    if server.status is None:
+def _status(services: Services, route: Route, request: RequestCycle) -> Any:
+    if services.status is None:
         raise NotFoundError("Not Found")
-    return server.status()
+    return services.status()
 
 
-def metrics(server: HttpServer, route: Route, body: Data) -> Any:
-    return TextResponse(server.core.metrics(), PROMETHEUS)
+def metrics(services: Services, route: Route, request: RequestCycle) -> Any:
+    return TextResponse(services.core.metrics(), PROMETHEUS)
 
 
-def _server_metadata(server: HttpServer, route: Route, body: Data) -> Any:
+def _server_metadata(services: Services, route: Route, request: RequestCycle) -> Any:
     return server_metadata()
 
 
-def _live(server: HttpServer, route: Route, body: Data) -> Any:
-    if not server.core.live():
+def _live(services: Services, route: Route, request: RequestCycle) -> Any:
+    if not services.core.live():
         raise InvalidError("the server is not live")
     return {"live": True}
 
 
-def _ready(server: HttpServer, route: Route, body: Data) -> Any:
-    if not server.core.ready():
+def _ready(services: Services, route: Route, request: RequestCycle) -> Any:
+    if not services.core.ready():
         raise InvalidError("the server is not ready")
     return {"ready": True}
 
 
-def _model_ready(server: HttpServer, route: Route, body: Data) -> Any:
-    if not server.core.model_ready(route.model, route.version):
+def _model_ready(services: Services, route: Route, request: RequestCycle) -> Any:
+    if not services.core.model_ready(route.model, route.version):
         raise InvalidError(f"model {route.model!r} is not ready")
     return {"name": route.model, "ready": True}
 
 
-def _models(server: HttpServer, route: Route, body: Data) -> Any:
-    return {"models": [entry.name for entry in server.core.index(ready=True)]}
+def _models(services: Services, route: Route, request: RequestCycle) -> Any:
+    return {"models": [entry.name for entry in services.core.index(ready=True)]}
 
 
-def _model_metadata(server: HttpServer, route: Route, body: Data) -> Any:
-    return model_metadata(server.core.model(route.model, route.version))
+def _model_metadata(services: Services, route: Route, request: RequestCycle) -> Any:
+    return model_metadata(services.core.model(route.model, route.version))
 
 
-def _config(server: HttpServer, route: Route, body: Data) -> Any:
-    return server.core.config(route.model, route.version)
+def _config(services: Services, route: Route, request: RequestCycle) -> Any:
+    return services.core.config(route.model, route.version)
 
 
-def _statistics(server: HttpServer, route: Route, body: Data) -> Any:
-    return {"model_stats": server.core.statistics(route.model, route.version)}
+def _statistics(services: Services, route: Route, request: RequestCycle) -> Any:
+    return {"model_stats": services.core.statistics(route.model, route.version)}
 
 
-def _index(server: HttpServer, route: Route, body: Data) -> Any:
-    entries = server.core.index(ready=_object(body).get("ready") is True)
+def _index(services: Services, route: Route, request: RequestCycle) -> Any:
+    entries = services.core.index(ready=_object(request.body).get("ready") is True)
     return [{key: value for key, value in msgspec.structs.asdict(entry).items() if value} for entry in entries]
 
 
-async def _load(server: HttpServer, route: Route, body: Data) -> Any:
-    await server.core.load(route.model, _parameters(body))
+async def _load(services: Services, route: Route, request: RequestCycle) -> Any:
+    await services.core.load(route.model, _parameters(request.body))
     return TextResponse("")
 
 
-async def _unload(server: HttpServer, route: Route, body: Data) -> Any:
-    await server.core.unload(route.model, _parameters(body))
+async def _unload(services: Services, route: Route, request: RequestCycle) -> Any:
+    await services.core.unload(route.model, _parameters(request.body))
     return TextResponse("")
 
 
-def _trace_setting(server: HttpServer, route: Route, body: Data) -> Any:
-    return server.core.trace_setting(route.model)
+def _trace_setting(services: Services, route: Route, request: RequestCycle) -> Any:
+    return services.core.trace_setting(route.model)
 
 
-def _set_trace(server: HttpServer, route: Route, body: Data) -> Any:
-    return server.core.trace_setting(route.model, _object(body))
+def _set_trace(services: Services, route: Route, request: RequestCycle) -> Any:
+    return services.core.trace_setting(route.model, _object(request.body))
 
 
-def _log_settings(server: HttpServer, route: Route, body: Data) -> Any:
-    return server.core.log_settings()
+def _log_settings(services: Services, route: Route, request: RequestCycle) -> Any:
+    return services.core.log_settings()
 
 
-def _set_log(server: HttpServer, route: Route, body: Data) -> Any:
-    return server.core.log_settings(_object(body))
+def _set_log(services: Services, route: Route, request: RequestCycle) -> Any:
+    return services.core.log_settings(_object(request.body))
 
 
-def _no_regions(server: HttpServer, route: Route, body: Data) -> Any:
+def _no_regions(services: Services, route: Route, request: RequestCycle) -> Any:
     return []
 
 
-def _nothing(server: HttpServer, route: Route, body: Data) -> Any:
+def _nothing(services: Services, route: Route, request: RequestCycle) -> Any:
     return TextResponse("")
 
 
-def _no_registration(server: HttpServer, route: Route, body: Data) -> Any:
+def _reject_registration(services: Services, route: Route, request: RequestCycle) -> Any:
     raise UnsupportedError("no shared memory is registered here; send tensors in binary, which is as fast on one host")
 
 
-def _no_generate(server: HttpServer, route: Route, body: Data) -> Any:
+def _reject_generate(services: Services, route: Route, request: RequestCycle) -> Any:
     raise UnsupportedError("generate is not offered here; use infer")
 
 
-def _no_repository(server: HttpServer, route: Route, body: Data) -> Any:
+def _reject_named_repository(services: Services, route: Route, request: RequestCycle) -> Any:
     raise UnsupportedError("there is one model repository, and it is not named in the address")
 
 
@@ -160,7 +167,7 @@ _MODEL = r"/v2/models/(?P<model>[^/]+)"
 _VERSION = rf"{_MODEL}(?:/versions/(?P<version>[0-9]+))?"
 _REGION = r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
 
-_ADDRESSES: list[tuple[str, dict[bytes, Handler]]] = [
+_ROUTES: list[tuple[str, dict[bytes, Handler]]] = [
     (rf"{_VERSION}/infer", {b"POST": None}),
     (r"/", {b"GET": _page}),
     (r"/cotenant/status", {b"GET": _status}),
@@ -174,18 +181,18 @@ _ADDRESSES: list[tuple[str, dict[bytes, Handler]]] = [
     (rf"{_VERSION}/ready", {b"GET": _model_ready}),
     (rf"{_VERSION}/config", {b"GET": _config}),
     (rf"{_VERSION}/stats", {b"GET": _statistics}),
-    (rf"{_VERSION}/generate(?:_stream)?", {b"POST": _no_generate}),
+    (rf"{_VERSION}/generate(?:_stream)?", {b"POST": _reject_generate}),
     (rf"(?:/v2|{_MODEL})/trace/setting", {b"GET": _trace_setting, b"POST": _set_trace}),
     (r"/v2/logging", {b"GET": _log_settings, b"POST": _set_log}),
     (r"/v2/repository/index", {b"POST": _index}),
     (r"/v2/repository/models/(?P<model>[^/]+)/load", {b"POST": _load}),
     (r"/v2/repository/models/(?P<model>[^/]+)/unload", {b"POST": _unload}),
-    (r"/v2/repository/[^/]+/(?:index|models/[^/]+/(?:un)?load)", {b"POST": _no_repository}),
+    (r"/v2/repository/[^/]+/(?:index|models/[^/]+/(?:un)?load)", {b"POST": _reject_named_repository}),
     (rf"{_REGION}/status", {b"GET": _no_regions}),
-    (rf"{_REGION}/register", {b"POST": _no_registration}),
+    (rf"{_REGION}/register", {b"POST": _reject_registration}),
     (rf"{_REGION}/unregister", {b"POST": _nothing}),
 ]
-_PATTERNS = [(re.compile(address), handlers) for address, handlers in _ADDRESSES]
+_PATTERNS = [(re.compile(path), handlers) for path, handlers in _ROUTES]
 
 
 def _object(body: Data) -> dict[str, Any]:
@@ -194,13 +201,13 @@ def _object(body: Data) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedError(f"the body is no JSON object: {error}") from None
+        raise MalformedError(f"the body is not a JSON object: {error}") from None
     except RecursionError:
-        raise MalformedError("the body is no JSON object: it is nested too deeply") from None
+        raise MalformedError("the body is not a JSON object: it is nested too deeply") from None
 
 
 def _parameters(body: Data) -> dict[str, Any]:
     parameters = _object(body).get("parameters", {})
     if not isinstance(parameters, dict):
-        raise MalformedError("'parameters' is no JSON object")
+        raise MalformedError("'parameters' is not a JSON object")
     return parameters
