@@ -27,7 +27,8 @@ from cotenant.measure.table import table
 
 if TYPE_CHECKING:
     from cotenant.planners import Problem
-    from cotenant.sim.capacity import Capacity, SizingResult
+    from cotenant.planning.fleet_sizing import SizingResult
+    from cotenant.sim.capacity import Capacity
 
 STEPS = 5  # of growth that are shown, from today's traffic on
 
@@ -47,7 +48,8 @@ def report_growth(
     """With --growth. file: of a workload, whose highest rates are then planned for."""
     from cotenant.config import read_settings
     from cotenant.planners import load_planner
-    from cotenant.sim.capacity import SizingTask, cheapest_result, peak_rates, size_fleet
+    from cotenant.planning.fleet_sizing import SizingTask, cheapest_result, size_fleet
+    from cotenant.sim.capacity import peak_rates
     from cotenant.sim.parallel import task_pool
     from cotenant.workload import Workload
 
@@ -86,7 +88,7 @@ def report_growth(
         best = cheapest_result([offer for offer in found if offer.growth == steps[-1]])
         borne = None
         if best is not None:
-            asked = next(it for it in wanted if (it.growth, it.kinds) == (best.growth, best.kinds)).asked()
+            asked = next(it for it in wanted if (it.growth, it.kinds) == (best.growth, best.kinds)).grown_problem()
             borne = search_capacity(asked, best.plan, workload.scaled(growth), seconds, seeds, workers)
     if plot is not None:
         _draw(found, best, sum(problem.rates.values()), plot)

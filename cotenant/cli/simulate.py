@@ -56,7 +56,7 @@ def simulate(
     from cotenant.cli.what_if import run_what_ifs
     from cotenant.measure.charts import save_timeline
     from cotenant.measure.plan_drawing import check_drawable
-    from cotenant.sim.what_if import Scenario, read_change
+    from cotenant.planning.what_if import Scenario, read_change
 
     changes = [read_change(text) for text in what_if or ()]
     if changes and plot is not None:
@@ -87,7 +87,7 @@ def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, load: f
     """What is asked for, times `load`: by a workload's file, or else what the plan was made for, of which it may leave
     some unserved."""
     from cotenant.cli.deployment_builder import chosen_rates
-    from cotenant.sim.what_if import planned_rates
+    from cotenant.planning.what_if import planned_rates
     from cotenant.workload import Workload
 
     if file is not None:

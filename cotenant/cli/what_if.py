@@ -14,8 +14,15 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate, show_seconds
 from cotenant.measure.report import ModelReport
 from cotenant.measure.table import table
+from cotenant.planning.what_if import (
+    Scenario,
+    ScenarioChange,
+    ScenarioResult,
+    ScenarioTask,
+    apply_changes,
+    run_scenario,
+)
 from cotenant.sim.parallel import task_pool
-from cotenant.sim.what_if import Scenario, ScenarioChange, ScenarioResult, ScenarioTask, apply_changes, run_scenario
 
 NOW = "now"
 BROKEN = "!"  # for those who see no colours

@@ -18,7 +18,6 @@ import numpy as np
 from cotenant.core.plan import Plan
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
-from cotenant.sim.plan_validation import validated
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import generate_arrivals
@@ -29,7 +28,6 @@ LARGEST = 64.0  # multiple that is looked at; beyond, nothing is asked of the pl
 STRIDE = 8  # steps of CLOSE at first
 CONFIDENCE = 0.95
 WHILES = 20  # parts of a run in which requests of a trace are counted
-ROOM = (1.0, 1.02, 1.05, 1.1, 1.2)  # times the traffic, what devices are planned for until promises are kept
 
 
 class Attainment(msgspec.Struct, frozen=True):
@@ -196,65 +194,3 @@ def peak_rates(workload: Workload, seconds: float, seed: int) -> dict[str, float
                 counts += np.histogram(times, bins=WHILES, range=(0.0, seconds))[0]
             rates[name] = float(counts.max()) * WHILES / seconds
     return rates
-
-
-class SizingTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices to be found for so many times the traffic, on these kinds, as many of each as needed.
-
-    problem: with the rates to plan for where nothing grows; workload: what is asked then. seeds: the runs that a plan
-    has to stand, of so many seconds each.
-    """
-
-    problem: Problem
-    workload: Workload
-    planner: str
-    growth: float
-    kinds: tuple[str, ...]
-    seconds: float
-    seeds: tuple[int, ...]
-
-    def asked(self, room: float = 1.0) -> Problem:
-        """The problem of that traffic, planned for `room` times as much, on those kinds."""
-        fleet = tuple(
-            msgspec.structs.replace(kind, count=None) for kind in self.problem.fleet if kind.name in self.kinds
-        )
-        rates = {name: rate * self.growth * room for name, rate in self.problem.rates.items()}
-        return msgspec.structs.replace(self.problem, fleet=fleet, rates=rates, objective="devices", current=None)
-
-
-class SizingResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What would do for a purchase. level: what models attain under that traffic."""
-
-    growth: float
-    kinds: tuple[str, ...]
-    plan: Plan
-    level: LoadLevel
-
-    @property
-    def serves(self) -> bool:
-        return not self.plan.unserved and self.level.kept
-
-
-def size_fleet(purchase: SizingTask) -> SizingResult:
-    """The plan that needs fewest devices, or costs least, and keeps every promise over all seeds, if any does."""
-    problem, workload = purchase.asked(), purchase.workload.scaled(purchase.growth)
-    for room in ROOM:
-        plan = validated(purchase.planner, purchase.asked(room))
-        reports: list[Report] = []
-        for seed in purchase.seeds:
-            look = SimulationTask(problem=problem, plan=plan, workload=workload, seconds=purchase.seconds, seed=seed)
-            reports.append(run_simulation(look))
-            if room != ROOM[-1] and not plan.unserved and not all(row.kept for row in reports[-1].models):
-                break  # one run tells that this is too little
-        offer = SizingResult(growth=purchase.growth, kinds=purchase.kinds, plan=plan, level=attainment_at(1.0, reports))
-        if plan.unserved or (offer.serves and len(reports) == len(purchase.seeds)):
-            break
-    return offer
-
-
-def cheapest_result(offers: Sequence[SizingResult]) -> SizingResult | None:
-    """Of those that serve all: the one that costs least, or has fewest devices where not all have a price."""
-    serving = [offer for offer in offers if offer.serves]
-    if any(offer.plan.cost_per_hour is None for offer in serving):
-        return min(serving, key=lambda offer: offer.plan.devices_used)
-    return min(serving, key=lambda offer: (offer.plan.cost_per_hour or 0.0, offer.plan.devices_used), default=None)

@@ -3,21 +3,14 @@ import math
 import msgspec
 import pytest
 
-from cotenant.core.model import Kind
-from cotenant.core.profile import Point, Profile
-from cotenant.planners import Problem
 from cotenant.sim.capacity import (
     Attainment,
     LoadLevel,
     SimulationTask,
-    SizingResult,
-    SizingTask,
     attainment_at,
-    cheapest_result,
     find_capacity,
     peak_rates,
     run_simulation,
-    size_fleet,
 )
 from cotenant.workload import Workload
 from cotenant.workload.sources import ClosedLoop, Curve, Gamma, MarkovModulated
@@ -82,47 +75,6 @@ def test_a_level_is_the_mean_over_seeds_with_students_interval() -> None:
     assert attainment_at(1.0, changed[:1]).models["a"].half == 0.0
 
 
-def kind(name: str, price: float | None, slower: float) -> tuple[Kind, Profile]:
-    points = [
-        Point(share=share, batch=rows, latency=slower * (0.004 + 0.002 * rows) * 1000 / share, memory=0)
-        for share in (500, 1000)
-        for rows in (1, 8)
-    ]
-    return Kind(name=name, count=0, price=price, cuts=(500, 1000)), Profile("a", name, points)
-
-
-def problem(*kinds: tuple[Kind, Profile]) -> Problem:
-    model = msgspec.structs.replace(PROBLEM.models[0], slo=0.1)
-    return Problem(
-        models=(model,),
-        rates={"a": 500.0},
-        fleet=tuple(kind for kind, _ in kinds),
-        profiles={("a", profile.kind): profile for _, profile in kinds},
-    )
-
-
-def offer(asked: Problem, growth: float, *kinds: str) -> SizingResult:
-    asks = Workload.poisson(asked.rates)
-    return size_fleet(
-        SizingTask(
-            problem=asked, workload=asks, planner="elastic", growth=growth, kinds=kinds, seconds=5.0, seeds=(0, 1)
-        )
-    )
-
-
-def test_devices_are_bought_as_many_as_the_simulator_asks_for() -> None:
-    asked = problem(kind("fast", 3.0, 1.0), kind("cheap", 1.0, 2.0), kind("slow", 0.1, 100.0))
-    fast, cheap, slow = (offer(asked, 2.0, name) for name in ("fast", "cheap", "slow"))
-    assert fast.serves and cheap.serves
-    assert {device.kind for device in fast.plan.devices} == {"fast"}
-    assert fast.plan.rate("a") >= 1000
-    assert 2 <= fast.plan.devices_used < cheap.plan.devices_used
-    assert slow.plan.unserved and not slow.serves
-    best = cheapest_result([fast, cheap, slow])
-    assert best is min((fast, cheap), key=lambda it: it.plan.cost_per_hour or 0.0)
-    assert cheapest_result([slow]) is None
-
-
 def test_the_highest_rates_are_planned_for() -> None:
     workload = Workload(
         {
@@ -137,9 +89,3 @@ def test_the_highest_rates_are_planned_for() -> None:
     steps = Workload({"steps": Curve.steps([10.0, 900.0], 60.0)})
     assert peak_rates(steps, 60.0, 0)["steps"] == pytest.approx(10.0)  # the next step is not reached
     assert peak_rates(steps, 61.0, 0)["steps"] == 900.0
-
-
-def test_without_prices_devices_are_counted() -> None:
-    asked = problem(kind("fast", None, 1.0), kind("cheap", None, 2.0))
-    fast, cheap = offer(asked, 1.0, "fast"), offer(asked, 1.0, "cheap")
-    assert cheapest_result([cheap, fast]) is fast

@@ -3,7 +3,7 @@ import pytest
 
 from cotenant.core.model import Kind
 from cotenant.errors import ConfigError, PlanError
-from cotenant.sim.what_if import (
+from cotenant.planning.what_if import (
     Scenario,
     ScenarioTask,
     apply_changes,
