@@ -92,6 +92,9 @@ class _Logged:
             self.plans.append((now + self._startup, plan))
         return plan
 
+    def rolled_back(self, plan: Plan) -> None:
+        self._scaler.rolled_back(plan)
+
 
 def spans(story: Story, seconds: float) -> list[tuple[float, Span]]:
     """In spans of so many seconds, each with when it begins; and then the whole, which begins at infinity."""

@@ -125,11 +125,10 @@ class PartitionClosed(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
 
 
-class DeviceLost(msgspec.Struct, frozen=True, tag=True):
-    """Nothing can run on a device now."""
+class DevicesLost(msgspec.Struct, frozen=True, tag=True):
+    """Nothing can run on these devices now, for the reason of each: one, or all of a node."""
 
-    device: DeviceKey
-    reason: str
+    devices: dict[DeviceKey, str]
 
 
 class DeviceRestored(msgspec.Struct, frozen=True, tag=True):
@@ -158,7 +157,7 @@ SupervisorEvent = (
     | WorkerRefused
     | WorkerBusy
     | PartitionClosed
-    | DeviceLost
+    | DevicesLost
     | DeviceRestored
     | Woke
 )
@@ -270,10 +269,13 @@ class Dispatch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
-    """Tell the dispatcher all of this at one moment, then say `Switched`."""
+    """Tell the dispatcher all of this at one moment, then say `Switched`. both: the old lanes and the new, so that what
+    waits can move. ready: all new ones. new: the lanes of the new revision alone."""
 
     number: int
-    events: tuple[runtime.Applied | runtime.Ready, ...]
+    both: runtime.Applied
+    ready: tuple[runtime.Ready, ...]
+    new: runtime.Applied
 
 
 class RolloutEnded(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,9 @@ import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
+from cotenant.planners.capacity import footprint
 from cotenant.runtime.events import LaneSpec
+from cotenant.runtime.lane_assignment import LaneAssignment
 
 # Nothing here looks inside an identity; each is printed by `str`.
 LaneKey: TypeAlias = Hashable
@@ -46,6 +48,24 @@ class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
     share: int
     spec: LaneSpec
     memory: int | None = None
+
+
+def planned_lane(lane: LaneAssignment, problem: Problem) -> PlannedLane:
+    """A matched lane as a rollout sees it, with the memory of its worker as the problem's profiles have it."""
+    kind = lane.device.kind
+    return PlannedLane(
+        id=lane.spec.id,
+        device=lane.device.name,
+        share=lane.partition.share,
+        spec=lane.spec,
+        memory=sum(footprint(problem, kind, placement.model, placement.batch) for placement in lane.placements),
+    )
+
+
+def memory_capacity(plan: Plan, problem: Problem) -> dict[DeviceKey, int]:
+    """Bytes of memory of each device of a plan. Those cut by MIG are left out: there each instance has its own."""
+    kinds = {device.name: problem.kind(device.kind) for device in plan.devices}
+    return {name: kind.memory for name, kind in kinds.items() if kind.geometry is None}
 
 
 class Phase(StrEnum):

@@ -320,11 +320,9 @@ class Rollout:
         commands.append(
             Switch(
                 active.revision.number,
-                (
-                    _applied(both.values(), active.applications),
-                    *(Ready(lane.spec.id) for lane in active.shadows.values()),
-                    _applied(active.wanted.values(), active.applications),
-                ),
+                _applied(both.values(), active.applications),
+                tuple(Ready(lane.spec.id) for lane in active.shadows.values()),
+                _applied(active.wanted.values(), active.applications),
             )
         )
         active.draining = {key for key in stays if key not in active.wanted}
@@ -394,7 +392,9 @@ class Rollout:
 
     def _down(self, lanes: tuple[LaneKey, ...], reason: str, commands: list[RolloutCommand]) -> None:
         self._up.difference_update(lanes)
-        commands += [Dispatch(Died(self._applied[lane].spec.id, reason)) for lane in lanes if lane in self._applied]
+        names = [self._applied[lane].spec.id for lane in lanes if lane in self._applied]
+        if names:
+            commands.append(Dispatch(Died(names[0], reason, tuple(names[1:]))))
 
     def _gone_for_now(self, lane: LaneKey, reason: str, now: float, commands: list[RolloutCommand]) -> None:
         """A lane's worker comes back late or never."""
@@ -458,7 +458,4 @@ def _not_up(lane: LaneKey, reason: str) -> str:
 def _too_little_memory(shortage: str, never: bool) -> str:
     if never:
         return f"{shortage}; plan for fewer or smaller workers"
-    return (
-        f"{shortage}, old and new together; go there by a plan with fewer workers, or let the old ones stop before the"
-        ' new ones start (memory policy "gap")'
-    )
+    return f"{shortage}, old and new together; go there by a plan with fewer workers"

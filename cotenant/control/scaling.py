@@ -5,8 +5,8 @@ some room, since they may rise until the next look and the new workers have to s
 should be made for has moved away from what it was made for, sooner upwards than downwards. How many devices that takes
 is for the planner to say: the paper's Algorithm 2 asks it for one more until it succeeds.
 
-A scaler reads no clock and starts nothing, so that the same one decides in a simulated run (`sim.workers.Control`) and
-live.
+A scaler reads no clock and starts nothing, so that the same one decides in a simulated run and live
+(`sim.workers.ScalingPolicy`).
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ class Scaler:
             return None
         self.plan = plan
         return plan
+
+    def rolled_back(self, plan: Plan) -> None:
+        """Plan anew at the next look: the last plan did not come into force, and this one still is."""
+        self.plan = plan
+        self.target = dict.fromkeys(self.target, 0.0)
 
     def _room(self, rate: float) -> float:
         return rate * (self.policy.little_room if rate < self.policy.little else self.policy.room)

@@ -9,14 +9,15 @@ before, `LaneStopped`; every `StopLane` in `LaneStopped`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
 from cotenant.control.events import (
     ClosePartition,
-    DeviceLost,
     DeviceRestored,
+    DevicesLost,
     KillWorker,
     LaneFailed,
     LaneLost,
@@ -134,8 +135,8 @@ class Supervisor:
                 return self._stop(lane, grace)
             case PartitionClosed(lane, incarnation):
                 return self._closed(lane, incarnation)
-            case DeviceLost(device, reason):
-                return self._device_lost(device, reason)
+            case DevicesLost(devices):
+                return self._devices_lost(devices)
             case DeviceRestored(device):
                 return self._device_restored(device, now)
             case ReviveLane(lane):
@@ -208,7 +209,7 @@ class Supervisor:
     def _current(self, lane_id: LaneKey, incarnation: int) -> _Lane | None:
         """The lane that this incarnation serves; None for late news."""
         lane = self._lanes.get(lane_id)
-        return lane if lane is not None and lane.worker == incarnation else None
+        return lane if lane is not None and lane.worker and lane.worker == incarnation else None
 
     def _spawn(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
         self._incarnations += 1
@@ -331,20 +332,21 @@ class Supervisor:
 
     # What devices do
 
-    def _device_lost(self, device: DeviceKey, reason: str) -> list[SupervisorCommand]:
-        """Give up all workers of a device at once: one that waits for a driver may not exit for long, killed or not."""
-        if device in self._lost:
-            return []
-        self._lost[device] = reason
-        lanes = [lane for lane in self._lanes.values() if lane.device == device]
+    def _devices_lost(self, devices: Mapping[DeviceKey, str]) -> list[SupervisorCommand]:
+        """Give up all their workers at once: one that waits for a driver may not exit for long, killed or not."""
+        lost = {device: reason for device, reason in devices.items() if device not in self._lost}
+        self._lost |= lost
+        lanes = [lane for lane in self._lanes.values() if lane.device in lost]
         with_worker = [lane for lane in lanes if lane.worker]
-        commands: list[SupervisorCommand] = [KillWorker(lane.id, lane.worker, reason) for lane in with_worker]
-        commands += self._without_workers(with_worker, reason)
+        commands: list[SupervisorCommand] = [
+            KillWorker(lane.id, lane.worker, lost[lane.device]) for lane in with_worker
+        ]
+        commands += self._without_workers(with_worker, "; ".join(dict.fromkeys(lost.values())))
         for lane in lanes:
             if lane.state is LaneState.STOPPING and lane in with_worker:
                 commands.append(ClosePartition(lane.id, lane.last))
             elif lane.state not in (LaneState.STOPPING, LaneState.FAILED):
-                commands += self._lose(lane, reason)
+                commands += self._lose(lane, lost[lane.device])
         return commands
 
     def _lose(self, lane: _Lane, reason: str) -> list[SupervisorCommand]:

@@ -69,8 +69,8 @@ class Dispatcher:
                 return self._cancelled(request_id, now)
             case Failed(lane, batch, reason):
                 return self._failed(lane, batch, reason, now)
-            case Died(lane, reason):
-                return self._died(lane, reason, now)
+            case Died(lane, _, others):
+                return self._died((lane, *others), now)
             case Ready(lane):
                 return self._ready(lane, now)
             case Applied(lanes):
@@ -255,16 +255,25 @@ class Dispatcher:
             self._advance(lane, now, commands)
         return commands
 
-    def _died(self, lane_id: str, reason: str, now: float) -> list[Command]:
-        lane = self.lanes.get(lane_id)
-        if lane is None:
-            return []
+    def _died(self, lane_ids: tuple[str, ...], now: float) -> list[Command]:
+        """Lose the workers of all these lanes before anything is tried again: not where it would be lost again."""
+        commands: list[Command] = []
+        homeless: list[tuple[Lane, list[Request]]] = []
+        for lane_id in lane_ids:
+            lane = self.lanes.get(lane_id)
+            if lane is not None:
+                homeless += self._lose(lane, commands)
+        for lane, requests in homeless:
+            self._reroute(requests, lane, Outcome.FAILED, DIED_LATE, now, commands)
+        return commands
+
+    def _lose(self, lane: Lane, commands: list[Command]) -> list[tuple[Lane, list[Request]]]:
+        """Take a lane's worker away; the requests that are to be tried again, first those of its batch."""
         lane.up = False
         lost: tuple[Request, ...] = ()
         if lane.batch is not None:
             lost = self._open(lane.batch)
             lane.batch = None
-        commands: list[Command] = []
         again = [request for request in lost if request.id not in self._tried]
         twice = tuple([request for request in lost if request.id in self._tried])
         self._end(twice, Outcome.FAILED, DIED_TWICE, commands)
@@ -274,9 +283,7 @@ class Dispatcher:
         if lane.draining:
             del self.lanes[lane.id]
             commands.append(Drained(lane.id))
-        self._reroute(again, lane, Outcome.FAILED, DIED_LATE, now, commands)
-        self._reroute(waiting, lane, Outcome.FAILED, DIED_LATE, now, commands)
-        return commands
+        return [(lane, again), (lane, waiting)]
 
     def _take_all(self, lane: Lane) -> list[Request]:
         taken = [request for queue in lane.queues.values() for request in queue.waiting]

@@ -84,10 +84,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Died(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A lane's worker is gone; what it held was lost with it."""
+    """A lane's worker is gone; what it held was lost with it. others: lanes whose workers went at the same moment, such
+    as those of the same process or device: what one held is not tried again on another."""
 
     lane: str
     reason: str
+    others: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):

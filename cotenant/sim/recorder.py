@@ -92,7 +92,10 @@ class Recorder:
             name = event.request.model
             if name in self._arrived:
                 self._arrived[name] += 1
-        elif type(event) in (Finished, Failed, Died):
+        elif type(event) is Died:
+            for lane in (event.lane, *event.others):
+                self._freed(lane)
+        elif type(event) in (Finished, Failed):
             self._freed(event.lane)  # type: ignore[union-attr]
         elif type(event) is Applied:
             self._lanes.update(spec.id for spec in event.lanes)

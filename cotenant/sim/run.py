@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -13,13 +12,12 @@ import numpy as np
 from cotenant.core.model import Model
 from cotenant.core.plan import Partition, Plan
 from cotenant.core.request import Request, make_requests
-from cotenant.core.units import show_memory
 from cotenant.errors import PlanError
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
 from cotenant.planners.applications import budgets_of, slo_of
-from cotenant.planners.capacity import footprint, slowdown
+from cotenant.planners.capacity import slowdown
 from cotenant.planners.check import check
 from cotenant.predictors import Load
 from cotenant.runtime.applications import Applications, application_specs
@@ -29,7 +27,7 @@ from cotenant.runtime.lane_assignment import LaneAssignment
 from cotenant.runtime.lane_specs import lane_specs
 from cotenant.sim.applications import drawn_fanouts, reported_slos
 from cotenant.sim.closed_loop import ClosedLoopCallers
-from cotenant.sim.loop import Handle, play
+from cotenant.sim.loop import Actor, Handle, Script, play
 from cotenant.sim.metrics import CountingService
 from cotenant.sim.service import BatchTimes, Key, Noise, Overhead, RecordedBatches, Service
 from cotenant.sim.workers import ScalingPolicy, Workers
@@ -100,14 +98,14 @@ def simulate(
             problem.applications, {it.name: budgets_of(it, plan.split) for it in problem.applications}
         )
 
-    workers = Workers(plan, lanes, opened, starts, wholes, lambda lanes: _crowded(lanes, problem))
+    workers = Workers(plan, problem, lanes, opened, starts, wholes)
     workers.fail(failures)
     workers.change(changes)
     if control is not None:
         workers.control(control, lambda: {name: tally.arrived for name, tally in tallies.items()}, seconds)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
-    _run(workers.events(), watched, tallies, workload, service, seconds, seed, handle, over)
+    _run(workers, watched, tallies, workload, service, seconds, seed, handle, over)
     return Report.of("simulated", watched, tallies, seconds, timeouts=workload.timeouts)
 
 
@@ -124,12 +122,12 @@ def simulate_lanes(
     """A workload over any lanes, all of them up; it asks for names of `models` only."""
     tallies = {model.name: Tally() for model in models}
     events: list[tuple[float, Event]] = [(0.0, Applied(tuple(lanes))), *((0.0, Ready(lane.id)) for lane in lanes)]
-    _run(events, models, tallies, workload, service, seconds, seed, handle)
+    _run(Script(events), models, tallies, workload, service, seconds, seed, handle)
     return Report.of("simulated", models, tallies, seconds, timeouts=workload.timeouts)
 
 
 def _run(
-    events: Iterable[tuple[float, Event]],
+    actor: Actor,
     models: Iterable[Model],
     tallies: Mapping[str, Tally],
     workload: Workload,
@@ -144,7 +142,7 @@ def _run(
     if over is not None:
         requests = _until(requests, lambda: over(tallies))
     counted = CountingService(tallies, service, follow)
-    play(handle or Dispatcher(), requests, counted.serve, counted.ended, events)
+    play(handle or Dispatcher(), requests, counted.serve, counted.ended, actor)
 
 
 def generate_requests(
@@ -204,18 +202,6 @@ def _stands(plan: Plan, problem: Problem) -> None:
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
-
-
-def _crowded(lanes: Iterable[LaneAssignment], problem: Problem) -> str:
-    """What device lacks memory for all these lanes together; empty where none does."""
-    needs: Counter[str] = Counter()
-    for lane in lanes:
-        kind = lane.device.kind
-        needs[lane.device.name] += sum(footprint(problem, kind, it.model, it.batch) for it in lane.placements)
-        has = problem.kind(kind).memory
-        if needs[lane.device.name] > has:
-            return f"the old and the new workers of {lane.device.name} need more than its {show_memory(has)} together"
-    return ""
 
 
 def _really(lanes: Mapping[str, LaneAssignment], problem: Problem) -> dict[Key, BatchTimes | RecordedBatches]:

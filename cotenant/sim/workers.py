@@ -1,29 +1,62 @@
-"""What becomes of workers in a simulated run: failures strike, plans change, and what starts takes its time.
+"""Drive the orchestrator in a simulated run: failures strike, plans change, and what starts takes its time.
 
-A change of plan is made as the server makes it: workers of new partitions start beside the old ones, and when all are
-up they take over at one moment, and the old ones drain. New ones that cannot come up, or for which a device has no
-memory beside the old, leave the plan as it was. Changes are made one after the other; of those that come meanwhile, the
-last is next. That the old and the new workers slow each other while both are there is not modelled.
+It decides nothing. Commands of the orchestrator are carried out in virtual time: a worker is ready once its start-up
+time is over and what has failed is there again, and is gone as soon as it is to be. That the old and the new workers of
+a rollout slow each other while both are there is not modelled.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
+from cotenant.control.events import (
+    Assign,
+    Assigned,
+    ClosePartition,
+    DeviceRestored,
+    DevicesLost,
+    Dispatch,
+    KillWorker,
+    LaneFailed,
+    LaneLost,
+    LaneReady,
+    LanesDown,
+    LaneStopped,
+    PartitionClosed,
+    Requested,
+    RetireWorker,
+    RolloutEnded,
+    SpawnWorker,
+    StartFailed,
+    StartLane,
+    StopLane,
+    Switch,
+    Switched,
+    WakeAt,
+    Woke,
+    WorkerReady,
+    WorkersExited,
+)
+from cotenant.control.orchestrator import Command, Event, Orchestrator
+from cotenant.control.revision import LaneKey, PlanRevision, RolloutOutcome, memory_capacity, planned_lane
+from cotenant.control.rollout import Rollout
+from cotenant.control.supervisor import Supervisor, SupervisorOptions
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError, PlanError
-from cotenant.runtime.events import ApplicationSpec, Applied, Died, Event, LaneSpec, Ready, Woke
+from cotenant.planners import Problem
+from cotenant.runtime.events import ApplicationSpec, Drained, LaneSpec
 from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
+from cotenant.sim.loop import Tell
 from cotenant.workload.failures import Failure
 
-# What happens at a moment: events, each made only once the one before it was handled.
-Step = Callable[[float], Iterable[Event]]
+# A simulated worker is up when its start-up time is over, or never: nothing is to be given up before.
+OPTIONS = SupervisorOptions(start_timeout=math.inf)
 
 
 class ScalingPolicy(Protocol):
@@ -35,65 +68,72 @@ class ScalingPolicy(Protocol):
     def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
         """rates: requests/s of each model that ended since the last look. None: the plan is to stay."""
 
+    def rolled_back(self, plan: Plan) -> None:
+        """Hear that a plan that was asked for did not come into force; this one still is."""
+
 
 class Workers:
-    """What happens to workers, as the events of `sim.loop.play`; give it all that is to happen, then ask for `events`.
+    """What happens to workers, as the actor of `sim.loop.play`; give it all that is to happen before that.
 
-    lanes: what `lanes_of` makes of a plan; wholes: what `specs_of` does. opened: told of lanes before they run
+    specs: the lanes of a plan; raises PlanError for a plan that cannot stand. opened: told of lanes before they run
     anything. startup: seconds from the start of a lane's worker until it is warm. Those of the first plan are warm from
-    the beginning. crowded: which device has no room for the workers of all these lanes at once, in words; empty where
-    each has.
+    the beginning. applications: those of a plan.
     """
 
     def __init__(
         self,
         plan: Plan,
-        lanes: Callable[[Plan], Iterable[LaneSpec]],
+        problem: Problem,
+        specs: Callable[[Plan], Iterable[LaneSpec]],
         opened: Callable[[Mapping[str, LaneAssignment]], None],
         startup: Callable[[LaneAssignment], float],
-        wholes: Callable[[Plan], tuple[ApplicationSpec, ...]] = lambda plan: (),
-        crowded: Callable[[Iterable[LaneAssignment]], str] = lambda lanes: "",
+        applications: Callable[[Plan], tuple[ApplicationSpec, ...]] = lambda plan: (),
     ) -> None:
-        self.layout = LaneMatcher()
-        self._lanes = lanes
-        self._wholes = wholes
-        self._applications = wholes(plan)  # of the plan in force
+        self.orchestrator = Orchestrator(Rollout(), Supervisor(OPTIONS))
+        self.ended: list[RolloutEnded] = []
+        self._first = plan
+        self._problem = problem
+        self._specs = specs
         self._opened = opened
         self._startup = startup
-        self._crowded = crowded
+        self._applications = applications
+        self._matcher = LaneMatcher()
+        self._lanes: dict[LaneKey, LaneAssignment] = {}  # all that ever were
+        self._wanted: dict[str, LaneAssignment] = {}  # of the rollout under way
         self._failures: list[Failure] = []
-        self._deaths: Counter[str] = Counter()  # by lane: news of a worker that died meanwhile is stale
-        self._next: dict[str, LaneAssignment] | None = None  # the lanes that are to take over
-        self._coming = self._applications  # the applications then
-        self._due: dict[str, float] = {}  # when those of them that start are up
-        self._asked: tuple[Plan, bool] | None = None  # what comes after that, and whether it must
-        self._agenda: list[tuple[float, int, Step]] = []
+        self._revisions = itertools.count(1)
+        self._by_hand: set[int] = set()  # revisions that memory has to hold
+        self._control: ScalingPolicy | None = None
+        self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
-        self.layout.lanes = self.layout.match(plan, lanes(plan))
-        self._at(0.0, self._begin)
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._tell: Tell = lambda event, now: None
+        self._at(0.0, partial(self._request, plan, "the first plan"))
 
     def fail(self, failures: Iterable[Failure]) -> None:
         """Raises ConfigError for a failure of what the first plan has not."""
+        names = list(LaneMatcher().match(self._first, self._specs(self._first)))
         for failure in failures:
-            if not any(failure.hits(name) for name in self.layout.lanes):
-                there = ", ".join(self.layout.lanes) or "none"
+            if not any(failure.hits(name) for name in names):
+                there = ", ".join(names) or "none"
                 raise ConfigError(
                     f"a failure of {', '.join(failure.parts)}: no partition is there; the plan has {there}"
                 )
             self._at(failure.time, partial(self._fail, failure))
 
     def change(self, changes: Iterable[tuple[float, Plan]]) -> None:
-        """At that time the workers of that plan begin to start. `events` raises PlanError where there is no memory for
-        them beside those of the plan before; what a control asks for does not happen then."""
+        """At that time that plan is requested. The run raises PlanError where a device has no memory for its workers
+        beside those of the plan before; what a control asks for does not happen then."""
         for time, plan in changes:
-            self._at(time, partial(self._change, plan, True))
+            self._at(time, partial(self._request, plan, "a change of the scenario", by_hand=True))
 
     def control(self, control: ScalingPolicy, ended: Callable[[], Mapping[str, int]], until: float) -> None:
         """ended: how many requests have ended so far, by model. until: no look at that time or later."""
+        self._control = control
         before = dict(ended())
 
-        def look(now: float) -> Iterator[Event]:
-            yield Woke("", now)  # to nobody: when it has been handled, all that came before this moment has been, too
+        def look(now: float) -> None:
             counts = dict(ended())
             rates = {name: (count - before[name]) / control.period for name, count in counts.items()}
             before.update(counts)
@@ -101,83 +141,132 @@ class Workers:
             if now + control.period < until:
                 self._at(now + control.period, look)
             if plan is not None:
-                yield from self._change(plan, False, now)
+                self._request(plan, "rates have moved", now)
 
         self._at(control.period, look)
 
-    def events(self) -> Iterator[tuple[float, Event]]:
-        while self._agenda:
-            now, _, step = heappop(self._agenda)
-            for event in step(now):
-                yield now, event
+    # The actor of a run
 
-    def _at(self, time: float, step: Step) -> None:
-        heappush(self._agenda, (time, next(self._order), step))
+    @property
+    def due(self) -> float:
+        return self._agenda[0][0] if self._agenda else math.inf
 
-    def _begin(self, now: float) -> Iterator[Event]:
-        self._opened(self.layout.lanes)
-        yield self._applied(self.layout.lanes)
-        for name in self.layout.lanes:
-            yield Ready(name)
+    def act(self, now: float, tell: Tell) -> None:
+        self._tell = tell
+        _, _, step = heappop(self._agenda)
+        step(now)
 
-    def _applied(self, lanes: Mapping[str, LaneAssignment]) -> Applied:
-        return Applied(tuple(lane.spec for lane in lanes.values()), self._applications)
+    def drained(self, lane: str, now: float) -> None:
+        self._feed(Drained(lane), now)
 
-    def _up(self, lane: str, now: float) -> float:
-        """When a worker that begins to start now is up: not before what has failed is there again."""
-        ends = (it.time + it.back for it in self._failures if it.hits(lane) and it.covers(now))
-        return max(ends, default=now) + self._startup(self.layout.lanes.get(lane) or (self._next or {})[lane])
+    # Events
 
-    # Failures
+    def _at(self, time: float, step: Callable[[float], None]) -> None:
+        if time < math.inf:
+            heappush(self._agenda, (time, next(self._order), step))
 
-    def _fail(self, failure: Failure, now: float) -> Iterator[Event]:
+    def _later(self, time: float, event: Event) -> None:
+        self._at(time, partial(self._feed, event))
+
+    def _request(self, plan: Plan, reason: str, now: float, *, by_hand: bool = False) -> None:
+        number = next(self._revisions)
+        if by_hand:
+            self._by_hand.add(number)
+        self._feed(Requested(PlanRevision(number=number, plan=plan, problem=self._problem, reason=reason)), now)
+
+    def _fail(self, failure: Failure, now: float) -> None:
+        """Lanes lose their workers, which start again later; devices are lost until they are back."""
         self._failures.append(failure)
-        for name in filter(failure.hits, self._due):
-            self._due[name] = self._up(name, now)
-        for name in filter(failure.hits, list(self.layout.lanes)):
-            self._deaths[name] += 1
-            yield Died(name, f"{', '.join(failure.parts)} failed")
-            up = self._up(name, now)
-            if up < math.inf:
-                self._at(up, partial(self._returned, name, self._deaths[name]))
+        reason = f"{', '.join(failure.parts)} failed"
+        lanes = self.orchestrator.supervisor.lanes()
+        hit = [(part, lanes[part].incarnation) for part in failure.parts if part in lanes and lanes[part].incarnation]
+        devices = [part for part in failure.parts if part not in self._lanes]
+        for device in devices:
+            self._at(failure.time + failure.back, partial(self._restore, device))
+        if devices:
+            self._feed(DevicesLost(dict.fromkeys(devices, reason)), now)
+        if hit:
+            self._feed(WorkersExited(tuple(hit), reason), now)
 
-    def _returned(self, name: str, deaths: int, now: float) -> Iterator[Event]:
-        if self._deaths[name] == deaths:
-            yield Ready(name)
+    def _restore(self, device: str, now: float) -> None:
+        if not any(device in failure.parts and failure.covers(now) for failure in self._failures):
+            self._feed(DeviceRestored(device), now)
 
-    # Plans
-
-    def _change(self, plan: Plan, must: bool, now: float) -> Iterator[Event]:
-        if self._next is not None:
-            self._asked = plan, must
+    def _feed(self, event: Event, now: float) -> None:
+        """What happens meanwhile waits for its turn, so that events keep their order."""
+        self._events.append(event)
+        if self._busy:
             return
-        wanted = self.layout.match(plan, self._lanes(plan))
-        fresh = {name: lane for name, lane in wanted.items() if name not in self.layout.lanes}
-        crowded = self._crowded((self.layout.lanes | fresh).values())
-        if crowded and must:
-            raise PlanError(f"the plan cannot change after {now:g} s: {crowded}; go there by a plan with fewer workers")
-        if not crowded:
-            self._next, self._coming = wanted, self._wholes(plan)
-            self._due = {name: self._up(name, now) for name in fresh}
-            yield from self._take_over(now)
+        self._busy = True
+        try:
+            while self._events:
+                for command in self.orchestrator.handle(self._events.popleft(), now):
+                    self._perform(command, now)
+        finally:
+            self._busy = False
 
-    def _take_over(self, now: float) -> Iterator[Event]:
-        """When all that start are up; if that is not now, it is looked at again then."""
-        up = max(self._due.values(), default=now)
-        if now < up < math.inf:
-            self._at(up, self._take_over)
-            return
-        wanted, fresh = self._next, list(self._due)
-        self._next, self._due = None, {}
-        if wanted is not None and up < math.inf:
-            self._opened({name: wanted[name] for name in fresh})
-            self._applications = self._coming
-            yield self._applied(self.layout.lanes | {name: wanted[name] for name in fresh})
-            for name in fresh:
-                yield Ready(name)
-            self.layout.lanes = wanted
-            self._opened(wanted)  # not before: a lane that stays may have had larger batches until now
-            yield self._applied(wanted)
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            yield from self._change(*asked, now)
+    # Commands
+
+    def _perform(self, command: Command, now: float) -> None:
+        match command:
+            case Dispatch(event):
+                self._tell(event, now)
+            case SpawnWorker(lane, incarnation):
+                self._later(self._up(lane, now), WorkerReady(lane, incarnation))
+            case KillWorker(lane, incarnation, reason):
+                self._feed(WorkersExited(((lane, incarnation),), reason), now)
+            case RetireWorker(lane, incarnation):
+                self._feed(WorkersExited(((lane, incarnation),), "it was stopped"), now)
+            case ClosePartition(lane, incarnation):
+                self._feed(PartitionClosed(lane, incarnation), now)
+            case WakeAt(lane, time):
+                self._later(time, Woke(lane, time))
+            case Assign(revision):
+                self._assign(revision, now)
+            case Switch():
+                self._switch(command, now)
+            case RolloutEnded():
+                self._rollout_ended(command, now)
+            case StartLane() | StopLane():
+                pass  # the supervisor has it
+            case LaneReady() | LanesDown() | LaneLost() | LaneFailed() | StartFailed() | LaneStopped():
+                pass  # news for people
+
+    def _up(self, lane: LaneKey, now: float) -> float:
+        """When a worker that begins to start now is up: not before what has failed is there again."""
+        first = self.orchestrator.rollout.revision is None
+        ends = (it.time + it.back for it in self._failures if str(lane) in it.parts and it.covers(now))
+        return max(ends, default=now) + (0.0 if first else self._startup(self._lanes[lane]))
+
+    def _assign(self, revision: PlanRevision, now: float) -> None:
+        plan = revision.plan
+        self._wanted = self._matcher.match(plan, self._specs(plan))
+        self._lanes.update(self._wanted)
+        lanes = tuple(planned_lane(lane, self._problem) for lane in self._wanted.values())
+        capacity = memory_capacity(plan, self._problem) | memory_capacity(self._plan, self._problem)
+        self._feed(Assigned(revision.number, lanes, capacity, self._applications(plan)), now)
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan in force."""
+        revision = self.orchestrator.rollout.revision
+        return self._first if revision is None else revision.plan
+
+    def _switch(self, switch: Switch, now: float) -> None:
+        fresh = {name: lane for name, lane in self._wanted.items() if name not in self._matcher.lanes}
+        self._opened(fresh)
+        self._tell(switch.both, now)
+        for ready in switch.ready:
+            self._tell(ready, now)
+        self._matcher.lanes = self._wanted
+        self._opened(self._wanted)  # not before: a lane that stays may have had larger batches until now
+        self._tell(switch.new, now)
+        self._feed(Switched(switch.number), now)
+
+    def _rollout_ended(self, ended: RolloutEnded, now: float) -> None:
+        self.ended.append(ended)
+        if ended.outcome is RolloutOutcome.REJECTED and ended.revision.number in self._by_hand:
+            raise PlanError(f"the plan cannot change after {now:g} s: {ended.reason}")
+        failed = ended.outcome in (RolloutOutcome.REJECTED, RolloutOutcome.ROLLED_BACK)
+        if failed and self._control is not None:
+            self._control.rolled_back(self._plan)

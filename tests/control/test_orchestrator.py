@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from cotenant.control.events import (
-    DeviceLost,
     DeviceRestored,
+    DevicesLost,
     LaneFailed,
     LaneLost,
     LaneReady,
@@ -84,7 +84,7 @@ class Chance:
         if world.news:
             actions.append(lambda: self._repeat(which))
         if self.failures:
-            actions += [lambda: self._unassignable(which), lambda: world.lose(f"d{which % 2}")]
+            actions += [lambda: self._unassignable(which), lambda: world.lose(*("d0", "d1")[which % 2 : 1 + which % 3])]
             actions += [
                 lambda: self._request(which, self._base(which)),
                 lambda: world.abort(self.requested - which % 3),
@@ -134,8 +134,8 @@ class Chance:
                 stale = incarnation not in world.workers or world.workers[incarnation].ready
             case WorkerRefused(_, incarnation):
                 stale = incarnation not in world.workers
-            case DeviceLost(device):
-                stale = device in world.lost
+            case DevicesLost(devices):
+                stale = devices.keys() <= world.lost
             case DeviceRestored(device):
                 stale = device not in world.lost
             case PartitionClosed(lane, incarnation):

@@ -100,6 +100,17 @@ def test_a_plan_that_stays_the_same_is_no_change() -> None:
     assert len(asked.problems) == 1  # and is not asked for again
 
 
+def test_plan_that_did_not_come_into_force_is_made_again_at_the_next_look() -> None:
+    asked = Asked()
+    policy = scaler(asked)
+    before = policy.plan
+    assert policy.observe({"a": 1000.0}, 20) is not None
+    policy.rolled_back(before)
+    assert policy.plan is before
+    assert policy.observe({"a": 1000.0}, 40) is not None
+    assert asked.problems[-1].current == before
+
+
 def test_a_model_that_nobody_asks_for_keeps_nothing() -> None:
     it = scaler(Asked(), weight=1.0)
     plan = it.observe({}, 20)

@@ -10,8 +10,8 @@ import pytest
 
 from cotenant.control.events import (
     ClosePartition,
-    DeviceLost,
     DeviceRestored,
+    DevicesLost,
     KillWorker,
     LaneFailed,
     LaneLost,
@@ -220,7 +220,7 @@ def test_failed_lane_that_is_revived_starts_as_if_it_had_never_failed() -> None:
 def test_failed_lane_that_is_revived_on_a_lost_device_waits_for_it() -> None:
     watched = started(lives=1)
     watched.exit(1)
-    assert watched.tell(DeviceLost("gpu-0", "off the bus")) == []
+    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == []
     assert watched.tell(ReviveLane(LANE)) == [LaneLost(LANE, "off the bus")]
     assert watched.tell(DeviceRestored("gpu-0")) == [SpawnWorker(LANE, 2, True)]
 
@@ -264,7 +264,7 @@ def test_stop_without_a_worker_takes_the_partition_down(state: str) -> None:
     watched = started(lives=1 if state == "failed" else 3) if state != "start failed" else Watched()
     match state:
         case "lost":
-            watched.tell(DeviceLost("gpu-0", "off the bus"))
+            watched.tell(DevicesLost({"gpu-0": "off the bus"}))
         case "start failed":
             watched.tell(StartLane(LANE, "gpu-0"))
             watched.exit(1)
@@ -285,14 +285,14 @@ def test_lost_device_takes_its_workers_at_one_moment_and_gives_them_back() -> No
     for number, (lane, device) in enumerate([("gpu-0/1", "gpu-0"), ("gpu-1/0", "gpu-1")], 2):
         watched.tell(StartLane(lane, device))
         watched.tell(WorkerReady(lane, number))
-    assert watched.tell(DeviceLost("gpu-0", "off the bus")) == [
+    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [
         KillWorker(LANE, 1, "off the bus"),
         KillWorker("gpu-0/1", 2, "off the bus"),
         LanesDown((LANE, "gpu-0/1"), "off the bus"),
         LaneLost(LANE, "off the bus"),
         LaneLost("gpu-0/1", "off the bus"),
     ]
-    assert watched.tell(DeviceLost("gpu-0", "off the bus")) == []
+    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == []
     assert watched.exit(1) == []  # at last; nobody waits for it
     assert [lane.state for lane in watched.supervisor.lanes().values()] == ["lost", "lost", "ready"]
     assert watched.until(500.0) == []
@@ -303,14 +303,14 @@ def test_lost_device_takes_its_workers_at_one_moment_and_gives_them_back() -> No
 def test_lane_that_waits_for_its_restart_is_not_started_on_a_lost_device() -> None:
     watched = started()
     watched.exit(1)
-    assert watched.tell(DeviceLost("gpu-0", "off the bus")) == [LaneLost(LANE, "off the bus")]
+    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [LaneLost(LANE, "off the bus")]
     assert watched.until(1000.0) == []
     assert watched.tell(DeviceRestored("gpu-0")) == [SpawnWorker(LANE, 2, True)]
 
 
 def test_first_start_on_a_lost_device_fails_unless_it_may_wait() -> None:
     watched = Watched()
-    watched.tell(DeviceLost("gpu-0", "off the bus"))
+    watched.tell(DevicesLost({"gpu-0": "off the bus"}))
     assert watched.tell(StartLane(LANE, "gpu-0")) == [StartFailed(LANE, "off the bus")]
     assert watched.state() is None
     assert watched.tell(StartLane(LANE, "gpu-0", retry=True)) == [LaneLost(LANE, "off the bus")]
@@ -320,7 +320,7 @@ def test_first_start_on_a_lost_device_fails_unless_it_may_wait() -> None:
 def test_first_start_whose_device_is_lost_fails() -> None:
     watched = Watched()
     watched.tell(StartLane(LANE, "gpu-0"))
-    assert watched.tell(DeviceLost("gpu-0", "off the bus")) == [
+    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [
         KillWorker(LANE, 1, "off the bus"),
         ClosePartition(LANE, 1),
     ]
@@ -330,7 +330,7 @@ def test_first_start_whose_device_is_lost_fails() -> None:
 def test_stop_on_a_device_that_is_lost_meanwhile_ends() -> None:
     watched = started()
     watched.tell(StopLane(LANE, 60.0))
-    assert watched.tell(DeviceLost("gpu-0", "off the bus")) == [
+    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [
         KillWorker(LANE, 1, "off the bus"),
         LanesDown((LANE,), "off the bus", expected=True),
         ClosePartition(LANE, 1),
@@ -356,6 +356,7 @@ def test_shared_process_that_ends_takes_all_its_lanes_down_before_anybody_hears_
 def test_late_news_of_an_earlier_worker_is_ignored() -> None:
     watched = started()
     watched.exit(1)
+    assert watched.exit(0) == []  # of no worker
     watched.until(1.0)
     for late in (
         WorkerReady(LANE, 1),

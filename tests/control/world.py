@@ -16,8 +16,8 @@ from cotenant.control.events import (
     Assign,
     Assigned,
     ClosePartition,
-    DeviceLost,
     DeviceRestored,
+    DevicesLost,
     Dispatch,
     KillWorker,
     LaneFailed,
@@ -155,8 +155,8 @@ class World:
         for command in self.dispatcher.handle(event, self.now):
             match command:
                 case runtime.Run(lane):
-                    latest = max(number for number, worker in self.workers.items() if worker.lane == lane)
-                    assert self.workers[latest].ready, f"{lane} runs a batch on no worker"
+                    ready = [worker for worker in self._serving(lane) if worker.ready]
+                    assert len(ready) == 1, f"{lane} runs a batch on {len(ready)} workers"
                     assert lane not in self.running
                     self.running[lane] = command
                 case runtime.Reply(requests, outcome, reason):
@@ -184,11 +184,14 @@ class World:
                 self._assign(wanted.number)
             case Dispatch(event):
                 if isinstance(event, runtime.Died):
-                    self.running.pop(event.lane, None)
+                    for lane in (event.lane, *event.others):
+                        self.running.pop(lane, None)
                 self.tell(event)
-            case Switch(number, events):
-                for event in events:
-                    self.tell(event)
+            case Switch(number, both, ready, new):
+                self.tell(both)
+                for each in ready:
+                    self.tell(each)
+                self.tell(new)
                 self.in_force.append(number)
                 self.feed(Switched(number))
             case RolloutEnded(of):
@@ -273,9 +276,9 @@ class World:
             self.open.discard(command.lane)
         self.feed(PartitionClosed(command.lane, command.incarnation))
 
-    def lose(self, device: str) -> None:
-        self.lost.add(device)
-        self.feed(DeviceLost(device, f"{device} is lost: it fell off the bus"))
+    def lose(self, *devices: str) -> None:
+        self.lost.update(devices)
+        self.feed(DevicesLost({device: f"{device} is lost: it fell off the bus" for device in devices}))
 
     def restore(self, device: str) -> None:
         self.lost.discard(device)

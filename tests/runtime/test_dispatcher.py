@@ -228,6 +228,19 @@ def test_a_request_lost_with_its_worker_is_tried_once_more_elsewhere() -> None:
     assert (reply.outcome, reply.reason) == (Outcome.FAILED, words.DIED_TWICE)
 
 
+def test_lanes_that_die_together_get_nothing_of_each_other() -> None:
+    """They share a device or a process: what one held would be lost a second time on another."""
+    model = LaneModel(model="m", latencies=linear(1))
+    dispatcher = started(lane("a", model), lane("b", model), lane("c", model))
+    assert runs(dispatcher.handle(Arrived(request(1)), 0.0)) == [[1]]
+    commands = dispatcher.handle(Died("a", "lost", ("b",)), 0.001)
+    dispatcher.invariants()
+    assert [(command.lane, [r.id for r in command.requests]) for command in commands if isinstance(command, Run)] == [
+        ("c", [1])
+    ]
+    assert [lane.up for lane in dispatcher.lanes.values()] == [False, False, True]
+
+
 def test_a_lost_request_waits_for_its_own_worker_where_there_is_no_other() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(1))

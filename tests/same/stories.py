@@ -30,7 +30,7 @@ from cotenant.runtime.events import (
     Run,
 )
 from cotenant.runtime.log import encode
-from cotenant.sim.loop import play
+from cotenant.sim.loop import Script, play
 
 Events = list[tuple[float, Event]]
 
@@ -58,7 +58,7 @@ def told(
 
     up: Events = [(0.0, Applied(specs)), *((0.0, Ready(lane.id)) for lane in specs)]
     events = up + sorted(events, key=lambda entry: entry[0])
-    play(handle, requests, service, followers, events)
+    play(handle, requests, service, followers, Script(events))
     dispatcher.invariants()
     return digest.hexdigest()
 

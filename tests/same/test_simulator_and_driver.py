@@ -16,7 +16,7 @@ from cotenant.errors import RequestError
 from cotenant.live.driver import Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run, Spawn
-from cotenant.sim.loop import play
+from cotenant.sim.loop import Script, play
 from cotenant.worker.wire import Timing
 
 LANES = (
@@ -68,7 +68,7 @@ def arrivals(load: float, seed: int, count: int = 400) -> list[Request]:
 def simulated(requests: Iterable[Request]) -> Story:
     recorder = Recorder()
     events: list[tuple[float, Event]] = [(0.0, Applied(LANES)), *((0.0, Ready(lane.id)) for lane in LANES)]
-    play(recorder.handle, requests, lambda run, now: takes(run), lambda reply, now: (), events)
+    play(recorder.handle, requests, lambda run, now: takes(run), lambda reply, now: (), Script(events))
     return recorder.story
 
 

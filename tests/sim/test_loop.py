@@ -15,7 +15,7 @@ from cotenant.runtime.events import (
     Run,
     Woke,
 )
-from cotenant.sim.loop import play
+from cotenant.sim.loop import Script, play
 
 LANE = LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(1.0, 1.5)),))
 UP: list[tuple[float, Event]] = [(0.0, Applied((LANE,))), (0.0, Ready("cpu-0/0"))]
@@ -31,7 +31,7 @@ def ends(requests: list[Request], events: list[tuple[float, Event]]) -> list[tup
     def service(run: Run, now: float) -> float:
         return LANE.models[0].latencies[len(run.requests) - 1]
 
-    play(Dispatcher().handle, requests, service, ended, UP + events)
+    play(Dispatcher().handle, requests, service, ended, Script(UP + events))
     return found
 
 
@@ -53,7 +53,7 @@ def test_what_follows_from_a_reply_arrives_when_it_says() -> None:
         told.extend((now, request.id) for request in reply.requests)
         return [Request(9, "m", now + 2.0, now + 5.0)] if reply.requests[0].id == 0 else []
 
-    last = play(Dispatcher().handle, [Request(0, "m", 0.5, 10.0)], lambda run, now: 1.0, ended, UP)
+    last = play(Dispatcher().handle, [Request(0, "m", 0.5, 10.0)], lambda run, now: 1.0, ended, Script(UP))
     assert told == [(1.5, 0), (4.5, 9)]
     assert last >= 4.5
 
@@ -74,7 +74,7 @@ def test_the_dispatcher_hears_events_in_the_order_of_time_and_arrivals_last() ->
         return commands
 
     requests = [Request(0, "m", 1.0, 9.0), Request(1, "m", 2.0, 9.0)]
-    last = play(handle, requests, lambda run, now: 1.0, lambda reply, now: (), UP)
+    last = play(handle, requests, lambda run, now: 1.0, lambda reply, now: (), Script(UP))
     at_two = [name for now, name in heard if now == 2.0]
     assert [now for now, _ in heard] == sorted(now for now, _ in heard)
     assert at_two == [Finished.__name__, "Arrived"]
@@ -97,5 +97,5 @@ def test_what_else_happens_may_depend_on_what_came_before() -> None:
         return ()
 
     requests = [Request(number, "m", at, at + 10) for number, at in enumerate((0.5, 1.8))]
-    play(Dispatcher().handle, requests, lambda run, now: 1.0, ended, events())
+    play(Dispatcher().handle, requests, lambda run, now: 1.0, ended, Script(events()))
     assert told == [1.5, 5.0]

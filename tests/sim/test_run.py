@@ -213,7 +213,8 @@ def test_workers_start_as_long_as_was_profiled() -> None:
     fails = [Failure(parts=("cpu-0/0",), time=4.0, back=0.0)]
     broken = row(simulate(problem, PLAN, seconds=10, failures=fails), "a")
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
-    assert row(simulate(problem, PLAN, seconds=10, failures=fails, startup=0.0), "a").attainment == pytest.approx(1.0)
+    at_once = row(simulate(problem, PLAN, seconds=10, failures=fails, startup=0.0), "a")
+    assert at_once.attainment == pytest.approx(0.99, abs=0.004)  # what the delay before a restart costs, 0.1 s of 10
 
 
 def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:
@@ -303,8 +304,8 @@ def test_old_and_new_workers_share_the_memory_of_a_device() -> None:
 
     assert changed(2 << 30).models
     refused = (
-        r"^the plan cannot change after 1 s: the old and the new workers of cpu-0 need more than its 1 GiB together;"
-        r" go there by a plan with fewer workers$"
+        r"^the plan cannot change after 1 s: cpu-0 has 1 GiB of memory, and its workers need 1\.56 GiB, old and new"
+        r" together; go there by a plan with fewer workers$"
     )
     with pytest.raises(PlanError, match=refused):
         changed(1 << 30)

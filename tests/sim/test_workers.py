@@ -1,12 +1,17 @@
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
+from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError, PlanError
-from cotenant.runtime.events import Applied, Died, Event, LaneModel, LaneSpec, Ready, Woke
+from cotenant.planners import Problem
+from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import Applied, Command, Died, Event, LaneModel, LaneSpec, Ready
 from cotenant.runtime.lane_assignment import LaneAssignment
+from cotenant.sim.loop import play
 from cotenant.sim.workers import Workers
 from cotenant.workload.failures import Failure
 
@@ -25,18 +30,40 @@ def lanes(plan: Plan) -> Iterator[LaneSpec]:
         yield LaneSpec(id="", models=(LaneModel(model=placement.model, latencies=(0.1,)),))
 
 
-class Watched:
-    """Workers, with a word for each of their events and for the lanes that were opened."""
+def problem(memory: int = 1 << 62) -> Problem:
+    """Devices with that much memory, of which each worker takes one byte."""
+    point = Point(share=200, batch=1, latency=0.1, memory=1)
+    return Problem(
+        models=tuple(Model(name=name, slo=1.0) for name in "abcde"),
+        rates=dict.fromkeys("abcde", 1.0),
+        fleet=(Kind(name="cpu", count=9, memory=memory),),
+        profiles={(name, "cpu"): Profile(name, "cpu", [point]) for name in "abcde"},
+    )
 
-    def __init__(self, first: Plan, startup: float = 0.0) -> None:
+
+class Watched:
+    """Workers in a run without requests, with a word for each event that the dispatcher is told."""
+
+    def __init__(self, first: Plan, startup: float = 0.0, memory: int = 1 << 62) -> None:
         self.opened: list[list[str]] = []
-        self.workers = Workers(first, lanes, self._open, lambda lane: startup)
+        self.workers = Workers(first, problem(memory), lanes, self._open, lambda lane: startup)
 
     def _open(self, lanes: Mapping[str, LaneAssignment]) -> None:
         self.opened.append(list(lanes))
 
     def story(self) -> list[tuple[float, str]]:
-        return [(round(now, 6), _word(event)) for now, event in self.workers.events()]
+        told: list[tuple[float, str]] = []
+        dispatcher = Dispatcher()
+
+        def handle(event: Event, now: float) -> list[Command]:
+            told.append((round(now, 6), _word(event)))
+            return dispatcher.handle(event, now)
+
+        play(handle, (), lambda run, now: 0.1, lambda reply, now: (), self.workers)
+        return told
+
+    def outcomes(self) -> list[tuple[int, str]]:
+        return [(ended.revision.number, ended.outcome.value) for ended in self.workers.ended]
 
 
 def _word(event: Event) -> str:
@@ -45,30 +72,51 @@ def _word(event: Event) -> str:
             return " ".join(["applied", *(spec.id for spec in specs)])
         case Ready(lane):
             return f"ready {lane}"
-        case Died(lane):
-            return f"died {lane}"
-        case Woke():
-            return "look"
+        case Died(lane, _, others):
+            return " ".join(["died", lane, *others])
         case _:
             raise AssertionError(event)
 
 
-START = [(0.0, "applied cpu-0/0 cpu-0/1"), (0.0, "ready cpu-0/0"), (0.0, "ready cpu-0/1")]
+START = [
+    (0.0, "applied cpu-0/0 cpu-0/1"),
+    (0.0, "ready cpu-0/0"),
+    (0.0, "ready cpu-0/1"),
+    (0.0, "applied cpu-0/0 cpu-0/1"),
+]
 
 
-def test_a_worker_that_fails_starts_anew_when_it_may() -> None:
+def test_worker_that_fails_is_started_again_once_it_may() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
     watched.workers.fail([Failure(parts=("cpu-0/1",), time=5.0, back=1.0)])
     assert watched.story() == [*START, (5.0, "died cpu-0/1"), (8.0, "ready cpu-0/1")]
 
 
-def test_a_device_takes_all_its_workers_along_and_may_never_come_back() -> None:
+def test_worker_that_dies_is_started_again_after_the_first_delay() -> None:
+    watched = Watched(plan("a", "b"), startup=2.0)
+    watched.workers.fail([Failure(parts=("cpu-0/1",), time=5.0, back=0.0)])
+    assert watched.story() == [*START, (5.0, "died cpu-0/1"), (7.1, "ready cpu-0/1")]
+
+
+def test_device_that_fails_takes_all_its_workers_at_one_moment() -> None:
     watched = Watched(plan("a", "b"))
     watched.workers.fail([Failure(parts=("cpu-0", "cpu-7"), time=5.0)])
-    assert watched.story() == [*START, (5.0, "died cpu-0/0"), (5.0, "died cpu-0/1")]
+    assert watched.story() == [*START, (5.0, "died cpu-0/0 cpu-0/1")]
 
 
-def test_what_fails_again_before_it_is_up_waits_for_the_longer_of_both() -> None:
+def test_device_that_returns_starts_its_workers_again() -> None:
+    watched = Watched(plan("a", "b"), startup=2.0)
+    watched.workers.fail([Failure(parts=("cpu-0",), time=5.0, back=1.0)])
+    assert watched.story()[4:] == [(5.0, "died cpu-0/0 cpu-0/1"), (8.0, "ready cpu-0/0"), (8.0, "ready cpu-0/1")]
+
+
+def test_device_that_fails_twice_returns_after_the_longer_failure() -> None:
+    watched = Watched(plan("a"), startup=1.0)
+    watched.workers.fail([Failure(parts=("cpu-0",), time=5.0, back=9.0), Failure(parts=("cpu-0",), time=6.0, back=1.0)])
+    assert watched.story()[3:] == [(5.0, "died cpu-0/0"), (15.0, "ready cpu-0/0")]
+
+
+def test_worker_that_fails_again_before_it_is_up_waits_for_the_longer_failure() -> None:
     watched = Watched(plan("a", "b"), startup=1.0)
     watched.workers.fail(
         [
@@ -77,11 +125,11 @@ def test_what_fails_again_before_it_is_up_waits_for_the_longer_of_both() -> None
             Failure(parts=("cpu-0/1",), time=6.0, back=0.0),
         ]
     )
-    died = [(5.0, "died cpu-0/0"), (5.5, "died cpu-0/0"), (5.5, "died cpu-0/1"), (6.0, "died cpu-0/1")]
+    died = [(5.0, "died cpu-0/0"), (5.5, "died cpu-0/1")]
     assert watched.story() == [*START, *died, (9.5, "ready cpu-0/0"), (9.5, "ready cpu-0/1")]
 
 
-def test_a_change_starts_what_is_new_beside_what_is_there_and_then_goes_over_at_once() -> None:
+def test_change_starts_what_is_new_beside_what_is_there_and_switches_at_once() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
     watched.workers.change([(5.0, plan("b", "c"))])
     assert watched.story() == [
@@ -90,35 +138,39 @@ def test_a_change_starts_what_is_new_beside_what_is_there_and_then_goes_over_at_
         (7.0, "ready cpu-0/2"),
         (7.0, "applied cpu-0/1 cpu-0/2"),
     ]
-    assert watched.opened == [["cpu-0/0", "cpu-0/1"], ["cpu-0/2"], ["cpu-0/1", "cpu-0/2"]]
+    assert watched.opened[-2:] == [["cpu-0/2"], ["cpu-0/1", "cpu-0/2"]]
 
 
-def test_of_plans_asked_for_during_a_change_the_last_is_next() -> None:
+def test_last_of_the_plans_requested_during_a_rollout_is_next() -> None:
     watched = Watched(plan("a"), startup=2.0)
     watched.workers.change([(5.0, plan("b")), (5.5, plan("c")), (6.0, plan("d"))])
-    assert [word for _, word in watched.story() if word.startswith("applied")][1:] == [
+    assert [word for _, word in watched.story() if word.startswith("applied")][2:] == [
         "applied cpu-0/0 cpu-0/1",
         "applied cpu-0/1",
         "applied cpu-0/1 cpu-0/2",
         "applied cpu-0/2",
     ]
-    assert [next(iter(lane.spec.models)).model for lane in watched.workers.layout.lanes.values()] == ["d"]
+    assert watched.outcomes() == [(1, "completed"), (3, "superseded"), (2, "completed"), (4, "completed")]
 
 
-def test_a_failure_holds_back_what_is_starting() -> None:
+@pytest.mark.parametrize("part", ["cpu-0", "cpu-0/1"])
+def test_failure_of_what_starts_rolls_back(part: str) -> None:
+    """The old lane serves on, as long as its own device is there."""
     watched = Watched(plan("a"), startup=2.0)
     watched.workers.change([(5.0, plan("b"))])
-    watched.workers.fail([Failure(parts=("cpu-0",), time=6.0, back=10.0)])
-    assert (18.0, "applied cpu-0/1") in watched.story()
+    watched.workers.fail([Failure(parts=("cpu-0/0", part), time=6.0, back=10.0)])
+    assert watched.story()[3:] == [(6.0, "died cpu-0/0"), (18.0, "ready cpu-0/0")]
+    assert watched.outcomes() == [(1, "completed"), (2, "rolled-back")]
 
 
-def test_a_plan_whose_workers_cannot_start_changes_nothing() -> None:
+def test_plan_whose_workers_cannot_start_changes_nothing() -> None:
     watched = Watched(plan("a"))
     watched.workers.fail([Failure(parts=("cpu-0",), time=4.0)])
     watched.workers.change([(5.0, plan("b")), (6.0, plan("a"))])
     assert watched.story() == [
         (0.0, "applied cpu-0/0"),
         (0.0, "ready cpu-0/0"),
+        (0.0, "applied cpu-0/0"),
         (4.0, "died cpu-0/0"),
         (6.0, "applied cpu-0/0"),
         (6.0, "applied cpu-0/0"),
@@ -137,14 +189,16 @@ class Alternating:
         self.seen.append((now, dict(rates)))
         return plan("b" if len(self.seen) % 4 == 2 else "a") if len(self.seen) % 2 == 0 else None
 
+    def rolled_back(self, plan: Plan) -> None:
+        raise AssertionError("every plan came into force")
 
-def test_a_control_sees_rates_and_its_plans_are_gone_over_to() -> None:
+
+def test_control_sees_rates_and_its_plans_come_into_force() -> None:
     watched, control = Watched(plan("a"), startup=1.0), Alternating()
     counts = iter([0, 6, 6, 10, 30])
     watched.workers.control(control, lambda: {"a": next(counts)}, until=9.0)
     story = watched.story()
     assert control.seen == [(2.0, {"a": 3.0}), (4.0, {"a": 0.0}), (6.0, {"a": 2.0}), (8.0, {"a": 10.0})]
-    assert [now for now, word in story if word == "look"] == [2.0, 4.0, 6.0, 8.0]
     assert [(now, word) for now, word in story if word.startswith("ready")] == [
         (0.0, "ready cpu-0/0"),
         (5.0, "ready cpu-0/1"),
@@ -152,7 +206,7 @@ def test_a_control_sees_rates_and_its_plans_are_gone_over_to() -> None:
     ]
 
 
-def test_a_failure_of_what_is_not_there_is_refused() -> None:
+def test_failure_of_what_is_not_there_is_refused() -> None:
     watched = Watched(plan("a", "b"))
     with pytest.raises(
         ConfigError, match=r"^a failure of cpu-1: no partition is there; the plan has cpu-0/0, cpu-0/1$"
@@ -173,11 +227,6 @@ def test_a_failure_at_no_time_is_refused(time: float, back: float, message: str)
         Failure(parts=("cpu-0",), time=time, back=back)
 
 
-def at_most_three(lanes: Iterable[LaneAssignment]) -> str:
-    """Devices that hold three workers and no more."""
-    return "it is full" if len(list(lanes)) > 3 else ""
-
-
 class Asks:
     """A control that asks for a plan at its first look."""
 
@@ -185,29 +234,38 @@ class Asks:
 
     def __init__(self, asked: Plan) -> None:
         self.asked: Plan | None = asked
+        self.told: list[Plan] = []
 
     def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
         asked, self.asked = self.asked, None
         return asked
 
-
-def crowded(first: Plan) -> Watched:
-    watched = Watched(first)
-    watched.workers = Workers(first, lanes, lambda opened: None, lambda lane: 2.0, crowded=at_most_three)
-    return watched
+    def rolled_back(self, plan: Plan) -> None:
+        self.told.append(plan)
 
 
-def test_a_change_for_which_there_is_no_memory_is_refused_when_it_comes() -> None:
-    watched = crowded(plan("a", "b"))
+def test_change_without_memory_for_old_and_new_is_an_error_when_it_begins() -> None:
+    watched = Watched(plan("a", "b"), startup=2.0, memory=3)
     watched.workers.change([(1.0, plan("a", "c"))])  # three at once
     assert watched.story()[-1] == (3.0, "applied cpu-0/0 cpu-0/2")
-    watched = crowded(plan("a", "b"))
+    watched = Watched(plan("a", "b"), startup=2.0, memory=3)
     watched.workers.change([(1.0, plan("a", "c")), (2.0, plan("d", "e"))])  # the second waits, and then there are four
-    with pytest.raises(PlanError, match=r"^the plan cannot change after 3 s: it is full; go there by"):
+    with pytest.raises(PlanError, match=r"^the plan cannot change after 3 s: cpu-0 has 3 B of memory, and its workers"):
         watched.story()
 
 
-def test_what_a_control_asks_for_does_not_happen_where_there_is_no_memory_for_it() -> None:
-    watched = crowded(plan("a", "b"))
-    watched.workers.control(Asks(plan("c", "d")), dict, until=1.5)
-    assert watched.story() == [*START, (1.0, "look")]
+def test_control_hears_of_a_plan_that_memory_does_not_hold() -> None:
+    first = plan("a", "b")
+    watched, control = Watched(first, memory=3), Asks(plan("c", "d"))
+    watched.workers.control(control, dict, until=1.5)
+    assert watched.story() == START
+    assert control.told == [first]
+
+
+def test_control_hears_of_a_plan_that_was_rolled_back() -> None:
+    first = plan("a")
+    watched, control = Watched(first, startup=2.0), Asks(plan("b"))
+    watched.workers.control(control, dict, until=1.5)
+    watched.workers.fail([Failure(parts=("cpu-0",), time=2.0, back=1.0)])
+    watched.story()
+    assert control.told == [first]
