@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from cotenant.app.deployment_builder import backend_of
 from cotenant.backends import Backend
-from cotenant.cli.deployment_builder import backend_of
 from cotenant.config import read_settings
 from cotenant.core.plan import device_name
 from cotenant.core.tensor import Tensor

@@ -20,8 +20,8 @@ import uvloop
 
 from benchmarks.gpu import profiles
 from benchmarks.gpu.session import Session
+from cotenant.app.deployment_builder import DeploymentBuilder, timed_plan
 from cotenant.backends import Backend
-from cotenant.cli.deployment_builder import DeploymentBuilder, timed_plan
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome, Request

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from cotenant.app.deployment_builder import backend_of
 from cotenant.backends import Backend, nvidia
-from cotenant.cli.deployment_builder import backend_of
 from cotenant.config import Settings, read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.errors import CotenantError, DeviceError

@@ -16,9 +16,9 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 
-from cotenant.cli.deployment_builder import chosen_rates
 from cotenant.cli.gc_tuning import freeze_gc
 from cotenant.cli.output import console
+from cotenant.cli.rates import chosen_rates
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec

@@ -170,7 +170,7 @@ def profile(
         save_profiles(profiles, plot)
         print_written(plot)
     if pairs is not None:
-        from cotenant.cli.deployment_builder import backend_of
+        from cotenant.app.deployment_builder import backend_of
         from cotenant.cli.pairs import record_pairs
 
         record_pairs(site, backend_of(asked), pairs, count)

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.deployment_builder import timed_plan
+from cotenant.app.deployment_builder import timed_plan
 from cotenant.cli.output import aside, progress_bars
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, PlanError

@@ -33,7 +33,7 @@ def load_settings(
 def load_deployment(settings: Any, *, again: bool = False, planned: bool = True) -> Any:
     """The site that settings ask for, profiling with a progress bar what was not profiled yet; `load_planned` or
     not."""
-    from cotenant.cli.deployment_builder import DeploymentBuilder, backend_of, timed_plan
+    from cotenant.app.deployment_builder import DeploymentBuilder, backend_of, timed_plan
 
     backend = backend_of(settings)
     try:
@@ -64,7 +64,7 @@ def load_planned(
     time_limit: float | None = None,
 ) -> tuple[Any, Plan]:
     """A problem and its plan: of a problem file, or of what a server would serve. current: the plan in force."""
-    from cotenant.cli.deployment_builder import timed_plan
+    from cotenant.app.deployment_builder import timed_plan
     from cotenant.cli.plan import plan_from_current
     from cotenant.config import read_settings
 

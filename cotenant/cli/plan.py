@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.deployment_builder import timed_plan
+from cotenant.app.deployment_builder import timed_plan
 from cotenant.cli.output import aside, console, forecast_table, print_labelled, progress_bars, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices

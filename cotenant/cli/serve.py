@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from cotenant.cli.deployment_builder import DeploymentBuilder, backend_of
+from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
+from cotenant.app.lifecycle import Addresses, check_serves_something, running_server
+from cotenant.cli.gc_tuning import freeze_gc
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
-from cotenant.cli.server_lifecycle import Addresses, check_serves_something, running_server
 from cotenant.config import Settings
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.live.deployment import Deployment
@@ -34,6 +35,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
             preparation = DeploymentBuilder(settings, backend, progress)
             site = await preparation.site()
         async with running_server(settings, backend, preparation, site) as (server, addresses):
+            freeze_gc()
             if json:
                 # In one line: whoever started us reads it, and knows that it has all.
                 up = msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())})

@@ -86,7 +86,7 @@ def simulate(
 def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, load: float, file: Path | None = None) -> Any:
     """What is asked for, times `load`: by a workload's file, or else what the plan was made for, of which it may leave
     some unserved."""
-    from cotenant.cli.deployment_builder import chosen_rates
+    from cotenant.cli.rates import chosen_rates
     from cotenant.planning.what_if import planned_rates
     from cotenant.workload import Workload
 

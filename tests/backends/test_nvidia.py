@@ -313,7 +313,7 @@ def test_a_driver_that_hangs_counts_as_lost(watch: DeviceWatch, monkeypatch: pyt
 
 def test_the_core_does_not_need_any_of_it() -> None:
     code = (
-        "import sys; import cotenant.cli.deployment_builder; "
+        "import sys; import cotenant.app.deployment_builder; "
         "sys.exit(any(m in sys.modules for m in ('pynvml', 'torch', 'cuda')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

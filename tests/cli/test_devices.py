@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from cotenant.app.deployment_builder import backend_of
 from cotenant.cli import devices
-from cotenant.cli.deployment_builder import backend_of
 from cotenant.config import read_settings
 from cotenant.errors import DeviceError
 from tests.cli.program import Program

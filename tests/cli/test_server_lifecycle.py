@@ -165,7 +165,7 @@ def test_a_full_disk_under_the_event_log_costs_the_log_alone(folder: Path) -> No
     assert (said.code, said.out) == (130, "")
     assert said.err.splitlines() == [
         "ERROR: the event log ends here, and cannot be replayed further: No space left on device",
-        "incomplete: /dev/full, the event log: No space left on device",
+        "ERROR: the event log /dev/full is incomplete: No space left on device",
     ]
 
 

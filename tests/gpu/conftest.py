@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.app.deployment_builder import backend_of
 from cotenant.backends import Backend
-from cotenant.cli.deployment_builder import backend_of
 from cotenant.config import read_settings
 from cotenant.errors import DeviceError
 

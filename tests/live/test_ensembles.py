@@ -16,8 +16,8 @@ import tritonclient.http as triton_http
 import uvloop
 from tritonclient.utils import InferenceServerException
 
+from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.backends.cpu import Cpu
-from cotenant.cli.deployment_builder import DeploymentBuilder
 from cotenant.config import read_settings
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.core.tensor import Tensor

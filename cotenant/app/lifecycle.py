@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -11,10 +12,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.backends import Backend
-from cotenant.cli.deployment_builder import DeploymentBuilder
-from cotenant.cli.gc_tuning import freeze_gc
-from cotenant.cli.output import print_labelled
 from cotenant.config import Settings
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
@@ -23,6 +22,8 @@ from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.page import render_page
 from cotenant.live.server import Server
+
+logger = logging.getLogger(__name__)
 
 FILES = 1 << 16  # that a server may have open at once, where the system lets it; 1,024 are usual, for any program
 
@@ -59,7 +60,6 @@ async def running_server(
                 ),
             )
             await server.start()
-            freeze_gc()
             yield server, addresses
         finally:
             await server.drain(settings.grace)
@@ -97,7 +97,7 @@ def _event_log(path: Path | None) -> Iterator[BinaryIO | None]:
         try:
             log.close()
         except OSError as error:
-            print_labelled("incomplete:", f"{path}, the event log: {error.strerror}")
+            logger.error("the event log %s is incomplete: %s", path, error.strerror)
 
 
 def _address(host: str, port: int) -> str:

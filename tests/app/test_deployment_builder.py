@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
-from cotenant.cli.deployment_builder import DeploymentBuilder
 from cotenant.config import Settings, read_settings
 from cotenant.core.mig import fixed_geometry
 from cotenant.core.model import Kind
@@ -101,7 +101,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def grid(kind: Kind) -> Grid:
         return Grid(shares=kind.cuts[:1], batches=(1, 2), seconds=0.01)
 
-    monkeypatch.setattr("cotenant.cli.deployment_builder.grid_of", grid)
+    monkeypatch.setattr("cotenant.app.deployment_builder.grid_of", grid)
 
 
 async def profiles(preparation: DeploymentBuilder) -> list[Profile]:
@@ -149,7 +149,7 @@ def test_a_library_that_is_not_installed_costs_its_models_alone(folder: Path, mo
     def version(distribution: str) -> str:
         raise PackageNotFoundError(distribution)  # that of ONNX Runtime for GPUs has another name
 
-    monkeypatch.setattr("cotenant.cli.deployment_builder.version", version)
+    monkeypatch.setattr("cotenant.app.deployment_builder.version", version)
     script = folder / "scripts" / "script"
     (script / "1").mkdir(parents=True)
     (script / "1" / "model.pt").write_text("not looked into")

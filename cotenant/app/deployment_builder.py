@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
@@ -317,20 +317,3 @@ def _ensemble(settings: ModelSettings, ensemble: Ensemble, served: Mapping[str, 
 def _steps(entry: Entry) -> list[str]:
     scheduling = entry.config.ensemble_scheduling
     return [] if scheduling is None else [step.model_name for step in scheduling.step]
-
-
-def chosen_rates(planned: Mapping[str, float], given: Iterable[str], factor: float) -> dict[str, float]:
-    """Requests/s by model: the planned ones, times a factor; or those given as ``MODEL=RATE``, and no others."""
-    rates = {}
-    for text in given:
-        name, equals, number = text.rpartition("=")
-        try:
-            rate = float(number)
-        except ValueError:
-            rate = -1.0
-        if not equals or not 0 <= rate < math.inf:
-            raise ConfigError(f"--rate {text}: write MODEL=REQUESTS_PER_SECOND, such as resnet50=20")
-        if name not in planned:
-            raise ConfigError(f"--rate {text}: no model {name!r}; there are {', '.join(planned) or 'none'}")
-        rates[name] = rate
-    return {name: rate * factor for name, rate in (rates or planned).items()}

@@ -1,0 +1,3 @@
+from tests.cli.conftest import folder, models
+
+__all__ = ["folder", "models"]
