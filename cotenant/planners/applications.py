@@ -18,7 +18,7 @@ from cotenant.planners import Problem
 # Application → stage → seconds of its target; along every way through the stages at most the target.
 Split = dict[str, dict[str, float]]
 
-SLACK = 1e-6
+SLO_TOLERANCE = 1e-6  # relative: by which the budgets along a path may exceed its target
 
 
 def without_applications(problem: Problem, split: Split) -> Problem:
@@ -82,7 +82,7 @@ def overlong_paths(plan: Plan, problem: Problem) -> list[tuple[str, float, float
         seconds = plan.split.get(application.name, {})
         whole = seconds.keys() == application.visits.keys() and min(seconds.values()) > 0
         length = application.length(seconds) if whole else 0.0
-        if not 0 < length <= application.slo * (1 + SLACK):
+        if not 0 < length <= application.slo * (1 + SLO_TOLERANCE):
             found.append((application.name, length, application.slo))
     return found
 

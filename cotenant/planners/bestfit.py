@@ -18,7 +18,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
-    SLACK,
+    ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
     build_plan,
@@ -45,7 +45,7 @@ def plan(problem: Problem) -> Plan:
         for piece in sorted(pieces, key=lambda piece: -piece.share):
             if _place(problem, kind, bins, piece):
                 left[piece.model] -= piece.rate
-        left = {model: rate for model, rate in left.items() if rate > SLACK * problem.rates[model]}
+        left = {model: rate for model, rate in left.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
     return build_plan(problem, "bestfit", bins)
 
 
@@ -56,12 +56,12 @@ def _pieces(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Piec
     largest = max(most, key=lambda cut: (most[cut], -cut))
     if most[largest] == 0 or not fits_device(problem, kind, [PartitionDraft(largest, {model: most[largest]})]):
         return []
-    full = math.floor(rate / most[largest] * (1 + SLACK))
+    full = math.floor(rate / most[largest] * (1 + ROUNDING_TOLERANCE))
     if kind.count is not None:  # More than this many have no place.
         full = min(full, kind.count * (WHOLE // kind.cuts[0]))
     pieces = [_Piece(model, largest, most[largest])] * full
     rest = rate - full * most[largest]
-    if SLACK * rate < rest <= most[largest]:
+    if ROUNDING_TOLERANCE * rate < rest <= most[largest]:
         pieces.append(_Piece(model, next(cut for cut in kind.cuts if most[cut] >= rest), rest))
     return pieces
 

@@ -21,13 +21,12 @@ from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 from cotenant.predictors import Load
 
-# Sums of floats are compared with this much slack.
-SLACK = 1e-9
+ROUNDING_TOLERANCE = 1e-9  # relative: what sums of floats (rates, rows, seconds) may differ by and be equal
 
-# A batch has room for so many times the rows that come in a round on average, where that costs the others no more than
-# this part of what they could carry.
-BURST = 3.0
-BURST_COST = 0.05
+# Batches grow to so many times the mean rows of a round, as long as that costs the other models of the partition no
+# more than this fraction of the rate that they could sustain.
+BURST_FACTOR = 3.0
+MAX_BURST_COST = 0.05
 
 
 class RoundShare(msgspec.Struct, frozen=True):
@@ -87,7 +86,7 @@ def smallest_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
         for i, work in enumerate(works):
             if length + work.curve[batches[i] - 1] > work.slo:
                 return None
-            need = math.ceil(work.rate * length * (1 - SLACK))
+            need = math.ceil(work.rate * length * (1 - ROUNDING_TOLERANCE))
             if need > len(work.curve):
                 return None
             if need > batches[i]:
@@ -111,7 +110,7 @@ def max_scale_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
     most = 0.0
     while _holds(works, batches):
         multiple, limiting = min((multiple, i) for i, multiple in enumerate(_multiples(works, batches)))
-        if multiple > most * (1 + SLACK):
+        if multiple > most * (1 + ROUNDING_TOLERANCE):
             most, best = multiple, batches
         if batches[limiting] == len(works[limiting].curve):
             break
@@ -127,9 +126,9 @@ def headroom_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
     batches = max_scale_batches(works)
     if batches is None:
         return None
-    least = max(1.0, min(_multiples(works, batches)) * (1 - BURST_COST))
+    least = max(1.0, min(_multiples(works, batches)) * (1 - MAX_BURST_COST))
     for i, work in enumerate(works):
-        while batches[i] < len(work.curve) and _multiples(works, batches)[i] < BURST:
+        while batches[i] < len(work.curve) and _multiples(works, batches)[i] < BURST_FACTOR:
             larger = _grown(batches, i)
             if not _holds(works, larger) or min(_multiples(works, larger)) < least:
                 break
@@ -273,7 +272,7 @@ def partitions_with_batches(
         duty = sum(took)
         for load, latency, n in zip(own, took, procs, strict=True):
             late = duty + latency > problem.model(load.model).slo
-            if late or n * load.batch < cut.rates[load.model] * duty * (1 - SLACK):
+            if late or n * load.batch < cut.rates[load.model] * duty * (1 - ROUNDING_TOLERANCE):
                 return None
         latencies.append(took)
     return _built(problem, kind, cuts, chosen, latencies)
@@ -355,10 +354,12 @@ def with_totals(plan: Plan, problem: Problem) -> Plan:
     carried = plan.rates()
     served = {model: carried.get(model, 0.0) for model in problem.rates}
     unserved = {
-        model: asked - served[model] for model, asked in problem.rates.items() if asked - served[model] > SLACK * asked
+        model: asked - served[model]
+        for model, asked in problem.rates.items()
+        if asked - served[model] > ROUNDING_TOLERANCE * asked
     }
     scale = min((served[model] / asked for model, asked in problem.rates.items() if asked), default=1.0)
-    if abs(scale - 1) <= SLACK:
+    if abs(scale - 1) <= ROUNDING_TOLERANCE:
         scale = 1.0
     prices = [problem.kind(device.kind).price for device in plan.devices]
     cost = None if all(price is None for price in prices) else sum(price or 0.0 for price in prices)

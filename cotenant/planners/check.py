@@ -20,8 +20,8 @@ from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.capacity import footprint, slowdown
 from cotenant.predictors import Load
 
-# A plan may have been through a file that keeps fewer digits.
-SLACK = 1e-6
+# Relative, of rates, latencies and targets: a plan may have been through a file that keeps fewer digits.
+CHECK_TOLERANCE = 1e-6
 
 Rule = Literal[
     "kind", "count", "id", "partitions", "cut", "sum", "geometry", "memory", "model", "twice", "batch", "profile",
@@ -165,13 +165,13 @@ def _round(
         here = f"{where} {placement.model}"
         slo = problem.model(placement.model).slo
         carries = placement.procs * placement.batch / length
-        if placement.rate > carries * (1 + SLACK):
+        if placement.rate > carries * (1 + CHECK_TOLERANCE):
             found.append(Violation("keeps up", here, placement.rate, carries))
-        if length + latency > slo * (1 + SLACK):
+        if length + latency > slo * (1 + CHECK_TOLERANCE):
             found.append(Violation("worst case", here, length + latency, slo))
-        if abs(placement.latency - latency) > latency * SLACK:
+        if abs(placement.latency - latency) > latency * CHECK_TOLERANCE:
             found.append(Violation("latency", here, placement.latency, latency))
-        if abs(placement.duty - length) > length * SLACK:
+        if abs(placement.duty - length) > length * CHECK_TOLERANCE:
             found.append(Violation("duty", here, placement.duty, length))
     return found
 
@@ -189,10 +189,10 @@ def _rates(plan: Plan, problem: Problem) -> list[Violation]:
         asked *= max(1.0, plan.scale)
         unserved = plan.unserved.get(name, 0.0)
         total = served[name] + unserved
-        if not unserved >= 0 or abs(total - asked) > asked * SLACK:
+        if not unserved >= 0 or abs(total - asked) > asked * CHECK_TOLERANCE:
             found.append(Violation("served", name, total, asked))
     found += [Violation("model", name) for name in plan.unserved if name not in problem.rates]
     scale = min([served[name] / asked for name, asked in problem.rates.items() if asked], default=1.0)
-    if abs(plan.scale - scale) > scale * SLACK:
+    if abs(plan.scale - scale) > scale * CHECK_TOLERANCE:
         found.append(Violation("scale", plan.planner, plan.scale, scale))
     return found

@@ -27,7 +27,7 @@ Measure = Literal["rows", "relative"]
 # What is promised, or measured, of all that run together; None: nothing is known of them.
 Worth = Callable[[Neighbours], float | None]
 
-MOST = 100_000  # sets to compare
+MAX_CANDIDATE_SETS = 100_000
 
 # Rule → column of a profile, and whether the most of it is wanted.
 RULES: Mapping[str, tuple[str, bool]] = {
@@ -52,8 +52,10 @@ def candidate_sets(
     Raises PlanError where there are too many to compare, or none.
     """
     number = math.comb(len(candidates), count)
-    if number > MOST:
-        raise PlanError(f"{number} sets of {count} candidates are more than {MOST} to compare; name fewer candidates")
+    if number > MAX_CANDIDATE_SETS:
+        raise PlanError(
+            f"{number} sets of {count} candidates are more than {MAX_CANDIDATE_SETS} to compare; name fewer candidates"
+        )
     found = list(itertools.combinations(candidates, count))
     if memory is not None:
         found = [beside for beside in found if sum(_memory(load, profiles) for load in (target, *beside)) <= memory]

@@ -14,8 +14,8 @@ from cotenant.planners.applications import rates_of_models, slo_of
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 
-SLACK = 1e-6
-AS_GOOD = 0.005  # of a multiple of the rates; `solve` finds it no closer
+OBJECTIVE_TOLERANCE = 1e-6  # relative: by which devices or costs may differ and be equal
+SCALE_TOLERANCE = 0.005  # relative: by which scales may differ and be equal; they are found no closer
 
 
 class WorstModel(msgspec.Struct, frozen=True):
@@ -93,8 +93,8 @@ def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
         value = (plan.cost_per_hour or 0.0) if priced else float(plan.devices_used)
     gap = None
     if bound and (problem.objective == "rate" or not plan.unserved):
-        least = math.ceil(bound - SLACK) if _whole(problem) else bound
-        gap = abs(value - least) / least if abs(value - least) > SLACK * least else 0.0
+        least = math.ceil(bound - OBJECTIVE_TOLERANCE) if _whole(problem) else bound
+        gap = abs(value - least) / least if abs(value - least) > OBJECTIVE_TOLERANCE * least else 0.0
     return Row(
         planner=plan.planner,
         devices=plan.devices_used,
@@ -136,7 +136,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     if problem.objective == "rate":
         if best.value <= 0:
             return "No planner serves any multiple of the rates: one model or more has no place at all."
-        told = [_ahead(sound, "serves {} x the rates", "serves {} x", "less", AS_GOOD)]
+        told = [_ahead(sound, "serves {} x the rates", "serves {} x", "less", SCALE_TOLERANCE)]
     elif best.unserved:
         left = sum(best.unserved.values())
         told = [
@@ -146,7 +146,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     else:
         serving = [row for row in sound if not row.unserved]
         unit = "{} per hour" if best.cost_per_hour is not None else "{} device" + "s" * (best.value != 1)
-        told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more", SLACK)]
+        told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more", OBJECTIVE_TOLERANCE)]
         short = [row.planner for row in sound if row.unserved]
         if short:
             told.append(f"{show_names(short)} cannot serve all.")

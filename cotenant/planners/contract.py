@@ -28,7 +28,7 @@ from cotenant.predictors import Interference, Load, NoInterference
 
 T = TypeVar("T")
 
-CLOSE = 1e-6  # parts of a bound
+BOUND_TOLERANCE = 1e-6  # relative: by which a plan may beat its own bound, for rounding
 MIB = 1 << 20
 EVERY_5 = tuple(range(50, 1001, 50))
 
@@ -48,11 +48,11 @@ def _beyond(plan: Plan) -> list[str]:
     if plan.bound is None or plan.unserved:
         return []
     if plan.objective == "rate":
-        beaten = plan.scale > plan.bound * (1 + CLOSE)
+        beaten = plan.scale > plan.bound * (1 + BOUND_TOLERANCE)
         reached = f"{plan.scale:g} times the rates"
     else:
         takes = plan.devices_used if plan.cost_per_hour is None else plan.cost_per_hour
-        beaten = takes < plan.bound * (1 - CLOSE)
+        beaten = takes < plan.bound * (1 - BOUND_TOLERANCE)
         reached = f"{takes:g}"
     return [f"the plan comes to {reached}, which its bound of {plan.bound:g} says is impossible"] if beaten else []
 

@@ -23,7 +23,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
-    SLACK,
+    ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
     build_plan,
@@ -82,7 +82,7 @@ class _Fleet:
         self.bins = []
         for model in order:
             left = self.problem.rates[model]
-            while left > SLACK * self.problem.rates[model]:
+            while left > ROUNDING_TOLERANCE * self.problem.rates[model]:
                 placed = self.place(model, left)
                 if placed == 0:
                     break
@@ -221,7 +221,7 @@ class _Fleet:
         A round spends at least r · D / (the most requests/s alone) of its length D on each model.
         """
         taken = sum(rate / self._rates(name, bin_.kind)[size] for name, rate in cut.rates.items())
-        return (1 - taken) * self._rates(model, bin_.kind).get(size, 0.0) * (1 + SLACK)
+        return (1 - taken) * self._rates(model, bin_.kind).get(size, 0.0) * (1 + ROUNDING_TOLERANCE)
 
     def _fits(self, bin_: DeviceDraft, old: PartitionDraft, new: PartitionDraft) -> bool:
         """Whether the device holds with one of its cuts replaced."""

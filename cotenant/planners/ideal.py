@@ -32,7 +32,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem, elastic
 from cotenant.planners.capacity import (
-    SLACK,
+    ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
     RoundShare,
@@ -185,7 +185,7 @@ class _Search:
                 for k in kinds
                 for cut in self.problem.fleet[k].cuts
             )
-            splits += math.ceil(rate / alone * (1 - SLACK)) - 1
+            splits += math.ceil(rate / alone * (1 - ROUNDING_TOLERANCE)) - 1
         return splits
 
     def _hopeless(self, devices: Devices, left: Rates, splits: int) -> bool:
@@ -196,7 +196,7 @@ class _Search:
         free = sum(
             WHOLE - sum(share for share, _ in device.cuts) for device in devices if next(self._cuts(device), None)
         )
-        if self._steps < 0 or needed > free * (1 + SLACK):
+        if self._steps < 0 or needed > free * (1 + ROUNDING_TOLERANCE):
             return True
         cut: object = sorted((d.kind, sorted(share for share, _ in d.cuts) if self._plain else d.cuts) for d in devices)
         state = repr(cut), left, splits
@@ -218,7 +218,7 @@ class _Search:
                     for model, rate in left if self._steps > 0 else ():
                         if all(model != other for other, _ in rates):
                             part = self._part(devices[index].kind, share, rates, model)
-                            if rate / 100 < part < rate * (1 - SLACK):
+                            if rate / 100 < part < rate * (1 - ROUNDING_TOLERANCE):
                                 choices.append((self._use((*rates, (model, part))) / whole, index, share, rates, model))
         for _, index, share, rates, model in sorted(choices, key=lambda choice: -choice[0]):
             part = self._part(devices[index].kind, share, rates, model)
@@ -384,7 +384,7 @@ def second_model_rate(works: Sequence[RoundShare], another: RoundShare) -> float
                 return best
             grew = False
             for i, work in enumerate(works):
-                need = math.ceil(work.rate * length * (1 - SLACK))
+                need = math.ceil(work.rate * length * (1 - ROUNDING_TOLERANCE))
                 if need > len(work.curve) or length + work.curve[batches[i] - 1] > work.slo:
                     return best
                 if need > batches[i]:

@@ -24,12 +24,12 @@ from cotenant.planners import Planner, Problem
 from cotenant.planners.applications import Split, without_applications
 from cotenant.planners.capacity import latency_curve
 
-LEAST_RATE = 1e-6  # requests/s: of a model that nobody asks for, the cheaper level is still the better one
-STEP = 0.25  # by which a stage's part is changed
-TRIES = 9  # splits that are compared
-GUESSES = (1.0, 1.3, 1.8)  # of how many times its latency a batch takes beside and between others
-LEVELS = 60  # of one model that are told apart
-SLACK = 1e-9
+MIN_RATE = 1e-6  # requests/s: of a model without requests, so that a cheaper level still costs less
+BUDGET_STEP = 0.25  # relative: by which the budget of one stage is changed
+MAX_SPLITS = 9  # that are compared
+ASSUMED_SLOWDOWNS = (1.0, 1.3, 1.8)  # times the latency that a batch takes alone, for sharing partitions and devices
+MAX_LEVELS = 60  # of one model
+COST_TOLERANCE = 1e-9  # relative: by which a level must be cheaper than a shorter one to count
 
 Cost = tuple[float, ...]
 
@@ -56,9 +56,9 @@ def budget_levels(problem: Problem, model: str, slower: float = 1.0) -> list[Bud
     ]
     found: list[BudgetLevel] = []
     for level in sorted(points, key=lambda it: (it.needs, it.costs)):
-        if not found or level.costs < found[-1].costs * (1 - SLACK):
+        if not found or level.costs < found[-1].costs * (1 - COST_TOLERANCE):
             found.append(level)
-    return found if len(found) <= LEVELS else [found[round(i)] for i in np.linspace(0, len(found) - 1, LEVELS)]
+    return found if len(found) <= MAX_LEVELS else [found[round(i)] for i in np.linspace(0, len(found) - 1, MAX_LEVELS)]
 
 
 def best_budget(problem: Problem, cost: Callable[[Problem], Cost]) -> Split:
@@ -71,13 +71,13 @@ def best_budget(problem: Problem, cost: Callable[[Problem], Cost]) -> Split:
     least = min(costs)
     split = tried[costs.index(least)]
     improved = True
-    while improved and len(tried) < TRIES:
+    while improved and len(tried) < MAX_SPLITS:
         improved = False
         for near in _near(problem, split):
-            if near in tried or len(tried) == TRIES:
+            if near in tried or len(tried) == MAX_SPLITS:
                 continue
             tried.append(near)
-            other = cost(_quick(problem, near, TRIES))
+            other = cost(_quick(problem, near, MAX_SPLITS))
             if other < least:
                 split, least, improved = near, other, True
                 break
@@ -90,7 +90,7 @@ def _quick(problem: Problem, split: Split, tries: int) -> Problem:
 
 def bound_of(planner: Planner, problem: Problem) -> float | None:
     """What the planner proves of every split: of the one that gives each stage all that the others can leave."""
-    return planner(_quick(problem, loosest_budgets(problem), TRIES)).bound
+    return planner(_quick(problem, loosest_budgets(problem), MAX_SPLITS)).bound
 
 
 def loosest_budgets(problem: Problem) -> Split:
@@ -111,7 +111,7 @@ def _near(problem: Problem, split: Split) -> Iterator[Split]:
         if not any(stage.after for stage in application.stages):
             continue  # side by side, each has all of it
         for stage in application.stages:
-            for factor in (1 + STEP, 1 / (1 + STEP)):
+            for factor in (1 + BUDGET_STEP, 1 / (1 + BUDGET_STEP)):
                 seconds = dict(split[application.name])
                 seconds[stage.name] *= factor
                 yield {**split, application.name: stretched_budget(application, seconds)}
@@ -120,7 +120,7 @@ def _near(problem: Problem, split: Split) -> Iterator[Split]:
 def candidate_budgets(problem: Problem) -> list[Split]:
     """Splits worth a try, each once, the cheapest first. Raises PlanError where a target is too short for any."""
     found: list[Split] = []
-    for slower in GUESSES:
+    for slower in ASSUMED_SLOWDOWNS:
         chosen = _cheapest(problem, slower)
         if chosen is not None:
             split = {
@@ -148,7 +148,7 @@ def _cheapest(problem: Problem, slower: float) -> dict[str, float] | None:
         steps = budget_levels(problem, model, slower)
         if not steps:
             return None
-        price = max(rates[model], LEAST_RATE)
+        price = max(rates[model], MIN_RATE)
         chosen[model] = [(step.needs, program.addBinary(obj=price * step.costs)) for step in steps]
         needs[model] = sum(seconds * taken for seconds, taken in chosen[model])
         program.addConstr(sum(taken for _, taken in chosen[model]) == 1)

@@ -16,7 +16,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
-    SLACK,
+    ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
     build_plan,
@@ -53,7 +53,7 @@ def plan(problem: Problem) -> Plan:
             bins.append(DeviceDraft(kind, [PartitionDraft(kind.cuts[-1], node.rates)], count))
             for model, rate in node.rates.items():
                 left[model] -= rate * count
-        left = {model: rate for model, rate in left.items() if rate > SLACK * problem.rates[model]}
+        left = {model: rate for model, rate in left.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
     return build_plan(problem, "squishy", bins)
 
 
@@ -67,11 +67,11 @@ def _pack(problem: Problem, kind: Kind, rates: dict[str, float]) -> list[Node]:
         batch, most = max_throughput_batch(curves[model], slo)
         if batch == 0 or not fits_device(problem, kind, [PartitionDraft(kind.cuts[-1], {model: most})]):
             continue
-        whole = math.floor(rate / most * (1 + SLACK))
+        whole = math.floor(rate / most * (1 + ROUNDING_TOLERANCE))
         if whole:
             nodes.append(Node({model: most}, curves[model][batch - 1], 1.0, whole))
         rest = rate - whole * most
-        if rest > SLACK * rate:
+        if rest > ROUNDING_TOLERANCE * rate:
             residues.append(_residue(model, rest, curves[model], slo))
     residues.sort(key=lambda node: -node.occupancy)
     merged: list[Node] = []
@@ -100,7 +100,7 @@ def _merge(problem: Problem, kind: Kind, curves: dict[str, tuple[float, ...]], a
     rates = a.rates | b.rates
     busy = 0.0
     for model, rate in rates.items():
-        batch = math.ceil(duty * rate * (1 - SLACK))
+        batch = math.ceil(duty * rate * (1 - ROUNDING_TOLERANCE))
         if batch > len(curves[model]):
             return None
         busy += curves[model][batch - 1]

@@ -20,7 +20,7 @@ import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem, geometry
-from cotenant.planners.capacity import SLACK
+from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.solve import largest_scale
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
@@ -154,5 +154,5 @@ def largest_plan(
 
 def eased(cast: Cast, part: float) -> Cast:
     """The cast with so much of its targets, in whole ms: the published program knows no others."""
-    targets = {role: math.ceil(target * part * 1e3 - SLACK) / 1e3 for role, target in cast.targets.items()}
+    targets = {role: math.ceil(target * part * 1e3 - ROUNDING_TOLERANCE) / 1e3 for role, target in cast.targets.items()}
     return msgspec.structs.replace(cast, targets=targets)

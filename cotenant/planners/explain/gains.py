@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MORE_TIME = 0.01  # seconds
 PROBES = 4  # models whose targets are tried one by one
-LITTLE = 0.005  # of a scale, which `solve` finds no closer, or of what is paid or missing
+SCALE_TOLERANCE = 0.005  # relative: by which scales, costs or unserved rates may differ and be equal
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +66,15 @@ def gain(more: str, before: Plan, after: Plan) -> Gain:
 
 def _buys(before: Plan, after: Plan) -> str:
     if before.objective == "rate":
-        if abs(after.scale - before.scale) <= LITTLE * before.scale:
-            proven = after.bound is not None and not before.split and after.bound <= before.scale * (1 + LITTLE)
+        if abs(after.scale - before.scale) <= SCALE_TOLERANCE * before.scale:
+            proven = (
+                after.bound is not None and not before.split and after.bound <= before.scale * (1 + SCALE_TOLERANCE)
+            )
             return "nothing: even then no plan serves more" if proven else _unproven(after)
         change = f", {after.scale / before.scale - 1:+.1%}".replace("%", " %") if before.scale else ""
         return f"{after.scale:.3g} x the rates instead of {before.scale:.3g} x{change}"
     missing, left = sum(before.unserved.values()), sum(after.unserved.values())
-    if abs(left - missing) > LITTLE * missing:
+    if abs(left - missing) > SCALE_TOLERANCE * missing:
         devices = f"on {show_count(after.devices_used, 'device')}"
         return (
             f"all is served, {devices}"
@@ -80,7 +82,7 @@ def _buys(before: Plan, after: Plan) -> str:
             else f"{show_rate(left)} requests/s unserved instead of {show_rate(missing)}"
         )
     if after.cost_per_hour is not None and before.cost_per_hour is not None:
-        was, will, little = before.cost_per_hour, after.cost_per_hour, LITTLE
+        was, will, little = before.cost_per_hour, after.cost_per_hour, SCALE_TOLERANCE
         text = f"{will:.2f} per hour instead of {was:.2f}"
     else:
         was, will, little = before.devices_used, after.devices_used, 0.0

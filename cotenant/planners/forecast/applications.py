@@ -13,7 +13,7 @@ from cotenant.planners.applications import without_applications
 from cotenant.planners.forecast.answer import Forecast, ModelForecast
 from cotenant.planners.forecast.models import forecast_models, profile_of
 
-LEAST = 0.05  # of the target of an application, that a stage is taken to have
+MIN_STAGE_BUDGET = 0.05  # of the application's target
 
 
 def forecast_applications(found: Forecast, plan: Plan, problem: Problem) -> dict[str, ModelForecast]:
@@ -33,7 +33,7 @@ def forecast_applications(found: Forecast, plan: Plan, problem: Problem) -> dict
         ends = application.finish_times(took)
         for stage in application.stages:
             room = application.slo - rest[stage.name] - (ends[stage.name] - took[stage.name]) - late[stage.model] / 2
-            rooms[stage.model] = min(rooms[stage.model], max(room, LEAST * application.slo))
+            rooms[stage.model] = min(rooms[stage.model], max(room, MIN_STAGE_BUDGET * application.slo))
     models = tuple(
         msgspec.structs.replace(model, slo=rooms[model.name]) if rooms[model.name] < math.inf else model
         for model in asked.models

@@ -27,7 +27,7 @@ from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
-    SLACK,
+    ROUNDING_TOLERANCE,
     RoundShare,
     footprint,
     latency_curve,
@@ -280,7 +280,7 @@ class ModeCatalog:
         first = True
         while high - low > 1e-3 / busy:
             # Rates that a plan in force has are carried exactly.
-            multiple = 1.0 if first and busy < 1 + SLACK else (low + high) / 2
+            multiple = 1.0 if first and busy < 1 + ROUNDING_TOLERANCE else (low + high) / 2
             first = False
             batches = smallest_batches(
                 [

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.planners.capacity import SLACK
+from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 
 Array = NDArray[np.float64]
@@ -115,7 +115,7 @@ def price_modes(
 
 def _latest(catalog: ModeCatalog) -> Array:
     """The target of each variant; planners may add up the same round in another order."""
-    latest: Array = catalog.slo[catalog.owner] * (1 + SLACK)
+    latest: Array = catalog.slo[catalog.owner] * (1 + ROUNDING_TOLERANCE)
     return latest
 
 

@@ -18,7 +18,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import PLANNERS, Problem, bestfit, elastic, geometry, ideal, load_planner
 from cotenant.planners.check import check
-from cotenant.planners.compare import AS_GOOD
+from cotenant.planners.compare import SCALE_TOLERANCE
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.predictors import ConstantMargin, Interference, NoInterference
 from cotenant.predictors.linear import Coefficients, Linear, Utilisation
@@ -156,7 +156,7 @@ def test_no_planner_serves_a_larger_multiple_than_geometry_or_its_bound(problem:
         plan = load_planner(name)(problem)
         # Where neighbours slow each other the multiple is found by halving, as near as time allows.
         if isinstance(problem.interference, NoInterference):
-            assert ours.scale >= plan.scale * (1 - (2 if name == "geometry" else 1) * AS_GOOD)
+            assert ours.scale >= plan.scale * (1 - (2 if name == "geometry" else 1) * SCALE_TOLERANCE)
         if ours.bound is not None:
             assert max(plan.scale, ours.scale) <= ours.bound * (1 + 1e-6)
 
