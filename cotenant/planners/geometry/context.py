@@ -1,4 +1,4 @@
-"""What plans of a problem are made of, and what bounds them all."""
+"""State shared by all searches for a plan of one problem: slots, modes, patterns, relaxation and bound."""
 
 from __future__ import annotations
 
@@ -20,25 +20,31 @@ from cotenant.planners.geometry.program import MilpInstance, MilpSolution, solve
 
 Array = NDArray[np.float64]
 
-MAX_MODELS_FOR_PAIRS = 12  # models whose pairs are all looked at
-MAX_DEVICES_TO_TIGHTEN = 40  # devices beyond which partitions shared in time are too few to tighten the bound
-SLOWDOWN_QUANTILES = (1.0, 0.5)  # of what neighbours may do, those that are reckoned with besides the least
-SHARE_GRID = 100  # ‰: of very many shares, those that are multiples of it
+MAX_MODELS_FOR_PAIRS = 12  # models up to which all pairs are considered
+MAX_DEVICES_TO_TIGHTEN = 40  # devices beyond which time-shared partitions are too few to tighten the bound
+SLOWDOWN_QUANTILES = (1.0, 0.5)  # of possible slowdowns: those planned with, besides the least
+SHARE_GRID = 100  # ‰: of very many legal shares, plans use multiples of this
 
 
 class PlanningContext:
-    """What stays the same while plans are looked for. names: models that some share can serve in time."""
+    """Everything about a problem that stays fixed while plans are searched for.
+
+    names: models with a rate that some share can serve within target; rates: theirs. singles: for each slot and model
+    the mode of highest rate. usable_slots: those that have modes; planning_slots: those of them that plans use.
+    memory_limits: bytes of a device of each kind, where its partitions share them and could need more, else None.
+    patterns, relaxation: what bounds every plan. priced_kinds: those with too many patterns to enumerate.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.fleet = problem.fleet
         self.slots = partition_sizes(problem)
-        asked = [name for name, rate in problem.rates.items() if rate > 0]
-        self.catalog = self._catalog(asked, None)
+        requested = [name for name, rate in problem.rates.items() if rate > 0]
+        self.catalog = self._catalog(requested, None)
         self.singles = self.catalog.single_model_modes(low_memory=False)
-        self.names = [asked[i] for i in sorted({mode.models[0] for mode in self.singles})]
-        # Where some model cannot be served at all no multiple is: the others get the rates that they ask for.
-        self.has_unservable = len(self.names) < len(asked)
+        self.names = [requested[i] for i in sorted({mode.models[0] for mode in self.singles})]
+        # Where some model cannot be served at all, no multiple of the rates can: serve the others at their rates.
+        self.has_unservable = len(self.names) < len(requested)
         self.maximize_scale = problem.objective == "rate" and not self.has_unservable
         self.rates = np.array([problem.rates[name] for name in self.names])
         if self.has_unservable:
@@ -46,42 +52,44 @@ class PlanningContext:
             self.singles = self.catalog.single_model_modes(low_memory=False)
         usable_slots = {mode.slot for mode in self.singles}
         self.usable_slots = [s for s in range(len(self.slots)) if s in usable_slots]
-        heaviest = max((mode.memory for mode in self.singles), default=0)
-        # Memory is no question where one of the heaviest workers fits for each partition, and for each model one more.
+        largest_memory = max((mode.memory for mode in self.singles), default=0)
+        # Memory cannot limit where a largest worker fits for each partition, and one more for each model.
         workers = [WHOLE // min(kind.cuts) + len(self.names) for kind in self.fleet]
         self.memory_limits = [
-            None if kind.geometry or heaviest * many <= kind.memory else kind.memory
+            None if kind.geometry or largest_memory * many <= kind.memory else kind.memory
             for kind, many in zip(self.fleet, workers, strict=True)
         ]
         prices = [kind.price for kind in self.fleet if kind.price is not None]
-        # A kind without a price, beside others that have one, comes last.
+        # A kind without a price is the last choice where others have one.
         unknown = 2 * max(prices) if prices and max(prices) > 0 else 1.0
         self.prices = [unknown if kind.price is None else kind.price for kind in self.fleet]
         self.counts = [math.inf if kind.count is None else float(kind.count) for kind in self.fleet]
-        # What bounds every plan: modes of one model, and where memory is a question, lighter ones.
+
         self.relaxation_modes = self.single_model_modes(self.catalog) if any(self.memory_limits) else self.singles
         self.current_devices = current_devices(problem, self.slots, self.names)
         self.patterns: list[CuttingPattern] = []
         self.planning_slots = self.usable_slots
-        self._cut()
+        self._build_patterns()
         self.relaxation = (
-            self._bounding_relaxation(self.instance(scale=self.maximize_scale)) if self.has_finite_optimum() else None
+            self._bounding_relaxation(self.instance(maximize_scale=self.maximize_scale))
+            if self.has_finite_optimum()
+            else None
         )
         if self.names and self.relaxation is None and not self.maximize_scale and math.inf in self.counts:
-            # Some kind is too few: of those without end no more than would do for all.
-            endless = self._bounding_relaxation(self.instance(scale=False, endless=True))
-            most = math.ceil(sum(endless.patterns)) + 1 if endless is not None else 1
+            # Limited kinds are too few: of unlimited ones consider no more than would suffice for everything.
+            unlimited = self._bounding_relaxation(self.instance(maximize_scale=False, unlimited=True))
+            most = math.ceil(sum(unlimited.patterns)) + 1 if unlimited is not None else 1
             self.counts = [min(count, most) for count in self.counts]
 
-    def _catalog(self, names: Sequence[str], slow: Array | None) -> ModeCatalog:
-        """What these models may do beside neighbours that slow them so, or without any."""
+    def _catalog(self, names: Sequence[str], slowdowns: Array | None) -> ModeCatalog:
+
         return ModeCatalog(
-            self.problem, names, self.slots, np.ones((len(self.slots), len(names))) if slow is None else slow
+            self.problem, names, self.slots, np.ones((len(self.slots), len(names))) if slowdowns is None else slowdowns
         )
 
     @cached_property
     def catalogs(self) -> list[ModeCatalog]:
-        """What to choose from, with different guesses of what neighbours do; one where that is known."""
+        """Catalogs for different assumptions about interference; one where slowdowns do not depend on the plan."""
         if not self.problem.interference.interferes:
             return [self.catalog]
         factors = [
@@ -94,95 +102,102 @@ class PlanningContext:
 
     @cached_property
     def least_slowdowns(self) -> Array:
-        """A factor on the latencies of each model on each slot: the least that neighbours may do."""
+
         return least_slowdown_factors(self.problem, self.slots, self.names, self.singles)
 
     def has_finite_optimum(self) -> bool:
         return bool(self.names) and not (self.maximize_scale and math.inf in self.counts)
 
-    def instance(self, *, scale: bool, rates: Array | None = None, endless: bool = False) -> MilpInstance:
+    def instance(self, *, maximize_scale: bool, rates: Array | None = None, unlimited: bool = False) -> MilpInstance:
         return MilpInstance(
             rates=self.rates if rates is None else rates,
-            counts=[math.inf] * len(self.counts) if endless else self.counts,
+            counts=[math.inf] * len(self.counts) if unlimited else self.counts,
             prices=self.prices,
             memory_limits=self.memory_limits,
-            scale=scale,
+            maximize_scale=maximize_scale,
         )
 
     def solve_relaxation(self, instance: MilpInstance, modes: Sequence[Mode]) -> MilpSolution | None:
-        """The linear relaxation: quick, and nothing goes without it."""
-        return solve_milp(instance, self.slots, self.patterns, modes, whole=False)[0]
+        """Solve the linear relaxation; None where it is infeasible."""
+        return solve_milp(instance, self.slots, self.patterns, modes, integer=False)[0]
 
-    def _cut(self) -> None:
-        """Cuttings of every kind; where there are too many, those that the relaxation asks for."""
-        self.sampled: list[int] = []
+    def _build_patterns(self) -> None:
+        """Enumerate the patterns of every kind; where there are too many, generate them by pricing."""
+        self.priced_kinds: list[int] = []
         for k, kind in enumerate(self.fleet):
-            every = enumerate_patterns(k, kind, self.slots, self.usable_slots)
-            if every is None:
-                self.sampled.append(k)
-                most = kind.max_partitions or WHOLE
+            enumerated = enumerate_patterns(k, kind, self.slots, self.usable_slots)
+            if enumerated is None:
+                self.priced_kinds.append(k)
+                max_partitions = kind.max_partitions or WHOLE
                 own = [s for s in self.usable_slots if self.slots[s].kind == k]
-                every = [CuttingPattern(k, ((s, min(WHOLE // self.slots[s].share, most)),)) for s in own]
-            self.patterns += every
-        relaxation = self._bounding_relaxation(self.instance(scale=False, endless=True)) if self.sampled else None
+                enumerated = [CuttingPattern(k, ((s, min(WHOLE // self.slots[s].share, max_partitions)),)) for s in own]
+            self.patterns += enumerated
+        relaxation = (
+            self._bounding_relaxation(self.instance(maximize_scale=False, unlimited=True))
+            if self.priced_kinds
+            else None
+        )
         if relaxation is not None:
-            self._thin(relaxation)
+            self._restrict_slots(relaxation)
 
-    def _thin(self, relaxation: MilpSolution) -> None:
-        """Of kinds that may be cut in very many ways, plans use the shares that the relaxation does and a grid."""
-        used = {mode.slot for mode, n in zip(self.relaxation_modes, relaxation.modes, strict=True) if n > 1e-6}
+    def _restrict_slots(self, relaxation: MilpSolution) -> None:
+        """Restrict plans on kinds with very many patterns to the shares that the relaxation uses and a grid."""
+        used_slots = {mode.slot for mode, n in zip(self.relaxation_modes, relaxation.modes, strict=True) if n > 1e-6}
         grid = {s for s in self.usable_slots if self.slots[s].share % SHARE_GRID == 0}
         self.planning_slots = [
-            s for s in self.usable_slots if self.slots[s].kind not in self.sampled or s in used | grid
+            s for s in self.usable_slots if self.slots[s].kind not in self.priced_kinds or s in used_slots | grid
         ]
-        for k in self.sampled:
-            every = enumerate_patterns(k, self.fleet[k], self.slots, self.planning_slots)
-            self.patterns += [each for each in every or () if each not in self.patterns]
+        for k in self.priced_kinds:
+            enumerated = enumerate_patterns(k, self.fleet[k], self.slots, self.planning_slots)
+            self.patterns += [each for each in enumerated or () if each not in self.patterns]
 
     # The bound.
 
     def bound(self) -> float | None:
-        """What no sound plan can beat. With too few devices, how many there would have to be."""
+        """Return a proven bound on the objective; with too few devices, on how many are needed; None if unbounded."""
         if self.has_unservable and self.problem.objective == "rate":
             return 0.0
         if not self.has_finite_optimum():
             return None
-        instance, relaxation = self.instance(scale=self.maximize_scale), self.relaxation
+        instance, relaxation = self.instance(maximize_scale=self.maximize_scale), self.relaxation
         if relaxation is None:
-            instance = self.instance(scale=self.maximize_scale, endless=True)
+            instance = self.instance(maximize_scale=self.maximize_scale, unlimited=True)
             relaxation = self._bounding_relaxation(instance)
             if relaxation is None:
                 return None
-        limit = relaxation.value
+        bound_value = relaxation.value
         if (
             self.problem.bounded
             and sum(relaxation.patterns) <= MAX_DEVICES_TO_TIGHTEN
             and self.bound_solver is not None
         ):
             if self.maximize_scale:
-                limit = self.bound_solver.largest(self.rates, instance.counts, limit)
+                bound_value = self.bound_solver.scale_bound(self.rates, instance.counts, bound_value)
             else:
-                limit = self.bound_solver.cheapest(self.rates, instance.counts, self.prices, limit)
+                bound_value = self.bound_solver.cost_bound(self.rates, instance.counts, self.prices, bound_value)
         if self.maximize_scale or all(kind.price is not None for kind in self.fleet):
-            return limit
-        # A cost to which some devices add nothing has no bound worth the name.
-        return None if any(kind.price is not None for kind in self.fleet) else float(math.ceil(limit - 1e-6))
+            return bound_value
+        # With unpriced devices among priced ones the cost has no meaningful bound.
+        return None if any(kind.price is not None for kind in self.fleet) else float(math.ceil(bound_value - 1e-6))
 
     @cached_property
     def bound_solver(self) -> BoundSolver | None:
-        """What bounds every plan closer than the relaxation does; None where that would take too long."""
+        """A solver for bounds tighter than the relaxation's; None where it would take too long."""
         if len(self.names) > MAX_MODELS_FOR_PAIRS or self.planning_slots != self.usable_slots:
             return None
         modes = [*self.singles, *self.catalog.pair_frontiers(self.usable_slots)]
         return BoundSolver(self.catalog, self.usable_slots, self.patterns, modes)
 
     def proves_infeasible(self) -> bool:
-        """Whether the devices cannot serve the rates: proven, or where neighbours matter as good as that."""
+        """Return whether the devices cannot serve the rates; with interference this is not a strict proof.
+
+        See `least_slowdown_factors` for what it then assumes.
+        """
         bound_solver = self.bound_solver
         if bound_solver is None or self.relaxation is None or sum(self.relaxation.patterns) > MAX_DEVICES_TO_TIGHTEN:
             return False
         if self.problem.interference.interferes and all(kind.cuts[-1] == WHOLE for kind in self.fleet):
-            # A partition that has no neighbour may as well have the whole device.
+            # The least slowdowns assume a co-located partition: one without may as well have the whole device.
             catalog = self._catalog(self.names, self.least_slowdowns)
             bound_solver = BoundSolver(
                 catalog, self.usable_slots, self.patterns, catalog.single_model_modes(low_memory=False)
@@ -190,35 +205,42 @@ class PlanningContext:
         return bound_solver.proves_infeasible(self.rates, self.counts)
 
     def planning_modes(self, catalog: ModeCatalog) -> list[Mode]:
-        """Modes of one model, for plans."""
+        """Return the single-model modes on the slots that plans use."""
         return [mode for mode in self.single_model_modes(catalog) if mode.slot in self.planning_slots]
 
     def single_model_modes(self, catalog: ModeCatalog) -> list[Mode]:
         return catalog.single_model_modes(low_memory=any(self.memory_limits))
 
     def _bounding_relaxation(self, instance: MilpInstance) -> MilpSolution | None:
-        """The relaxation that bounds every plan: of cuttings that are not all there, with those that it asks for."""
+        """Solve the relaxation that bounds every plan, generating patterns of `priced_kinds` until none improves it."""
         while True:
             relaxation = self.solve_relaxation(instance, self.relaxation_modes)
             if relaxation is None:
                 return None
-            asked = [pattern for k in self.sampled if (pattern := self._asked(k, instance, relaxation)) is not None]
-            if not asked:
+            new_patterns = [
+                pattern
+                for k in self.priced_kinds
+                if (pattern := self._priced_pattern(k, instance, relaxation)) is not None
+            ]
+            if not new_patterns:
                 return relaxation
-            self.patterns += asked
+            self.patterns += new_patterns
 
-    def _asked(self, k: int, instance: MilpInstance, relaxation: MilpSolution) -> CuttingPattern | None:
-        """The cutting of a kind that is worth most beyond what a device costs, if any is."""
-        worth, best = most_valuable_pattern(k, self.fleet[k], self.slots, relaxation.slot_duals)
-        costs = (0.0 if instance.scale else self.prices[k]) + relaxation.device_duals[k] - relaxation.memory_duals[k]
-        return best if worth > costs + 1e-7 * max(worth, 1e-12) and best not in self.patterns else None
+    def _priced_pattern(self, k: int, instance: MilpInstance, relaxation: MilpSolution) -> CuttingPattern | None:
+        """Return the most valuable pattern of a kind if its reduced cost is negative and it is new, else None."""
+        value, best = most_valuable_pattern(k, self.fleet[k], self.slots, relaxation.slot_duals)
+        costs = (
+            (0.0 if instance.maximize_scale else self.prices[k])
+            + relaxation.device_duals[k]
+            - relaxation.memory_duals[k]
+        )
+        return best if value > costs + 1e-7 * max(value, 1e-12) and best not in self.patterns else None
 
     def estimated_devices(self) -> float:
-        """About how many there will be."""
+        """Return the number of devices in the relaxation, or the whole fleet where the rates are to be scaled."""
         if self.relaxation is None or self.maximize_scale:
             return sum(self.counts)
         return float(sum(self.relaxation.patterns))
 
     def cost(self, counts: Sequence[int]) -> float:
-        """Of so many devices of each kind."""
         return sum(price * count for price, count in zip(self.prices, counts, strict=True))

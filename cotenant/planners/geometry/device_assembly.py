@@ -1,4 +1,4 @@
-"""From numbers of modes and cuttings to devices: who lies beside whom."""
+"""Assemble devices from numbers of modes and patterns: which partitions are co-located."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, ModeCatalog, PartitionSize
 from cotenant.predictors import Load
 
-MAX_DEVICES_TO_SWAP = 64  # devices among which modes change places; more are alike anyway
-MAX_DEVICES_TO_COMPARE = 256  # devices of the plan in force that a new one is compared with
+MAX_DEVICES_TO_SWAP = 64  # larger fleets are not improved by swaps: their devices are mostly alike
+MAX_DEVICES_TO_COMPARE = 256  # devices of the current plan that a new one is compared with
 
 
 class DeviceGroup(msgspec.Struct):
-    """Devices that are alike. kind: index in the fleet; modes: one for each partition; ids: their numbers."""
+    """Identical devices. kind: index in the fleet; modes: one for each partition; ids: device numbers."""
 
     kind: int
     modes: tuple[Mode, ...]
@@ -34,7 +34,7 @@ class DeviceGroup(msgspec.Struct):
 
 
 class CurrentPartition(msgspec.Struct, frozen=True):
-    """A partition of the plan in force. models: ascending; rates and procs: of each."""
+    """A partition of the current plan. slot: index of its size; models: ascending indices; rates, procs: of each."""
 
     slot: int
     models: tuple[int, ...]
@@ -43,18 +43,18 @@ class CurrentPartition(msgspec.Struct, frozen=True):
 
 
 class CurrentDevice(msgspec.Struct, frozen=True):
-    """A device of the plan in force, as far as this problem knows its kind, shares and models."""
+    """A device of the current plan, without partitions whose share or models this problem lacks."""
 
     kind: int
     id: int
-    places: tuple[CurrentPartition, ...]
+    partitions: tuple[CurrentPartition, ...]
 
 
 def current_devices(problem: Problem, slots: Sequence[PartitionSize], names: Sequence[str]) -> list[CurrentDevice]:
-    """The devices of the plan in force; of more devices or partitions than there may be now, the first."""
+    """Return the devices of the current plan; where it exceeds the problem's limits, the first ones."""
     kinds = {kind.name: k for k, kind in enumerate(problem.fleet)}
     index = {name: i for i, name in enumerate(names)}
-    found: list[CurrentDevice] = []
+    devices: list[CurrentDevice] = []
     used: Counter[int] = Counter()
     for device in problem.current.devices if problem.current else ():
         if device.kind not in kinds:
@@ -64,30 +64,30 @@ def current_devices(problem: Problem, slots: Sequence[PartitionSize], names: Seq
         if kind.count is not None and used[k] >= kind.count:
             continue
         used[k] += 1
-        places = [
-            place
+        partitions = [
+            kept
             for partition in device.partitions
-            if (place := _place(problem, slots, index, k, partition)) is not None
+            if (kept := _current_partition(problem, slots, index, k, partition)) is not None
         ]
-        found.append(CurrentDevice(k, device.id, tuple(places[: kind.max_partitions])))
-    return found
+        devices.append(CurrentDevice(k, device.id, tuple(partitions[: kind.max_partitions])))
+    return devices
 
 
-def _place(
+def _current_partition(
     problem: Problem, slots: Sequence[PartitionSize], index: Mapping[str, int], k: int, partition: Partition
 ) -> CurrentPartition | None:
-    known = sorted((index[p.model], p) for p in partition.placements if p.model in index)
-    memory = sum(p.procs * footprint(problem, problem.fleet[k].name, p.model, p.batch) for _, p in known)
-    fitting = [
+    placements = sorted((index[p.model], p) for p in partition.placements if p.model in index)
+    memory = sum(p.procs * footprint(problem, problem.fleet[k].name, p.model, p.batch) for _, p in placements)
+    slots_that_fit = [
         s for s, slot in enumerate(slots) if (slot.kind, slot.share) == (k, partition.share) and slot.memory >= memory
     ]
-    if not known or not fitting:
+    if not placements or not slots_that_fit:
         return None
     return CurrentPartition(
-        min(fitting, key=lambda s: slots[s].memory),
-        tuple(i for i, _ in known),
-        tuple(max(p.rate, 1e-9) for _, p in known),
-        tuple(p.procs for _, p in known),
+        min(slots_that_fit, key=lambda s: slots[s].memory),
+        tuple(i for i, _ in placements),
+        tuple(max(p.rate, 1e-9) for _, p in placements),
+        tuple(p.procs for _, p in placements),
     )
 
 
@@ -95,57 +95,59 @@ def assemble_devices(
     modes: Sequence[tuple[Mode, int]],
     patterns: Sequence[tuple[CuttingPattern, int]],
     memory_limits: Sequence[int | None],
-    stand: Sequence[CurrentDevice],
+    current: Sequence[CurrentDevice],
 ) -> list[DeviceGroup]:
-    """Devices that hold the modes, in as few groups as they come. What finds no memory is left out.
+    """Assemble devices that run the modes, in groups of identical ones; modes that exceed the memory are left out.
 
-    Devices that stand keep what they can: first those that may stay as they are, then those that change least.
+    modes, patterns: with how many of each. current: devices to keep as they are where possible, else to change least.
     """
     pool: dict[int, Counter[Mode]] = {}
     for mode, count in modes:
         pool.setdefault(mode.slot, Counter())[mode] += count
-    left = dict(patterns)
+    patterns_left = dict(patterns)
     kept = []
-    for device in stand:
-        if (found := _kept(device, pool, left, memory_limits[device.kind])) is not None:
-            _take(pool, found[0], 1)
-            kept.append((device, *found))
+    for device in current:
+        if (keepable := _keep_device(device, pool, patterns_left, memory_limits[device.kind])) is not None:
+            _remove(pool, keepable[0], 1)
+            kept.append((device, *keepable))
     groups = []
     for device, chosen, rest in kept:
-        room = memory_limits[device.kind]
-        more = _compose(rest, pool, None if room is None else room - sum(mode.memory for mode in chosen))
-        _take(pool, list(more.elements()), 1)
-        groups.append(DeviceGroup(device.kind, (*chosen, *more.elements()), (device.id,)))
+        memory_limit = memory_limits[device.kind]
+        extra = _compose_device(
+            rest, pool, None if memory_limit is None else memory_limit - sum(mode.memory for mode in chosen)
+        )
+        _remove(pool, list(extra.elements()), 1)
+        groups.append(DeviceGroup(device.kind, (*chosen, *extra.elements()), (device.id,)))
     stay = {(device.kind, device.id) for device, _, _ in kept}
-    free = [device for device in stand if (device.kind, device.id) not in stay]
-    numbers = _Numbers(stand)
-    for pattern, count in sorted(left.items(), key=lambda each: each[0].pieces[-1:], reverse=True):
-        while count > 0 and (composed := _compose(pattern, pool, memory_limits[pattern.kind])):
-            times = min([count, *(pool[mode.slot][mode] // many for mode, many in composed.items())])
-            _take(pool, list(composed.elements()), times)
-            ids = [numbers.like(pattern.kind, composed, free) for _ in range(times)]
+    free = [device for device in current if (device.kind, device.id) not in stay]
+    numbers = _DeviceNumbers(current)
+    for pattern, count in sorted(patterns_left.items(), key=lambda each: each[0].pieces[-1:], reverse=True):
+        while count > 0 and (composed := _compose_device(pattern, pool, memory_limits[pattern.kind])):
+            repeats = min([count, *(pool[mode.slot][mode] // many for mode, many in composed.items())])
+            _remove(pool, list(composed.elements()), repeats)
+            ids = [numbers.closest(pattern.kind, composed, free) for _ in range(repeats)]
             groups.append(DeviceGroup(pattern.kind, tuple(composed.elements()), tuple(ids)))
-            count -= times
+            count -= repeats
     return groups
 
 
-class _Numbers:
-    """Gives new devices numbers."""
+class _DeviceNumbers:
+    """Choose the numbers of assembled devices."""
 
-    def __init__(self, stand: Sequence[CurrentDevice]) -> None:
-        self._taken = {(device.kind, device.id) for device in stand}
+    def __init__(self, current: Sequence[CurrentDevice]) -> None:
+        self._taken = {(device.kind, device.id) for device in current}
         self._next: Counter[int] = Counter()
 
-    def like(self, kind: int, modes: Counter[Mode], free: list[CurrentDevice]) -> int:
-        """That of the device among `free` that has most of the same, which is free no more; else a fresh one."""
+    def closest(self, kind: int, modes: Counter[Mode], free: list[CurrentDevice]) -> int:
+        """Return the number of the `free` device with most partitions in common, and remove it; else a new number."""
         own = Counter((mode.slot, mode.models) for mode in modes.elements())
 
         def common(device: CurrentDevice) -> int:
-            return (own & Counter((place.slot, place.models) for place in device.places)).total()
+            return (own & Counter((partition.slot, partition.models) for partition in device.partitions)).total()
 
-        able = [device for device in free[:MAX_DEVICES_TO_COMPARE] if device.kind == kind]
-        if able:
-            best = max(able, key=common)
+        same_kind = [device for device in free[:MAX_DEVICES_TO_COMPARE] if device.kind == kind]
+        if same_kind:
+            best = max(same_kind, key=common)
             free.remove(best)
             return best.id
         while (kind, self._next[kind]) in self._taken:
@@ -154,79 +156,84 @@ class _Numbers:
         return self._next[kind] - 1
 
 
-def _kept(
-    device: CurrentDevice, pool: dict[int, Counter[Mode]], left: dict[CuttingPattern, int], room: int | None
+def _keep_device(
+    device: CurrentDevice,
+    pool: dict[int, Counter[Mode]],
+    patterns_left: dict[CuttingPattern, int],
+    memory_limit: int | None,
 ) -> tuple[list[Mode], CuttingPattern] | None:
-    """The modes of a device that may stay as it is, and the rest of its cutting, of which one fewer is left; None where
-    it may not."""
+    """Return the modes of a device that can stay as it is and the unused pieces of a pattern, taken from those left.
+
+    None where the pool lacks one of its modes, or no pattern has its pieces.
+    """
     chosen: Counter[Mode] = Counter()
-    for place in device.places:
-        able = [
+    for partition in device.partitions:
+        matching = [
             mode
-            for mode, n in pool.get(place.slot, {}).items()
-            if n > chosen[mode] and (mode.models, mode.procs) == (place.models, place.procs)
+            for mode, n in pool.get(partition.slot, {}).items()
+            if n > chosen[mode] and (mode.models, mode.procs) == (partition.models, partition.procs)
         ]
-        if not able:
+        if not matching:
             return None
-        chosen[able[0]] += 1
-    if not chosen or (room is not None and sum(mode.memory * n for mode, n in chosen.items()) > room):
+        chosen[matching[0]] += 1
+    if not chosen or (memory_limit is not None and sum(mode.memory * n for mode, n in chosen.items()) > memory_limit):
         return None
-    pieces = Counter(place.slot for place in device.places)
-    for pattern, count in left.items():
+    pieces = Counter(partition.slot for partition in device.partitions)
+    for pattern, count in patterns_left.items():
         whole = Counter(dict(pattern.pieces))
         if count > 0 and pattern.kind == device.kind and pieces <= whole:
-            left[pattern] -= 1
+            patterns_left[pattern] -= 1
             return list(chosen.elements()), CuttingPattern(device.kind, tuple(sorted((whole - pieces).items())))
     return None
 
 
-def _take(pool: dict[int, Counter[Mode]], modes: Sequence[Mode], times: int) -> None:
+def _remove(pool: dict[int, Counter[Mode]], modes: Sequence[Mode], count: int) -> None:
     for mode in modes:
-        pool[mode.slot][mode] -= times
+        pool[mode.slot][mode] -= count
 
 
-def _compose(pattern: CuttingPattern, pool: dict[int, Counter[Mode]], room: int | None) -> Counter[Mode]:
-    """One device: of each piece what there is most of, as far as memory goes."""
+def _compose_device(pattern: CuttingPattern, pool: dict[int, Counter[Mode]], memory_limit: int | None) -> Counter[Mode]:
+    """Compose one device: on each piece the mode with most left in the pool, as far as memory allows."""
     chosen: Counter[Mode] = Counter()
     for s, many in sorted(pattern.pieces, reverse=True):
         for _ in range(many):
-            able = [mode for mode, n in pool.get(s, {}).items() if n > chosen[mode]]
-            if room is not None:
-                taken = sum(mode.memory * n for mode, n in chosen.items())
-                able = [mode for mode in able if taken + mode.memory <= room]
-            if able:
-                chosen[max(able, key=lambda mode: pool[s][mode] - chosen[mode])] += 1
+            fitting = [mode for mode, n in pool.get(s, {}).items() if n > chosen[mode]]
+            if memory_limit is not None:
+                used = sum(mode.memory * n for mode, n in chosen.items())
+                fitting = [mode for mode in fitting if used + mode.memory <= memory_limit]
+            if fitting:
+                chosen[max(fitting, key=lambda mode: pool[s][mode] - chosen[mode])] += 1
     return chosen
 
 
 def reduce_interference(
     problem: Problem, catalog: ModeCatalog, groups: list[DeviceGroup], memory_limits: Sequence[int | None]
 ) -> list[DeviceGroup]:
-    """The same devices, with modes of equal shares changing places as long as slowdowns get less."""
+    """Swap modes of equal slots between devices as long as that reduces slowdowns."""
     if not problem.interference.interferes or sum(group.count for group in groups) > MAX_DEVICES_TO_SWAP:
         return groups
     devices = [(group.kind, list(group.modes)) for group in groups for _ in group.ids]
     ids = [number for group in groups for number in group.ids]
-    cost = [_slowness(problem, catalog, kind, modes) for kind, modes in devices]
+    cost = [_slowdown_cost(problem, catalog, kind, modes) for kind, modes in devices]
     improved = True
     while improved:
         improved = False
         for a in range(len(devices)):
             for b in range(a + 1, len(devices)):
-                (kind, mine), (_, theirs) = devices[a], devices[b]
-                room = memory_limits[kind] or math.inf
-                for i, one in enumerate(mine):
-                    for j, other in enumerate(theirs):
-                        if one.slot != other.slot or one == other:
+                (kind, modes_a), (_, modes_b) = devices[a], devices[b]
+                memory_limit = memory_limits[kind] or math.inf
+                for i, first in enumerate(modes_a):
+                    for j, second in enumerate(modes_b):
+                        if first.slot != second.slot or first == second:
                             continue
-                        swapped = [*mine[:i], other, *mine[i + 1 :]], [*theirs[:j], one, *theirs[j + 1 :]]
-                        if any(_memory(modes) > room for modes in swapped):
+                        swapped = [*modes_a[:i], second, *modes_a[i + 1 :]], [*modes_b[:j], first, *modes_b[j + 1 :]]
+                        if any(_memory(modes) > memory_limit for modes in swapped):
                             continue
-                        new = [_slowness(problem, catalog, kind, modes) for modes in swapped]
+                        new = [_slowdown_cost(problem, catalog, kind, modes) for modes in swapped]
                         if sum(new) < cost[a] + cost[b] - 1e-9:
-                            mine[i], theirs[j] = other, one
+                            modes_a[i], modes_b[j] = second, first
                             cost[a], cost[b] = new
-                            one, improved = other, True
+                            first, improved = second, True
     return [DeviceGroup(kind, tuple(modes), (number,)) for (kind, modes), number in zip(devices, ids, strict=True)]
 
 
@@ -234,13 +241,13 @@ def _memory(modes: Sequence[Mode]) -> int:
     return sum(mode.memory for mode in modes)
 
 
-def _slowness(problem: Problem, catalog: ModeCatalog, kind: int, modes: Sequence[Mode]) -> float:
-    """The worst slowdown counts most: it is what breaks a promise."""
+def _slowdown_cost(problem: Problem, catalog: ModeCatalog, kind: int, modes: Sequence[Mode]) -> float:
+    # Squares: the worst slowdown counts most, since it is the one that violates an SLO.
     loads = [_loads(catalog, problem.fleet[kind].name, mode) for mode in modes]
     total = 0.0
     for i, own in enumerate(loads):
-        beside = loads[:i] + loads[i + 1 :]
-        total += sum((slowdown(problem, load, beside) - 1) ** 2 for load in own)
+        colocated = loads[:i] + loads[i + 1 :]
+        total += sum((slowdown(problem, load, colocated) - 1) ** 2 for load in own)
     return total
 
 
@@ -250,7 +257,7 @@ def _loads(catalog: ModeCatalog, kind: str, mode: Mode) -> list[Load]:
 
 
 def partition_drafts(catalog: ModeCatalog, group: DeviceGroup, factors: NDArray[np.float64]) -> list[PartitionDraft]:
-    """The partitions of one device, with a factor on the rates of each model."""
+    """Draft the partitions of one device of a group. factors: on the rates of each model."""
     return [
         PartitionDraft(
             catalog.slots[mode.slot].share,

@@ -1,4 +1,4 @@
-"""Large fleets: the integer program settles what the relaxation leaves open (program.py)."""
+"""Plan large fleets: round the relaxation down, and let the integer program place the rest (program.py)."""
 
 from __future__ import annotations
 
@@ -18,92 +18,95 @@ from cotenant.planners.geometry.small_fleet import MAX_REPAIRS
 
 Mix = tuple[list[tuple[Mode, int]], list[tuple[CuttingPattern, int]]]
 
-MAX_MIXED_MODES = 100  # modes of several models that the program may choose from
-MIN_SOLVER_SECONDS = 0.05  # seconds that the program gets when no time is left: it must have some plan
+MAX_MIXED_MODES = 100  # modes of several models in the program
+MIN_SOLVER_SECONDS = 0.05  # for the program when no time is left: some plan is needed
 
 
 class SolverBudget:
-    """Seconds that are left for the program, over all menus, by its own account of what it took."""
+    """Solver seconds left for all catalogs together, by the solver's own account."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
 
 
 def solve_large_fleet(
-    context: PlanningContext, catalog: ModeCatalog, clock: SolverBudget, *, scale: bool
+    context: PlanningContext, catalog: ModeCatalog, budget: SolverBudget, *, maximize_scale: bool
 ) -> Generator[Plan, None, bool]:
-    """What the program answers; where models come short of it, once more with more asked for them.
+    """Yield plans from the program; where models come short, solve again with more demand for them.
 
-    scale: whether it is asked for the largest multiple of the rates. Returns whether all came to what they should.
+    maximize_scale: solve for the largest multiple of the rates. Returns whether no model came short.
     """
-    wanted = context.rates.copy()
+    demand = context.rates.copy()
     for _ in range(MAX_REPAIRS):
-        mix = _find(context, catalog, context.instance(scale=scale, rates=wanted), clock)
+        mix = _solve_mix(context, catalog, context.instance(maximize_scale=maximize_scale, rates=demand), budget)
         if mix is None:
             return False
         plan = fitted_plan(context, catalog, assemble_devices(*mix, context.memory_limits, context.current_devices))
         yield plan
-        lacking = demand_multipliers(context, plan)
-        if lacking is None:
+        multipliers = demand_multipliers(context, plan)
+        if multipliers is None:
             return True
-        if scale != context.maximize_scale:
+        if maximize_scale != context.maximize_scale:
             return False
-        wanted *= lacking
+        demand *= multipliers
     return False
 
 
-def _find(context: PlanningContext, catalog: ModeCatalog, instance: MilpInstance, clock: SolverBudget) -> Mix | None:
-    """Modes and cuttings, and how many of each; None where nothing serves what is asked."""
-    ones = context.planning_modes(catalog)
-    relaxation = context.solve_relaxation(instance, ones)
+def _solve_mix(
+    context: PlanningContext, catalog: ModeCatalog, instance: MilpInstance, budget: SolverBudget
+) -> Mix | None:
+    """Return modes and patterns with how many of each; None where the instance is infeasible."""
+    singles = context.planning_modes(catalog)
+    relaxation = context.solve_relaxation(instance, singles)
     if relaxation is None:
         return None
-    chosen = _mixed(context, catalog, instance, ones, relaxation)
-    places = [(place.slot, place.models) for device in context.current_devices for place in device.places]
-    # Most of a large fleet is as the relaxation has it; the question is the rest.
-    each: list[Mode | CuttingPattern] = [*ones, *context.patterns]
-    numbers = zip(each, [*relaxation.modes, *relaxation.patterns], strict=True)
-    answer, took = solve_milp(
+    chosen = _promising_modes(context, catalog, instance, singles, relaxation)
+    partitions = [each for device in context.current_devices for each in device.partitions]
+    current = {(partition.slot, partition.models) for partition in partitions}
+    # All but one of each column's whole number in the relaxation are fixed.
+    columns: list[Mode | CuttingPattern] = [*singles, *context.patterns]
+    numbers = zip(columns, [*relaxation.modes, *relaxation.patterns], strict=True)
+    solution, seconds_used = solve_milp(
         instance,
         context.slots,
         context.patterns,
         chosen,
-        clip=instance.rates * (relaxation.value if instance.scale else 1.0),
-        favour=[n for n, mode in enumerate(chosen) if (mode.slot, mode.models) in set(places)],
-        stays=1 + len(places),
-        least={one: max(0, math.floor(n + 1e-6) - 1) for one, n in numbers},
+        demand=instance.rates * (relaxation.value if instance.maximize_scale else 1.0),
+        preferred=[n for n, mode in enumerate(chosen) if (mode.slot, mode.models) in current],
+        max_preferred=1 + len(partitions),
+        lower_bounds={column: max(0, math.floor(n + 1e-6) - 1) for column, n in numbers},
         gap=1e-3,
         nodes=200,
-        seconds=max(clock.left, MIN_SOLVER_SECONDS),
+        seconds=max(budget.left, MIN_SOLVER_SECONDS),
     )
-    clock.left -= took
-    if answer is None:
+    budget.left -= seconds_used
+    if solution is None:
         return None
     return (
-        [(mode, int(n)) for mode, n in zip(chosen, answer.modes, strict=True) if n > 0],
-        [(pattern, int(n)) for pattern, n in zip(context.patterns, answer.patterns, strict=True) if n > 0],
+        [(mode, int(n)) for mode, n in zip(chosen, solution.modes, strict=True) if n > 0],
+        [(pattern, int(n)) for pattern, n in zip(context.patterns, solution.patterns, strict=True) if n > 0],
     )
 
 
-def _mixed(
+def _promising_modes(
     context: PlanningContext,
     catalog: ModeCatalog,
     instance: MilpInstance,
-    ones: Sequence[Mode],
+    singles: Sequence[Mode],
     relaxation: MilpSolution,
 ) -> list[Mode]:
-    """Of a large fleet: modes of one model that are near what the relaxation pays, and the best of several."""
+    """Return the single-model modes of small reduced cost in the relaxation, and the best modes of several models."""
 
-    def worth(mode: Mode) -> float:
+    def value_to_price(mode: Mode) -> float:
         value = sum(relaxation.demand_duals[i] * rate for i, rate in zip(mode.models, mode.rates, strict=True))
         price = float(relaxation.slot_duals[mode.slot])
         return value / price if price > 0 else 1.0
 
-    near = [mode for mode in ones if worth(mode) >= 0.9]
-    rest = instance.rates * (relaxation.value if instance.scale else 1.0)
-    for mode, n in zip(ones, relaxation.modes, strict=True):
-        rest[mode.models[0]] -= math.floor(n + 1e-6) * mode.rates[0]
-    several = catalog.knapsack_modes(context.planning_slots, relaxation.demand_duals, np.maximum(rest, 0.0))
+    near_optimal = [mode for mode in singles if value_to_price(mode) >= 0.9]
+    rest_demand = instance.rates * (relaxation.value if instance.maximize_scale else 1.0)
+    for mode, n in zip(singles, relaxation.modes, strict=True):
+        rest_demand[mode.models[0]] -= math.floor(n + 1e-6) * mode.rates[0]
+    several = catalog.knapsack_modes(context.planning_slots, relaxation.demand_duals, np.maximum(rest_demand, 0.0))
     if len(context.names) <= MAX_MODELS_FOR_PAIRS:
         several += catalog.pair_modes(context.planning_slots)
-    return near + sorted(several, key=worth, reverse=True)[:MAX_MIXED_MODES]
+    return near_optimal + sorted(several, key=value_to_price, reverse=True)[:MAX_MIXED_MODES]

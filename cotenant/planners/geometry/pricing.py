@@ -1,10 +1,10 @@
-"""What a partition can be worth at most, at prices for what it carries: the proof that no mode was forgotten.
+"""The pricing problem of column generation: bound the value of any mode of a slot, and find the most valuable ones.
 
-Branch and bound. The length D of a round is cut into short intervals; in each, a model with batch b takes L(b) of at
-most the upper end, and carries no more than b over the lower end, so that rounds become knapsacks. Models are added one
-after the other to all rounds at once, and what cannot be worth more than is known already is dropped: the rest of a
-round is worth no more than a fractional knapsack of what may still come. Memory is left out, so the bound holds for
-modes that do not fit, too.
+Branch and bound. The length D of a round is divided into short intervals. Within one, a model with batch b takes L(b)
+of at most the interval's upper end and serves at most b over its lower end, so each round becomes a knapsack. Models
+are added one after the other to all rounds at once, and a state is pruned once it cannot exceed the threshold: the rest
+of a round is worth at most a fractional knapsack of the models still to come. Memory is ignored, so the bound also
+holds for modes that do not fit.
 """
 
 from __future__ import annotations
@@ -20,157 +20,162 @@ from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 
 Array = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
-ROUND_LENGTH_STEP = 0.02  # from one length of a round to the next
-BEAM_WIDTH = 10_000  # rounds that are carried on; of more, those that may be worth least are only bounded
-MAX_PRICED_MODES = 20  # modes that are answered, each of another set of models
+ROUND_LENGTH_STEP = 0.02  # relative width of an interval of round lengths
+BEAM_WIDTH = 10_000  # states kept at each level; the least promising beyond it only enter the bound
+MAX_PRICED_MODES = 20  # modes returned, each of a different set of models
 TINY = 1e-300
 
 
 class StepValue(msgspec.Struct, frozen=True):
-    """Worth `value` for each whole multiple of 1 / times that a part of model `model` reaches, rounded up."""
+    """The dual price of a cut: a mode that serves a fraction f of model `model` earns `value` · ⌈multiplier · f⌉."""
 
     model: int
-    times: float
+    multiplier: float
     value: float
 
 
 class DualPrices(msgspec.Struct, frozen=True):
-    """What carrying something of a model is worth. asked: requests/s of each, more of which counts for nothing;
-    whole: what all of that is worth, and parts in proportion; steps: what is worth something besides."""
+    """Dual prices of the demand for each model.
 
-    asked: Array
-    whole: Array
+    demand: requests/s, beyond which serving earns nothing; full: value of serving all of it, proportional below;
+    steps: dual prices of cuts.
+    """
+
+    demand: Array
+    full: Array
     steps: Sequence[StepValue] = ()
 
-    def all(self) -> float:
-        """Worth of all that is asked."""
-        return float(self.whole.sum()) + sum(step.value * math.ceil(step.times) for step in self.steps)
+    def total(self) -> float:
+        """Return the value of serving the whole demand."""
+        return float(self.full.sum()) + sum(step.value * math.ceil(step.multiplier) for step in self.steps)
 
-    def of(self, i: int, rates: Array) -> Array:
-        part = np.minimum(rates / self.asked[i], 1.0)
-        worth: Array = self.whole[i] * part
+    def value(self, i: int, rates: Array) -> Array:
+        """Return the value of serving model i at each of some rates (requests/s)."""
+        fraction = np.minimum(rates / self.demand[i], 1.0)
+        value: Array = self.full[i] * fraction
         for step in self.steps:
             if step.model == i:
-                worth = worth + step.value * np.ceil(step.times * part)
-        return worth
+                value = value + step.value * np.ceil(step.multiplier * fraction)
+        return value
 
 
 class _Rounds(msgspec.Struct):
-    """Lengths of rounds on one slot, n of them. longest[n]: the end of the interval, in seconds.
+    """The n intervals of round lengths on one slot.
 
-    took[v, b - 1]: seconds of a batch; gain[n, v, b - 1]: what it is worth at most, where useful[n, v, b - 1]: it fits,
-    and one row less may be worth less. order: models, as they are added; most[n, i], pay[n, i]: what each can add, and
-    per second.
+    length[n]: upper end in seconds. latency[v, b - 1]: seconds of a batch. value[n, v, b - 1]: an upper bound on what
+    the batch earns. useful[n, v, b - 1]: the batch fits, and may earn more than one row less. order: models in the
+    order in which they are added. most[n, i], most_per_s[n, i]: upper bounds on what model i can add, in all and for
+    each second of the round.
     """
 
-    longest: Array
-    took: Array
-    gain: Array
+    length: Array
+    latency: Array
+    value: Array
     useful: NDArray[np.bool_]
     order: list[int]
     most: Array
-    pay: Array
+    most_per_s: Array
 
 
 class _States(msgspec.Struct):
-    """Rounds that are being filled. round: which; left: seconds; worth: so far; batches[·, v]: of each variant."""
+    """Partly filled rounds. round: index of the interval; left: seconds; value: so far; batches[·, v]: by variant."""
 
-    round: Numbers
+    round: IntArray
     left: Array
-    worth: Array
-    batches: Numbers
+    value: Array
+    batches: IntArray
 
-    def pick(self, which: Numbers) -> _States:
-        return _States(self.round[which], self.left[which], self.worth[which], self.batches[which])
+    def select(self, indices: IntArray) -> _States:
+        return _States(self.round[indices], self.left[indices], self.value[indices], self.batches[indices])
 
 
 def price_modes(
-    catalog: ModeCatalog, s: int, worth: DualPrices, known: float
+    catalog: ModeCatalog, s: int, prices: DualPrices, threshold: float
 ) -> tuple[float, list[tuple[float, Mode]]]:
-    """A worth that no mode of slot s exceeds, and the best modes that are worth more than is known, with theirs.
+    """Bound the value of any mode of slot s from above, and return the best modes with their values.
 
-    known: what a partition is known to be worth, and the least that is answered.
+    Values up to `threshold` are not told apart: the bound is at least the threshold, and modes exceed it.
     """
-    rounds = _rounds(catalog, s, worth)
+    rounds = _rounds(catalog, s, prices)
     if rounds is None:
-        return known, []
-    count = len(rounds.longest)
-    none = np.zeros((count, len(catalog.owner)), dtype=np.int64)
-    states = _States(np.arange(count), rounds.longest.copy(), np.zeros(count), none)
-    bound = known
+        return threshold, []
+    count = len(rounds.length)
+    empty = np.zeros((count, len(catalog.owner)), dtype=np.int64)
+    states = _States(np.arange(count), rounds.length.copy(), np.zeros(count), empty)
+    bound = threshold
     for level, i in enumerate(rounds.order):
-        states = _with(rounds, states, np.flatnonzero(catalog.owner == i))
-        most = states.worth + _rest(rounds, rounds.order[level + 1 :], states)
-        able = np.flatnonzero(most > known)
-        if len(able) > BEAM_WIDTH:
-            able = able[np.argsort(-most[able])]
-            bound = max(bound, float(most[able[BEAM_WIDTH]]))
-            able = able[:BEAM_WIDTH]
-        states = states.pick(able)
-    found = _found(catalog, s, states.batches, worth, known)
-    return max([bound, *(value for value, _ in found)]), [each for each in found if _housed(catalog, each[1])]
+        states = _branch(rounds, states, np.flatnonzero(catalog.owner == i))
+        most = states.value + _fractional_knapsack(rounds, rounds.order[level + 1 :], states)
+        open_states = np.flatnonzero(most > threshold)
+        if len(open_states) > BEAM_WIDTH:
+            open_states = open_states[np.argsort(-most[open_states])]
+            bound = max(bound, float(most[open_states[BEAM_WIDTH]]))
+            open_states = open_states[:BEAM_WIDTH]
+        states = states.select(open_states)
+    modes = _modes(catalog, s, states.batches, prices, threshold)
+    return max([bound, *(value for value, _ in modes)]), [each for each in modes if _fits_memory(catalog, each[1])]
 
 
 def _latest(catalog: ModeCatalog) -> Array:
-    """The target of each variant; planners may add up the same round in another order."""
+    """Return the latency target of each variant, with slack for planners that sum the same round in another order."""
     latest: Array = catalog.slo[catalog.owner] * (1 + ROUNDING_TOLERANCE)
     return latest
 
 
-def _rounds(catalog: ModeCatalog, s: int, worth: DualPrices) -> _Rounds | None:
+def _rounds(catalog: ModeCatalog, s: int, prices: DualPrices) -> _Rounds | None:
     latest = _latest(catalog)
     # A round is no shorter than any of its batches.
     depth = int((2 * catalog.latency[s] <= latest[:, None]).sum(axis=1).max())
-    took = catalog.latency[s, :, :depth]
+    latency = catalog.latency[s, :, :depth]
     if not depth:
         return None
-    quickest, longest = float(took[:, 0].min()), float((latest - took[:, 0]).max())
-    shortest = quickest * np.power(
-        1 + ROUND_LENGTH_STEP, np.arange(int(math.log(longest / quickest) / math.log1p(ROUND_LENGTH_STEP)) + 1)
-    )
-    ends = np.multiply(shortest, 1 + ROUND_LENGTH_STEP)
-    fits = took <= np.minimum(latest - shortest[:, None], ends[:, None])[:, :, None]
-    rows = np.arange(1, took.shape[1] + 1)
-    gain, smaller = np.zeros(fits.shape), np.zeros(fits.shape)
+    shortest, longest = float(latency[:, 0].min()), float((latest - latency[:, 0]).max())
+    count = int(math.log(longest / shortest) / math.log1p(ROUND_LENGTH_STEP)) + 1
+    lower = shortest * np.power(1 + ROUND_LENGTH_STEP, np.arange(count))
+    upper = np.multiply(lower, 1 + ROUND_LENGTH_STEP)
+    fits = latency <= np.minimum(latest - lower[:, None], upper[:, None])[:, :, None]
+    rows = np.arange(1, latency.shape[1] + 1)
+    value, value_of_fewer = np.zeros(fits.shape), np.zeros(fits.shape)
     for v, i in enumerate(catalog.owner.tolist()):
-        gain[:, v] = worth.of(i, catalog.procs[v] * rows / shortest[:, None])
-        # At least: what one row less is worth in the shortest round need not be so in the one that it is in.
-        smaller[:, v] = worth.of(i, catalog.procs[v] * (rows - 1) / ends[:, None])
-    gain[~fits] = 0.0
-    useful = gain > smaller
-    pay = np.where(useful, gain / took, 0.0).max(axis=2)
-    own = [catalog.owner == i for i in range(len(catalog.names))]
-    best = np.stack([pay[:, mine].max(axis=1) for mine in own], axis=1)
-    most = np.stack([gain[:, mine].max(axis=(1, 2)) for mine in own], axis=1)
-    return _Rounds(ends, took, gain, useful, np.argsort(-best.mean(axis=0), kind="stable").tolist(), most, best)
+        value[:, v] = prices.value(i, catalog.procs[v] * rows / lower[:, None])
+        # At least: one row less may earn less in the round that it is really in than in the interval's shortest.
+        value_of_fewer[:, v] = prices.value(i, catalog.procs[v] * (rows - 1) / upper[:, None])
+    value[~fits] = 0.0
+    useful = value > value_of_fewer
+    per_s = np.where(useful, value / latency, 0.0).max(axis=2)
+    variants = [catalog.owner == i for i in range(len(catalog.names))]
+    most_per_s = np.stack([per_s[:, own].max(axis=1) for own in variants], axis=1)
+    most = np.stack([value[:, own].max(axis=(1, 2)) for own in variants], axis=1)
+    order = np.argsort(-most_per_s.mean(axis=0), kind="stable").tolist()
+    return _Rounds(upper, latency, value, useful, order, most, most_per_s)
 
 
-def _with(rounds: _Rounds, states: _States, variants: Numbers) -> _States:
-    """The states without one more model, and with each of its batches."""
-    made = [states]
+def _branch(rounds: _Rounds, states: _States, variants: IntArray) -> _States:
+    """Return the states without one more model, and with each of its batches."""
+    branches = [states]
     for v in variants.tolist():
-        origin, b = np.nonzero(rounds.useful[states.round, v] & (rounds.took[v] <= states.left[:, None]))
-        grown = states.pick(origin)
-        grown.left -= rounds.took[v, b]
-        grown.worth += rounds.gain[grown.round, v, b]
-        grown.batches[:, v] = b + 1
-        made.append(grown)
+        parent, b = np.nonzero(rounds.useful[states.round, v] & (rounds.latency[v] <= states.left[:, None]))
+        child = states.select(parent)
+        child.left -= rounds.latency[v, b]
+        child.value += rounds.value[child.round, v, b]
+        child.batches[:, v] = b + 1
+        branches.append(child)
     return _States(
-        np.concatenate([each.round for each in made]),
-        np.concatenate([each.left for each in made]),
-        np.concatenate([each.worth for each in made]),
-        np.concatenate([each.batches for each in made]),
+        np.concatenate([each.round for each in branches]),
+        np.concatenate([each.left for each in branches]),
+        np.concatenate([each.value for each in branches]),
+        np.concatenate([each.batches for each in branches]),
     )
 
 
-def _rest(rounds: _Rounds, later: Sequence[int], states: _States) -> Array:
-    """What these models can add at most: those that pay best first, the last one in part."""
+def _fractional_knapsack(rounds: _Rounds, later: Sequence[int], states: _States) -> Array:
+    """Bound what some models can add to each state: most valuable per second first, the last one in part."""
     total = np.zeros(len(states.round))
-    order = np.argsort(-rounds.pay[:, later], axis=1)
-    most, pay = (np.take_along_axis(each[:, later], order, axis=1) for each in (rounds.most, rounds.pay))
-    seconds = most / np.maximum(pay, TINY)
+    order = np.argsort(-rounds.most_per_s[:, later], axis=1)
+    most, per_s = (np.take_along_axis(each[:, later], order, axis=1) for each in (rounds.most, rounds.most_per_s))
+    seconds = most / np.maximum(per_s, TINY)
     left = states.left.copy()
     for n in range(len(later)):
         took = seconds[states.round, n]
@@ -179,19 +184,22 @@ def _rest(rounds: _Rounds, later: Sequence[int], states: _States) -> Array:
     return total
 
 
-def _found(catalog: ModeCatalog, s: int, batches: Numbers, worth: DualPrices, known: float) -> list[tuple[float, Mode]]:
-    """The best modes with these batches that hold their targets and are really worth more than is known."""
-    there = batches > 0
-    took = np.where(there, catalog.latency[s, np.arange(len(catalog.owner)), np.maximum(batches - 1, 0)], 0.0)
-    length = took.sum(axis=1)
+def _modes(
+    catalog: ModeCatalog, s: int, batches: IntArray, prices: DualPrices, threshold: float
+) -> list[tuple[float, Mode]]:
+    """Return the best modes with these batches that meet their targets and are really worth more than the threshold."""
+    present = batches > 0
+    latency = catalog.latency[s, np.arange(len(catalog.owner)), np.maximum(batches - 1, 0)]
+    latency = np.where(present, latency, 0.0)
+    length = latency.sum(axis=1)
     rates = catalog.procs * batches / np.maximum(length, TINY)[:, None]
     value = np.zeros(len(batches))
     for v, i in enumerate(catalog.owner.tolist()):
-        value += worth.of(i, rates[:, v])
-    holds = (~there | (length[:, None] + took <= _latest(catalog))).all(axis=1) & (value > known)
-    found = []
-    for n in _varied(there, np.where(holds, value, -math.inf)):
-        own = np.flatnonzero(there[n])
+        value += prices.value(i, rates[:, v])
+    feasible = (~present | (length[:, None] + latency <= _latest(catalog))).all(axis=1) & (value > threshold)
+    modes = []
+    for n in _best_of_each_set(present, np.where(feasible, value, -math.inf)):
+        own = np.flatnonzero(present[n])
         own = own[np.argsort(catalog.owner[own])]
         mode = Mode(
             s,
@@ -201,17 +209,17 @@ def _found(catalog: ModeCatalog, s: int, batches: Numbers, worth: DualPrices, kn
             tuple(catalog.procs[own].tolist()),
             int(catalog.memory[catalog.slots[s].kind, own, batches[n, own] - 1].sum()),
         )
-        found.append((float(value[n]), mode))
-    return found
+        modes.append((float(value[n]), mode))
+    return modes
 
 
-def _varied(there: NDArray[np.bool_], value: Array) -> list[int]:
-    """The best of each set of models, and of those the best `MAX_PRICED_MODES`; none without a value."""
+def _best_of_each_set(present: NDArray[np.bool_], value: Array) -> list[int]:
+    """Return the best row for each set of models, best first, at most `MAX_PRICED_MODES`; rows of -inf never."""
     order = np.argsort(-value, kind="stable")
     order = order[np.isfinite(value[order])]
-    _, first = np.unique(there[order], axis=0, return_index=True)
+    _, first = np.unique(present[order], axis=0, return_index=True)
     return [int(n) for n in order[np.sort(first)][:MAX_PRICED_MODES]]
 
 
-def _housed(catalog: ModeCatalog, mode: Mode) -> bool:
+def _fits_memory(catalog: ModeCatalog, mode: Mode) -> bool:
     return mode.memory <= catalog.slots[mode.slot].memory

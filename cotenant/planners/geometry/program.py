@@ -1,4 +1,4 @@
-"""The integer program: how many devices get each cutting, and how many partitions run each mode."""
+"""The integer program: how many devices get each cutting pattern, and how many partitions run each mode."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Array = NDArray[np.float64]
 
 
 class MilpInstance(msgspec.Struct, frozen=True):
-    """What is asked of any mix of modes.
+    """The data of the program, apart from its columns.
 
-    rates: requests/s of each model. counts: devices of each kind at most (inf: endless); prices: of one.
-    rooms: bytes on one device of each kind, where partitions share them and could need more; else None.
-    scale: whether to serve the largest multiple of the rates; else the rates, as cheaply as can be.
+    rates: requests/s of each model. counts: devices of each kind at most (inf: unlimited); prices: of one.
+    memory_limits: bytes on one device of each kind, where partitions share them and could need more; else None.
+    maximize_scale: serve the largest multiple of the rates; else the rates at the least cost.
     """
 
     rates: Array
     counts: Sequence[float]
     prices: Sequence[float]
     memory_limits: Sequence[int | None]
-    scale: bool
+    maximize_scale: bool
 
 
 class MilpSolution(msgspec.Struct, frozen=True):
-    """value: of the objective. bound: what no answer can beat. modes, cuttings: how many of each.
+    """value: of the objective. bound: proven on it. modes, patterns: how many of each.
 
-    In units of the objective, what is worth: `worth` one request/s of each model; `price` one partition on each slot;
-    `more` one more device of each kind, and `room` the memory of one.
+    Dual values, in units of the objective: of one request/s of each model, of one partition on each slot, of one more
+    device of each kind, and of one device's memory; zeros for integer solutions.
     """
 
     value: float
@@ -54,24 +54,24 @@ def solve_milp(
     patterns: Sequence[CuttingPattern],
     modes: Sequence[Mode],
     *,
-    whole: bool = True,
-    clip: Array | None = None,
-    favour: Sequence[int] = (),
-    stays: int = 1,
-    least: Mapping[Mode | CuttingPattern, float] | None = None,
+    integer: bool = True,
+    demand: Array | None = None,
+    preferred: Sequence[int] = (),
+    max_preferred: int = 1,
+    lower_bounds: Mapping[Mode | CuttingPattern, float] | None = None,
     gap: float = 1e-3,
     nodes: int = 1000,
     seconds: float = math.inf,
 ) -> tuple[MilpSolution | None, float]:
-    """The best mix of modes, and the seconds that it took; None where none serves the rates, or none was found.
+    """Return the best mix of modes (None where the rates are infeasible or none was found) and the seconds used.
 
-    whole: whether numbers of partitions and devices are whole. clip: of what a partition carries of a model, the most
-    that counts. favour: modes that win a tie, and `stays` how many partitions may. least: of each mode and cutting, the
-    least number.
-    nodes, seconds: when to stop searching.
+    integer: require whole numbers of partitions and devices. demand: requests/s of each model, beyond which a mode's
+    rate does not count. preferred: indices of modes that win ties; max_preferred: partitions that may be preferred.
+    lower_bounds: least numbers of modes and patterns. gap, nodes, seconds: relative gap, nodes and time at which the
+    search stops.
     """
     models, kinds = len(instance.rates), len(instance.counts)
-    # Columns: the scale, cuttings, modes. Rows: devices and memory of each kind, slots, models.
+    # Columns: the scale, patterns, modes. Rows: devices and memory of each kind, slots, models.
     at_cutting, at_mode = 1, 1 + len(patterns)
     at_memory, at_slot, at_model = kinds, 2 * kinds, 2 * kinds + len(slots)
     columns, rows = at_mode + len(modes), at_model + models
@@ -83,57 +83,59 @@ def solve_milp(
         entries += [(at_slot + s, at_cutting + n, -float(many)) for s, many in pattern.pieces]
     for n, mode in enumerate(modes):
         kind = slots[mode.slot].kind
-        room = instance.memory_limits[kind]
-        if room is not None:
-            entries.append((at_memory + kind, at_mode + n, mode.memory / room))
+        memory_limit = instance.memory_limits[kind]
+        if memory_limit is not None:
+            entries.append((at_memory + kind, at_mode + n, mode.memory / memory_limit))
         for i, rate in zip(mode.models, mode.rates, strict=True):
-            counted = rate if clip is None else min(rate, float(clip[i]))
+            counted = rate if demand is None else min(rate, float(demand[i]))
             entries.append((at_model + i, at_mode + n, counted))
         entries.append((at_slot + mode.slot, at_mode + n, 1.0))
     entries += [(at_model + i, 0, -float(rate)) for i, rate in enumerate(instance.rates)]
     cost = np.zeros(columns)
-    if instance.scale:
+    if instance.maximize_scale:
         cost[0] = 1.0
     else:
         cost[at_cutting:at_mode] = [instance.prices[pattern.kind] for pattern in patterns]
-    # All that stays together weighs less than half a device.
-    bonus = 1e-5 if instance.scale else -0.5 * min(instance.prices) / (len(favour) + stays)
-    for n in favour:
+    # All preferences together weigh less than half a device.
+    bonus = 1e-5 if instance.maximize_scale else -0.5 * min(instance.prices) / (len(preferred) + max_preferred)
+    for n in preferred:
         cost[at_mode + n] += bonus
     low, high = np.full(rows, -math.inf), np.zeros(rows)
     high[:kinds] = instance.counts
     low[at_model:], high[at_model:] = 0.0, math.inf
     lower, upper = np.zeros(columns), np.full(columns, math.inf)
-    if not instance.scale:
+    if not instance.maximize_scale:
         lower[0] = upper[0] = 1.0
-    if least:
-        lower[at_cutting:at_mode] = [least.get(pattern, 0.0) for pattern in patterns]
-        lower[at_mode:] = [least.get(mode, 0.0) for mode in modes]
-    integral = np.zeros(columns, dtype=bool)
-    if whole:
-        integral[at_cutting:] = True
-    program = _program(entries, cost, (low, high), (lower, upper), integral if whole else None, maximise=instance.scale)
-    program.setOptionValue("mip_rel_gap", gap)
-    program.setOptionValue("mip_max_nodes", nodes)
-    program.setOptionValue("time_limit", seconds)
-    program.run()
-    took = program.getRunTime()
-    info = program.getInfo()
+    if lower_bounds:
+        lower[at_cutting:at_mode] = [lower_bounds.get(pattern, 0.0) for pattern in patterns]
+        lower[at_mode:] = [lower_bounds.get(mode, 0.0) for mode in modes]
+    is_integer = np.zeros(columns, dtype=bool)
+    if integer:
+        is_integer[at_cutting:] = True
+    highs = _program(
+        entries, cost, (low, high), (lower, upper), is_integer if integer else None, maximise=instance.maximize_scale
+    )
+    highs.setOptionValue("mip_rel_gap", gap)
+    highs.setOptionValue("mip_max_nodes", nodes)
+    highs.setOptionValue("time_limit", seconds)
+    highs.run()
+    seconds_used = highs.getRunTime()
+    info = highs.getInfo()
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None, took
-    solution = program.getSolution()
-    values, duals = np.array(solution.col_value), np.array(solution.row_dual)
+        return None, seconds_used
+    solution = highs.getSolution()
+    column_values, duals = np.array(solution.col_value), np.array(solution.row_dual)
     answer = MilpSolution(
         value=info.objective_function_value,
-        bound=info.mip_dual_bound if whole else info.objective_function_value,
-        modes=np.rint(values[at_mode:]) if whole else values[at_mode:],
-        patterns=np.rint(values[at_cutting:at_mode]) if whole else values[at_cutting:at_mode],
+        bound=info.mip_dual_bound if integer else info.objective_function_value,
+        modes=np.rint(column_values[at_mode:]) if integer else column_values[at_mode:],
+        patterns=np.rint(column_values[at_cutting:at_mode]) if integer else column_values[at_cutting:at_mode],
         demand_duals=np.abs(duals[at_model:]) if len(duals) else np.zeros(models),
         slot_duals=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
         device_duals=np.abs(duals[:kinds]) if len(duals) else np.zeros(kinds),
         memory_duals=np.abs(duals[at_memory:at_slot]) if len(duals) else np.zeros(kinds),
     )
-    return answer, took
+    return answer, seconds_used
 
 
 def _program(
@@ -141,13 +143,13 @@ def _program(
     cost: Array,
     rows: tuple[Array, Array],
     columns: tuple[Array, Array],
-    integral: NDArray[np.bool_] | None,
+    is_integer: NDArray[np.bool_] | None,
     *,
     maximise: bool,
 ) -> highspy.Highs:
-    program = highspy.Highs()  # type: ignore[no-untyped-call]
-    program.setOptionValue("output_flag", False)
-    program.setOptionValue("threads", 1)
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
     row, column, value = (np.array(each) for each in zip(*entries, strict=True))
     order = np.argsort(column, kind="stable")
     lp = highspy.HighsLp()
@@ -160,8 +162,8 @@ def _program(
     lp.a_matrix_.start_ = np.concatenate(([0], np.cumsum(np.bincount(column, minlength=len(cost))))).astype(np.int32)
     lp.a_matrix_.index_ = row[order].astype(np.int32)
     lp.a_matrix_.value_ = value[order].astype(np.float64)
-    if integral is not None:
+    if is_integer is not None:
         kinds = highspy.HighsVarType
-        lp.integrality_ = [kinds.kInteger if each else kinds.kContinuous for each in integral]
-    program.passModel(lp)
-    return program
+        lp.integrality_ = [kinds.kInteger if each else kinds.kContinuous for each in is_integer]
+    highs.passModel(lp)
+    return highs

@@ -1,4 +1,4 @@
-"""Plans of devices and modes: rates fitted to what is asked, and to the neighbours that there are."""
+"""Turn assembled devices into plans: fit their rates to the demand and to the actual interference."""
 
 from __future__ import annotations
 
@@ -15,17 +15,8 @@ from cotenant.planners.geometry.modes import ModeCatalog
 
 Array = NDArray[np.float64]
 
-TRIED_FRACTIONS = (
-    1.0,
-    0.97,
-    0.93,
-    0.87,
-    0.8,
-    0.7,
-    0.55,
-    0.4,
-    0.2,
-)  # of what a device was to carry, those that are tried
+# Fractions of a device's intended rates that are tried.
+TRIED_FRACTIONS = (1.0, 0.97, 0.93, 0.87, 0.8, 0.7, 0.55, 0.4, 0.2)
 TINY = 1e-12
 
 
@@ -35,81 +26,89 @@ def plan_from_devices(context: PlanningContext, devices: Sequence[Device]) -> Pl
 
 
 def served_fractions(context: PlanningContext, plan: Plan) -> Array:
-    """The part of each model's rate."""
-    carried = plan.rates()
-    parts: Array = np.array([carried.get(name, 0.0) for name in context.names]) / context.rates
-    return parts
+    """Return the fraction of each model's rate that a plan serves."""
+    served = plan.rates()
+    fractions: Array = np.array([served.get(name, 0.0) for name in context.names]) / context.rates
+    return fractions
 
 
 def demand_multipliers(context: PlanningContext, plan: Plan) -> Array | None:
-    """How many times as much to ask for each model that came short; None where none did."""
-    parts = served_fractions(context, plan)
-    target = float(parts.max()) if context.maximize_scale else 1.0
-    if (parts > target * (1 - 1e-6)).all():
+    """Return the factor by which to raise the demand for each model that came short; None where none did."""
+    fractions = served_fractions(context, plan)
+    target = float(fractions.max()) if context.maximize_scale else 1.0
+    if (fractions > target * (1 - 1e-6)).all():
         return None
-    times: Array = np.clip(1.005 * target / np.maximum(parts, 1e-9), 1.0, 1.5)
-    return times
+    multipliers: Array = np.clip(1.005 * target / np.maximum(fractions, 1e-9), 1.0, 1.5)
+    return multipliers
 
 
 def fitted_plan(context: PlanningContext, catalog: ModeCatalog, groups: list[DeviceGroup]) -> Plan:
-    """The plan with these devices: for the rates, or for the largest multiple of them that they carry."""
+    """Return the plan of these devices for the rates, or for the largest multiple of them that the devices sustain."""
     groups = reduce_interference(context.problem, catalog, groups, context.memory_limits)
-    carried = np.zeros(len(context.names))
+    served = np.zeros(len(context.names))
     for group in groups:
         for mode in group.modes:
             for i, rate in zip(mode.models, mode.rates, strict=True):
-                carried[i] += rate * group.count
-    factors = np.minimum(1.0, context.rates / np.maximum(carried, TINY))
+                served[i] += rate * group.count
+    factors = np.minimum(1.0, context.rates / np.maximum(served, TINY))
     if context.maximize_scale:
-        factors = context.rates * float((carried / context.rates).min()) / np.maximum(carried, TINY)
-        factors *= _stretch(context, catalog, groups, factors)
+        factors = context.rates * float((served / context.rates).min()) / np.maximum(served, TINY)
+        factors *= _achievable_scale(context, catalog, groups, factors)
     devices = [
-        Device(kind=context.fleet[group.kind].name, id=number, partitions=made)
-        for group, made in zip(groups, [_fitted(context, catalog, group, factors) for group in groups], strict=True)
+        Device(kind=context.fleet[group.kind].name, id=number, partitions=partitions)
+        for group, partitions in zip(
+            groups, [_fitted_device(context, catalog, group, factors) for group in groups], strict=True
+        )
         for number in group.ids
     ]
     return plan_from_devices(context, devices)
 
 
-def _stretch(context: PlanningContext, catalog: ModeCatalog, groups: Sequence[DeviceGroup], factors: Array) -> float:
-    """By how much more than was reckoned all rates may grow, with the neighbours that there are."""
+def _achievable_scale(
+    context: PlanningContext, catalog: ModeCatalog, groups: Sequence[DeviceGroup], factors: Array
+) -> float:
+    """Return the factor by which all rates can still grow under the actual interference."""
     low, high = 1.0, 2.0 if context.problem.interference.interferes else 1.0
     while high - low > 1e-3:
         multiple = (low + high) / 2
-        if all(_fits(context, catalog, group, factors * multiple) for group in groups):
+        if all(_batched_device(context, catalog, group, factors * multiple) for group in groups):
             low = multiple
         else:
             high = multiple
     return low
 
 
-def _fits(
+def _batched_device(
     context: PlanningContext, catalog: ModeCatalog, group: DeviceGroup, factors: Array
 ) -> tuple[Partition, ...] | None:
-    wanted = partition_drafts(catalog, group, factors)
+    drafts = partition_drafts(catalog, group, factors)
     kind = context.fleet[group.kind]
     return (
-        batched_partitions(context.problem, kind, wanted, full=True)
-        or batched_partitions(context.problem, kind, wanted)
-        or partitions_with_batches(context.problem, kind, wanted, [mode.batches for mode in group.modes])
+        batched_partitions(context.problem, kind, drafts, full=True)
+        or batched_partitions(context.problem, kind, drafts)
+        or partitions_with_batches(context.problem, kind, drafts, [mode.batches for mode in group.modes])
     )
 
 
-def _fitted(
+def _fitted_device(
     context: PlanningContext, catalog: ModeCatalog, group: DeviceGroup, factors: Array
 ) -> tuple[Partition, ...]:
-    """The partitions of one device; where neighbours slow each other too much, with less, or with fewer of them.
+    """Return the partitions of one device, where interference requires it with lower rates or fewer partitions.
 
     Slowdowns need not fall with rates, nor with batches: hence no bisection.
     """
     if not group.modes:
         return ()
-    for part in TRIED_FRACTIONS:
-        if (made := _fits(context, catalog, group, factors * part)) is not None:
-            return made
-    # The first without which the others fit; else the last, and so on.
-    fewer = [
+    for fraction in TRIED_FRACTIONS:
+        if (partitions := _batched_device(context, catalog, group, factors * fraction)) is not None:
+            return partitions
+    # Drop the first partition without which the others fit; else the last, and repeat.
+    without_one = [
         DeviceGroup(group.kind, group.modes[:n] + group.modes[n + 1 :], group.ids) for n in range(len(group.modes))
     ]
-    fitting = (less for less in fewer if less.modes and _fits(context, catalog, less, factors) is not None)
-    return _fitted(context, catalog, next(fitting, fewer[-1]), factors)
+    feasible_groups = (
+        smaller
+        for smaller in without_one
+        if smaller.modes and _batched_device(context, catalog, smaller, factors) is not None
+    )
+    return _fitted_device(context, catalog, next(feasible_groups, without_one[-1]), factors)

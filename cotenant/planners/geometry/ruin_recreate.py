@@ -1,9 +1,9 @@
-"""For small fleets: devices emptied and filled again, over and over, as long as that leaves less unserved.
+"""Plan small fleets by ruin and recreate (Schrimpf et al., Journal of Computational Physics 159, 2000).
 
-An integer program has hundreds of columns for a few partitions, and finding good answers takes it seconds. Here a state
-is a whole plan. A step empties one or two devices, or some partitions of any, cuts them anew perhaps, and fills one
-piece after the other with the mode that leaves least unserved, at the relaxation's prices; thousands of modes are
-compared at once. That is ruin and recreate (Schrimpf et al., Journal of Computational Physics 159, 2000).
+An integer program has hundreds of columns for a few partitions, and takes seconds to find good solutions. Here a state
+is a whole plan. A step empties one or two devices, or some partitions of any, may change the patterns of the former,
+and refills one partition after the other with the mode that leaves the least shortfall at the relaxation's prices;
+thousands of modes are compared at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cotenant.planners.geometry.modes import Mode
 
 Array = NDArray[np.float64]
 
-TARGET_RATIO = 1.002  # of the best multiple so far, the one that is tried for
-EVEN_PRICE_FRACTION = 0.05  # of all prices, the part that is spread evenly: a model that is cheap must not be forgotten
-SCATTERED_STEP_PROBABILITY = 0.5  # of steps, those that empty partitions anywhere; of which they leave alone
-KEEP_PROBABILITY = 0.75
+TARGET_RATIO = 1.002  # the multiple that is searched for, over the best so far
+EVEN_PRICE_FRACTION = 0.05  # of all prices, spread evenly, so that no model is too cheap to be served
+SCATTERED_STEP_PROBABILITY = 0.5  # of a step that empties partitions anywhere rather than whole devices
+KEEP_PROBABILITY = 0.75  # of each partition in such a step
 
 
 class DeviceState(msgspec.Struct):
-    """A device while it is filled: slots of its pieces, and the mode on each; None where none is."""
+    """A device during the search. pieces: slots of its partitions; modes: one for each, None where empty."""
 
     kind: int
     id: int | None
@@ -36,207 +36,213 @@ class DeviceState(msgspec.Struct):
 
 
 class ModePool:
-    """What may lie on each slot. carried[s][:, n]: what mode n of slot s carries, as parts of the rates."""
+    """The modes to choose from. served[s][:, n]: what mode n of slot s serves, as fractions of the rates."""
 
     def __init__(self, modes: Sequence[Mode], rates: Array) -> None:
         self.modes: dict[int, list[Mode]] = {}
         for mode in dict.fromkeys(modes):
             self.modes.setdefault(mode.slot, []).append(mode)
-        self.carried = {}
+        self.served = {}
         self.memory = {}
         for s, own in self.modes.items():
-            # A row for each model: long rows are what numpy is quick at.
-            carried = np.zeros((len(rates), len(own)))
+            # A row for each model: numpy is fastest over long rows.
+            served = np.zeros((len(rates), len(own)))
             for n, mode in enumerate(own):
-                carried[list(mode.models), n] = mode.rates
-            self.carried[s] = carried / rates[:, None]
+                served[list(mode.models), n] = mode.rates
+            self.served[s] = served / rates[:, None]
             self.memory[s] = np.array([float(mode.memory) for mode in own])
-        self.number = {mode: n for own in self.modes.values() for n, mode in enumerate(own)}
+        self.index = {mode: n for own in self.modes.values() for n, mode in enumerate(own)}
 
-    def for_more(self, times: Array) -> ModePool:
-        """The same where so many times each rate is wanted."""
-        other = copy(self)
-        other.carried = {s: carried / times[:, None] for s, carried in self.carried.items()}
-        return other
+    def with_demand(self, factors: Array) -> ModePool:
+        """Return the pool for rates multiplied by a factor for each model."""
+        pool = copy(self)
+        pool.served = {s: served / factors[:, None] for s, served in self.served.items()}
+        return pool
 
 
 def ruin_and_recreate(
-    boxes: Sequence[DeviceState],
-    offer: ModePool,
+    devices: Sequence[DeviceState],
+    pool: ModePool,
     patterns: Sequence[Sequence[Sequence[int]]],
     memory_limits: Sequence[int | None],
-    worth: Array,
+    prices: Array,
     *,
-    enough: float,
+    target_scale: float,
     steps: int,
 ) -> tuple[float, list[DeviceState], int]:
-    """The largest multiple of the rates that was found, the devices, and the steps taken; stops where it is `enough`.
+    """Search for the largest multiple of the rates; return it, its devices, and the steps taken.
 
-    boxes: the devices to begin with; those in no pieces are cut and filled. cuttings: for each kind, the pieces of each
-    way to cut it. worth: the price of each model's rate. steps: how many are tried.
+    devices: to begin with; those without pieces are filled first. patterns: for each kind, the pieces of each pattern.
+    prices: of each model's rate. target_scale: the multiple at which the search stops. steps: at most.
     """
-    state = _State(
-        boxes, offer, patterns, memory_limits, worth / (worth.sum() or 1.0) + EVEN_PRICE_FRACTION / len(worth)
+    state = _FleetState(
+        devices, pool, patterns, memory_limits, prices / (prices.sum() or 1.0) + EVEN_PRICE_FRACTION / len(prices)
     )
     rng = np.random.default_rng(0)
-    empty = state.copy()
-    best, kept = -1.0, empty
-    # What is too much to try for leaves some models out: less may serve more.
-    for state.target in (enough, enough / 2, enough / 4, enough / 8):
-        state.restore(empty)
-        for d, box in enumerate(state.boxes):
-            if not box.pieces:
-                state.begin(d)
+    initial = state.copy()
+    best, best_state = -1.0, initial
+    # Too high a target leaves some models out: a lower one may serve more.
+    for state.target in (target_scale, target_scale / 2, target_scale / 4, target_scale / 8):
+        state.restore(initial)
+        for d, device in enumerate(state.devices):
+            if not device.pieces:
+                state.fill_best_pattern(d)
         if state.scale() > best:
-            best, kept = state.scale(), state.copy()
+            best, best_state = state.scale(), state.copy()
         if best > state.target / 2:
             break
-    state.restore(kept)
-    if any(box.pieces for box in boxes) and _mended(state, rng, enough, steps // 4):
-        return state.scale(), state.boxes, steps // 4
-    state.target = min(enough, best * TARGET_RATIO) or enough / 8
-    missing = state.missing()
-    taken = 0
-    while taken < steps and best < enough * (1 - 1e-9):
-        taken += 1
-        if best <= 0 and taken % (1 + steps // 10) == 0:
+    state.restore(best_state)
+    if any(device.pieces for device in devices) and _repair(state, rng, target_scale, steps // 4):
+        return state.scale(), state.devices, steps // 4
+    state.target = min(target_scale, best * TARGET_RATIO) or target_scale / 8
+    shortfall = state.shortfall()
+    steps_taken = 0
+    while steps_taken < steps and best < target_scale * (1 - 1e-9):
+        steps_taken += 1
+        if best <= 0 and steps_taken % (1 + steps // 10) == 0:
             state.target /= 2
-            missing = state.missing()
+            shortfall = state.shortfall()
         before = state.copy()
-        state.fill(_emptied(state, rng))
-        now = state.missing()
-        if now > missing + 1e-12:
+        state.refill(_ruin(state, rng))
+        new_shortfall = state.shortfall()
+        if new_shortfall > shortfall + 1e-12:
             state.restore(before)
             continue
-        missing = now
+        shortfall = new_shortfall
         if state.scale() > best:
-            best, kept = state.scale(), state.copy()
-            state.target = min(enough, best * TARGET_RATIO)
-            missing = state.missing()
-    state.restore(kept)
-    return best, state.boxes, taken
+            best, best_state = state.scale(), state.copy()
+            state.target = min(target_scale, best * TARGET_RATIO)
+            shortfall = state.shortfall()
+    state.restore(best_state)
+    return best, state.devices, steps_taken
 
 
-def _mended(state: _State, rng: np.random.Generator, enough: float, tries: int) -> bool:
-    """Whether changing a few partitions is enough; the fewest first. Where it is not, all is as before."""
+def _repair(state: _FleetState, rng: np.random.Generator, target_scale: float, tries: int) -> bool:
+    """Try to reach the target by changing a few partitions, the fewest first; restore the state where that fails."""
     before = state.copy()
-    state.target = enough
+    state.target = target_scale
     for n in range(tries):
-        places = [(d, p) for d, box in enumerate(state.boxes) for p in range(len(box.modes))]
-        few = [places[k] for k in rng.permutation(len(places))[: 1 + 4 * n // tries].tolist()]
-        for d, p in few:
-            state.put(d, p, None)
-        state.fill(few)
-        if state.scale() >= enough * (1 - 1e-9):
+        partitions = [(d, p) for d, device in enumerate(state.devices) for p in range(len(device.modes))]
+        chosen = [partitions[k] for k in rng.permutation(len(partitions))[: 1 + 4 * n // tries].tolist()]
+        for d, p in chosen:
+            state.place(d, p, None)
+        state.refill(chosen)
+        if state.scale() >= target_scale * (1 - 1e-9):
             return True
         state.restore(before)
     return False
 
 
-def _emptied(state: _State, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Empties some partitions, and answers which, in the order in which they are to be filled."""
-    count = len(state.boxes)
+def _ruin(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Empty some partitions and return them in the order in which to refill them."""
+    count = len(state.devices)
     if rng.random() < SCATTERED_STEP_PROBABILITY:
-        gone = [
+        emptied = [
             (d, p)
-            for d, box in enumerate(state.boxes)
-            for p in range(len(box.modes))
+            for d, device in enumerate(state.devices)
+            for p in range(len(device.modes))
             if rng.random() >= KEEP_PROBABILITY
         ]
     else:
-        gone = []
+        emptied = []
         for d in rng.permutation(count)[: int(rng.integers(1, 3))].tolist():
-            box = state.boxes[d]
-            ways = state.patterns[box.kind]
-            for p in range(len(box.modes)):
-                state.put(d, p, None)
-            pieces = ways[int(rng.integers(len(ways)))]
-            state.boxes[d] = DeviceState(box.kind, box.id, list(pieces), [None] * len(pieces))
-            gone += [(d, p) for p in range(len(pieces))]
-    for d, p in gone:
-        state.put(d, p, None)
-    return [gone[n] for n in rng.permutation(len(gone)).tolist()]
+            device = state.devices[d]
+            patterns = state.patterns[device.kind]
+            for p in range(len(device.modes)):
+                state.place(d, p, None)
+            pieces = patterns[int(rng.integers(len(patterns)))]
+            state.devices[d] = DeviceState(device.kind, device.id, list(pieces), [None] * len(pieces))
+            emptied += [(d, p) for p in range(len(pieces))]
+    for d, p in emptied:
+        state.place(d, p, None)
+    return [emptied[n] for n in rng.permutation(len(emptied)).tolist()]
 
 
-class _State:
-    """target: the multiple of the rates that is worth something. carried: parts of the rates, over all devices."""
+class _FleetState:
+    """A plan during the search.
+
+    target: the multiple of the rates beyond which serving counts nothing; served: fractions of the rates.
+    """
 
     def __init__(
         self,
-        boxes: Sequence[DeviceState],
-        offer: ModePool,
+        devices: Sequence[DeviceState],
+        pool: ModePool,
         patterns: Sequence[Sequence[Sequence[int]]],
         memory_limits: Sequence[int | None],
-        worth: Array,
+        prices: Array,
     ) -> None:
-        self.offer, self.patterns, self.memory_limits, self.worth = offer, patterns, memory_limits, worth
+        self.pool, self.patterns, self.memory_limits, self.prices = pool, patterns, memory_limits, prices
         self.target = 1.0
-        self._valued = {s: worth[:, None] * carried for s, carried in offer.carried.items()}
-        # Modes are told apart by identity here: to hash one takes longer than all the rest of a step.
-        own = offer.modes
-        self._carries = {
-            id(mode): carried for s in own for mode, carried in zip(own[s], offer.carried[s].T.copy(), strict=True)
+        self._values = {s: prices[:, None] * served for s, served in pool.served.items()}
+        # Keyed by identity: to hash a mode takes longer than the rest of a step.
+        modes_on = pool.modes
+        self._served_by = {
+            id(mode): served
+            for s in modes_on
+            for mode, served in zip(modes_on[s], pool.served[s].T.copy(), strict=True)
         }
-        self.boxes: list[DeviceState] = []
-        self.carried = np.zeros(len(worth))
-        for box in boxes:
-            modes = [None if mode is None else own[mode.slot][offer.number[mode]] for mode in box.modes]
-            self.boxes.append(DeviceState(box.kind, box.id, box.pieces, modes))
+        self.devices: list[DeviceState] = []
+        self.served = np.zeros(len(prices))
+        for device in devices:
+            modes = [None if mode is None else modes_on[mode.slot][pool.index[mode]] for mode in device.modes]
+            self.devices.append(DeviceState(device.kind, device.id, device.pieces, modes))
             for mode in modes:
                 if mode is not None:
-                    self.carried = self.carried + self._carries[id(mode)]
+                    self.served = self.served + self._served_by[id(mode)]
 
     def scale(self) -> float:
-        return float(self.carried.min())
+        return float(self.served.min())
 
-    def missing(self) -> float:
-        return float(np.maximum(self.target - self.carried, 0.0) @ self.worth)
+    def shortfall(self) -> float:
+        return float(np.maximum(self.target - self.served, 0.0) @ self.prices)
 
-    def put(self, d: int, p: int, mode: Mode | None) -> None:
-        box = self.boxes[d]
-        old = box.modes[p]
+    def place(self, d: int, p: int, mode: Mode | None) -> None:
+        device = self.devices[d]
+        old = device.modes[p]
         if old is mode:
             return
         if old is not None:
-            self.carried = self.carried - self._carries[id(old)]
+            self.served = self.served - self._served_by[id(old)]
         if mode is not None:
-            self.carried = self.carried + self._carries[id(mode)]
-        # A box of its own: copies share those that did not change.
-        self.boxes[d] = DeviceState(box.kind, box.id, box.pieces, [*box.modes[:p], mode, *box.modes[p + 1 :]])
+            self.served = self.served + self._served_by[id(mode)]
+        # A new value, since copies of the state share the devices that did not change.
+        modes = [*device.modes[:p], mode, *device.modes[p + 1 :]]
+        self.devices[d] = DeviceState(device.kind, device.id, device.pieces, modes)
 
-    def fill(self, places: Sequence[tuple[int, int]]) -> None:
-        """Put on each place what leaves least missing; nothing where nothing helps."""
-        for d, p in places:
-            box = self.boxes[d]
-            s = box.pieces[p]
-            if s not in self.offer.modes:
+    def refill(self, partitions: Sequence[tuple[int, int]]) -> None:
+        """Place on each partition the mode that leaves the least shortfall; none where none reduces it."""
+        for d, p in partitions:
+            device = self.devices[d]
+            s = device.pieces[p]
+            if s not in self.pool.modes:
                 continue
-            wanted = (self.target - self.carried) * self.worth
-            # Of what is wanted, what each mode gives; more than is wanted is worth nothing.
-            given = np.minimum(self._valued[s], wanted[:, None]).sum(axis=0)
-            room = self.memory_limits[box.kind]
-            if room is not None:
-                taken = sum(mode.memory for mode in box.modes if mode is not None)
-                given[self.offer.memory[s] > room - taken] = -np.inf
-            n = int(given.argmax())
-            if wanted.sum() - given[n] < self.missing() - 1e-12:
-                self.put(d, p, self.offer.modes[s][n])
+            shortfalls = (self.target - self.served) * self.prices
+            # By how much each mode reduces the shortfall; more than that counts nothing.
+            gains = np.minimum(self._values[s], shortfalls[:, None]).sum(axis=0)
+            memory_limit = self.memory_limits[device.kind]
+            if memory_limit is not None:
+                used = sum(mode.memory for mode in device.modes if mode is not None)
+                gains[self.pool.memory[s] > memory_limit - used] = -np.inf
+            n = int(gains.argmax())
+            if shortfalls.sum() - gains[n] < self.shortfall() - 1e-12:
+                self.place(d, p, self.pool.modes[s][n])
 
-    def begin(self, d: int) -> None:
-        """Cut and fill an empty device in the way that leaves least missing."""
-        kind, number = self.boxes[d].kind, self.boxes[d].id
+    def fill_best_pattern(self, d: int) -> None:
+        """Fill an empty device in the pattern that leaves the least shortfall."""
+        kind, number = self.devices[d].kind, self.devices[d].id
         before, best = self.copy(), (math.inf, self.copy())
         for pieces in self.patterns[kind]:
             self.restore(before)
-            self.boxes[d] = DeviceState(kind, number, list(pieces), [None] * len(pieces))
-            self.fill([(d, p) for p in reversed(range(len(pieces)))])
-            if self.missing() < best[0]:
-                best = self.missing(), self.copy()
+            self.devices[d] = DeviceState(kind, number, list(pieces), [None] * len(pieces))
+            self.refill([(d, p) for p in reversed(range(len(pieces)))])
+            if self.shortfall() < best[0]:
+                best = self.shortfall(), self.copy()
         self.restore(best[1])
 
     def copy(self) -> tuple[list[DeviceState], Array]:
-        return list(self.boxes), self.carried
+        return list(self.devices), self.served
 
     def restore(self, copy: tuple[list[DeviceState], Array]) -> None:
-        self.boxes = list(copy[0])
-        self.carried = copy[1]
+        self.devices = list(copy[0])
+        self.served = copy[1]

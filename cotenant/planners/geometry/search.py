@@ -88,7 +88,7 @@ def _raised(context: PlanningContext, best: Plan, limit: float) -> Plan:
 def _candidates(context: PlanningContext, *, first: bool = False, thorough: bool = True) -> Generator[Plan, None, None]:
     """Plans, each a try of its own. first: any that serves the rates will do. thorough: whatever it takes."""
     problem = context.problem
-    patience, clock = SearchBudget(problem.time_limit), SolverBudget(problem.time_limit)
+    search_budget, solver_budget = SearchBudget(problem.time_limit), SolverBudget(problem.time_limit)
     small = bool(context.names) and context.estimated_devices() <= MAX_SMALL_FLEET
     rivals = (
         RIVALS
@@ -110,16 +110,16 @@ def _candidates(context: PlanningContext, *, first: bool = False, thorough: bool
         if crowded and (found := ideal.feasible(problem)) is not None:
             yield plan_from_devices(context, found.devices)
     for n, catalog in enumerate(context.catalogs):
-        done = small and (yield from solve_small_fleet(context, catalog, patience, first=first))
+        done = small and (yield from solve_small_fleet(context, catalog, search_budget, first=first))
         if n == 0 and not first:
             yield from (plan_from_devices(context, rival(problem).devices) for rival in rivals)
         if done or (small and (first or context.maximize_scale)):
             continue
         all_served = context.relaxation is not None and (
-            yield from solve_large_fleet(context, catalog, clock, scale=context.maximize_scale)
+            yield from solve_large_fleet(context, catalog, solver_budget, maximize_scale=context.maximize_scale)
         )
         if not all_served and not context.maximize_scale and not first:
-            yield from solve_large_fleet(context, catalog, clock, scale=True)
+            yield from solve_large_fleet(context, catalog, solver_budget, maximize_scale=True)
     if crowded and not first:
         yield plan_from_devices(context, ideal.plan(problem).devices)
 
@@ -129,7 +129,7 @@ def _as_it_stands(context: PlanningContext) -> Plan:
     modes = rescaled_current_plan(context, context.catalog)
     groups = []
     for device in context.current_devices:
-        known = tuple(modes[place] for place in device.places if place in modes)
+        known = tuple(modes[partition] for partition in device.partitions if partition in modes)
         if known:
             groups.append(DeviceGroup(device.kind, known, (device.id,)))
     return fitted_plan(context, context.catalog, groups)

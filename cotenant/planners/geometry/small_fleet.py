@@ -1,4 +1,4 @@
-"""Small fleets: devices to begin with, and what may lie on them, for ruin and recreate (exchange.py)."""
+"""Plan small fleets: initial devices and a pool of modes for ruin and recreate (ruin_recreate.py)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cotenant.planners.geometry.program import MilpSolution
 from cotenant.planners.geometry.rate_fitting import demand_multipliers, fitted_plan
 from cotenant.planners.geometry.ruin_recreate import DeviceState, ModePool, ruin_and_recreate
 
-MAX_SMALL_FLEET = 16  # devices up to which they are filled one by one
-MAX_MODELS_FOR_SETS = 5  # models of which larger sets are looked at, too
-STEPS_PER_SECOND = 4500  # of filling devices anew, for each second of the time limit
-BUDGET_ROUNDS = 3  # of so many steps, at most
-MAX_REPAIRS = 4  # times that models which come short are asked for more
-MAX_FLEET_CHOICES = 20_000  # sets of devices of mixed kinds that are looked at, and of those, how many are tried
-MAX_FLEETS = 6
+MAX_SMALL_FLEET = 16  # devices up to which fleets are planned by ruin and recreate
+MAX_MODELS_FOR_SETS = 5  # models up to which modes of three or more are enumerated
+STEPS_PER_SECOND = 4500  # ruin-and-recreate steps for each second of the time limit
+BUDGET_ROUNDS = 3  # the whole budget, in multiples of those steps
+MAX_REPAIRS = 4  # searches for one fleet, each with more demand for the models that came short
+MAX_FLEET_CHOICES = 20_000  # fleets of mixed kinds that are considered
+MAX_FLEETS = 6  # of those, how many are tried
 
 
 class SearchBudget:
-    """Steps that are left, over all menus. seconds: of the problem's time limit."""
+    """Steps left for all catalogs together. seconds: the problem's time limit."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -34,86 +34,94 @@ class SearchBudget:
 
 
 def solve_small_fleet(
-    context: PlanningContext, catalog: ModeCatalog, patience: SearchBudget, *, first: bool
+    context: PlanningContext, catalog: ModeCatalog, budget: SearchBudget, *, first: bool
 ) -> Generator[Plan, None, bool]:
-    """What emptying and filling devices finds, from the fewest devices up. Returns whether it serves the rates.
+    """Yield plans found by ruin and recreate, cheapest fleets first. Returns whether the last one serves the rates.
 
-    first: any plan that serves them will do.
+    first: accept any plan that serves them, whatever its cost.
     """
-    priced = context.solve_relaxation(
-        context.instance(scale=context.maximize_scale, endless=not context.maximize_scale),
+    relaxation = context.solve_relaxation(
+        context.instance(maximize_scale=context.maximize_scale, unlimited=not context.maximize_scale),
         context.planning_modes(catalog),
     )
-    if priced is None:
+    if relaxation is None:
         return False
-    worth = priced.demand_duals * context.rates
-    enough = priced.value if context.maximize_scale else 1.0
-    offer = ModePool(_offered(context, catalog, priced), context.rates)
+    prices = relaxation.demand_duals * context.rates
+    target_scale = relaxation.value if context.maximize_scale else 1.0
+    pool = ModePool(_pool_modes(context, catalog, relaxation), context.rates)
     pieces = [
         [[s for s, many in pattern.pieces for _ in range(many)] for pattern in context.patterns if pattern.kind == k]
         for k in range(len(context.fleet))
     ]
-    every = _every(context)
-    # Of several kinds more sets of devices are looked at, and each gets less.
-    share = patience.seconds / min(2, len(context.fleet))
+    full_fleet = _full_fleet(context)
+    # With several kinds more fleets are tried, each with fewer steps.
+    share = budget.seconds / min(2, len(context.fleet))
     for fleet in _fleets(context, catalog, first=first):
-        boxes = _boxes(context, [k for k in fleet if pieces[k]], offer)
-        wanted = np.ones(len(context.names))
+        devices = _initial_devices(context, [k for k in fleet if pieces[k]], pool)
+        demand_factors = np.ones(len(context.names))
         for _ in range(MAX_REPAIRS):
-            steps = min(patience.steps, round(STEPS_PER_SECOND * share))
-            reached, boxes, taken = ruin_and_recreate(
-                boxes, offer.for_more(wanted), pieces, context.memory_limits, worth, enough=enough, steps=steps
+            steps = min(budget.steps, round(STEPS_PER_SECOND * share))
+            scale_reached, devices, taken = ruin_and_recreate(
+                devices,
+                pool.with_demand(demand_factors),
+                pieces,
+                context.memory_limits,
+                prices,
+                target_scale=target_scale,
+                steps=steps,
             )
-            patience.steps -= taken
-            plan = fitted_plan(context, catalog, _grouped(boxes))
+            budget.steps -= taken
+            plan = fitted_plan(context, catalog, _device_groups(devices))
             yield plan
-            lacking = demand_multipliers(context, plan)
-            if lacking is None or (not context.maximize_scale and reached < 1 - 1e-9):
+            multipliers = demand_multipliers(context, plan)
+            if multipliers is None or (not context.maximize_scale and scale_reached < 1 - 1e-9):
                 break
-            wanted *= lacking
-        if not context.maximize_scale and lacking is None:
-            return len(context.fleet) == 1 or fleet != every  # with all that there are, no choice was made of kinds
+            demand_factors *= multipliers
+        if not context.maximize_scale and multipliers is None:
+            # With the full fleet no choice between kinds was made.
+            return len(context.fleet) == 1 or fleet != full_fleet
     return False
 
 
 def rescaled_current_plan(context: PlanningContext, catalog: ModeCatalog) -> dict[CurrentPartition, Mode]:
-    """What each partition of the plan in force may run, in proportion to the rates that it has."""
-    places = dict.fromkeys(place for device in context.current_devices for place in device.places)
-    modes = ((place, catalog.proportional_mode(*msgspec.structs.astuple(place))) for place in places)
-    return {place: mode for place, mode in modes if mode is not None}
+    """Return for each partition of the current plan its mode of largest rates in their current proportions."""
+    partitions = dict.fromkeys(partition for device in context.current_devices for partition in device.partitions)
+    modes = ((partition, catalog.proportional_mode(*msgspec.structs.astuple(partition))) for partition in partitions)
+    return {partition: mode for partition, mode in modes if mode is not None}
 
 
-def _every(context: PlanningContext) -> list[int]:
+def _full_fleet(context: PlanningContext) -> list[int]:
     return [k for k, count in enumerate(context.counts) for _ in range(int(min(count, MAX_SMALL_FLEET)))]
 
 
 def _fleets(context: PlanningContext, catalog: ModeCatalog, *, first: bool) -> Iterable[list[int]]:
-    """Kinds of devices to try with: the cheapest with which the relaxation serves the rates; at last all."""
-    every = _every(context)
+    """Yield fleets to try, as kinds of devices: cheapest first where the relaxation is feasible; last, all devices."""
+    full_fleet = _full_fleet(context)
     if context.maximize_scale or context.relaxation is None or first:
-        yield every
+        yield full_fleet
         return
-    most = [range(int(min(count, MAX_SMALL_FLEET)) + 1) for count in context.counts]
-    least = context.relaxation.value - 1e-9
+    ranges = [range(int(min(count, MAX_SMALL_FLEET)) + 1) for count in context.counts]
+    least_cost = context.relaxation.value - 1e-9
     choices = (
         counts
-        for counts in itertools.islice(itertools.product(*most), MAX_FLEET_CHOICES)
-        if 0 < sum(counts) <= MAX_SMALL_FLEET and context.cost(counts) >= least
+        for counts in itertools.islice(itertools.product(*ranges), MAX_FLEET_CHOICES)
+        if 0 < sum(counts) <= MAX_SMALL_FLEET and context.cost(counts) >= least_cost
     )
-    tried, ones = 0, context.planning_modes(catalog)
+    tried, singles = 0, context.planning_modes(catalog)
     for counts in sorted(choices, key=context.cost):
-        ask = msgspec.structs.replace(context.instance(scale=False), counts=[float(count) for count in counts])
-        if context.solve_relaxation(ask, ones) is not None:
+        instance = context.instance(maximize_scale=False)
+        instance = msgspec.structs.replace(instance, counts=[float(count) for count in counts])
+        if context.solve_relaxation(instance, singles) is not None:
             yield [k for k, count in enumerate(counts) for _ in range(count)]
             tried += 1
         if tried == MAX_FLEETS:
             break
-    yield every
+    yield full_fleet
 
 
-def _offered(context: PlanningContext, catalog: ModeCatalog, priced: MilpSolution) -> list[Mode]:
-    """All modes of one model and of two, the best of more, and those of the plan in force."""
-    clip = context.rates * (priced.value if context.maximize_scale else 1.0)
+def _pool_modes(context: PlanningContext, catalog: ModeCatalog, relaxation: MilpSolution) -> list[Mode]:
+    """Return all modes of one and of two models, the best of more, and those of the current plan."""
+    demand = context.rates * (relaxation.value if context.maximize_scale else 1.0)
     pair_modes = catalog.pair_frontiers(context.planning_slots) if len(context.names) <= MAX_MODELS_FOR_PAIRS else []
     several = (
         catalog.proportional_modes(context.planning_slots, context.rates)
@@ -125,31 +133,34 @@ def _offered(context: PlanningContext, catalog: ModeCatalog, priced: MilpSolutio
         *context.planning_modes(catalog),
         *pair_modes,
         *several,
-        *catalog.knapsack_modes(context.planning_slots, priced.demand_duals, clip),
+        *catalog.knapsack_modes(context.planning_slots, relaxation.demand_duals, demand),
     ]
 
 
-def _boxes(context: PlanningContext, kinds: Sequence[int], offer: ModePool) -> list[DeviceState]:
-    """Devices to begin with: those of the plan in force, and others in one piece each."""
-    known = {(mode.slot, mode.models): mode for modes in offer.modes.values() for mode in reversed(modes)}
-    left = list(kinds)
-    boxes = []
+def _initial_devices(context: PlanningContext, kinds: Sequence[int], pool: ModePool) -> list[DeviceState]:
+    """Return the initial devices: those of the current plan, and for the rest, devices without partitions."""
+    mode_of = {(mode.slot, mode.models): mode for modes in pool.modes.values() for mode in reversed(modes)}
+    kinds_left = list(kinds)
+    devices = []
     for device in context.current_devices:
-        modes = [known.get((place.slot, place.models)) for place in device.places]
-        if device.kind in left and all(modes):
-            left.remove(device.kind)
-            boxes.append(DeviceState(device.kind, device.id, [place.slot for place in device.places], modes))
-    return boxes + [DeviceState(kind, None, [], []) for kind in left]
+        modes = [mode_of.get((partition.slot, partition.models)) for partition in device.partitions]
+        if device.kind in kinds_left and all(modes):
+            kinds_left.remove(device.kind)
+            pieces = [partition.slot for partition in device.partitions]
+            devices.append(DeviceState(device.kind, device.id, pieces, modes))
+    return devices + [DeviceState(kind, None, [], []) for kind in kinds_left]
 
 
-def _grouped(boxes: Sequence[DeviceState]) -> list[DeviceGroup]:
-    """As groups of one, with numbers."""
-    taken = {(box.kind, box.id) for box in boxes}
+def _device_groups(devices: Sequence[DeviceState]) -> list[DeviceGroup]:
+    """Return groups of one device each; new devices get free numbers."""
+    used = {(device.kind, device.id) for device in devices}
     groups = []
-    for box in boxes:
-        modes = tuple(mode for mode in box.modes if mode is not None)
-        number = box.id if box.id is not None else next(n for n in itertools.count() if (box.kind, n) not in taken)
-        taken.add((box.kind, number))
+    for device in devices:
+        modes = tuple(mode for mode in device.modes if mode is not None)
+        number = device.id
+        if number is None:
+            number = next(n for n in itertools.count() if (device.kind, n) not in used)
+        used.add((device.kind, number))
         if modes:
-            groups.append(DeviceGroup(box.kind, modes, (number,)))
+            groups.append(DeviceGroup(device.kind, modes, (number,)))
     return groups

@@ -31,13 +31,13 @@ def test_the_largest_multiple_lies_between_brute_force_and_the_relaxation(parts:
     assert bound <= context.relaxation.value * (1 + 1e-5)
     # What is proven to be too much for the devices: not what they carry, but what the bound excludes.
     carried = context.bound_solver.prove(context.rates * real * (1 - 1e-9), [float(count)])
-    assert carried is None or carried.part([count]) <= 1 + 1e-9
+    assert carried is None or carried.required_fraction([count]) <= 1 + 1e-9
     more = PlanningContext(
         msgspec.structs.replace(problem, rates={n: r * bound * 1.02 for n, r in problem.rates.items()})
     )
     assert more.bound_solver is not None
     beyond = more.bound_solver.prove(more.rates, [float(count)])
-    assert beyond is not None and beyond.part([count]) > 1
+    assert beyond is not None and beyond.required_fraction([count]) > 1
 
 
 def halves(count: int | None, rate: float, price: float | None = None) -> Problem:

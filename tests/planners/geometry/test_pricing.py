@@ -27,7 +27,7 @@ def some_worth(seed: int) -> DualPrices:
 
 
 def value(worth: DualPrices, mode: Mode) -> float:
-    return sum(float(worth.of(i, np.array([rate]))[0]) for i, rate in zip(mode.models, mode.rates, strict=True))
+    return sum(float(worth.value(i, np.array([rate]))[0]) for i, rate in zip(mode.models, mode.rates, strict=True))
 
 
 @given(seed=st.integers(0, 1000), known=st.sampled_from((0.0, 0.3, 0.9)))

@@ -23,7 +23,7 @@ def mode(slot: int, rates: dict[int, float], memory: int = 0) -> Mode:
 
 
 def ask(*rates: float, scale: bool = False, count: float = math.inf, room: int | None = None) -> MilpInstance:
-    return MilpInstance(rates=np.array(rates), counts=[count], prices=[1.0], memory_limits=[room], scale=scale)
+    return MilpInstance(rates=np.array(rates), counts=[count], prices=[1.0], memory_limits=[room], maximize_scale=scale)
 
 
 def solved(
@@ -37,7 +37,7 @@ def solved(
 def test_devices_come_in_parts_or_whole() -> None:
     """10 requests/s on a device; 25 asked for."""
     alone = [mode(0, {0: 10.0})]
-    parts = solved(ask(25.0), alone, whole=False)
+    parts = solved(ask(25.0), alone, integer=False)
     assert (parts.value, parts.bound) == pytest.approx((2.5, 2.5))
     assert parts.modes == pytest.approx([2.5]) and parts.patterns == pytest.approx([2.5, 0])
     assert parts.demand_duals == pytest.approx([0.1])  # a request/s is worth a tenth of a device
@@ -61,7 +61,7 @@ def test_a_device_is_cut_for_what_runs_on_it() -> None:
 
 
 def test_too_few_devices_serve_nothing_that_must_be_served() -> None:
-    assert solve_milp(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], whole=False)[0] is None
+    assert solve_milp(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], integer=False)[0] is None
     assert solve_milp(ask(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})])[0] is None
 
 
@@ -71,7 +71,7 @@ def test_the_cheaper_kind_is_taken_as_far_as_there_are_any() -> None:
         [CuttingPattern(0, ((0, 1),)), CuttingPattern(1, ((1, 1),))],
     )
     asked = MilpInstance(
-        rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], memory_limits=[None, None], scale=False
+        rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], memory_limits=[None, None], maximize_scale=False
     )
     answer, _ = solve_milp(asked, slots, patterns, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
     assert answer is not None
@@ -90,21 +90,21 @@ def test_more_than_is_asked_of_a_model_counts_for_nothing() -> None:
     both = [mode(0, {0: 10.0, 1: 2.0}), mode(0, {1: 4.0})]
     assert solved(ask(20.0, 4.0), both).value == 2
     # A partition carries at most what is useful of a model; here 5 of its 10 requests/s.
-    assert solved(ask(20.0, 4.0), both, clip=np.array([5.0, 4.0])).value == 4
+    assert solved(ask(20.0, 4.0), both, demand=np.array([5.0, 4.0])).value == 4
 
 
 def test_favoured_modes_win_a_tie_and_nothing_else() -> None:
     same = [mode(0, {0: 10.0}), mode(0, {0: 10.0}, memory=1), mode(0, {0: 20.0})]
     for n in (0, 1):
-        answer = solved(ask(10.0), same[:2], favour=[n])
+        answer = solved(ask(10.0), same[:2], preferred=[n])
         assert answer.modes[n] == 1 and answer.patterns.sum() == 1
-    assert solved(ask(20.0), same, favour=[0]).patterns.sum() == 1
+    assert solved(ask(20.0), same, preferred=[0]).patterns.sum() == 1
 
 
 def test_numbers_may_start_from_some() -> None:
     """What is not needed is there all the same."""
     one = mode(0, {0: 10.0})
-    answer = solved(ask(10.0), [one], least={one: 2.0, UNCUT: 3.0})
+    answer = solved(ask(10.0), [one], lower_bounds={one: 2.0, UNCUT: 3.0})
     assert (answer.modes.tolist(), answer.patterns.tolist()) == ([2], [3, 0])
 
 
@@ -114,7 +114,7 @@ def test_no_whole_answer_beats_the_bound_nor_the_parts(scale: bool) -> None:
     for _ in range(20):
         modes = [mode(int(s), {int(i): float(rng.uniform(1, 9))}) for s in (0, 1) for i in (0, 1, 2)]
         asked = ask(*rng.uniform(1, 60, 3).tolist(), scale=scale, count=30)
-        whole, parts = solved(asked, modes), solved(asked, modes, whole=False)
+        whole, parts = solved(asked, modes), solved(asked, modes, integer=False)
         sign = -1 if scale else 1
         assert sign * parts.value <= sign * whole.bound + 1e-6 <= sign * whole.value + 2e-6
         served = np.zeros(3)

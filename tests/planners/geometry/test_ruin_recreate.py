@@ -34,7 +34,7 @@ def filled(
 ) -> tuple[float, list[DeviceState]]:
     worth = np.ones(len(rates)) / len(rates)
     served, found, _ = ruin_and_recreate(
-        given, ModePool(modes, np.array(rates)), WAYS, [room], worth, enough=enough, steps=steps
+        given, ModePool(modes, np.array(rates)), WAYS, [room], worth, target_scale=enough, steps=steps
     )
     return served, found
 
