@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.live.metrics import LaneReading, render_metrics
+from cotenant.live.metrics import LaneReading, ServerCollector, render
 from cotenant.live.statistics import ModelStatistics
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -26,7 +26,8 @@ def test_metrics_that_are_named_are_exported(page: str) -> None:
         restarts=0,
         waiting={"m": 0},
     )
-    text = render_metrics([ModelStatistics("m", "1", 0.0)], [lane], backend="cpu", isolation="")
+    collector = ServerCollector([ModelStatistics("m", "1", 0.0)], [lane], backend="cpu", isolation="")
+    text = render(collector, "")[0].decode()
     exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     named = set(re.findall(r"\b(?:cotenant|nv)_[a-z_]*[a-z]\b", (DOCS / page).read_text()))
     named = {re.sub(r"_(sum|count|bucket)$", "", name) if name not in exported else name for name in named}

@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 
-from cotenant.cli.gc_tuning import freeze_gc
+from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.output import console
 from cotenant.cli.rates import chosen_rates
 from cotenant.core.model import Model
@@ -109,7 +109,7 @@ async def under_load(
 ) -> Report:
     """With a live table, unless `quiet`."""
     asked = generate_arrivals(Workload.poisson({model.name: rates[model.name] for model in models}), seconds, seed)
-    freeze_gc()
+    tune_for_latency()
     if quiet:
         return await generate_load(address, models, bodies, asked, seconds)
     with Live(console=console, transient=True, auto_refresh=False) as live:

@@ -13,8 +13,8 @@ from rich.text import Text
 from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
 from cotenant.app.lifecycle import Addresses, running_server
 from cotenant.cli.client import body_of, infer, under_load
-from cotenant.cli.gc_tuning import freeze_gc
 from cotenant.cli.interrupt import interruptible
+from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, progress_bars, show_json
 from cotenant.cli.serve import show_addresses, show_deployment
 from cotenant.config import ModelSettings, Settings, read_settings
@@ -52,7 +52,7 @@ async def run(
             show_deployment(site, backend.isolation())
             console.print(f"drawn in {plot}", highlight=False)
         async with running_server(settings, backend, preparation, site) as (server, addresses):
-            freeze_gc()
+            tune_for_latency()
             questions = {name: example_request(name, np.random.default_rng(seed)) for name in _placed(site)}
             if not json:
                 show_addresses(addresses)

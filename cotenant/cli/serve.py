@@ -11,8 +11,8 @@ import msgspec
 
 from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
 from cotenant.app.lifecycle import Addresses, check_serves_something, running_server
-from cotenant.cli.gc_tuning import freeze_gc
 from cotenant.cli.interrupt import interruptible
+from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
 from cotenant.config import Settings
@@ -35,7 +35,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
             preparation = DeploymentBuilder(settings, backend, progress)
             site = await preparation.site()
         async with running_server(settings, backend, preparation, site) as (server, addresses):
-            freeze_gc()
+            tune_for_latency()
             if json:
                 # In one line: whoever started us reads it, and knows that it has all.
                 up = msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())})

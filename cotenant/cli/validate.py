@@ -28,8 +28,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.gc_tuning import freeze_gc
 from cotenant.cli.interrupt import interruptible
+from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.loading import load_deployment, load_settings
 from cotenant.cli.options import Json, PlannerName, Repository, Seconds, Seed, SettingsFile
 from cotenant.cli.output import aside, console, print_labelled, show_json
@@ -122,7 +122,7 @@ async def compare_loads(
 
         async def live(workload: Workload) -> tuple[Report, Observations]:
             asked = generate_arrivals(workload, seconds, seed)
-            freeze_gc()
+            tune_for_latency()
             since, written = time.monotonic(), log.stat().st_size
             report = await send(http, models, bodies, asked, seconds)
             return report, collect_observations(read_log(_lines(log, written), str(log)), since, time.monotonic())

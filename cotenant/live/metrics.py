@@ -1,23 +1,40 @@
-"""Metrics in Prometheus' text format: Triton's names where the meaning is the same, and what nobody else exports."""
+"""Metrics for Prometheus: Triton's names where the meaning is the same, and what nobody else exports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 import msgspec
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+    UnknownMetricFamily,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
+from cotenant import __version__
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
-from cotenant.live.statistics import BUCKETS, ModelStatistics, Sum
+from cotenant.live.statistics import BUCKETS, ModelStatistics
 
-# Triton's reason of a failure → our ends. What it calls OTHER never reaches the dispatcher here.
+# Triton's reason of a failure → outcomes. What it calls OTHER never reaches the dispatcher here.
 _FAILURES = {
     "REJECTED": (Outcome.REJECTED, Outcome.EXPIRED),
     "CANCELED": (Outcome.CANCELLED,),
     "BACKEND": (Outcome.FAILED,),
     "OTHER": (),
 }
+_BOUNDS = [*map(str, BUCKETS), "+Inf"]
+_PROCESS = ProcessCollector(registry=None)
+_PLATFORM = PlatformCollector(registry=None)
 
 
 class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,173 +56,167 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     waiting: dict[str, int] = {}
 
 
-Sample = tuple[str, dict[str, str], float]  # what is added to the name of the family, labels, value
+class ServerCollector(Collector):
+    """Collect a server's metrics, and those of its process.
 
+    backend: its name; isolation: in words, what enforces the shares of workers. It may be collected in a thread while
+    the event loop goes on counting: tables that grow are copied at once, lanes have been read before.
+    """
 
-def render_metrics(
-    models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, isolation: str
-) -> str:
-    """backend: its name; isolation: in words, what enforces the shares of workers."""
-    models, lanes = list(models), list(lanes)
-    waiting = {model.name: sum(lane.waiting.get(model.name, 0) for lane in lanes) for model in models}
-    lines: list[str] = []
+    def __init__(
+        self, models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, isolation: str
+    ) -> None:
+        self._models = list(models)
+        self._lanes = list(lanes)
+        self._backend = {"backend": backend, "isolation": isolation}
 
-    def family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> None:
-        lines.append(f"# HELP {name} {text}")
-        lines.append(f"# TYPE {name} {kind}")
-        lines.extend(f"{name}{suffix}{_labels(labels)} {_number(value)}" for suffix, labels, value in samples)
-
-    def by_model(name: str, kind: str, text: str, value: Callable[[ModelStatistics], float]) -> None:
-        family(name, kind, text, [("", {"model": m.name, "version": m.version}, value(m)) for m in models])
-
-    def by_lane(name: str, kind: str, text: str, value: Callable[[LaneReading], float | None]) -> None:
-        readings = [(lane.lane, value(lane)) for lane in lanes]
-        family(name, kind, text, [("", {"lane": lane}, reading) for lane, reading in readings if reading is not None])
-
-    by_model(
-        "nv_inference_request_success", "counter", "Requests that were answered.", lambda m: m.outcomes[Outcome.SERVED]
-    )
-    family(
-        "nv_inference_request_failure",
-        "counter",
-        "Requests that were not answered, by reason.",
-        [
-            (
-                "",
-                {"model": m.name, "version": m.version, "reason": reason},
-                sum(m.outcomes[outcome] for outcome in outcomes),
-            )
-            for m in models
-            for reason, outcomes in _FAILURES.items()
-        ],
-    )
-    by_model("nv_inference_count", "counter", "Rows that were inferred.", lambda m: m.rows)
-    by_model("nv_inference_exec_count", "counter", "Batches that were run.", lambda m: m.executions)
-    for phase, text, value in _DURATIONS:
-        by_model(f"nv_inference_{phase}_duration_us", "counter", text, value)
-    by_model(
-        "nv_inference_pending_request_count", "gauge", "Requests that wait for a batch.", lambda m: waiting[m.name]
-    )
-
-    by_model("cotenant_goodput_total", "counter", "Answers within their latency target.", lambda m: m.within)
-    by_model(
-        "cotenant_attainment_ratio",
-        "gauge",
-        "Fraction of requests answered within their target, of those whose caller stayed.",
-        lambda m: m.attainment,
-    )
-    family(
-        "cotenant_requests_total",
-        "counter",
-        "Requests that ended, by how.",
-        [("", {"model": m.name, "outcome": end.value}, count) for m in models for end, count in m.outcomes.items()],
-    )
-    family(
-        "cotenant_rejected_requests_total",
-        "counter",
-        "Requests that were refused at arrival or expired in the queue, by reason.",
-        [
-            ("", {"model": m.name, "outcome": end.value, "reason": reason}, count)
-            for m in models
-            for (end, reason), count in sorted(m.rejections.items(), key=lambda item: (item[0][0].value, item[0][1]))
-        ],
-    )
-    family(
-        "cotenant_request_latency_seconds",
-        "histogram",
-        "From arrival to answer, of requests that were answered.",
-        [sample for m in models for sample in _histogram({"model": m.name}, m.latency, m.success)],
-    )
-    for name, text in (("predicted", "Latency of batches as the plan had it."), ("observed", "Latency of batches.")):
-        family(
-            f"cotenant_batch_{name}_seconds",
-            "summary",
-            text,
-            [
-                sample
-                for m in models
-                for lane, total in getattr(m, name).items()
-                for sample in _summary({"lane": lane, "model": m.name}, total)
-            ],
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("cotenant_build", "Version of the server.", {"version": __version__})
+        yield InfoMetricFamily(
+            "cotenant_backend", "What runs the partitions, and what enforces their shares.", self._backend
         )
-    for name, text in (
-        ("predicted", "Latency of batches as the plan had it, over that without neighbours."),
-        ("observed", "Latency of batches, over that without neighbours."),
-    ):
-        family(
-            f"cotenant_slowdown_{name}_ratio",
-            "gauge",
-            text,
-            [
-                ("", {"lane": lane, "model": m.name}, total.seconds / m.alone[lane].seconds)
-                for m in models
-                for lane, total in getattr(m, name).items()
-                if m.alone[lane].seconds > 0
-            ],
+        yield from self._triton()
+        yield from self._requests()
+        yield from self._batches()
+        yield from self._partitions()
+        yield from _PROCESS.collect()
+        yield from _PLATFORM.collect()
+
+    def _triton(self) -> Iterator[Metric]:
+        # Not counters by type: the name of a counter ends with _total, in OpenMetrics by rule, and Triton's do not.
+        failures = UnknownMetricFamily(
+            "nv_inference_request_failure", "Requests that were not answered.", labels=("model", "version", "reason")
         )
-    family(
-        "cotenant_backend_info",
-        "gauge",
-        "What runs the partitions, and what enforces their shares.",
-        [("", {"backend": backend, "isolation": isolation}, 1)],
-    )
-    for name, kind, text, reading in _PARTITION:
-        by_lane(f"cotenant_partition_{name}", kind, text, reading)
-    family(
-        "cotenant_queue_length",
-        "gauge",
-        "Requests that wait.",
-        [("", {"lane": lane.lane, "model": model}, count) for lane in lanes for model, count in lane.waiting.items()],
-    )
-    return "\n".join(lines) + "\n"
+        for model in self._models:
+            for reason, outcomes in _FAILURES.items():
+                count = sum(model.outcomes[outcome] for outcome in outcomes)
+                failures.add_metric((model.name, model.version, reason), count)
+        yield failures
+        for name, text, value in _TRITON:
+            family = UnknownMetricFamily(name, text, labels=("model", "version"))
+            for model in self._models:
+                family.add_metric((model.name, model.version), value(model))
+            yield family
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count", "Requests that wait for a batch.", labels=("model", "version")
+        )
+        for model in self._models:
+            waiting = sum(lane.waiting.get(model.name, 0) for lane in self._lanes)
+            pending.add_metric((model.name, model.version), waiting)
+        yield pending
+
+    def _requests(self) -> Iterator[Metric]:
+        goodput = CounterMetricFamily(
+            "cotenant_goodput", "Answers within their latency target.", labels=("model", "version")
+        )
+        attainment = GaugeMetricFamily(
+            "cotenant_attainment_ratio",
+            "Fraction of requests answered within their target, of those whose caller stayed.",
+            labels=("model", "version"),
+        )
+        requests = CounterMetricFamily("cotenant_requests", "Requests, by outcome.", labels=("model", "outcome"))
+        rejected = CounterMetricFamily(
+            "cotenant_rejected_requests",
+            "Requests that were rejected at arrival or expired in the queue, by reason.",
+            labels=("model", "outcome", "reason"),
+        )
+        latency = HistogramMetricFamily(
+            "cotenant_request_latency_seconds",
+            "From arrival to answer, of requests that were answered.",
+            labels=("model",),
+        )
+        for model in self._models:
+            goodput.add_metric((model.name, model.version), model.within)
+            attainment.add_metric((model.name, model.version), model.attainment)
+            for outcome, count in model.outcomes.items():
+                requests.add_metric((model.name, outcome.value), count)
+            for (outcome, reason), count in tuple(model.rejections.items()):
+                rejected.add_metric((model.name, outcome.value, reason), count)
+            buckets = list(zip(_BOUNDS, accumulate(model.latency), strict=True))
+            latency.add_metric((model.name,), buckets, model.success.seconds)
+        return iter((goodput, attainment, requests, rejected, latency))
+
+    def _batches(self) -> Iterator[Metric]:
+        labels = ("lane", "model")
+        times = {
+            "predicted": SummaryMetricFamily(
+                "cotenant_batch_predicted_seconds", "Predicted latency of batches.", labels=labels
+            ),
+            "observed": SummaryMetricFamily(
+                "cotenant_batch_observed_seconds", "Observed latency of batches.", labels=labels
+            ),
+        }
+        slowdowns = {
+            "predicted": GaugeMetricFamily(
+                "cotenant_slowdown_predicted_ratio",
+                "Predicted latency of batches over the profiled one without co-located models.",
+                labels=labels,
+            ),
+            "observed": GaugeMetricFamily(
+                "cotenant_slowdown_observed_ratio",
+                "Observed latency of batches over the profiled one without co-located models.",
+                labels=labels,
+            ),
+        }
+        for model in self._models:
+            for lane, alone in tuple(model.alone.items()):
+                for kind, total in (("predicted", model.predicted[lane]), ("observed", model.observed[lane])):
+                    times[kind].add_metric((lane, model.name), total.count, total.seconds)
+                    if alone.seconds > 0:
+                        slowdowns[kind].add_metric((lane, model.name), total.seconds / alone.seconds)
+        return iter((*times.values(), *slowdowns.values()))
+
+    def _partitions(self) -> Iterator[Metric]:
+        for name, family_of, text, reading in _PARTITION:
+            family = family_of(f"cotenant_partition_{name}", text, labels=("lane",))
+            for lane in self._lanes:
+                if (value := reading(lane)) is not None:
+                    family.add_metric((lane.lane,), value)
+            yield family
+        queues = GaugeMetricFamily("cotenant_queue_length", "Requests that wait.", labels=("lane", "model"))
+        for lane in self._lanes:
+            for model, count in lane.waiting.items():
+                queues.add_metric((lane.lane, model), count)
+        yield queues
 
 
-_DURATIONS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
-    ("request", "Time from arrival to answer.", lambda m: m.success.seconds * 1e6),
-    ("queue", "Time in the queue.", lambda m: m.queue.seconds * 1e6),
-    ("compute_input", "Time to put inputs together.", lambda m: m.gather.seconds * 1e6),
-    ("compute_infer", "Time to run the model.", lambda m: m.infer.seconds * 1e6),
-    ("compute_output", "Time to take outputs apart.", lambda m: m.scatter.seconds * 1e6),
+def render(collector: Collector, accept: str) -> tuple[bytes, str]:
+    """Render metrics in the format that an Accept header asks for: OpenMetrics or Prometheus' text.
+
+    Returns the body and its content type.
+    """
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # what it makes of a version that is no number
+        encode, content_type = choose_encoder("")
+    return encode(collector), content_type
+
+
+_TRITON: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_request_success", "Requests that were answered.", lambda m: m.outcomes[Outcome.SERVED]),
+    ("nv_inference_count", "Rows that were inferred.", lambda m: m.rows),
+    ("nv_inference_exec_count", "Batches that were run.", lambda m: m.executions),
+    ("nv_inference_request_duration_us", "Time from arrival to answer.", lambda m: m.success.seconds * 1e6),
+    ("nv_inference_queue_duration_us", "Time in the queue.", lambda m: m.queue.seconds * 1e6),
+    ("nv_inference_compute_input_duration_us", "Time to put inputs together.", lambda m: m.gather.seconds * 1e6),
+    ("nv_inference_compute_infer_duration_us", "Time to run the model.", lambda m: m.infer.seconds * 1e6),
+    ("nv_inference_compute_output_duration_us", "Time to take outputs apart.", lambda m: m.scatter.seconds * 1e6),
 )
 
-
-_PARTITION: tuple[tuple[str, str, str, Callable[[LaneReading], float | None]], ...] = (
-    ("up", "gauge", "Whether its worker is ready.", lambda r: int(r.up)),
-    ("lost", "gauge", "Whether its device is lost.", lambda r: int(r.lost)),
-    ("share_ratio", "gauge", "Share of the device, as planned.", lambda r: r.share / WHOLE),
+_PARTITION: tuple[
+    tuple[str, type[GaugeMetricFamily] | type[CounterMetricFamily], str, Callable[[LaneReading], float | None]],
+    ...,
+] = (
+    ("up", GaugeMetricFamily, "Whether its worker is ready.", lambda r: int(r.up)),
+    ("lost", GaugeMetricFamily, "Whether its device is lost.", lambda r: int(r.lost)),
+    ("share_ratio", GaugeMetricFamily, "Share of the device, as planned.", lambda r: r.share / WHOLE),
     (
         "used_share_ratio",
-        "gauge",
+        GaugeMetricFamily,
         "Share of the device that it used of late.",
         lambda r: None if r.used_share is None else r.used_share / WHOLE,
     ),
-    ("over_share", "gauge", "Whether it uses more than its share.", lambda r: int(r.over_share)),
-    ("busy_seconds_total", "counter", "Time in which it ran batches.", lambda r: r.busy),
-    ("restarts_total", "counter", "How often its worker was started again.", lambda r: r.restarts),
+    ("over_share", GaugeMetricFamily, "Whether it uses more than its share.", lambda r: int(r.over_share)),
+    ("busy_seconds", CounterMetricFamily, "Time in which it ran batches.", lambda r: r.busy),
+    ("restarts", CounterMetricFamily, "How often its worker was started again.", lambda r: r.restarts),
 )
-
-
-def _summary(labels: dict[str, str], total: Sum) -> list[Sample]:
-    return [("_sum", labels, total.seconds), ("_count", labels, total.count)]
-
-
-def _histogram(labels: dict[str, str], counts: Sequence[int], total: Sum) -> list[Sample]:
-    bounds = [*map(str, BUCKETS), "+Inf"]
-    buckets: list[Sample] = [
-        ("_bucket", {**labels, "le": bound}, count) for bound, count in zip(bounds, accumulate(counts), strict=True)
-    ]
-    return buckets + _summary(labels, total)
-
-
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else repr(value)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from cotenant import __version__
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec, nbytes
@@ -116,8 +117,8 @@ class Core(Protocol):
 
     def log_settings(self, update: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
 
-    def metrics(self) -> str:
-        """Prometheus' text format."""
+    def metrics(self) -> Collector:
+        """Return the metrics as they are now. They may be rendered in a thread."""
         ...
 
     def allocate(self, size: int) -> Any | None:

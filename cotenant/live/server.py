@@ -12,6 +12,7 @@ from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
 from cotenant.live.deployment_manager import DeploymentManager
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.inference import InferenceService
+from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.oip import Done, IndexEntry, InferRequest
 from cotenant.live.pool import Pool
@@ -137,7 +138,7 @@ class Server:
             self._repository.model(name, version)
         return self._reporter.statistics(name)
 
-    def metrics(self) -> str:
+    def metrics(self) -> ServerCollector:
         return self._reporter.metrics()
 
     def status(self) -> Status:

@@ -8,7 +8,7 @@ import msgspec
 
 from cotenant.backends import Backend
 from cotenant.live.driver import Driver
-from cotenant.live.metrics import LaneReading, render_metrics
+from cotenant.live.metrics import LaneReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.pool import Pool
 from cotenant.live.serving_observer import ServingObserver
@@ -63,9 +63,9 @@ class StatusReporter:
         """Return Triton's `model_stats`, one entry a model; of all models where no name is given."""
         return [counts.to_json() for model, counts in self._observer.models.items() if name in ("", model)]
 
-    def metrics(self) -> str:
-        """Return the metrics in Prometheus' text format."""
-        return render_metrics(
+    def metrics(self) -> ServerCollector:
+        """Return the metrics, with the lanes as they are now."""
+        return ServerCollector(
             self._observer.models.values(),
             self.lane_readings(),
             backend=self._backend.name,

@@ -15,7 +15,7 @@ from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CancelledError, FailedError, ModelError, NotFoundError, RequestError, UnavailableError
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
-from cotenant.live.metrics import LaneReading, render_metrics
+from cotenant.live.metrics import LaneReading, ServerCollector
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
 from cotenant.live.statistics import ModelStatistics
 from cotenant.runtime.events import Reply
@@ -136,9 +136,9 @@ class StubCore:
         self.log |= update or {}
         return self.log
 
-    def metrics(self) -> str:
+    def metrics(self) -> ServerCollector:
         reading = LaneReading(lane="cpu-0/0", up=True, share=500, waiting={"identity": 2})
-        return render_metrics(self.counts.values(), [reading], backend="stub", isolation="nothing")
+        return ServerCollector(self.counts.values(), [reading], backend="stub", isolation="nothing")
 
     def allocate(self, size: int) -> Block | None:
         self.blocks += 1

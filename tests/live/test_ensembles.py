@@ -25,6 +25,7 @@ from cotenant.errors import ConfigError, PlanError
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
+from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest
 from cotenant.live.server import Server
 from cotenant.runtime.log import replay
@@ -193,7 +194,7 @@ def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> Non
                     await asyncio.to_thread(check)
                 status = {row[0]: row for row in server.status().rows(server.deployment.plan)}
                 assert status["diamond"][1:4] == ["READY", "2 s", "5.0"]
-                assert 'model="diamond"' in server.metrics()
+                assert 'model="diamond"' in render(server.metrics(), "")[0].decode()
             finally:
                 with_http.close()
                 with_grpc.close()

@@ -271,7 +271,6 @@ def test_a_refused_request_says_when_to_come_back(wire: Wire) -> None:
 
 def test_other_pages(wire: Wire, core: StubCore) -> None:
     assert b"Cotenant" in ask(wire, request("GET", "/")).body
-    assert ask(wire, request("GET", "/metrics?x=1")).headers["content-type"].startswith("text/plain")
     assert ask(wire, request("GET", "http://host/v2/models/identity")).status == 200
     assert ask(wire, request("GET", "/cotenant/status")).json == {"ready": True}
     for path in ("/", "/cotenant/status"):
@@ -521,6 +520,20 @@ def test_draining(server: HttpServer, core: StubCore) -> None:
         await stopping
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+def test_metrics_accept_header_chooses_the_content_type(server: HttpServer, kind: str) -> None:
+    async def run() -> Answer:
+        wire = Wire(server)
+        wire.say(request("GET", "/metrics?x=1", Accept=kind))
+        while not wire.got:
+            await asyncio.sleep(0)
+        return wire.answers[0]
+
+    answer = asyncio.run(run())
+    assert answer.status == 200 and answer.headers["content-type"].startswith(f"{kind}; version=")
+    assert b"cotenant_backend_info{" in answer.body
 
 
 def test_draining_does_not_wait_for_ever(server: HttpServer) -> None:

@@ -14,6 +14,7 @@ from cotenant.core.plan import Device, Partition
 from cotenant.errors import FailedError, UnavailableError
 from cotenant.live import pool as pool_module
 from cotenant.live.deployment import Deployment
+from cotenant.live.metrics import render
 from cotenant.live.oip import InferResponse
 from cotenant.live.server import Server
 from cotenant.predictors.samples import Sample
@@ -69,7 +70,7 @@ def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.M
             assert states["identity"] == ("UNAVAILABLE", f"{gone} is lost: Xid 79, it has fallen off the bus")
             workers = {worker.lane.partition("/")[0]: worker for worker in server.status().workers}
             assert (workers[gone].state, workers[gone].pid) == ("lost", None)
-            text = server.metrics()
+            text = render(server.metrics(), "")[0].decode()
             assert f'cotenant_partition_lost{{lane="{workers[gone].lane}"}} 1' in text
             assert f'cotenant_partition_lost{{lane="{workers[home["lookup"]].lane}"}} 0' in text
 

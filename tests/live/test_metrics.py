@@ -1,50 +1,49 @@
+"""What Prometheus is told, read back by its own parsers."""
+
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 
 import pytest
+from prometheus_client import parser as text_parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.registry import CollectorRegistry
 
+from cotenant import __version__
 from cotenant.core.request import Outcome, Request
-from cotenant.live.metrics import LaneReading, render_metrics
+from cotenant.live.metrics import LaneReading, ServerCollector, render
 from cotenant.live.statistics import ModelStatistics
 from cotenant.runtime.events import Reply
 from cotenant.worker.wire import Timing
 
-SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (\S+)')
-SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count"), "counter": ("",), "gauge": ("",)}
+# What Prometheus 3 sends.
+SCRAPER = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
 
 
-BACKEND = {"backend": "cpu", "isolation": "a bucket"}
+def collector(models: Iterable[ModelStatistics] = (), lanes: Iterable[LaneReading] = ()) -> ServerCollector:
+    return ServerCollector(models, lanes, backend="cpu", isolation="a bucket")
 
 
-def parse(text: str) -> dict[str, float]:
-    """A strict reader of Prometheus' text format: sample as written → value."""
-    samples: dict[str, float] = {}
-    families: set[str] = set()
-    name = kind = ""
-    assert text.endswith("\n")
-    for line in text.splitlines():
-        if line.startswith("# HELP "):
-            name = line.split()[2]
-            assert name not in families and len(line.split()) > 3
-            families.add(name)
-            kind = ""
-        elif line.startswith("# TYPE "):
-            assert line.split()[2] == name and not kind
-            kind = line.split()[3]
-        else:
-            match = SAMPLE.fullmatch(line)
-            assert match is not None, line
-            assert match[1] in [name + suffix for suffix in SUFFIXES[kind]], line
-            key = line.rpartition(" ")[0]
-            assert key not in samples, f"{key} is there twice"
-            samples[key] = float(match[3])
-            assert kind == "gauge" or samples[key] >= 0
-    return samples
+def samples(collected: ServerCollector, accept: str = "") -> dict[str, float]:
+    """Sample as written, its labels in order → value. The parser of OpenMetrics is a strict one."""
+    body, content_type = render(collected, accept)
+    openmetrics = content_type.startswith("application/openmetrics-text")
+    parse = (openmetrics_parser if openmetrics else text_parser).text_string_to_metric_families
+    values: dict[str, float] = {}
+    for family in parse(body.decode()):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert key not in values, f"{key} is there twice"
+            values[key] = sample.value
+    return values
 
 
 def filled(name: str = "resnet") -> ModelStatistics:
-    """Two requests served in one batch, one of them late; one refused, one expired, one failed, one cancelled."""
+    """Two requests served in one batch, one of them late; one rejected, one expired, one failed, one cancelled."""
     counts = ModelStatistics(name, "1", epoch=1000.0)
     timing = Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01)
     counts.ran("cpu-0/0", 2, 0.010, 0.012, timing, alone=0.008)
@@ -55,15 +54,17 @@ def filled(name: str = "resnet") -> ModelStatistics:
     return counts
 
 
-def test_the_metrics_are_prometheus_and_right() -> None:
+@pytest.mark.parametrize("accept", ["", "text/plain", "application/openmetrics-text; version=1.0.0", SCRAPER])
+def test_metrics_filled_model_gives_its_counts_in_every_format(accept: str) -> None:
     lane = LaneReading(lane="cpu-0/0", up=True, share=400, used_share=389.5, busy=0.012, waiting={"resnet": 3})
-    samples = parse(render_metrics([filled(), ModelStatistics("idle", "2", 0.0)], [lane], **BACKEND))
+    values = samples(collector([filled(), ModelStatistics("idle", "2", 0.0)], [lane]), accept)
     model = 'model="resnet",version="1"'
     wanted = {
         f"nv_inference_request_success{{{model}}}": 2,
-        f'nv_inference_request_failure{{{model},reason="REJECTED"}}': 2,
-        f'nv_inference_request_failure{{{model},reason="BACKEND"}}': 1,
-        f'nv_inference_request_failure{{{model},reason="CANCELED"}}': 1,
+        'nv_inference_request_failure{model="resnet",reason="REJECTED",version="1"}': 2,
+        'nv_inference_request_failure{model="resnet",reason="BACKEND",version="1"}': 1,
+        'nv_inference_request_failure{model="resnet",reason="CANCELED",version="1"}': 1,
+        'nv_inference_request_failure{model="resnet",reason="OTHER",version="1"}': 0,
         f"nv_inference_count{{{model}}}": 2,
         f"nv_inference_exec_count{{{model}}}": 1,
         f"nv_inference_request_duration_us{{{model}}}": 526_000,
@@ -72,38 +73,79 @@ def test_the_metrics_are_prometheus_and_right() -> None:
         f"nv_inference_pending_request_count{{{model}}}": 3,
         f"cotenant_goodput_total{{{model}}}": 1,
         f"cotenant_attainment_ratio{{{model}}}": 0.2,
-        'cotenant_attainment_ratio{model="idle",version="2"}': 1,
         'cotenant_requests_total{model="resnet",outcome="served"}': 2,
+        'cotenant_requests_total{model="idle",outcome="failed"}': 0,
         'cotenant_rejected_requests_total{model="resnet",outcome="rejected",reason="why"}': 1,
-        'cotenant_request_latency_seconds_bucket{model="resnet",le="0.01"}': 0,
-        'cotenant_request_latency_seconds_bucket{model="resnet",le="0.02"}': 1,
-        'cotenant_request_latency_seconds_bucket{model="resnet",le="+Inf"}': 2,
+        'cotenant_request_latency_seconds_bucket{le="0.01",model="resnet"}': 0,
+        'cotenant_request_latency_seconds_bucket{le="0.02",model="resnet"}': 1,
+        'cotenant_request_latency_seconds_bucket{le="+Inf",model="resnet"}': 2,
         'cotenant_request_latency_seconds_count{model="resnet"}': 2,
         'cotenant_batch_predicted_seconds_sum{lane="cpu-0/0",model="resnet"}': 0.010,
         'cotenant_batch_observed_seconds_sum{lane="cpu-0/0",model="resnet"}': 0.012,
+        'cotenant_batch_observed_seconds_count{lane="cpu-0/0",model="resnet"}': 1,
         'cotenant_slowdown_predicted_ratio{lane="cpu-0/0",model="resnet"}': 1.25,
         'cotenant_slowdown_observed_ratio{lane="cpu-0/0",model="resnet"}': 1.5,
+        'cotenant_backend_info{backend="cpu",isolation="a bucket"}': 1,
+        f'cotenant_build_info{{version="{__version__}"}}': 1,
         'cotenant_partition_up{lane="cpu-0/0"}': 1,
+        'cotenant_partition_lost{lane="cpu-0/0"}': 0,
         'cotenant_partition_share_ratio{lane="cpu-0/0"}': 0.4,
         'cotenant_partition_used_share_ratio{lane="cpu-0/0"}': 0.3895,
         'cotenant_partition_over_share{lane="cpu-0/0"}': 0,
         'cotenant_partition_busy_seconds_total{lane="cpu-0/0"}': 0.012,
+        'cotenant_partition_restarts_total{lane="cpu-0/0"}': 0,
         'cotenant_queue_length{lane="cpu-0/0",model="resnet"}': 3,
     }
-    assert {name: samples.get(name) for name in wanted} == {
-        name: pytest.approx(value) for name, value in wanted.items()
-    }
+    assert {name: values.get(name) for name in wanted} == {name: pytest.approx(value) for name, value in wanted.items()}
+    assert values["process_resident_memory_bytes"] > 0 and values["process_cpu_seconds_total"] > 0
+    assert any(name.startswith("python_info{") for name in values)
 
 
-def test_a_share_that_nobody_looked_at_is_left_out() -> None:
-    assert "used_share_ratio{" not in render_metrics([], [LaneReading(lane="a", up=True, share=1)], **BACKEND)
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/json", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        ("application/openmetrics-text; version=high", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain; version=1.x", "text/plain; version=0.0.4; charset=utf-8"),
+    ],
+)
+def test_render_accept_header_chooses_the_format(accept: str, content_type: str) -> None:
+    body, answered = render(collector(), accept)
+    assert answered == content_type
+    assert body.endswith(b"# EOF\n") == ("openmetrics" in content_type)
 
 
-def test_names_are_escaped() -> None:
-    samples = parse(render_metrics([filled('a"b\\c\nd')], [], **BACKEND))
-    assert r'cotenant_goodput_total{model="a\"b\\c\nd",version="1"}' in samples
+def test_metrics_all_families_have_names_of_their_own() -> None:
+    """The registry rejects a name that stands for two families."""
+    CollectorRegistry(auto_describe=True).register(collector([filled()], [LaneReading(lane="a", up=True, share=1)]))
 
 
-def test_no_models() -> None:
-    info = "cotenant_backend_info"
-    assert parse(render_metrics([], [], **BACKEND)) == {f'{info}{{backend="cpu",isolation="a bucket"}}': 1.0}
+def test_metrics_unknown_used_share_is_left_out() -> None:
+    values = samples(collector(lanes=[LaneReading(lane="a", up=True, share=1)]))
+    assert 'cotenant_partition_share_ratio{lane="a"}' in values
+    assert not any(name.startswith("cotenant_partition_used_share_ratio") for name in values)
+
+
+@pytest.mark.parametrize("accept", ["", SCRAPER])
+def test_metrics_model_name_with_quotes_reads_back(accept: str) -> None:
+    name = 'a"b\\c\nd é'
+    assert f'cotenant_goodput_total{{model="{name}",version="1"}}' in samples(collector([filled(name)]), accept)
+
+
+def test_metrics_no_models_gives_the_backend() -> None:
+    values = samples(collector())
+    assert values['cotenant_backend_info{backend="cpu",isolation="a bucket"}'] == 1
+    assert not any("model=" in name for name in values)
+
+
+def test_collector_tables_that_grow_while_collected_do_no_harm() -> None:
+    counts = filled()
+    families = iter(collector([counts]).collect())
+    timing = Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01)
+    for lane, family in enumerate(families):
+        counts.ran(f"cpu-1/{lane}", 2, 0.010, 0.012, timing, alone=0.008)
+        counts.ended(Reply((Request(3, "resnet", 5.0, 5.1),), Outcome.REJECTED, f"why {lane}"), 5.1)
+        assert family.name

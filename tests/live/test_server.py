@@ -31,6 +31,7 @@ from cotenant.live import pool as pool_module
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
+from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.page import render_page
 from cotenant.live.server import Server
@@ -290,7 +291,7 @@ def test_what_people_and_programs_see(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             await ask(server, "identity", floats())
-            assert 'cotenant_goodput_total{model="identity",version="1"} 1' in server.metrics()
+            assert b'cotenant_goodput_total{model="identity",version="1"} 1' in render(server.metrics(), "")[0]
             assert "identity" in render_page(server.status())
             assert server.statistics("identity")[0]["inference_count"] == 1
             states = {entry.name: entry.state for entry in server.index()}

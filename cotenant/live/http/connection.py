@@ -21,6 +21,7 @@ _LINGER = 5  # seconds that a caller whose request was cut short has to read why
 # Of the others nothing is kept.
 _HEADERS = frozenset(
     (
+        b"accept",
         b"accept-encoding",
         b"connection",
         b"content-encoding",

@@ -12,7 +12,7 @@ import msgspec
 from cotenant.errors import CotenantError, InvalidError, RequestError, UnavailableError
 from cotenant.live import codec
 from cotenant.live.http.encoding import deflate, encoding_for
-from cotenant.live.http.response import BINARY, HEADS, JSON, TextResponse, status_of
+from cotenant.live.http.response import BINARY, JSON, TextResponse, head, status_of
 from cotenant.live.oip import Core, Data, InferRequest, InferResponse
 
 _MIN_COMPRESSED = 1 << 10  # bytes; a smaller response is not worth compressing
@@ -131,7 +131,7 @@ class RequestCycle:
     def reply(self, payload: Any) -> None:
         """Respond with text as it is, and with any other object as JSON."""
         if isinstance(payload, TextResponse):
-            self.send(200, payload.content_type, (payload.body.encode(),))
+            self.send(200, payload.content_type, (payload.body,))
         else:
             self.send(200, JSON, (msgspec.json.encode(payload),))
 
@@ -159,13 +159,13 @@ class RequestCycle:
         elif self.http_1_0:
             headers += b"Connection: keep-alive\r\n"
         size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-        head = b"%s%d\r\n%s\r\n" % (HEADS[status, content_type], size, headers)
+        start = b"%s%d\r\n%s\r\n" % (head(status, content_type), size, headers)
         if self.method == b"HEAD":
-            self.response = (head,)
+            self.response = (start,)
         elif size < _MIN_THREADED:
-            self.response = (b"".join((head, *body)),)
+            self.response = (b"".join((start, *body)),)
         else:
-            self.response = (head, *body)
+            self.response = (start, *body)
         channel.flush()
 
 

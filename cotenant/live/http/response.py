@@ -17,7 +17,6 @@ from cotenant.errors import (
 JSON = "application/json"
 BINARY = "application/octet-stream"
 HTML = "text/html; charset=utf-8"
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 _REASONS = {
     200: "OK",
@@ -41,19 +40,28 @@ _STATUS: dict[type[CotenantError], int] = {
     UnavailableError: 503,
 }
 
-# Everything up to the value of Content-Length, by status and content type.
-HEADS = {
-    (status, content_type): f"HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nContent-Length: ".encode()
-    for status, reason in _REASONS.items()
-    for content_type in (JSON, BINARY, HTML, PROMETHEUS)
+
+def _format_head(status: int, content_type: str) -> bytes:
+    return f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\nContent-Length: ".encode("latin-1")
+
+
+_HEADS = {
+    (status, content_type): _format_head(status, content_type)
+    for status in _REASONS
+    for content_type in (JSON, BINARY, HTML)
 }
 
 
 class TextResponse(msgspec.Struct, frozen=True):
     """A response that is text already, rather than an object to be written as JSON."""
 
-    body: str
+    body: bytes
     content_type: str = JSON
+
+
+def head(status: int, content_type: str) -> bytes:
+    """Return the start of a response, up to the value of Content-Length."""
+    return _HEADS.get((status, content_type)) or _format_head(status, content_type)
 
 
 def status_of(error: CotenantError) -> int:

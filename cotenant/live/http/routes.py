@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ import msgspec
 
 from cotenant.errors import InvalidError, MalformedError, NotFoundError, UnsupportedError
 from cotenant.live.http.request_cycle import RequestCycle
-from cotenant.live.http.response import HTML, PROMETHEUS, TextResponse
+from cotenant.live.http.response import HTML, TextResponse
+from cotenant.live.metrics import render
 from cotenant.live.oip import Core, Data, model_metadata, server_metadata
 
 
@@ -61,7 +63,7 @@ def find_route(url: bytes) -> Route | None:
 def _page(services: Services, route: Route, request: RequestCycle) -> Any:
     if services.page is None:
         raise NotFoundError("Not Found")
-    return TextResponse(services.page(), HTML)
+    return TextResponse(services.page().encode(), HTML)
 
 
 def _status(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -70,8 +72,10 @@ def _status(services: Services, route: Route, request: RequestCycle) -> Any:
     return services.status()
 
 
-def metrics(services: Services, route: Route, request: RequestCycle) -> Any:
-    return TextResponse(services.core.metrics(), PROMETHEUS)
+async def metrics(services: Services, route: Route, request: RequestCycle) -> Any:
+    # In a thread: thousands of samples take tens of milliseconds, which no request should wait for.
+    accept = request.headers.get(b"accept", b"").decode("latin-1")
+    return TextResponse(*await asyncio.to_thread(render, services.core.metrics(), accept))
 
 
 def _server_metadata(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -119,12 +123,12 @@ def _index(services: Services, route: Route, request: RequestCycle) -> Any:
 
 async def _load(services: Services, route: Route, request: RequestCycle) -> Any:
     await services.core.load(route.model, _parameters(request.body))
-    return TextResponse("")
+    return TextResponse(b"")
 
 
 async def _unload(services: Services, route: Route, request: RequestCycle) -> Any:
     await services.core.unload(route.model, _parameters(request.body))
-    return TextResponse("")
+    return TextResponse(b"")
 
 
 def _trace_setting(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -148,7 +152,7 @@ def _no_regions(services: Services, route: Route, request: RequestCycle) -> Any:
 
 
 def _nothing(services: Services, route: Route, request: RequestCycle) -> Any:
-    return TextResponse("")
+    return TextResponse(b"")
 
 
 def _reject_registration(services: Services, route: Route, request: RequestCycle) -> Any:
