@@ -33,25 +33,32 @@ Hold = Literal["bucket", "quota"]
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """share, used_share: percent of the device. p50, p99: seconds from handing a batch over to having its answer."""
+    """share, used_share, waited_share: percent of the device. p50, p99: seconds from handing a batch over to having its
+    answer.
+
+    waited_share: at most so much was lost because other programs had the processors: all threads of a batch wait for
+    the one that waits longest.
+    """
 
     share: float
     batch: int
     used_share: float
+    waited_share: float
     p50: float
     p99: float
     cores: tuple[int, ...]
 
 
 class _Lane:
-    """Always has a batch under way. marks: time, and processor time used until then, at the end of each batch."""
+    """Always has a batch under way. marks: time, and processor time used and waited for until then, at the end of each
+    batch."""
 
     def __init__(self, name: str, share: int, batch: int) -> None:
         self.name = name
         self.share = share
         self.batch = batch
         self.pid = 0
-        self.marks: list[tuple[float, float]] = []
+        self.marks: list[tuple[float, float, float]] = []
 
 
 class _Greedy:
@@ -76,7 +83,7 @@ class _Greedy:
 
     def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         it = self._lanes[lane]
-        it.marks.append((time.monotonic(), cpu_time(it.pid) or 0.0))
+        it.marks.append((time.monotonic(), cpu_time(it.pid) or 0.0, run_delay(it.pid)))
         self.go(lane)
 
     def failed(self, lane: str, batch: int, reason: str) -> None:
@@ -85,6 +92,15 @@ class _Greedy:
     def died(self, lane: str, reason: str) -> None:
         if not self.failure.done():
             self.failure.set_exception(RuntimeError(f"{lane}: {reason}"))
+
+
+def run_delay(pid: int) -> float:
+    """Seconds in which the thread of a process that waited longest could run and had no processor. 0 where the system
+    does not say."""
+    try:
+        return max(int(path.read_text().split()[1]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    except (OSError, ValueError):
+        return 0.0
 
 
 async def measure(
@@ -114,18 +130,20 @@ async def measure(
             greedy.pool = None
             cores = {name: pinned[0] for name, pinned in backend._pinned.items()}
             await pool.close(grace=5.0)
-    return [_summary(lane, backend.capacity, cores.get(lane.name, ())) for lane in lanes]
+    return [_summary(lane, backend, cores.get(lane.name, ())) for lane in lanes]
 
 
-def _summary(lane: _Lane, capacity: float, cores: tuple[int, ...]) -> Measured:
+def _summary(lane: _Lane, backend: Cpu, cores: tuple[int, ...]) -> Measured:
     marks = lane.marks[min(3, len(lane.marks) // 3) :]  # caches and clocks settle
-    times = [time for time, _ in marks]
+    times = [time for time, _, _ in marks]
     latencies = sorted(after - before for before, after in itertools.pairwise(times))
-    used = marks[-1][1] - marks[0][1]
+    possible = (times[-1] - times[0]) * backend.capacity
+    waited = (marks[-1][2] - marks[0][2]) * len(cores or backend.cores)
     return Measured(
         share=lane.share / 10,
         batch=lane.batch,
-        used_share=100 * used / (times[-1] - times[0]) / capacity,
+        used_share=100 * (marks[-1][1] - marks[0][1]) / possible,
+        waited_share=100 * waited / possible,
         p50=statistics.median(latencies),
         p99=latencies[int(0.99 * (len(latencies) - 1))],
         cores=cores,
@@ -135,7 +153,8 @@ def _summary(lane: _Lane, capacity: float, cores: tuple[int, ...]) -> Measured:
 def _line(what: str, it: Measured) -> str:
     where = f"core {','.join(map(str, it.cores))}" if it.cores else "all cores"
     return (
-        f"{what:<22} share {it.share:5.1f} %  used_share {it.used_share:5.1f} %  batch {it.batch:2}  "
+        f"{what:<22} share {it.share:5.1f} %  used {it.used_share:5.1f} %  waited at most {it.waited_share:5.1f} %  "
+        f"batch {it.batch:2}  "
         f"p50 {it.p50 * 1e3:7.1f} ms  p99 {it.p99 * 1e3:7.1f} ms  {where}"
     )
 

@@ -68,7 +68,7 @@ def watched(
     return latencies
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     batch=st.integers(1, 32),
     fixed=st.floats(0.001, 0.05),
@@ -94,7 +94,7 @@ def test_one_lane_is_as_an_event_loop_finds_it(
 
 
 @given(load=st.floats(1.2, 10.0), batch=st.integers(1, 16), slack=st.floats(1.0, 3.0))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_beyond_its_capacity_a_lane_serves_its_capacity(load: float, batch: int, slack: float) -> None:
     curve = [0.005 + 0.002 * n for n in range(1, batch + 1)]
     expected = alone(curve, load * batch / curve[-1], 2 * curve[-1] * slack)
@@ -116,7 +116,7 @@ def test_lanes_that_share_a_model_smooth_its_arrivals() -> None:
     assert several[-1] > several[0] + 0.1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(load=st.floats(0.1, 0.9), others=st.integers(1, 4))
 def test_neighbours_in_time_only_make_a_model_slower(load: float, others: int) -> None:
     curve = [0.004 + 0.001 * n for n in range(1, 5)]
@@ -175,7 +175,6 @@ def test_several_workers_carry_the_rate_of_a_placement_together() -> None:
     assert expected.utilisation["k-0/0"] == pytest.approx(0.4, rel=0.01)
 
 
-@settings(deadline=None)
 @given(rate=st.floats(1e-12, 1e9), other=st.floats(1e-12, 1e9))
 def test_any_rate_has_a_forecast(rate: float, other: float) -> None:
     for model in forecast(*lanes([[0.010, 0.015], [0.020]], [rate, other], [0.1, 0.2])).models.values():
@@ -191,7 +190,7 @@ def test_what_was_not_profiled_has_no_forecast() -> None:
         forecast(plan, msgspec.structs.replace(problem, profiles={}))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     batch=st.integers(1, 40),
     fixed=st.floats(0.001, 0.02),
@@ -211,7 +210,29 @@ def test_a_lane_of_its_own_is_as_the_simulator_finds_it(
     assert forecast(plan, problem).models["m0"].attainment == pytest.approx(seen.attainment, abs=0.025)
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize(
+    ("load", "slack", "error"),
+    [
+        (0.9, 1.0, 0.003),
+        (1.0145, 1.0, 0.003),
+        (1.4, 1.0, 0.003),
+        # What remains: with time to spare beyond two batches the forecast loses a little more than the simulator.
+        (1.0145, 1.1, 0.008),
+        (1.0145, 2.0, 0.012),
+    ],
+)
+def test_forecast_large_batches_at_capacity_within_a_point_of_the_simulator(
+    load: float, slack: float, error: float
+) -> None:
+    """Batches of 37 that take hardly longer than one row, and targets that leave no queue longer than a batch."""
+    curve = [0.020 + 0.0005 * n for n in range(1, 38)]
+    rate = load * 37 / curve[-1]
+    plan, problem = lanes([curve], [rate], [2 * curve[-1] * slack])
+    (seen,) = simulate(problem, plan, seconds=200_000 / rate, seed=9).models
+    assert forecast(plan, problem).models["m0"].attainment == pytest.approx(seen.attainment, abs=error)
+
+
+@settings(max_examples=20)
 @given(rates=st.lists(st.floats(1.0, 60.0), min_size=2, max_size=4))
 def test_what_a_lane_does_depends_on_no_other_lane(rates: list[float]) -> None:
     """All lanes are one computation, and those that are known stay out of it."""

@@ -38,13 +38,29 @@ UNIT = np.eye(STATES)[:, :1]
 
 def _longest(chains: QueueBatch, full: Array) -> Array:
     """The longest queue to tell apart: what a round with a full batch gathers, and what is left of that by such rounds
-    before; but admission lets none grow beyond the target."""
+    before; but no longer than admission lets it grow.
+
+    The states that are told apart are spread over this length, so a bound that is far too long makes them coarse where
+    the queue really is: with twice its largest batch's latency as target a lane at capacity was forecast 4.6 points too
+    low.
+    """
     mean = chains.rate * full
     # Beyond a full batch the queue drifts down by b - mean a round, against a variance of mean.
     drift = np.where(mean < chains.batch, 6 * mean / np.maximum(chains.batch - mean, 1e-9), LONGEST)
     gathers = mean + 4.5 * np.sqrt(mean) + 3 + np.where(mean > chains.batch / 2, drift, 0.0)
-    longest = np.minimum(np.minimum(gathers, LONGEST), chains.batch * (chains.slo // full + 1))
-    result: Array = np.ceil(np.maximum(longest, 1.0))
+    # Of those that still find room behind full batches, the last come so late before the turn that the rest of their
+    # target is left for it.
+    room = np.maximum(_room(chains), 0.0)
+    rounds = np.floor(room / full + 1e-9)
+    last = chains.rate * chains.lanes * np.maximum(room - rounds * full, 0.0)
+    admitted = chains.batch * np.maximum(rounds, 1.0) + np.minimum(chains.batch, last + 4.5 * np.sqrt(last))
+    result: Array = np.ceil(np.maximum(np.minimum(np.minimum(gathers, LONGEST), admitted), 1.0))
+    return result
+
+
+def _room(chains: QueueBatch) -> Array:
+    """Seconds that a request may wait for its batch to begin: admission reckons with a full one."""
+    result: Array = chains.slo / chains.caution - chains.seconds[np.arange(len(chains.batch)), chains.batch]
     return result
 
 
@@ -146,7 +162,7 @@ def _served(chains: QueueBatch, chain: Indices, rest: Array, length: Array, arri
     as far as the target lets any wait. Admission reckons with full ones.
     """
     size = chains.batch.take(chain)
-    room = (chains.slo / chains.caution - chains.seconds[np.arange(len(full)), chains.batch]).take(chain)
+    room = _room(chains).take(chain)
     full = full.take(chain)
     ahead = np.floor(rest / size)
     last = np.minimum(np.ceil((arrivals + rest) / size), np.ceil(room / full))
