@@ -65,7 +65,8 @@ def cotenant(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[
         (root / "profiles.csv").write_text(write_profiles(profiles))
         head = f'backend = "{backend}"\nprofiles = "profiles.csv"\n[cpu]\ncuts = [100]\n'
         (root / "settings.toml").write_text(head + "".join(entries))
-        with started("-m", "cotenant", "serve", f"{root}/settings.toml", "--port=0", "--json") as (pid, line):
+        ports = (f"--{front}-port=0" for front in ("http", "grpc", "metrics"))
+        with started("-m", "cotenant", "serve", f"{root}/settings.toml", *ports, "--json") as (pid, line):
             yield pid, f"http://{json.loads(line)['addresses']['http']}"
 
 

@@ -18,13 +18,13 @@ import uvloop
 from rich.console import Console
 
 from cotenant.cli.loading import load_deployment, load_settings
-from cotenant.cli.validate import LOADS, compare_loads, largest_difference, result_view
+from cotenant.cli.validate import SCALES, compare_loads, largest_difference, result_view
 from cotenant.zoo import ZOO, build_models
 
 
 def settings(repository: Path) -> str:
     """What the demo serves, as a file of settings."""
-    lines = [f'repository = "{repository.absolute()}"', 'objective = "rate"', 'grace = "1s"']
+    lines = [f'model_repository = "{repository.absolute()}"', 'objective = "rate"', 'grace = "1s"']
     for name, recipe in ZOO.items():
         if recipe.demo:
             lines += ["[[models]]", f'name = "{name}"', f'slo = "{recipe.slo}s"', f"rate = {recipe.weight}"]
@@ -34,7 +34,7 @@ def settings(repository: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--load", type=float, nargs="+", default=list(LOADS))
+    parser.add_argument("--load", type=float, nargs="+", default=list(SCALES))
     parser.add_argument("--repository", type=Path, default=Path("models"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

@@ -23,8 +23,9 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.live_vs_simulated import settings
-from cotenant.cli.client import bodies_for, under_load
+from cotenant.cli.client import bodies_for
 from cotenant.cli.loading import load_deployment, load_settings
+from cotenant.cli.loadtest import under_load
 from cotenant.cli.validate import ENOUGH, served_process
 from cotenant.core.units import show_seconds
 from cotenant.measure.table import table

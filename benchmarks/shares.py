@@ -1,7 +1,7 @@
 """Are shares of the processor held, and what latency comes of them? One line for each lane that was measured.
 
-`python -m benchmarks.shares [bucket|quota]`: lanes alone at 20 to 100 % and batches of 1, 8 and 32; then with a greedy
-neighbour on the rest of the device, and, to tell shares from cores, with one on the rest of the same core.
+`python -m benchmarks.shares [throttle|quota]`: lanes alone at 20 to 100 % and batches of 1, 8 and 32; then with a
+greedy neighbour on the rest of the device, and, to tell shares from cores, with one on the rest of the same core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 from tests.worker import graphs
 
-Hold = Literal["bucket", "quota"]
+Enforcement = Literal["throttle", "quota"]
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -104,11 +104,15 @@ def run_delay(pid: int) -> float:
 
 
 async def measure(
-    shares: Sequence[tuple[int, int]], seconds: float, *, hold: Hold = "bucket", share_a_core: bool = False
+    shares: Sequence[tuple[int, int]],
+    seconds: float,
+    *,
+    enforcement: Enforcement = "throttle",
+    share_a_core: bool = False,
 ) -> list[Measured]:
     """Lanes of these shares (‰) and batches, all busy at once for that long. Each is warmed up for a few batches."""
     lanes = [_Lane(f"cpu-0/{slot}", share, batch) for slot, (share, batch) in enumerate(shares)]
-    backend = Cpu(hold=hold, reserve=read_settings().reserve)  # as a server has it: the rest is for this program
+    backend = Cpu(enforcement=enforcement, reserve=read_settings().reserve)
     if share_a_core:
         backend.cores = backend.cores[:1]
     with tempfile.TemporaryDirectory() as folder:
@@ -159,17 +163,17 @@ def _line(what: str, it: Measured) -> str:
     )
 
 
-async def _main(hold: Hold) -> None:
+async def _main(enforcement: Enforcement) -> None:
     for batch in (1, 8, 32):
         for share in (200, 400, 600, 800, 1000):
-            for it in await measure([(share, batch)], 3.0, hold=hold):
-                print(_line(f"{hold}, alone", it), flush=True)
+            for it in await measure([(share, batch)], 3.0, enforcement=enforcement):
+                print(_line(f"{enforcement}, alone", it), flush=True)
     for share in (200, 400, 600, 800):
-        for it in await measure([(share, 8), (1000 - share, 32)], 5.0, hold=hold):
-            print(_line(f"{hold}, with a neighbour", it), flush=True)
-    for it in await measure([(400, 8), (600, 32)], 5.0, hold=hold, share_a_core=True):
-        print(_line(f"{hold}, on one core", it), flush=True)
+        for it in await measure([(share, 8), (1000 - share, 32)], 5.0, enforcement=enforcement):
+            print(_line(f"{enforcement}, with a neighbour", it), flush=True)
+    for it in await measure([(400, 8), (600, 32)], 5.0, enforcement=enforcement, share_a_core=True):
+        print(_line(f"{enforcement}, on one core", it), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main("quota" if "quota" in sys.argv[1:] else "bucket"))
+    asyncio.run(_main("quota" if "quota" in sys.argv[1:] else "throttle"))

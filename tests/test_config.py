@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.config import Address, ModelSettings, MpsSettings, read_problem, read_profiles_file, read_settings
+from cotenant.config import ModelSettings, MpsSettings, read_problem, read_profiles_file, read_settings
 from cotenant.core.model import Kind, Model
 from cotenant.errors import ConfigError
 from cotenant.planners.check import check
@@ -129,8 +129,8 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ),
         (
             "objective =",
-            "repository =",
-            "unknown key 'repository'; known here: profiles, models, applications, devices,",
+            "model_repository =",
+            "is a server's settings, not a problem: it has a model_repository; give it with --settings",
         ),
         ('["profiles.csv"]', '["profiles.csv", "profiles.csv"]', "profiles: 'resnet50' on 'v100' stands in"),
         (
@@ -225,14 +225,14 @@ def test_a_file_that_an_editor_began_with_a_byte_order_mark_is_read(tmp_path: Pa
 
 def test_a_server_needs_no_file() -> None:
     settings = read_settings()
-    assert settings.repository == Path("models")
+    assert settings.model_repository == Path("models")
     assert settings.profiles is None
     assert settings.planner == "geometry"
     assert settings.backend == "cpu"
-    assert settings.http == Address("127.0.0.1", 8000)
-    assert settings.grpc == Address("127.0.0.1", 8001)
-    assert settings.metrics == Address("127.0.0.1", 8002)
-    assert settings.hold == "bucket"
+    assert (settings.host, settings.metrics_host) == ("127.0.0.1", None)
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, 8001, 8002)
+    assert (settings.max_queue_delay, settings.event_log, settings.log_level) == (None, None, "warning")
+    assert settings.enforcement == "throttle"
     assert settings.reserve == 0.15
     assert settings.warm_workers == 1
     assert settings.cuts == tuple(range(50, 1001, 50))
@@ -290,13 +290,17 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text(
         """
-        repository = "there"
-        log = "/var/log/cotenant.jsonl"
+        model_repository = "there"
+        event_log = "/var/log/cotenant.jsonl"
         grace = "2s"
         backend = "fake"
-        http.port = 0
-        grpc = { host = "::1", port = 9001 }
-        cpu = { hold = "quota", reserve = 0, cuts = [25, 50, 100] }
+        host = "::1"
+        metrics_host = "0.0.0.0"
+        http_port = 0
+        grpc_port = 9001
+        log_level = "debug"
+        max_queue_delay = "1ms"
+        cpu = { enforcement = "quota", reserve = 0, cuts = [25, 50, 100] }
 
         [[models]]
         name = "digits"
@@ -311,12 +315,13 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
         """
     )
     settings = read_settings(path)
-    assert settings.repository == tmp_path / "there"
-    assert settings.log == Path("/var/log/cotenant.jsonl")
+    assert settings.model_repository == tmp_path / "there"
+    assert settings.event_log == Path("/var/log/cotenant.jsonl")
     assert (settings.grace, settings.backend) == (2.0, "fake")
-    assert settings.http == Address("127.0.0.1", 0)
-    assert settings.grpc == Address("::1", 9001)
-    assert (settings.hold, settings.reserve, settings.cuts) == ("quota", 0.0, (250, 500, 1000))
+    assert (settings.host, settings.metrics_host) == ("::1", "0.0.0.0")  # noqa: S104
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (0, 9001, 8002)
+    assert (settings.max_queue_delay, settings.log_level) == (0.001, "debug")
+    assert (settings.enforcement, settings.reserve, settings.cuts) == ("quota", 0.0, (250, 500, 1000))
     assert settings.models == (
         ModelSettings(
             name="digits",
@@ -333,10 +338,13 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("http.prot = 1", "http: unknown key 'prot'; did you mean 'port'?"),
-        ("http.port = 70000", "http.port: 70000 is no port; write 0 (any) to 65535"),
-        ("grpc.port = -1", "grpc.port: -1 is no port"),
-        ("cpu.hold = 'firmly'", "cpu.hold: 'firmly' is not known; take 'bucket' or 'quota'"),
+        ("http_prot = 1", "unknown key 'http_prot'; did you mean 'http_port'?"),
+        ("cpu.hold = 'quota'", "cpu: unknown key 'hold'; known here: enforcement, reserve, cuts"),
+        ("http_port = 70000", "http_port: 70000 is not a port; write 0 (any free port) to 65535"),
+        ("grpc_port = -1", "grpc_port: -1 is not a port"),
+        ("cpu.enforcement = 'firmly'", "cpu.enforcement: 'firmly' is not known; take 'quota' or 'throttle'"),
+        ("log_level = 'loud'", "log_level: 'loud' is not known; take 'debug' or 'error' or 'info' or 'warning'"),
+        ("max_queue_delay = 2", "max_queue_delay: '2' has no unit of time"),
         ("cpu.reserve = '100%'", "cpu.reserve: '100%' leaves nothing for the models; write less than 100%"),
         ("warm_workers = -1", "warm_workers: -1 processes cannot be kept ready; write 0 for none"),
         ("cpu.reserve = 2", "cpu.reserve: 2 must lie above 0 and at most at 1"),

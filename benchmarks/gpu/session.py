@@ -88,7 +88,7 @@ class Session:
 
     def settings(self, backend: str, **lines: str) -> Settings:
         """As a user writes them. lines: further ones."""
-        said = [f'backend = "{backend}"', f'repository = "{self.repository.absolute()}"', 'objective = "rate"']
+        said = [f'backend = "{backend}"', f'model_repository = "{self.repository.absolute()}"', 'objective = "rate"']
         said += [f"{key} = {value}" for key, value in lines.items()]
         for name, target in self.targets.items():
             said += ["[[models]]", f'name = "{name}"', f'slo = "{target.slo * 1e3:g}ms"', f"rate = {target.weight}"]

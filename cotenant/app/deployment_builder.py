@@ -46,7 +46,7 @@ Progress = Callable[[str, int, int], None]  # model, points done, points in all
 def backend_of(settings: Settings) -> Backend:
     """Raises DeviceError where a GPU is asked for that is not there, or cannot be cut in that way."""
     if settings.backend == "cpu":
-        return Cpu(hold=settings.hold, reserve=settings.reserve)
+        return Cpu(enforcement=settings.enforcement, reserve=settings.reserve)
     if settings.backend == "fake":
         return Fake()
     gpus = nvidia.select_gpus(nvidia.list_gpus(), settings.gpus)
@@ -122,13 +122,13 @@ class DeploymentBuilder:
         unknown = [model.name for model in self._settings.models if model.name not in offered | broken]
         if unknown:
             raise ConfigError(
-                f"model {unknown[0]!r} has settings, but is not in {self._settings.repository}; it holds "
+                f"model {unknown[0]!r} has settings, but is not in {self._settings.model_repository}; it holds "
                 f"{', '.join(sorted(offered | broken)) or 'none'}"
             )
         for name in names or ():
             if name not in offered | broken:
                 raise NotFoundError(
-                    f"no model {name!r} in {str(self._settings.repository)!r}; a model is one of its folders"
+                    f"no model {name!r} in {str(self._settings.model_repository)!r}; a model is one of its folders"
                 )
         wanted = {name: entry for name, entry in offered.items() if names is None or name in names}
         steps = {name for entry in wanted.values() for name in _steps(entry)}
@@ -143,7 +143,8 @@ class DeploymentBuilder:
             try:
                 info = await asyncio.to_thread(describe, entry)
                 measured = [await self.profile(entry, info, kind) for kind in self._kinds.values()]
-                model = _model(settings.get(name, ModelSettings(name=name)), entry, info, measured)
+                given = settings.get(name, ModelSettings(name=name))
+                model = _model(given, entry, info, measured, self._settings.max_queue_delay or 0.0)
             except ModelError as error:
                 broken[name] = str(error)
             else:
@@ -161,7 +162,7 @@ class DeploymentBuilder:
         if not served:
             reasons = "".join(f"; {name}: {reason}" for name, reason in broken.items())
             raise ConfigError(
-                f"no model in {str(self._settings.repository)!r} can be served; build some with"
+                f"no model in {str(self._settings.model_repository)!r} can be served; build some with"
                 f" `cotenant examples`{reasons}"
             )
         problem = self._problem(served, profiles, seen)
@@ -171,7 +172,7 @@ class DeploymentBuilder:
         return Deployment(offered=served, problem=problem, plan=plan, broken=broken)
 
     def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
-        entries = scan_repository(self._settings.repository)
+        entries = scan_repository(self._settings.model_repository)
         # Of several versions the last that can be is served.
         offered = {entry.name: entry for entry in entries if not entry.reason}
         return offered, {entry.name: entry.reason for entry in entries if entry.name not in offered}
@@ -275,10 +276,14 @@ def _runtime(entry: Entry) -> str:
         raise ModelError(f"{entry.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
 
 
-def _model(settings: ModelSettings, entry: Entry, info: ModelInfo, measured: Sequence[Profile]) -> Model:
+def _model(
+    settings: ModelSettings, entry: Entry, info: ModelInfo, measured: Sequence[Profile], max_queue_delay: float
+) -> Model:
+    """max_queue_delay: seconds, where neither the model's settings nor its config.pbtxt give one."""
     limit = info.max_batch_size or 1
     batching = entry.config.dynamic_batching
-    max_queue_delay = batching.max_queue_delay_microseconds / 1e6 if batching else 0.0
+    if batching and batching.max_queue_delay_microseconds:
+        max_queue_delay = batching.max_queue_delay_microseconds / 1e6
     slo = settings.slo
     if slo is None:
         usual = [latency for profile in measured if (latency := _usual(profile)) is not None]

@@ -47,17 +47,16 @@ async def running_server(
     """
     check_serves_something(site)
     _allow_files()
-    with _event_log(settings.log) as log:
+    with _event_log(settings.event_log) as log:
         server = Server(site, backend, preparation.site, warm_workers=settings.warm_workers, log=log)
         http = HttpServer(server, page=lambda: render_page(server.status()), status=server.status)
         metrics, rpc = HttpServer(server, only_metrics=True), GrpcServer(server)
         try:
+            metrics_host = settings.metrics_host or settings.host
             addresses = Addresses(
-                http=_address(settings.http.host, await http.listen(settings.http.host, settings.http.port)),
-                grpc=_address(settings.grpc.host, await rpc.listen(settings.grpc.host, settings.grpc.port)),
-                metrics=_address(
-                    settings.metrics.host, await metrics.listen(settings.metrics.host, settings.metrics.port)
-                ),
+                http=_address(settings.host, await http.listen(settings.host, settings.http_port)),
+                grpc=_address(settings.host, await rpc.listen(settings.host, settings.grpc_port)),
+                metrics=_address(metrics_host, await metrics.listen(metrics_host, settings.metrics_port)),
             )
             await server.start()
             yield server, addresses

@@ -150,5 +150,5 @@ class Quotas:
 def quota_unavailable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"no cgroup quota can be set at {folder}: {error.strerror}; run as root, or under `systemd-run --user --scope "
-        '-p Delegate=yes`, or let workers hold themselves with hold = "bucket"'
+        '-p Delegate=yes`, or let workers throttle themselves with enforcement = "throttle"'
     )

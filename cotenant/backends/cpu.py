@@ -1,8 +1,8 @@
 """Shares of the processors of this machine: a fraction of their time, not of their caches or of memory bandwidth.
 
-With `hold="bucket"` a worker holds itself (`worker.pace`), which any user may do on any system, and which makes latency
-go as 1/share. With `hold="quota"` the kernel holds it, through a control group that this user must be able to write; a
-batch then either fits into what is left of a period or waits for the next.
+With `enforcement="throttle"` a worker limits itself (`worker.cpu_throttle`), which needs no privileges and makes
+latency grow as 1/share. With `enforcement="quota"` the kernel limits it, through a control group that this user must be
+able to write; a batch then either fits into what is left of a period or waits for the next.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Cpu:
 
     name = "cpu"
 
-    def __init__(self, *, hold: Literal["bucket", "quota"] = "bucket", reserve: float = 0.0) -> None:
+    def __init__(self, *, enforcement: Literal["throttle", "quota"] = "throttle", reserve: float = 0.0) -> None:
         if not 0 <= reserve < 1:
             raise ConfigError(f"reserve: {reserve:g} is no fraction of the cores; give 0 or more, and less than 1")
-        self._hold = hold
+        self._enforcement = enforcement
         self._reserve = reserve
         self._pinned: dict[str, tuple[tuple[int, ...], float]] = {}  # lane → its cores, and what it uses of each
 
@@ -56,7 +56,7 @@ class Cpu:
         return f"{self.capacity:.3f} processor seconds per second on {len(self.cores)} cores"
 
     def isolation(self) -> str:
-        if self._hold == "quota":
+        if self._enforcement == "quota":
             return "the kernel, by a quota of processor time in each 10 ms"
         return "each worker itself, by ending a batch no earlier than its processor time allows; audited from outside"
 
@@ -66,22 +66,22 @@ class Cpu:
         budget = self.capacity * share / WHOLE
         threads = math.ceil(budget)
         pinned = self._pin(lane, threads, budget / threads)
-        if self._hold == "quota":
+        if self._enforcement == "quota":
             self._quotas.make(lane, budget)
         return Launch(
             cores=pinned or self.cores,
             threads=threads,
-            cpu_limit=None if self._hold == "quota" else budget,
+            cpu_limit=None if self._enforcement == "quota" else budget,
             budget=budget,
         )
 
     def on_worker_started(self, lane: str, pid: int) -> None:
-        if self._hold == "quota":
+        if self._enforcement == "quota":
             self._quotas.put(lane, pid)
 
     def close(self, lane: str) -> None:
         self._pinned.pop(lane, None)
-        if self._hold == "quota":
+        if self._enforcement == "quota":
             self._quotas.remove(lane)
 
     def lost(self) -> dict[str, str]:
@@ -106,7 +106,9 @@ class Cpu:
     def _quotas(self) -> cgroup.Quotas:
         group = cgroup.own_cgroup("cpu")
         if group is None:
-            raise ConfigError('hold = "quota" needs control groups, which this system lacks; use hold = "bucket"')
+            raise ConfigError(
+                'enforcement = "quota" needs control groups, which this system lacks; use enforcement = "throttle"'
+            )
         quotas = cgroup.Quotas(group)
         quotas.prepare()
         return quotas

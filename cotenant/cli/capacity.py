@@ -11,13 +11,13 @@ from cotenant.cli.capacity_report import report_capacity
 from cotenant.cli.fleet_sizing import report_growth
 from cotenant.cli.loading import load_plan, load_problem
 from cotenant.cli.options import (
+    Duration,
     Jobs,
     Json,
+    ModelRepository,
     PlannerName,
     PlotFile,
     ProblemFile,
-    Repository,
-    Seconds,
     Seed,
     Seeds,
     ServerSettings,
@@ -30,24 +30,26 @@ from cotenant.errors import ConfigError
 def capacity(
     problem: ProblemFile = None,
     settings: ServerSettings = None,
-    repository: Repository = None,
+    model_repository: ModelRepository = None,
     planner: PlannerName = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", help="Ask of this plan instead of a new one.")] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Plan to examine (JSON file). Default: a new plan.")
+    ] = None,
     growth: Annotated[
         float | None,
         typer.Option(
-            "--growth", min=0.01, help="How many of which devices do so many times the rates need? Each kind is tried."
+            "--growth", min=0.01, help="Size the fleet for this multiple of the rates, with each kind of device."
         ),
     ] = None,
     workload: WorkloadFile = None,
-    seconds: Seconds = 60.0,
+    duration: Duration = 60.0,
     seeds: Seeds = 5,
     seed: Seed = 0,
     jobs: Jobs = 2,
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:
-    """The largest multiple of the rates that a plan bears, in the simulator; or the devices that more traffic needs."""
+    """Find the largest multiple of the rates that a plan sustains in the simulator, or size the fleet for growth."""
     from cotenant.measure.plan_drawing import check_drawable
 
     if plot is not None:
@@ -55,10 +57,10 @@ def capacity(
     without_failures(workload)
     runs = tuple(range(seed, seed + seeds))
     if growth is None:
-        asked, answer = load_plan(plan_file, problem, settings, repository, planner)
-        report_capacity(asked, answer, workload, seconds, runs, jobs, plot, json=json)
+        asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
+        report_capacity(asked, answer, workload, duration, runs, jobs, plot, json=json)
         return
     if plan_file is not None:
-        raise ConfigError("--growth makes plans of its own; leave it out, or leave out --plan")
-    asked = load_problem(problem, settings, repository)
-    report_growth(asked, workload, planner, growth, seconds, runs, jobs, plot, json=json)
+        raise ConfigError("--growth makes its own plans; leave it out, or leave out --plan")
+    asked = load_problem(problem, settings, model_repository)
+    report_growth(asked, workload, planner, growth, duration, runs, jobs, plot, json=json)

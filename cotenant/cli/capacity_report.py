@@ -99,7 +99,7 @@ def check_asks(workload: Workload, rates: Mapping[str, float]) -> None:
 def check_simulated(levels: Sequence[LoadLevel], seconds: float) -> None:
     """Raises ConfigError where so little is asked for that nothing was simulated."""
     if not any(it.models for it in levels):
-        raise ConfigError(f"not a single request came within {seconds:g} s; simulate longer, with --seconds")
+        raise ConfigError(f"not a single request came within {seconds:g} s; simulate longer, with --duration")
 
 
 def search_capacity(

@@ -46,7 +46,9 @@ def colocate(
         str, typer.Option("--candidates", "-c", metavar="A,B,...", help="Of whom to choose, written as TARGET is.")
     ],
     profiles: Annotated[Path, typer.Option("--profiles", help="CSV file with all of them.")],
-    beside: Annotated[int, typer.Option("--beside", "-n", min=1, max=7, help="How many neighbours to choose.")] = 1,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, max=7, help="Number of models to co-locate with it.")
+    ] = 1,
     policy: Annotated[
         str | None, typer.Option("--policy", help="predicted, kace, memcap, sm, mem, random or oracle.")
     ] = None,
@@ -82,16 +84,16 @@ def colocate(
     if kind is not None and kind not in kinds:
         raise ConfigError(f"--kind: {profiles} has no profile on {kind!r}; it has {', '.join(kinds)}")
     mine = {key: profile for key, profile in known.items() if key[1] == (kind or kinds[0])}
-    one, *others = (parse_load(text, mine, beside) for text in (target, *filter(str.strip, candidates.split(","))))
-    if len(others) < beside:
-        raise ConfigError(f"--candidates: {len(others)} are fewer than the {beside} that --beside asks for")
+    one, *others = (parse_load(text, mine, count) for text in (target, *filter(str.strip, candidates.split(","))))
+    if len(others) < count:
+        raise ConfigError(f"--candidates: {len(others)} are fewer than the {count} of --count")
     runs: list[ColocatedRun] = []
     if samples is not None:
         every = runs_of(read_samples(read_text(samples).splitlines(keepends=True), str(samples)))
         runs = [run for run in every if all((load.model, load.kind) in mine for load in run.loads)]
     asked = ColocateInputs(
         target=one,
-        sets=candidate_sets(one, others, beside, mine, None if memory is None else bytes_of(memory, "--memory")),
+        sets=candidate_sets(one, others, count, mine, None if memory is None else bytes_of(memory, "--memory")),
         profiles=mine,
         runs=runs,
         fit=fit,

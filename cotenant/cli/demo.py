@@ -12,12 +12,13 @@ from rich.text import Text
 
 from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
 from cotenant.app.lifecycle import Addresses, running_server
-from cotenant.cli.client import body_of, infer, under_load
+from cotenant.cli.client import body_of, infer
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
+from cotenant.cli.loadtest import under_load
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, progress_bars, show_json
 from cotenant.cli.serve import show_addresses, show_deployment
-from cotenant.config import ModelSettings, Settings, read_settings
+from cotenant.config import ModelSettings, Settings
 from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
 from cotenant.live.server import Server
@@ -30,19 +31,17 @@ from cotenant.zoo.answers import ExampleRequest, example_request
 
 async def run(
     built: Sequence[Built],
+    settings: Settings,
     *,
     keep: bool,
     seconds: float,
-    load: float,
-    repository: Path,
-    port: int,
-    planner: str | None,
+    scale: float,
     plot: Path,
     seed: int,
     json: bool,
 ) -> None:
     async with interruptible():
-        settings = demo_settings(repository, port, planner)
+        settings = demo_settings(settings)
         backend = backend_of(settings)
         with profile_progress() as progress:
             preparation = DeploymentBuilder(settings, backend, progress)
@@ -58,7 +57,7 @@ async def run(
                 show_addresses(addresses)
                 console.print("try:", _example(addresses, questions, plot.parent), highlight=False, soft_wrap=True)
                 await _answers(addresses, questions)
-            report = await _load(server, addresses, questions, seconds=seconds, factor=load, seed=seed, quiet=json)
+            report = await _load(server, addresses, questions, seconds=seconds, scale=scale, seed=seed, quiet=json)
             if json:
                 show_json(report.to_json())
             else:
@@ -93,20 +92,10 @@ def build_zoo(
     return built
 
 
-def demo_settings(repository: Path, port: int, planner: str | None) -> Settings:
-    """The zoo's targets; rates in the zoo's proportions, as large as the machine can serve."""
-    known = read_settings(None)
-    http, grpc, metrics = (
-        msgspec.structs.replace(address, port=port + offset if port else 0)
-        for offset, address in enumerate((known.http, known.grpc, known.metrics))
-    )
+def demo_settings(settings: Settings) -> Settings:
+    """Add the example models: their targets, and rates in fixed proportions, as large as the machine can serve."""
     return msgspec.structs.replace(
-        known,
-        repository=repository,
-        planner=planner or known.planner,
-        http=http,
-        grpc=grpc,
-        metrics=metrics,
+        settings,
         models=tuple(
             ModelSettings(name=name, slo=recipe.slo, rate=recipe.weight) for name, recipe in ZOO.items() if recipe.demo
         ),
@@ -148,14 +137,14 @@ async def _load(
     questions: dict[str, ExampleRequest],
     *,
     seconds: float,
-    factor: float,
+    scale: float,
     seed: int,
     quiet: bool,
 ) -> Report:
     """Poisson arrivals of the same real inputs, on all models at once, at a multiple of the planned rates."""
     site = server.deployment
     models = [model for model in site.problem.models if model.name in questions]
-    rates = {model.name: site.plan.rate(model.name) * factor for model in models}
+    rates = {model.name: site.plan.rate(model.name) * scale for model in models}
     bodies = {name: body_of(question.requests[0]) for name, question in questions.items()}
     report = await under_load(addresses.http, models, bodies, rates, seconds=seconds, seed=seed, quiet=quiet)
     return server.with_batch_means(report)

@@ -85,7 +85,7 @@ def _processor() -> CpuInfo:
         cores=len(backend.cores),
         capacity=backend.capacity,
         memory=kind.memory,
-        can={"bucket": "", "quota": quota},
+        can={"throttle": "", "quota": quota},
     )
 
 
@@ -111,7 +111,7 @@ def machine_view(machine: MachineInfo) -> Group:
     blocks: list[RenderableType] = [
         _title("cpu-0", cpu.name),
         _line(f"{cores}, {show_memory(cpu.memory)}"),
-        _abilities({f"cpu, {hold}": reason for hold, reason in cpu.can.items()}),
+        _abilities({f"cpu, {enforcement}": reason for enforcement, reason in cpu.can.items()}),
         Text(),
     ]
     if machine.reason:

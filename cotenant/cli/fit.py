@@ -42,7 +42,7 @@ def fit(
         list[str] | None,
         typer.Option("--model", "-m", help=f"{', '.join(PREDICTORS)}; with --report several times, or none for all."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "--out", "-o", help="Write what was fitted here.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write what was fitted here.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Say how far each predictor is off.")] = False,
     repeats: Annotated[
         int | None, typer.Option("--repeats", min=1, help="With --report: random splits, 5 unless said.")

@@ -1,4 +1,4 @@
-"""What the command line asks: problems, settings, sites and plans from their files, and files from results."""
+"""Read problems, settings and plans as the command line names them; write results to files."""
 
 from __future__ import annotations
 
@@ -15,88 +15,107 @@ from cotenant.errors import ConfigError
 
 
 def load_settings(
-    settings: Path | None, repository: Path | None = None, planner: str | None = None, **changes: Any
+    settings: Path | None, model_repository: Path | None = None, planner: str | None = None, **overrides: Any
 ) -> Any:
-    """Settings from a file, or the defaults, with what the command line says instead."""
+    """Read settings from a file, or the defaults; options given on the command line override them.
+
+    settings: may be a model repository (a folder) instead. overrides: by name of the setting; None changes nothing.
+    """
     from cotenant.config import read_settings
     from cotenant.planners import load_planner
 
-    known = read_settings(settings)
+    if settings is not None and settings.is_dir():
+        _check_one_repository(settings, model_repository)
+        settings, model_repository = None, settings
     if planner is not None:
         load_planner(planner)  # an unknown name is an error here, not after minutes of profiling
-        changes["planner"] = planner
-    if repository is not None:
-        changes["repository"] = repository
-    return msgspec.structs.replace(known, **changes)
+    overrides |= {"planner": planner, "model_repository": model_repository}
+    given = {name: value for name, value in overrides.items() if value is not None}
+    return msgspec.structs.replace(read_settings(settings), **given)
 
 
-def load_deployment(settings: Any, *, again: bool = False, planned: bool = True) -> Any:
-    """The site that settings ask for, profiling with a progress bar what was not profiled yet; `load_planned` or
-    not."""
+def load_deployment(settings: Any, *, force: bool = False, planned: bool = True) -> Any:
+    """Build the deployment that settings ask for, showing progress of profiling; with its plan where `planned`."""
     from cotenant.app.deployment_builder import DeploymentBuilder, backend_of, timed_plan
 
     backend = backend_of(settings)
     try:
         with profile_progress() as progress:
-            site = asyncio.run(DeploymentBuilder(settings, backend, progress, again=again).site(planned=False))
+            site = asyncio.run(DeploymentBuilder(settings, backend, progress, again=force).site(planned=False))
     finally:
         backend.stop()
     # Here, where Ctrl-C ends it at once, and not in the thread that a server has for it.
     return msgspec.structs.replace(site, plan=timed_plan(settings.planner, site.problem)) if planned else site
 
 
-def load_problem(problem: Path | None, settings: Path | None, repository: Path | None) -> Any:
-    """Of a problem file, or of what a server would serve."""
+def load_problem(problem: Path | None, settings: Path | None, model_repository: Path | None) -> Any:
+    """Read a problem file, or derive the problem of what a server would serve."""
     from cotenant.config import read_problem
 
-    if problem is None:
-        return load_deployment(load_settings(settings, repository)).problem
-    _alone(settings, repository)
+    if problem is None or problem.is_dir():
+        return load_deployment(_served_settings(problem, settings, model_repository)).problem
+    _check_no_server_options(settings, model_repository)
     return read_problem(problem)
 
 
 def load_planned(
     problem: Path | None,
     settings: Path | None,
-    repository: Path | None,
+    model_repository: Path | None,
     planner: str | None,
     current: Plan | None = None,
     time_limit: float | None = None,
 ) -> tuple[Any, Plan]:
-    """A problem and its plan: of a problem file, or of what a server would serve. current: the plan in force."""
+    """Plan a problem file, or what a server would serve. current: the plan in force."""
     from cotenant.app.deployment_builder import timed_plan
     from cotenant.cli.plan import plan_from_current
     from cotenant.config import read_settings
 
-    if problem is None:
-        known = load_settings(settings, repository, planner)
-        site = load_deployment(known)
+    if problem is None or problem.is_dir():
+        server_settings = _served_settings(problem, settings, model_repository, planner)
+        site = load_deployment(server_settings)
         if current is None and time_limit is None:
             return site.problem, site.plan
-        asked, name = with_time_limit(time_limit, site.problem), known.planner
+        parsed, name = with_time_limit(time_limit, site.problem), server_settings.planner
     else:
-        asked = with_time_limit(time_limit, load_problem(problem, settings, repository))
+        parsed = with_time_limit(time_limit, load_problem(problem, settings, model_repository))
         name = planner or read_settings().planner
-    return (asked, timed_plan(name, asked)) if current is None else plan_from_current(name, asked, current)
+    return (parsed, timed_plan(name, parsed)) if current is None else plan_from_current(name, parsed, current)
 
 
 def load_plan(
-    file: Path | None, problem: Path | None, settings: Path | None, repository: Path | None, planner: str | None
+    file: Path | None, problem: Path | None, settings: Path | None, model_repository: Path | None, planner: str | None
 ) -> tuple[Any, Plan]:
-    """A problem and its plan, which is that of the file where there is one, and is not made then."""
+    """Read a problem and its plan from a file where one is given, else plan it."""
     if file is None:
-        return load_planned(problem, settings, repository, planner)
+        return load_planned(problem, settings, model_repository, planner)
     plan = Plan.from_json(read_bytes(file), str(file))
-    return load_problem(problem, settings, repository), plan
+    return load_problem(problem, settings, model_repository), plan
 
 
 def with_time_limit(time_limit: float | None, problem: Any) -> Any:
     return problem if time_limit is None else msgspec.structs.replace(problem, time_limit=time_limit)
 
 
-def _alone(settings: Path | None, repository: Path | None) -> None:
-    if repository is not None or settings is not None:
-        raise ConfigError("--repository and --settings go without a PROBLEM: that names its own models and profiles")
+def _served_settings(
+    folder: Path | None, settings: Path | None, model_repository: Path | None, planner: str | None = None
+) -> Any:
+    """Settings for planning without a problem file. folder: a model repository given in its place."""
+    if folder is not None:
+        _check_one_repository(folder, model_repository)
+    return load_settings(settings, folder or model_repository, planner)
+
+
+def _check_one_repository(folder: Path, model_repository: Path | None) -> None:
+    if model_repository is not None:
+        raise ConfigError(f"two model repositories, {str(folder)!r} and {str(model_repository)!r}; leave out one")
+
+
+def _check_no_server_options(settings: Path | None, model_repository: Path | None) -> None:
+    if model_repository is not None or settings is not None:
+        raise ConfigError(
+            "--model-repository and --settings replace PROBLEM, which names its own models and profiles; leave out one"
+        )
 
 
 def read_bytes(path: Path) -> bytes:

@@ -1,45 +1,186 @@
-"""Arguments and flags that several commands have."""
+"""Arguments and options of several commands, spelled as in the settings file and in environment variables."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cotenant.config.settings import LogLevel
+from cotenant.core import units
+from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS
+
+
+def parse_duration(text: str | float) -> float:
+    """Parse ``10s``, ``500ms``, ``2min`` or a plain number of seconds. Raises typer.BadParameter."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = units.parse_seconds(str(text), "duration")
+        except ConfigError as error:
+            raise typer.BadParameter(str(error).removeprefix("duration: ")) from None
+    if not 0 <= seconds < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not a duration; write it as 10s, 2min or a number of seconds")
+    return seconds
+
+
+def duration_of_at_least(least: float) -> Callable[[str | float], float]:
+    """Return a parser of durations that rejects those below `least` seconds."""
+
+    def parse(text: str | float) -> float:
+        seconds = parse_duration(text)
+        if seconds < least:
+            raise typer.BadParameter(f"{text!r} is too short; give at least {least:g} s")
+        return seconds
+
+    return parse
+
+
+def complete_planner(incomplete: str) -> list[str]:
+    return [name for name in PLANNERS if name.startswith(incomplete)]
+
+
+def prefer_argument(context: typer.Context, model_repository: Path | None) -> Path | None:
+    """Ignore a repository from the environment where an argument names what to read."""
+    source = context.get_parameter_source("model_repository")
+    file = context.params.get("problem") or context.params.get("settings")
+    named = file is not None and ("problem" in context.params or file.is_dir())
+    return None if named and source is not None and source.name == "ENVIRONMENT" else model_repository
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SettingsFile = Annotated[
-    Path | None, typer.Argument(metavar="[SETTINGS]", help="TOML file; without it, the models of ./models are served.")
+    Path | None,
+    typer.Argument(
+        metavar="SETTINGS",
+        envvar="COTENANT_SETTINGS",
+        help="Settings file (TOML) or model repository (folder). Default: the models of ./models.",
+    ),
 ]
 ProblemFile = Annotated[
-    Path | None, typer.Argument(metavar="PROBLEM", help="TOML file; without it, the models of ./models.")
+    Path | None,
+    typer.Argument(
+        metavar="PROBLEM", help="Problem file (TOML) or model repository (folder). Default: the models of ./models."
+    ),
 ]
-Repository = Annotated[Path | None, typer.Option("--repository", "-r", help="Folder of models, in Triton's layout.")]
+ModelRepository = Annotated[
+    Path | None,
+    typer.Option(
+        "--model-repository",
+        "-r",
+        envvar="COTENANT_MODEL_REPOSITORY",
+        callback=prefer_argument,
+        help="Model repository: a folder in Triton's layout.",
+    ),
+]
 ServerSettings = Annotated[
-    Path | None, typer.Option("--settings", help="Take the models, targets and rates that a server is given.")
+    Path | None,
+    typer.Option("--settings", help="Settings file whose models, SLOs and rates are used instead of a problem file."),
 ]
 PlannerName = Annotated[
-    str | None, typer.Option("--planner", "-p", help=f"Who plans: {', '.join(PLANNERS)}, or one that is installed.")
+    str | None,
+    typer.Option(
+        "--planner",
+        "-p",
+        envvar="COTENANT_PLANNER",
+        autocompletion=complete_planner,
+        help=f"Planner to use: {', '.join(PLANNERS)}, or an installed one.",
+    ),
 ]
+Host = Annotated[
+    str | None, typer.Option("--host", envvar="COTENANT_HOST", help="Address to bind to. Default: 127.0.0.1.")
+]
+HttpPort = Annotated[
+    int | None,
+    typer.Option(
+        "--http-port",
+        metavar="PORT",
+        envvar="COTENANT_HTTP_PORT",
+        min=0,
+        max=65535,
+        help="HTTP port; 0 for any free one. Default: 8000.",
+    ),
+]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        "--grpc-port",
+        metavar="PORT",
+        envvar="COTENANT_GRPC_PORT",
+        min=0,
+        max=65535,
+        help="gRPC port; 0 for any free one. Default: 8001.",
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        envvar="COTENANT_METRICS_PORT",
+        min=0,
+        max=65535,
+        help="Port of the Prometheus metrics; 0 for any free one. Default: 8002.",
+    ),
+]
+EventLog = Annotated[
+    Path | None,
+    typer.Option("--event-log", envvar="COTENANT_EVENT_LOG", help="Write an event log, for `cotenant replay`."),
+]
+MaxQueueDelay = Annotated[
+    float | None,
+    typer.Option(
+        "--max-queue-delay",
+        envvar="COTENANT_MAX_QUEUE_DELAY",
+        parser=parse_duration,
+        metavar="DURATION",
+        help="How long a batch that is not full may wait, for models that do not set it. Default: 0.",
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", envvar="COTENANT_LOG_LEVEL", help="Least severe messages to log. Default: warning."),
+]
+ServerAddress = Annotated[
+    str,
+    typer.Option("--address", "-a", envvar="COTENANT_ADDRESS", metavar="HOST:PORT", help="Server's HTTP address."),
+]
+LOCAL = "127.0.0.1:8000"  # a server with default settings
 TimeLimit = Annotated[
     float | None,
-    typer.Option("--time-limit", metavar="SECONDS", min=0.01, help="How long a planner may search at a time."),
+    typer.Option(
+        "--time-limit",
+        parser=duration_of_at_least(0.01),
+        metavar="DURATION",
+        help="Time limit of each run of the planner.",
+    ),
 ]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf.")]
-Seconds = Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="How long requests arrive.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf file.")]
+Duration = Annotated[
+    float,
+    typer.Option(
+        "--duration",
+        "-d",
+        parser=duration_of_at_least(0.1),
+        metavar="DURATION",
+        help="How long requests arrive: 10s, 2min, or seconds.",
+    ),
+]
+Scale = Annotated[float, typer.Option("--scale", min=0.0, help="Multiple of the planned rates to send.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 Rates = Annotated[
-    list[str] | None, typer.Option("--rate", "--rates", help="MODEL=REQUESTS_PER_SECOND; may be given for each model.")
+    list[str] | None, typer.Option("--rate", metavar="MODEL=RATE", help="Requests/s of a model; repeat for several.")
 ]
 WorkloadFile = Annotated[
     Path | None,
     typer.Option(
         "--workload",
-        "--trace",
-        help="Who asks, and when. TOML: curves, bursts, traces, failures. CSV: a trace with a column `model`.",
+        help="Workload file. TOML: arrival processes, traces, failures. CSV: a trace with a column `model`.",
     ),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes to work with.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="So many runs, with seeds from --seed on.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes to use.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of runs, with consecutive seeds from --seed.")]

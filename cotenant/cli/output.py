@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ console = Console()
 if not console.is_terminal and "COLUMNS" not in os.environ:
     console.width = 150  # nobody's screen sets it, so tables get room for all their columns
 aside = Console(stderr=True)  # what is not the result: progress, notes
+
+
+def set_log_level(level: str) -> None:
+    logging.getLogger().setLevel(level.upper())
 
 
 def print_labelled(word: str, text: str, to: Console = aside) -> None:

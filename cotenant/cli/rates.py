@@ -8,11 +8,8 @@ from collections.abc import Iterable, Mapping
 from cotenant.errors import ConfigError
 
 
-def chosen_rates(planned: Mapping[str, float], given: Iterable[str], factor: float) -> dict[str, float]:
-    """Return requests/s by model: the planned rates times a factor; or those given as ``MODEL=RATE``, and no others.
-
-    Raises ConfigError for text in another form, and for an unknown model.
-    """
+def chosen_rates(planned: Mapping[str, float], given: Iterable[str], scale: float) -> dict[str, float]:
+    """Return requests/s by model: `scale` times the planned ones, or those given as ``MODEL=RATE`` and no others."""
     rates = {}
     for text in given:
         name, equals, number = text.rpartition("=")
@@ -25,4 +22,4 @@ def chosen_rates(planned: Mapping[str, float], given: Iterable[str], factor: flo
         if name not in planned:
             raise ConfigError(f"--rate {text}: no model {name!r}; there are {', '.join(planned) or 'none'}")
         rates[name] = rate
-    return {name: rate * factor for name, rate in (rates or planned).items()}
+    return {name: rate * scale for name, rate in (rates or planned).items()}

@@ -13,7 +13,7 @@ from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
 from cotenant.app.lifecycle import Addresses, check_serves_something, running_server
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
-from cotenant.cli.output import aside, console, print_labelled, profile_progress, show_json
+from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_log_level, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
 from cotenant.config import Settings
 from cotenant.errors import ConfigError, CotenantError
@@ -22,13 +22,16 @@ from cotenant.live.server import Server
 from cotenant.measure.plan_drawing import plan_bars, plan_table
 from cotenant.planners.applications import without_applications
 
-CHANGEABLE = frozenset({"repository", "profiles", "planner", "objective", "interference", "models"})
+CHANGEABLE = frozenset(
+    {"model_repository", "profiles", "planner", "objective", "interference", "max_queue_delay", "log_level", "models"}
+)
 
 
 async def run(read: Callable[[], Settings], *, json: bool) -> None:
     """read: gives the settings, as they are at that moment.
     json: print the addresses and the plan as JSON, once the server is up, instead of a table."""
     settings = read()
+    set_log_level(settings.log_level)
     backend = backend_of(settings)
     async with interruptible():
         with profile_progress() as progress:
@@ -45,12 +48,14 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
                 show_addresses(addresses)
             async for _ in reload_signals():
                 try:
-                    async with preparation.instead(reloaded_settings(settings, read())) as site:
+                    current = reloaded_settings(settings, read())
+                    async with preparation.instead(current) as site:
                         check_serves_something(site)
                         await server.apply(site)
                 except CotenantError as error:
                     print_labelled("settings not taken, all stays as it is:", str(error))
                 else:
+                    set_log_level(current.log_level)
                     tell_change(server, json=json)
 
 

@@ -10,14 +10,15 @@ import typer
 
 from cotenant.cli.loading import load_plan
 from cotenant.cli.options import (
+    Duration,
     Jobs,
     Json,
+    ModelRepository,
     PlannerName,
     PlotFile,
     ProblemFile,
     Rates,
-    Repository,
-    Seconds,
+    Scale,
     Seed,
     ServerSettings,
     WorkloadFile,
@@ -31,28 +32,30 @@ from cotenant.errors import ConfigError
 def simulate(
     problem: ProblemFile = None,
     settings: ServerSettings = None,
-    repository: Repository = None,
+    model_repository: ModelRepository = None,
     planner: PlannerName = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", help="Simulate this plan instead of a new one.")] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Plan to simulate (JSON file). Default: a new plan.")
+    ] = None,
     rate: Rates = None,
-    load: Annotated[float, typer.Option("--load", min=0.0, help="Multiple of the rates.")] = 1.0,
+    scale: Scale = 1.0,
     workload_file: WorkloadFile = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
             "--what-if",
             metavar="CHANGE",
-            help="Beside it, with a change: rate=2, devices=-1, kind=v100:t4, slo=resnet50:50ms, planner=elastic. "
-            "May be given several times; with commas between them, changes are made together.",
+            help="Compare with a scenario: rate=2, devices=-1, kind=v100:t4, slo=resnet50:50ms, planner=elastic. "
+            "Repeat for several scenarios; commas join the changes of one.",
         ),
     ] = None,
-    seconds: Seconds = 60.0,
+    duration: Duration = 60.0,
     seed: Seed = 0,
     jobs: Jobs = 2,
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:
-    """Play random arrivals, or those of a workload, through the server's own dispatcher in virtual time."""
+    """Simulate a plan under random arrivals or a workload: the server's dispatcher in virtual time."""
     from cotenant.cli.what_if import run_what_ifs
     from cotenant.measure.charts import save_timeline
     from cotenant.measure.plan_drawing import check_drawable
@@ -62,18 +65,18 @@ def simulate(
     if changes and plot is not None:
         raise ConfigError("--plot draws one run; leave it out, or leave out --what-if")
     if workload_file is not None and rate:
-        raise ConfigError("--workload says how much is asked for; leave it out, or leave out --rate")
+        raise ConfigError("--workload sets the rates; leave it out, or leave out --rate")
     if plot is not None:
         check_drawable(plot)  # an error now, not after minutes
-    asked, answer = load_plan(plan_file, problem, settings, repository, planner)
-    workload = workload_for_plan(asked, answer, rate, load, workload_file)
+    asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
+    workload = workload_for_plan(asked, answer, rate, scale, workload_file)
     if changes:
         without_failures(workload_file)
         question = Scenario(planner=planner or answer.planner, problem=asked, workload=workload)
-        run_what_ifs(question, answer, changes, seconds=seconds, seed=seed, jobs=jobs, json=json)
+        run_what_ifs(question, answer, changes, seconds=duration, seed=seed, jobs=jobs, json=json)
         return
     failures = () if workload_file is None else read_failures(workload_file)
-    report = simulate_recorded(asked, answer, workload, failures, seconds=seconds, seed=seed)
+    report = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed)
     if plot is not None:
         save_timeline(report, plot, {model.name: model.slo for model in asked.models})
         print_written(plot)
@@ -83,16 +86,16 @@ def simulate(
         console.print(report.table())
 
 
-def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, load: float, file: Path | None = None) -> Any:
-    """What is asked for, times `load`: by a workload's file, or else what the plan was made for, of which it may leave
-    some unserved."""
+def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, scale: float, file: Path | None = None) -> Any:
+    """Return the workload to simulate, its rates times `scale`: that of a file, or the rates that the plan was made
+    for, of which it may leave some unserved."""
     from cotenant.cli.rates import chosen_rates
     from cotenant.planning.what_if import planned_rates
     from cotenant.workload import Workload
 
     if file is not None:
-        return workload_of(file, problem).scaled(load)
-    return Workload.poisson(chosen_rates(planned_rates(problem, plan), rates or (), load))
+        return workload_of(file, problem).scaled(scale)
+    return Workload.poisson(chosen_rates(planned_rates(problem, plan), rates or (), scale))
 
 
 def workload_of(file: Path, problem: Any) -> Any:

@@ -31,7 +31,7 @@ from rich.text import Text
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.loading import load_deployment, load_settings
-from cotenant.cli.options import Json, PlannerName, Repository, Seconds, Seed, SettingsFile
+from cotenant.cli.options import Duration, Json, ModelRepository, PlannerName, Seed, SettingsFile
 from cotenant.cli.output import aside, console, print_labelled, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds, show_share
@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from cotenant.sim.trace_replay import Observations
     from cotenant.workload import Workload
 
-LOADS = (0.3, 0.6, 0.9, 1.2)
+SCALES = (0.3, 0.6, 0.9, 1.2)
 CLOSE = 0.05
 ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
 BUSY = 0.01  # seconds by which requests are sent late where something else uses the machine
 PATIENCE = 10.0
+ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,24 +80,26 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def validate(
     settings: SettingsFile = None,
-    repository: Repository = None,
+    model_repository: ModelRepository = None,
     planner: PlannerName = None,
-    load: Annotated[
+    scale: Annotated[
         list[float] | None,
-        typer.Option("--load", min=0.01, help="Multiple of the planned rates; several may be given. 0.3 to 1.2 else."),
+        typer.Option(
+            "--scale", min=0.01, help="Multiple of the planned rates; repeat for several. Default: 0.3, 0.6, 0.9, 1.2."
+        ),
     ] = None,
-    seconds: Seconds = 60.0,
+    duration: Duration = 60.0,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Compare the simulator with the live server: same plan, same arrivals. Let nothing else run meanwhile."""
+    """Validate the simulator against a live server: same plan, same arrivals. Needs an otherwise idle machine."""
     import uvloop
 
-    site = load_deployment(load_settings(settings, repository, planner))
+    site = load_deployment(load_settings(settings, model_repository, planner))
     flags = [str(settings)] if settings is not None else []
-    flags += ["--repository", str(repository)] if repository is not None else []
+    flags += ["--model-repository", str(model_repository)] if model_repository is not None else []
     flags += ["--planner", planner] if planner is not None else []
-    result = uvloop.run(compare_loads(site.problem, flags, load or LOADS, seconds, seed))
+    result = uvloop.run(compare_loads(site.problem, flags, scale or SCALES, duration, seed))
     if json:
         show_json(result)
     else:
@@ -163,14 +166,14 @@ async def served_process(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str,
     """`cotenant serve` in a process of its own: its plan, the address of HTTP, and its event log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "events.jsonl")
-        async with _process([*flags, "--log", str(log)]) as up:
+        async with _process([*flags, "--event-log", str(log)]) as up:
             yield Plan.from_json(jsonlib.dumps(up["plan"])), up["addresses"]["http"], log
 
 
 @asynccontextmanager
 async def _process(flags: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
     """What `cotenant serve` says once it is up."""
-    command = [sys.executable, "-m", "cotenant", "serve", *flags, "--port", "0", "--json"]
+    command = [sys.executable, "-m", "cotenant", "serve", *flags, *ANY_PORTS, "--json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=1 << 26)
     try:
         assert process.stdout is not None
@@ -331,7 +334,7 @@ def largest_difference(one: Report, other: Report) -> str:
     if points:
         worst = max(points, key=lambda model: points[model])
         told.append(f"in time within {points[worst] * 100:.1f} points ({worst})")
-    return ", ".join(told) or f"no model had {ENOUGH} requests; run longer with --seconds"
+    return ", ".join(told) or f"no model had {ENOUGH} requests; run longer with --duration"
 
 
 def _pairs(one: Report, other: Report) -> list[tuple[ModelReport, ModelReport]]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from cotenant.config.interference import read_samples_file
 from cotenant.config.problem import read_problem, read_profiles_file
-from cotenant.config.settings import Address, ModelSettings, MpsSettings, Settings, read_settings
+from cotenant.config.settings import ModelSettings, MpsSettings, Settings, read_settings
 from cotenant.config.workload import read_failures, read_workload
 
 __all__ = [
-    "Address",
     "ModelSettings",
     "MpsSettings",
     "Settings",

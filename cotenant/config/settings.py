@@ -21,7 +21,8 @@ from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS, Objective, planner_names
 
-Hold = Literal["bucket", "quota"]
+Enforcement = Literal["throttle", "quota"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 
 
@@ -39,13 +40,6 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_delay: float | None = None
 
 
-class Address(msgspec.Struct, frozen=True):
-    """port: 0 for any that is free."""
-
-    host: str
-    port: int
-
-
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How MPS is used; see `backends.mps`. directory: for its pipes and logs; None: the system's temporary one."""
 
@@ -56,35 +50,42 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """A server. The defaults are those of `read_settings(None)`.
+    """The settings of a server. The defaults are those of `read_settings(None)`.
 
-    profiles: a CSV file; None: what was measured on this machine. warm_workers: worker processes that are started
-    ahead, for
-    each set of libraries that models need. grace: seconds that a stop waits for requests in flight. log: where the
-    event log goes, if anywhere. reserve: the fraction of processor time kept for the server. cuts: legal shares of a
-    device, in ‰; None: those that the hardware has. objective: None: the largest multiple of the rates, where one is
-    not given; else the fewest devices. gpus: indexes or UUIDs; none: all that there are. create: MIG instances may be
-    made where a GPU has none.
+    profiles: a CSV file; None: what was measured on this machine.
+    objective: None: the largest multiple of the rates if any model has no rate, else the fewest devices.
+    host: address that HTTP and gRPC bind to; metrics_host: that of metrics; None: the same.
+    http_port, grpc_port, metrics_port: 0 for any that is free.
+    enforcement: how CPU shares are limited: workers throttle themselves, or cgroup quotas. reserve: the fraction of CPU
+    time kept for the server. cuts: legal shares of a device, in ‰; None: those that the hardware has.
+    gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
+    warm_workers: pre-started worker processes for each set of libraries that models need.
+    max_queue_delay: seconds, for models that set none themselves; None: 0.
+    grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
     """
 
-    repository: Path
+    model_repository: Path
     profiles: Path | None
     planner: str
     objective: Objective | None
     interference: PredictorChoice
     backend: BackendName
-    http: Address
-    grpc: Address
-    metrics: Address
-    hold: Hold
+    host: str
+    metrics_host: str | None
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    enforcement: Enforcement
     reserve: float
     cuts: tuple[int, ...] | None
     gpus: tuple[str, ...]
     mps: MpsSettings
     create: bool
     warm_workers: int
+    max_queue_delay: float | None
     grace: float
-    log: Path | None
+    event_log: Path | None
+    log_level: LogLevel
     models: tuple[ModelSettings, ...]
 
 
@@ -104,23 +105,8 @@ class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
     max_queue_delay: str | int | float | None = None
 
 
-class _HttpEntry(msgspec.Struct, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"
-    port: int = 8000
-
-
-class _GrpcEntry(msgspec.Struct, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"
-    port: int = 8001
-
-
-class _MetricsEntry(msgspec.Struct, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"
-    port: int = 8002
-
-
 class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
-    hold: str = "bucket"
+    enforcement: str = "throttle"
     reserve: str | int | float = "15%"
     cuts: tuple[float, ...] = tuple(range(5, 101, 5))
 
@@ -142,18 +128,22 @@ class _MigEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
-    repository: str = "models"
+    model_repository: str = "models"
     profiles: str | None = None
     planner: str = "geometry"
     objective: str | None = None
     interference: Any = None
     backend: str = "cpu"
+    host: str = "127.0.0.1"
+    metrics_host: str | None = None
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
     warm_workers: int = 1
+    max_queue_delay: str | int | float | None = None
     grace: str | int | float = "10s"
-    log: str | None = None
-    http: _HttpEntry = msgspec.field(default_factory=_HttpEntry)
-    grpc: _GrpcEntry = msgspec.field(default_factory=_GrpcEntry)
-    metrics: _MetricsEntry = msgspec.field(default_factory=_MetricsEntry)
+    event_log: str | None = None
+    log_level: str = "warning"
     cpu: _CpuEntry = msgspec.field(default_factory=_CpuEntry)
     gpu: _GpuEntry = msgspec.field(default_factory=_GpuEntry)
     mps: _MpsEntry = msgspec.field(default_factory=_MpsEntry)
@@ -177,24 +167,30 @@ def read_settings(path: Path | str | None = None) -> Settings:
     usual = "none" if backend == "mig" else MARGIN
     interference = usual if file.interference is None else file.interference
     return Settings(
-        repository=base / file.repository,
+        model_repository=base / file.model_repository,
         profiles=None if file.profiles is None else base / file.profiles,
         planner=file.planner,
         objective=None if file.objective is None else check_one_of(file.objective, Objective, f"{place}: objective"),
         interference=read_interference(interference, f"{place}: interference", base),
         backend=backend,
-        http=_address(file.http, f"{place}: http"),
-        grpc=_address(file.grpc, f"{place}: grpc"),
-        metrics=_address(file.metrics, f"{place}: metrics"),
-        hold=check_one_of(file.cpu.hold, Hold, f"{place}: cpu.hold"),
+        host=file.host,
+        metrics_host=file.metrics_host,
+        http_port=check_port(file.http_port, f"{place}: http_port"),
+        grpc_port=check_port(file.grpc_port, f"{place}: grpc_port"),
+        metrics_port=check_port(file.metrics_port, f"{place}: metrics_port"),
+        enforcement=check_one_of(file.cpu.enforcement, Enforcement, f"{place}: cpu.enforcement"),
         reserve=_reserve(file.cpu.reserve, f"{place}: cpu.reserve"),
         cuts=_cuts(backend, file, place),
         gpus=tuple(str(device) for device in file.gpu.devices),
         mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
+        max_queue_delay=None
+        if file.max_queue_delay is None
+        else units.parse_seconds(str(file.max_queue_delay), f"{place}: max_queue_delay"),
         grace=units.parse_seconds(str(file.grace), f"{place}: grace"),
-        log=None if file.log is None else base / file.log,
+        event_log=None if file.event_log is None else base / file.event_log,
+        log_level=check_one_of(file.log_level, LogLevel, f"{place}: log_level"),
         models=models,
     )
 
@@ -254,7 +250,7 @@ def _reserve(value: str | float, place: str) -> float:
     return fraction
 
 
-def _address(entry: _HttpEntry | _GrpcEntry | _MetricsEntry, place: str) -> Address:
-    if not 0 <= entry.port <= 65535:
-        raise ConfigError(f"{place}.port: {entry.port} is no port; write 0 (any) to 65535")
-    return Address(entry.host, entry.port)
+def check_port(port: int, place: str) -> int:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{place}: {port} is not a port; write 0 (any free port) to 65535")
+    return port

@@ -62,15 +62,16 @@ def decode_toml(text: str, type_: type[File], path: Path) -> File:
     try:
         return msgspec.convert(entries, type_)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {explain_error(error, type_)}{_mixed_up(entries, _keys(type_, ''))}") from None
+        explanation = _other_file(entries, _keys(type_, "")) or explain_error(error, type_)
+        raise ConfigError(f"{path}: {explanation}") from None
 
 
-def _mixed_up(entries: Mapping[str, Any], known: Collection[str]) -> str:
-    """A hint where a problem was given for the settings of a server, or they for a problem."""
-    if "devices" in entries and "repository" in known:
-        return "; a file with [[devices]] is a problem, which `cotenant plan FILE` takes"
-    if "repository" in entries and "devices" in known:
-        return "; a file with a repository is a server's settings, which `--settings FILE` takes"
+def _other_file(entries: Mapping[str, Any], known: Collection[str]) -> str:
+    """Say so where a problem was given as the settings of a server, or settings as a problem."""
+    if "devices" in entries and "model_repository" in known:
+        return "is a problem, not a server's settings: it has [[devices]]; give it to `cotenant plan`"
+    if "model_repository" in entries and "devices" in known:
+        return "is a server's settings, not a problem: it has a model_repository; give it with --settings"
     return ""
 
 

@@ -92,5 +92,5 @@ def replay(lines: Iterable[str | bytes], place: str = "log") -> ReplayResult:
                 for request in command.requests:
                     ends[request.model, command.outcome.value] += 1
     if not number:
-        raise ConfigError(f"{place}: the log is empty; a server writes one with `cotenant serve --log FILE`")
+        raise ConfigError(f"{place}: the log is empty; a server writes one with `cotenant serve --event-log FILE`")
     return ReplayResult(events=number, seconds=now - first, outcomes=dict(ends))

@@ -43,7 +43,9 @@ def measured(model: str, kind: Kind, seconds: float) -> Profile:
 
 def settings(folder: Path, text: str = "") -> Settings:
     path = folder / "gpu.toml"
-    path.write_text(f'backend = "green"\nrepository = "models"\n{text}')  # so that shares are those of the hardware
+    path.write_text(
+        f'backend = "green"\nmodel_repository = "models"\n{text}'
+    )  # so that shares are those of the hardware
     return read_settings(path)
 
 
@@ -163,7 +165,7 @@ def test_a_library_that_is_not_installed_costs_its_models_alone(folder: Path, mo
 
 def test_a_kind_keeps_what_settings_do_not_say(folder: Path) -> None:
     path = folder / "fake.toml"
-    path.write_text('backend = "fake"\nrepository = "models"\nprofiles = "given.csv"\ncpu = { cuts = [50, 100] }')
+    path.write_text('backend = "fake"\nmodel_repository = "models"\nprofiles = "given.csv"\ncpu = { cuts = [50, 100] }')
     kinds = (msgspec.structs.replace(LARGE, cuts=(100, 1000)),)
     (folder / "given.csv").write_text(write_profiles([measured("identity", LARGE, 0.001)]))
     site = asyncio.run(DeploymentBuilder(read_settings(path), Fake(kinds)).site(["identity"]))

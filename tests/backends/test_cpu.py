@@ -109,7 +109,7 @@ def test_a_group_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
         quotas(tmp_path / "file", 1).make("lane", 0.5)
     with pytest.raises(ConfigError, match=r"^no cgroup quota can be set at .*-lane: No such file or directory; "):
         quotas(tmp_path, 1).put("lane", os.getpid())
-    with pytest.raises(ConfigError, match=r"No such file or directory; .* let workers hold themselves with hold = "):
+    with pytest.raises(ConfigError, match=r"No such file or directory; .* throttle themselves with enforcement = "):
         quotas(tmp_path, 2).prepare()
 
 

@@ -25,8 +25,8 @@ from tests.worker import graphs
 
 BACKENDS: dict[str, Callable[[pytest.MonkeyPatch, ExitStack], Backend]] = {
     "fake": lambda *_: Fake(),
-    "cpu bucket": lambda *_: Cpu(),
-    "cpu quota": lambda *_: Cpu(hold="quota"),
+    "cpu throttle": lambda *_: Cpu(),
+    "cpu quota": lambda *_: Cpu(enforcement="quota"),
     "green": test_green.sleeping,
     "mig": test_mig.on_processor,
     "mps": mps.on_processor,

@@ -26,12 +26,12 @@ count = 1
 cuts = [20, 40, 60, 80, 100]
 """
 SERVE = """
-repository = "models"
+model_repository = "models"
 profiles = "profiles.csv"
 grace = "5s"
-http = { port = 0 }
-grpc = { port = 0 }
-metrics = { port = 0 }
+http_port = 0
+grpc_port = 0
+metrics_port = 0
 
 [[models]]
 name = "identity"

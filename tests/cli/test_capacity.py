@@ -12,7 +12,7 @@ import cotenant.cli.fleet_sizing
 import cotenant.sim.plan_validation
 from tests.cli.program import Program
 
-SHORT = ("--seconds", "0.5", "--seeds", "2", "--jobs", "1", "--planner", "elastic")
+SHORT = ("--duration", "0.5", "--seeds", "2", "--jobs", "1", "--planner", "elastic")
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +74,10 @@ def test_the_rates_of_a_workload_grow(program: Program, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--growth 2 --plan plan.json", "--growth makes plans of its own; leave it out, or leave out --plan"),
+        ("--growth 2 --plan plan.json", "--growth makes its own plans; leave it out, or leave out --plan"),
         ("--growth 2 --planner best", "no planner 'best'; there are "),
         ("--plot a.txt", "a.txt: cannot draw a .txt; take .svg, .png or .pdf"),
         ("--plan nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
-        ("--seconds inf --planner elastic --jobs 1", "inf s is no time to run for"),
     ],
 )
 def test_what_has_no_capacity(program: Program, arguments: str, message: str) -> None:
@@ -115,7 +114,7 @@ def test_where_hardly_anybody_asks(program: Program, folder: Path) -> None:
     (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0").replace("rate = 50", "rate = 1e-6"))
     for more in ((), ("--growth", "2")):
         assert program.refuses("capacity", "problem.toml", *SHORT, *more) == (
-            "not a single request came within 0.5 s; simulate longer, with --seconds"
+            "not a single request came within 0.5 s; simulate longer, with --duration"
         )
 
 

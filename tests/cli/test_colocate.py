@@ -107,11 +107,11 @@ def test_policies_side_by_side(program: Program) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_several_neighbours(program: Program) -> None:
-    said = program(*ASK, "--fit", "fitted.json", "--beside", "3", "--json")
+    said = program(*ASK, "--fit", "fitted.json", "--count", "3", "--json")
     found = json.loads(said.out)
     assert len(found) == 4
     assert all(len(each["beside"]) == 3 for each in found)
-    few = program(*ASK, "--beside", "2", "--memory", "12GiB", "--json")
+    few = program(*ASK, "--count", "2", "--memory", "12GiB", "--json")
     assert all("d:2@100%" not in each["beside"] for each in json.loads(few.out))
 
 
@@ -124,7 +124,7 @@ def test_it_refuses(program: Program) -> None:
     assert refused("a:9", "-c", "b") == "'a:9': a batch of 9 is not one from 1 to 8, as measured"
     assert refused("a@50", "-c", "b") == "'a@50': a share must lie between 100 and 100 %"
     assert refused("a:b:c", "-c", "b").startswith("'a:b:c' is no model with a batch and a share")
-    assert refused("a", "-c", "b", "-n", "2") == "--candidates: 1 are fewer than the 2 that --beside asks for"
+    assert refused("a", "-c", "b", "-n", "2") == "--candidates: 1 are fewer than the 2 of --count"
     assert refused("a", "-c", "b", "--policy", "best") == (
         "--policy: 'best' is not known; there are predicted, kace, memcap, sm, mem, random, oracle"
     )

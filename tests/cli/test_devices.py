@@ -25,7 +25,7 @@ def test_without_a_driver_the_processor_is_shown_and_what_a_gpu_would_need(
     monkeypatch.setattr("cotenant.backends.nvidia.cards.nvml_session", absent)
     said = program("devices")
     assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("cpu-0  ") and "cpu, bucket  yes" in said.out
+    assert said.out.startswith("cpu-0  ") and "cpu, throttle  yes" in said.out
     assert "no GPU  no NVIDIA driver was found; install it" in said.out
     found = json.loads(program("devices", "--json").out)
     assert found["cpu"]["capacity"] > 0

@@ -75,7 +75,7 @@ def test_plans_keep_their_promises_in_the_simulator(program: Program) -> None:
     """Where the forecast alone would leave a model beside batches that at times take longer than its target."""
     example = Path(__file__).parents[2] / "docs" / "examples" / "problem.toml"
     program("plan", example, "--planner", "geometry", "--output", "plan.json")
-    said = program("simulate", example, "--plan", "plan.json", "--seconds", "20", "--json", "--seed", "1")
+    said = program("simulate", example, "--plan", "plan.json", "--duration", "20", "--json", "--seed", "1")
     assert all(row["attainment"] > 0.98 for row in json.loads(said.out)["models"])
 
 
@@ -163,7 +163,7 @@ def test_settings_can_be_compared_and_followed(program: Program) -> None:
 
 @pytest.mark.parametrize("planner", ["elastic", "squishy"])
 def test_a_simulation_is_repeated_exactly(program: Program, planner: str) -> None:
-    command = ("simulate", "problem.toml", "--planner", planner, "--seconds", "5", "--json")
+    command = ("simulate", "problem.toml", "--planner", planner, "--duration", "5", "--json")
     first, again, other = program(*command), program(*command), program(*command, "--seed", "1")
     assert first.out == again.out != other.out
     rows = {row["model"]: row for row in json.loads(first.out)["models"]}
@@ -175,7 +175,7 @@ def test_a_simulation_is_repeated_exactly(program: Program, planner: str) -> Non
 
 def test_a_simulation_of_a_given_plan_at_given_rates(program: Program) -> None:
     program("plan", "problem.toml", "--output", "plan.json")
-    command = ("simulate", "problem.toml", "--plan", "plan.json", "--seconds", "5", "--json", "--rate", "identity=10")
+    command = ("simulate", "problem.toml", "--plan", "plan.json", "--duration", "5", "--json", "--rate", "identity=10")
     rows = {row["model"]: row for row in json.loads(program(*command).out)["models"]}
     assert rows["identity"]["offered"] == pytest.approx(10, rel=0.4)
     assert rows.get("lookup", {"offered": 0})["offered"] == 0
@@ -196,7 +196,7 @@ def test_names_are_shown_as_they_are(program: Program, folder: Path) -> None:
         said = program(command, "problem.toml")
         assert said.code == 0 and "[/red]" in said.out
     (folder / "odd" / "[red]").mkdir(parents=True)
-    assert "; [red]: odd/[red]: no version; put the model into" in program.refuses("plan", "--repository", "odd")
+    assert "; [red]: odd/[red]: no version; put the model into" in program.refuses("plan", "--model-repository", "odd")
 
 
 def test_what_cannot_be_served_is_said_with_the_rate(program: Program, folder: Path) -> None:
@@ -235,53 +235,62 @@ def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str,
     ("arguments", "message"),
     [
         ("plan nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
-        ("plan models", "models: cannot be read: Is a directory"),
         ("plan problem.toml --planner best", "no planner 'best'; there are "),
-        ("plan problem.toml --repository models", "--repository and --settings go without a PROBLEM"),
+        ("plan problem.toml --model-repository models", "--model-repository and --settings replace PROBLEM"),
         ("plan problem.toml --plot plan.txt", "plan.txt: cannot draw a .txt; take .svg, .png or .pdf"),
         ("plan problem.toml --plot serve.toml/plan.svg", "serve.toml/plan.svg: cannot be written: "),
         ("plan problem.toml --output serve.toml/plan.json", "serve.toml/plan.json: cannot be written: "),
         ("plan problem.toml --diff nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
         ("plan problem.toml --diff problem.toml", "problem.toml: not a plan: "),
-        ("plan problem.toml --planners elastic", "--planners goes with --compare; --planner names the one that plans"),
+        ("plan problem.toml --planners elastic", "--planners goes with --compare; --planner selects"),
         ("plan problem.toml --compare --planners best", "no planner 'best'; there are "),
         ("plan problem.toml --compare --planners ,", "--planners ',' names none; write some of "),
         ("plan problem.toml --compare --explain", "--explain is about one plan; leave it out, or leave out --compare"),
         ("plan nowhere.toml --compare", "nowhere.toml: cannot be read: No such file or directory"),
-        ("plan problem.toml --compare --settings serve.toml", "--repository and --settings go without a PROBLEM"),
+        ("plan problem.toml --compare --settings serve.toml", "--model-repository and --settings replace PROBLEM"),
         ("plan problem.toml --output models", "models: cannot be written: Is a directory"),
         ("plan problem.toml --output .", ".: cannot be written: Is a directory"),
         ("simulate problem.toml --rate nobody=3", "--rate nobody=3: no model 'nobody'; there are identity, lookup"),
         ("simulate problem.toml --rate identity", "--rate identity: write MODEL=REQUESTS_PER_SECOND, such as"),
         ("simulate problem.toml --rate identity=-1", "--rate identity=-1: write MODEL=REQUESTS_PER_SECOND"),
-        ("simulate problem.toml --seconds inf", "inf s is no time to run for"),
-        ("simulate problem.toml --load inf", "a rate of inf requests/s is none"),
+        ("simulate problem.toml --scale inf", "a rate of inf requests/s is none"),
         ("simulate problem.toml --seed -1", "seed -1 is negative"),
         ("simulate problem.toml --plan profiles.csv", "profiles.csv: not a plan: "),
         ("replay nowhere", "nowhere: cannot be read: No such file or directory"),
         ("replay models", "models: cannot be read: Is a directory"),
         ("replay problem.toml", "problem.toml:1: not a line of an event log: "),
-        ("status 127.0.0.1:1", "no server answers at '127.0.0.1:1': [Errno 111] Connection refused; start one with"),
-        ("status localhost:http", "no server answers at 'localhost:http': nonnumeric port: 'http'; start one with"),
-        ("loadtest 127.0.0.1:1", "no server answers at '127.0.0.1:1': [Errno 111] Connection refused; start one with"),
+        (
+            "status --address 127.0.0.1:1",
+            "no server answers at '127.0.0.1:1': [Errno 111] Connection refused; start",
+        ),
+        (
+            "status --address localhost:http",
+            "no server answers at 'localhost:http': nonnumeric port: 'http'; start",
+        ),
+        (
+            "loadtest --address 127.0.0.1:1",
+            "no server answers at '127.0.0.1:1': [Errno 111] Connection refused; start",
+        ),
         ("serve nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
-        (
-            "serve problem.toml",
-            "problem.toml: profiles: a list in brackets stands here; write text in quotes; a file with [[devices]] is a"
-            " problem, which `cotenant plan FILE` takes",
-        ),
-        (
-            "plan serve.toml",
-            "serve.toml: unknown key 'repository'; known here: profiles, models, applications, devices, objective,"
-            " interference; a file with a repository is a server's settings, which `--settings FILE` takes",
-        ),
+        ("serve problem.toml", "problem.toml: is a problem, not a server's settings: it has [[devices]]; give it to"),
+        ("plan serve.toml", "serve.toml: is a server's settings, not a problem: it has a model_repository; give it"),
         ("serve --planner best", "no planner 'best'; there are "),
-        ("serve --port 65534", "--port: 65534 must lie between 0 (any) and 65533: two more follow it"),
-        ("serve --repository nowhere", "no model repository at 'nowhere': No such file or directory; name a folder of"),
-        ("serve --repository serve.toml", "no model repository at 'serve.toml': Not a directory; name a folder of"),
-        ("serve --repository cache", "no model in 'cache' can be served; build some with `cotenant examples`"),
+        ("serve models --model-repository cache", "two model repositories, 'models' and 'cache'; leave out one"),
+        ("plan models --model-repository cache", "two model repositories, 'models' and 'cache'; leave out one"),
+        (
+            "serve --model-repository nowhere",
+            "no model repository at 'nowhere': No such file or directory; name",
+        ),
+        (
+            "serve --model-repository serve.toml",
+            "no model repository at 'serve.toml': Not a directory; name",
+        ),
+        ("serve --model-repository cache", "no model in 'cache' can be served; build some with `cotenant examples`"),
         ("examples nobody", "no model 'nobody' in the zoo; it has digits, "),
-        ("examples lenet --repository serve.toml/zoo", "cannot write models into 'serve.toml/zoo': Not a directory"),
+        (
+            "examples lenet -r serve.toml/zoo",
+            "cannot write models into 'serve.toml/zoo': Not a directory",
+        ),
     ],
 )
 def test_what_cannot_be_done(program: Program, folder: Path, arguments: str, message: str) -> None:
@@ -293,7 +302,7 @@ def test_what_cannot_be_done(program: Program, folder: Path, arguments: str, mes
     ("old", "new", "message"),
     [
         ("grace", "graze", "serve.toml: unknown key 'graze'; did you mean 'grace'?"),
-        ("http = { port", "http = { prot", "serve.toml: http: unknown key 'prot'; did you mean 'port'?"),
+        ("http_port", "http_prot", "serve.toml: unknown key 'http_prot'; did you mean 'http_port'?"),
         (
             '"lookup"',
             '"nobody"',
@@ -302,7 +311,7 @@ def test_what_cannot_be_done(program: Program, folder: Path, arguments: str, mes
         ("rate = 20", "rate = nan", "serve.toml: models[0].rate: nan requests/s must be finite and at least 0"),
         ('slo = "2s"', 'slo = "0s"', "serve.toml: models[0].slo: a target of '0s' must lie above 0"),
         ('grace = "5s"', 'planner = "best"', "serve.toml: planner: 'best' is not known; take '"),
-        ('grace = "5s"', 'log = "models/nowhere/log"', "models/nowhere/log: cannot write the event log: "),
+        ('grace = "5s"', 'event_log = "models/nowhere/log"', "models/nowhere/log: cannot write the event log: "),
     ],
 )
 def test_settings_that_make_no_sense(program: Program, folder: Path, old: str, new: str, message: str) -> None:
@@ -316,7 +325,7 @@ def test_a_port_in_use_is_known_before_any_worker_starts(program: Program, folde
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = (folder / "serve.toml").read_text()
-        (folder / "serve.toml").write_text(text.replace(f"{front} = {{ port = 0", f"{front} = {{ port = {port}"))
+        (folder / "serve.toml").write_text(text.replace(f"{front}_port = 0", f"{front}_port = {port}"))
         message = program.refuses("serve", "serve.toml")
     assert str(port) in message
     assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
@@ -326,14 +335,23 @@ def test_a_quota_that_the_system_does_not_give(program: Program, folder: Path, m
     """The control group is a file, which is refused to root as well."""
     group = cgroup.Cgroup(folder / "profiles.csv", folder, 1)
     monkeypatch.setattr(cgroup, "own_cgroup", lambda controller: group)
-    (folder / "serve.toml").write_text('cpu = { hold = "quota" }\n' + (folder / "serve.toml").read_text())
+    (folder / "serve.toml").write_text('cpu = { enforcement = "quota" }\n' + (folder / "serve.toml").read_text())
     message = program.refuses("serve", "serve.toml")
-    assert "no cgroup quota can be set at" in message and message.endswith('hold = "bucket"')
+    assert "no cgroup quota can be set at" in message and message.endswith('enforcement = "throttle"')
     assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
 def test_flags_that_make_no_sense_are_explained(program: Program) -> None:
-    for arguments in ("simulate problem.toml --seconds 0", "plann", "plan --jsn", "simulate problem.toml --load nan"):
+    for arguments in (
+        "simulate problem.toml --duration 0",
+        "simulate problem.toml --duration inf",
+        "simulate problem.toml --duration 10parsecs",
+        "serve --http-port 65536",
+        "serve --log-level loud",
+        "plann",
+        "plan --jsn",
+        "simulate problem.toml --scale nan",
+    ):
         said = program(*arguments.split())
         assert said.code == 2
         assert "Usage: cotenant" in said.err and "Traceback" not in said.err

@@ -28,7 +28,7 @@ def repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_measured_is_written_down_and_kept(program: Program, folder: Path) -> None:
-    said = program("profile", "--repository", "mine", "--output", "mine.csv")
+    said = program("profile", "--model-repository", "mine", "--output", "mine.csv")
     assert (said.code, said.out) == (0, "")
     words = " ".join(said.err.split())
     assert (
@@ -39,22 +39,22 @@ def test_what_was_measured_is_written_down_and_kept(program: Program, folder: Pa
     written = read_profiles_file(folder / "mine.csv")
     assert set(written) == {("first", "cpu"), ("second", "cpu")}
 
-    again = program("profile", "--repository", "mine", "--json")
+    again = program("profile", "--model-repository", "mine", "--json")
     assert "profiling" not in again.err
     assert [each["model"] for each in json.loads(again.out)] == ["first", "second"]
-    table = program("profile", "--repository", "mine", "--plot", "mine.svg")
+    table = program("profile", "--model-repository", "mine", "--plot", "mine.svg")
     assert "first" in table.out and (folder / "mine.svg").stat().st_size
-    assert "profiling first" in program("profile", "--repository", "mine", "--again").err
+    assert "profiling first" in program("profile", "--model-repository", "mine", "--force").err
 
 
 def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into a file that is gone on with, and that a predictor can be fitted to."""
     monkeypatch.setattr("cotenant.cli.pairs.measure_pairs", partial(measure_pairs, seconds=0.02))
-    said = program("profile", "--repository", "mine", "--output", "mine.csv", "--pairs", "pairs.csv", "--count", "3")
+    said = program("profile", "-r", "mine", "--output", "mine.csv", "--pairs", "pairs.csv", "--count", "3")
     assert said.code == 0, said.err
     assert "6 samples in pairs.csv" in said.err
     first = (folder / "pairs.csv").read_text()
-    again = program("profile", "--repository", "mine", "--pairs", "pairs.csv", "--count", "5")
+    again = program("profile", "--model-repository", "mine", "--pairs", "pairs.csv", "--count", "5")
     assert again.code == 0 and "pairs.csv has 3 of 5 runs" in again.err
     assert (folder / "pairs.csv").read_text().startswith(first)
     samples = read_samples((folder / "pairs.csv").read_text().splitlines(), "pairs.csv")
@@ -62,28 +62,28 @@ def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest
     assert (len(samples), len(runs)) == (10, 5)
     fitted = program("fit", "pairs.csv", "--profiles", "mine.csv", "--json")
     assert fitted.code == 0, fitted.err
-    assert "it goes with --pairs" in program.refuses("profile", "--repository", "mine", "--count", "3")
+    assert "it goes with --pairs" in program.refuses("profile", "--model-repository", "mine", "--count", "3")
 
 
 def test_samples_do_not_take_the_place_of_anything_else(program: Program, folder: Path) -> None:
     """Said before anything is measured."""
     (folder / "notes.csv").write_text("what,when\n")
-    said = program.refuses("profile", "--repository", "absent", "--pairs", "notes.csv")
+    said = program.refuses("profile", "--model-repository", "absent", "--pairs", "notes.csv")
     assert "notes.csv:1: column 'kind' is missing; samples of pairs have" in said
-    said = program.refuses("profile", "--repository", "absent", "--output", "a.csv", "--pairs", "a.csv")
+    said = program.refuses("profile", "--model-repository", "absent", "--output", "a.csv", "--pairs", "a.csv")
     assert "--output and --pairs are both 'a.csv'; profiles and samples need a file each" in said
 
 
 def test_where_it_cannot_be_kept_is_said(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below a file, which is refused to root as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "serve.toml"))
-    said = program("profile", "--repository", "mine")
+    said = program("profile", "--model-repository", "mine")
     assert (said.code, said.out) == (1, "")
     assert "cannot keep the profile: Not a directory; set XDG_CACHE_HOME to a folder that can be written\n" in said.err
 
 
 def test_an_interrupted_profile_leaves_nothing_behind(folder: Path) -> None:
-    process = started(folder, "profile", "--repository", "mine")
+    process = started(folder, "profile", "--model-repository", "mine")
     workers: list[int] = []
 
     def measuring() -> bool:

@@ -26,25 +26,27 @@ from tests.cli.program import (
 
 
 def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
-    with serving(folder, "--log", "events.jsonl") as server:
+    with serving(folder, "--event-log", "events.jsonl") as server:
         assert server.plan.rate("identity") == 20
-        said = program("loadtest", server.address, "--seconds", "1", "--json")
+        said = program("loadtest", "--address", server.address, "--duration", "1", "--json")
         assert not said.err
         report = {row["model"]: row for row in json.loads(said.out)["models"]}
         assert set(report) == {"identity", "lookup"}
         served = report["identity"]["outcomes"]["served"]
         assert served > 0 and report["identity"]["outcomes"]["failed"] == 0
 
-        table = program("loadtest", f"http://{server.address}/", "--seconds", "0.5", "--rate", "identity=20")
+        table = program("loadtest", "-a", f"http://{server.address}/", "--duration", "0.5", "--rate", "identity=20")
         assert "identity" in table.out and "lookup" not in table.out
 
-        status = json.loads(program("status", server.address, "--json").out)
+        status = json.loads(program("status", "--address", server.address, "--json").out)
         assert status["statistics"]["identity"]["outcomes"]["served"] >= served
         assert {worker["pid"] for worker in status["workers"]} == set(server.workers)
-        shown = program("status", server.address)
+        shown = program("status", "--address", server.address)
         for word in ("identity", "READY", "broken", "UNAVAILABLE", "cpu-0/0"):
             assert word in shown.out
-        assert program.refuses("loadtest", server.address, "--rate", "nobody=1").startswith("--rate nobody=1: no model")
+        assert program.refuses("loadtest", "--address", server.address, "--rate", "nobody=1").startswith(
+            "--rate nobody=1: no model"
+        )
         assert server.end(INTERRUPT).code == 130
     replayed = json.loads(program("replay", "events.jsonl", "--json").out)
     assert replayed["identical"]
@@ -124,7 +126,7 @@ def one(**changes: object) -> dict[str, object]:
 def test_models_that_are_served_outlive_what_happens_to_the_repository(folder: Path) -> None:
     repository = folder / "own"
     shutil.copytree(folder / "models", repository)
-    with serving(folder, "--repository", "own") as server:
+    with serving(folder, "--model-repository", "own") as server:
         file = repository / "lookup" / "1" / "model.onnx"
         content = file.read_bytes()
         file.write_bytes(b"in the middle of a copy")
@@ -158,7 +160,7 @@ def ready(server: Served) -> set[str]:
 
 
 def test_a_full_disk_under_the_event_log_costs_the_log_alone(folder: Path) -> None:
-    with serving(folder, "--log", "/dev/full") as server:
+    with serving(folder, "--event-log", "/dev/full") as server:
         for _ in range(300):
             assert server.works()
         said = server.end(INTERRUPT)

@@ -13,14 +13,14 @@ from tests.cli.program import Program
 
 
 def test_a_run_is_drawn_and_its_course_is_in_the_json(program: Program, folder: Path) -> None:
-    said = program("simulate", "problem.toml", "--seconds", "6", "--plot", "run.svg", "--json")
+    said = program("simulate", "problem.toml", "--duration", "6", "--plot", "run.svg", "--json")
     assert (said.code, said.err) == (0, "wrote run.svg\n")
     assert ET.parse(folder / "run.svg").getroot().tag.endswith("svg")  # noqa: S314
     line = json.loads(said.out)["timeline"]
     assert line["step_s"] == pytest.approx(0.1)
     assert {len(line[name]) for name in ("waiting", "busy", "devices")} == {60}
     assert line["cost_per_hour"] is None
-    table = program("simulate", "problem.toml", "--seconds", "6").out
+    table = program("simulate", "problem.toml", "--duration", "6").out
     assert "p99.9" in table
     assert "1 device, busy " in table and " requests waiting, at most " in table
 
@@ -28,13 +28,13 @@ def test_a_run_is_drawn_and_its_course_is_in_the_json(program: Program, folder: 
 def test_prices_say_what_answers_cost(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace("count = 1", "price = 3.6"))
-    table = program("simulate", "problem.toml", "--seconds", "6", "--planner", "elastic").out
+    table = program("simulate", "problem.toml", "--duration", "6", "--planner", "elastic").out
     assert "3.6 per hour, " in table and "for a million answers in time" in table
 
 
 def test_what_would_be_stands_beside_what_is(program: Program) -> None:
     changes = ("--what-if", "rate=identity:3", "--what-if", "devices=-1", "--what-if", "planner=elastic,slo=lookup:1s")
-    command = ("simulate", "problem.toml", "--seconds", "3", "--jobs", "1", *changes)
+    command = ("simulate", "problem.toml", "--duration", "3", "--jobs", "1", *changes)
     said = program(*command)
     assert (said.code, said.err) == (0, "")
     assert "identity in time" in said.out and "lookup p99" in said.out
@@ -87,7 +87,7 @@ def test_a_plan_that_is_given_is_not_made(program: Program, folder: Path, monkey
     program("plan", "problem.toml", "--output", "plan.json", "--planner", "elastic")
     text = (folder / "plan.json").read_text()
     (folder / "plan.json").write_text(text.replace('"elastic"', '"by hand"'))
-    command = ("simulate", "problem.toml", "--plan", "plan.json", "--seconds", "1")
+    command = ("simulate", "problem.toml", "--plan", "plan.json", "--duration", "1")
     assert program.refuses(*command, "--what-if", "rate=2", "--jobs", "1").startswith("no planner 'by hand'; there are")
     assert program(*command, "--what-if", "rate=2", "--jobs", "1", "--planner", "elastic").code == 0
     monkeypatch.delattr(cotenant.cli.loading, "load_planned")
@@ -111,12 +111,12 @@ think = "100ms"
 
 def test_a_workload_says_who_asks_and_what_fails(program: Program, folder: Path) -> None:
     (folder / "w.toml").write_text(WORKLOAD)
-    command = ("simulate", "problem.toml", "--workload", "w.toml", "--seconds", "6", "--json")
+    command = ("simulate", "problem.toml", "--workload", "w.toml", "--duration", "6", "--json")
     identity, lookup = json.loads(program(*command).out)["models"]
     assert identity["offered"] == pytest.approx(200, rel=0.1)
     assert 0 < lookup["offered"] < 20
     (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu-0']\ntime = '3s'\n")
-    (hit, _) = json.loads(program(*command, "--load", "2").out)["models"]
+    (hit, _) = json.loads(program(*command, "--scale", "2").out)["models"]
     assert hit["offered"] == pytest.approx(400, rel=0.1)
     assert hit["attainment"] == pytest.approx(0.75, abs=0.05)
 
@@ -125,7 +125,7 @@ def test_a_workload_says_who_asks_and_what_fails(program: Program, folder: Path)
     ("flags", "message"),
     [
         ((), "error: w.toml: workload[0]: model 'identty' is not known; did you mean 'identity'?\n"),
-        (("--rate", "identity=1"), "error: --workload says how much is asked for; leave it out, or leave out --rate\n"),
+        (("--rate", "identity=1"), "error: --workload sets the rates; leave it out, or leave out --rate\n"),
     ],
 )
 def test_a_workload_that_cannot_be_meant_is_refused(

@@ -30,7 +30,7 @@ from tests.cli.program import Program
 
 
 def test_the_same_requests_go_through_both(program: Program) -> None:
-    command = ("validate", "serve.toml", "--load", "0.5", "--seconds", "2", "--json")
+    command = ("validate", "serve.toml", "--scale", "0.5", "--duration", "2", "--json")
     said = program(*command)
     assert said.code == 0, said.err
     assert "0.5 x the planned rates, twice 2 s" in said.err.splitlines()
@@ -49,7 +49,7 @@ def test_the_same_requests_go_through_both(program: Program) -> None:
     ("arguments", "message"),
     [
         ("nowhere.toml", "nowhere.toml: cannot be read: No such file or directory"),
-        ("--repository nowhere", "no model repository at 'nowhere': No such file or directory"),
+        ("--model-repository nowhere", "no model repository at 'nowhere': No such file or directory"),
     ],
 )
 def test_what_cannot_be_validated(program: Program, arguments: str, message: str) -> None:
@@ -59,7 +59,7 @@ def test_what_cannot_be_validated(program: Program, arguments: str, message: str
 def test_the_demo_as_a_file_of_settings(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(settings(tmp_path))
     known = read_settings(tmp_path / "settings.toml")
-    assert (known.repository, known.objective) == (tmp_path, "rate")
+    assert (known.model_repository, known.objective) == (tmp_path, "rate")
     assert "resnet50" in {model.name for model in known.models}
 
 
@@ -144,7 +144,7 @@ def test_how_far_apart_they_are_in_words() -> None:
         "in time within 0.0 points (a)"
     )
     few = Report(source="live", seconds=0.1, models=simulate(PROBLEM, PLAN, seconds=0.1).models)
-    assert largest_difference(same, few) == "no model had 200 requests; run longer with --seconds"
+    assert largest_difference(same, few) == "no model had 200 requests; run longer with --duration"
     it = Comparison(
         load=0.5, live=other, simulated=same, predicted=same, first=other, batches={}, slowdowns={}, outside={}
     )

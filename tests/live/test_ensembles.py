@@ -91,7 +91,7 @@ def repository(root: Path, config: str = DIAMOND) -> Path:
 def preparation(root: Path, models: str = "") -> DeploymentBuilder:
     settings = root.parent / "serve.toml"
     settings.write_text(
-        f'repository = "{root.name}"\nprofiles = "profiles.csv"\nplanner = "elastic"\n'
+        f'model_repository = "{root.name}"\nprofiles = "profiles.csv"\nplanner = "elastic"\n'
         f'[[models]]\nname = "diamond"\nslo = "2s"\nrate = 5\n{models}'
     )
     return DeploymentBuilder(read_settings(settings), Cpu())

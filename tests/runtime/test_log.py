@@ -49,7 +49,7 @@ def test_a_replay_stops_at_the_first_line_that_differs_and_shows_both() -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], r"^x: the log is empty; a server writes one with `cotenant serve --log FILE`$"),
+        ([], r"^x: the log is empty; a server writes one with `cotenant serve --event-log FILE`$"),
         ([b"{}\n"], r"^x:1: not a line of an event log: Expected `array`, got `object`$"),
         (
             [recorded()[2].replace(b'"id":1', b'"id":"1"')],

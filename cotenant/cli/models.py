@@ -1,0 +1,53 @@
+"""`cotenant models`: list, load and unload the models of a running server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from cotenant.cli.options import LOCAL, Json, ServerAddress
+from cotenant.cli.output import aside, console, show_json
+from cotenant.measure.table import table
+
+app = typer.Typer(help="List, load and unload the models of a running server.", no_args_is_help=True)
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model: its folder in the repository.")]
+
+
+@app.command("list")
+def list_models(address: ServerAddress = LOCAL, json: Json = False) -> None:
+    """List the models of the repository with their versions and states."""
+    from cotenant.cli.client import post
+
+    index = post(address, "/v2/repository/index", b"{}")
+    entries: list[dict[str, Any]] = msgspec.json.decode(index)
+    if json:
+        show_json(entries)
+        return
+    rows = table("models", "model", "version", "state", "reason")
+    for entry in entries:
+        rows.add_row(*(escape(entry.get(key, "")) for key in ("name", "version", "state", "reason")))
+    console.print(rows)
+
+
+@app.command()
+def load(model: ModelName, address: ServerAddress = LOCAL) -> None:
+    """Load a model, or load it again from its files. Profiles it first where needed; waits until it is served."""
+    _control(address, model, "load")
+
+
+@app.command()
+def unload(model: ModelName, address: ServerAddress = LOCAL) -> None:
+    """Unload a model: requests in flight are answered, new ones rejected. Waits until it is done."""
+    _control(address, model, "unload")
+
+
+def _control(address: str, model: str, verb: str) -> None:
+    from cotenant.cli.client import post
+
+    post(address, f"/v2/repository/models/{quote(model, safe='')}/{verb}", b"{}", timeout=None)
+    aside.print(f"{verb}ed {model}", highlight=False, markup=False)

@@ -1,0 +1,75 @@
+"""`cotenant status`: what a server serves, on which partitions, and how well."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+
+from cotenant.cli.options import LOCAL, Json, ServerAddress
+from cotenant.cli.output import console, show_json
+from cotenant.core.plan import Plan
+from cotenant.core.units import show_memory, show_share
+from cotenant.measure.plan_drawing import plan_bars
+from cotenant.measure.table import table
+
+if TYPE_CHECKING:
+    from cotenant.live.status import Status
+
+PERIOD = 1.0  # seconds between two refreshes of --watch
+
+
+def status(
+    address: ServerAddress = LOCAL,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what a server serves, on which partitions, and how well. With --watch --json: a line per second."""
+    from cotenant.cli.client import fetch_status
+
+    current = fetch_status(address)
+    if not watch:
+        if json:
+            show_json(current)
+        else:
+            console.print(status_view(current))
+        return
+    if json:
+        while True:
+            show_json(msgspec.json.encode(current))
+            time.sleep(PERIOD)
+            current = fetch_status(address)
+    with Live(status_view(current), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(PERIOD)
+            live.update(status_view(fetch_status(address)), refresh=True)
+
+
+def status_view(status: Status) -> RenderableType:
+    """Draw models and workers as tables, the plan as bars."""
+    plan = Plan.from_json(bytes(status.plan))
+    numbers = (">target", ">planned/s", ">served", ">mean", ">attainment")
+    models = table("models", "model", "state", *numbers, "other outcomes")
+    for row in status.rows(plan):
+        models.add_row(*(escape(cell) for cell in row))
+    title = f"partitions; shares are held by {status.isolation}"
+    usage = (">share", ">used", ">memory", ">restarts")
+    workers = table(title, "partition", "worker", *usage, "models", "last failure")
+    for worker in status.workers:
+        used = "-" if worker.used_share is None else show_share(round(worker.used_share))
+        workers.add_row(
+            worker.lane,
+            worker.state,
+            show_share(worker.share),
+            f"[red]{used}[/]" if worker.over_share else used,
+            show_memory(worker.memory),
+            str(worker.restarts),
+            escape(", ".join(worker.models)),
+            escape(worker.reason),
+        )
+    return Group(models, plan_bars(plan), workers)
