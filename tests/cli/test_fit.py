@@ -29,7 +29,7 @@ def measured(folder: Path) -> None:
 
 
 def test_a_predictor_is_written_down_and_plans(program: Program, folder: Path) -> None:
-    said = program("fit", "pairs.csv", "--profiles", "profiles.csv", "--model", "linear", "--out", "linear.json")
+    said = program("fit", "pairs.csv", "--profiles", "profiles.csv", "--model", "linear", "--output", "linear.json")
     assert (said.code, said.out) == (0, "")
     assert 'interference = { model = "linear", fit = "linear.json" }' in said.err
     written = json.loads((folder / "linear.json").read_text())
