@@ -1,4 +1,4 @@
-"""The gRPC front end: GRPCInferenceService as Triton has it, and gRPC's health service."""
+"""The gRPC front end: GRPCInferenceService as Triton has it, with gRPC's health and reflection services."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from cotenant.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from cotenant.live.grpc_health import INFERENCE_SERVICE, add_health_and_reflection
 from cotenant.live.oip import (
     FORMATS,
     Core,
@@ -43,11 +44,8 @@ from cotenant.live.oip import (
 )
 from cotenant.protocol import messages
 
-_SERVICE = "inference.GRPCInferenceService"
-_HEALTH = "grpc.health.v1.Health"
 _MESSAGE_SIZE = (1 << 31) - 1  # bytes; the most that gRPC's setting can say
 _STREAMED = 64  # requests of one stream that may wait for their answers
-_WATCH = 1.0  # seconds between two looks of a health watch
 
 _CODES: dict[type[CotenantError], grpc.StatusCode] = {
     MalformedError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -91,7 +89,8 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a helper
             ]
         )
-        server.add_generic_rpc_handlers((self._inference(), self._health()))
+        server.add_generic_rpc_handlers((self._inference(),))
+        add_health_and_reflection(server, self._core)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             bound = server.add_insecure_port(address)
@@ -134,7 +133,7 @@ class GrpcServer:
         handlers = {name: self._unary(name, method) for name, method in plain.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
-        return grpc.method_handlers_generic_handler(_SERVICE, handlers)
+        return grpc.method_handlers_generic_handler(INFERENCE_SERVICE, handlers)
 
     def _unary(self, name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler[Any, Any]:
         """A method of the protocol that answers keyword arguments for its response, or an awaitable of them."""
@@ -148,38 +147,6 @@ class GrpcServer:
                 return await _abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(call, response_serializer=response.SerializeToString)
-
-    def _health(self) -> grpc.GenericRpcHandler:
-        request, response = messages.HealthCheckRequest, messages.HealthCheckResponse
-
-        async def check(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            status = self._serving(message.service)
-            if status == "SERVICE_UNKNOWN":
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {message.service!r} is known here")
-            return response(status=status)
-
-        async def watch(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            told = ""
-            while True:
-                status = self._serving(message.service)
-                if status != told:
-                    told = status
-                    yield response(status=status)
-                await asyncio.sleep(_WATCH)
-
-        kinds = {"request_deserializer": request.FromString, "response_serializer": response.SerializeToString}
-        return grpc.method_handlers_generic_handler(
-            _HEALTH,
-            {
-                "Check": grpc.unary_unary_rpc_method_handler(check, **kinds),
-                "Watch": grpc.unary_stream_rpc_method_handler(watch, **kinds),
-            },
-        )
-
-    def _serving(self, service: str) -> str:
-        if service not in ("", _SERVICE):
-            return "SERVICE_UNKNOWN"
-        return "SERVING" if self._core.ready() else "NOT_SERVING"
 
     # Inference
 

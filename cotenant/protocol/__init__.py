@@ -24,8 +24,7 @@ class Messages:
             self.pool.Add(file)
 
     def __getattr__(self, name: str) -> Any:
-        package = "grpc.health.v1" if name.startswith("HealthCheck") else "inference"
-        message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"{package}.{name}"))
+        message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"inference.{name}"))
         setattr(self, name, message)
         return message
 

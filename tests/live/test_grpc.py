@@ -1,4 +1,4 @@
-"""The gRPC front end: Triton's codes, both dialects of load, callers that leave, and health."""
+"""The gRPC front end: Triton's codes, both dialects of load, callers that leave, health and reflection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pool, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cotenant.errors import ConfigError
+from cotenant.live import grpc_health
 from cotenant.live.grpc import GrpcServer
 from cotenant.protocol import messages
 from tests.live.stub import Running, StubCore
@@ -210,25 +214,57 @@ def test_a_stream_answers_in_order(front: Running) -> None:
     assert asyncio.run(run()) == ["0", "1", "2"]
 
 
-def test_health(front: Running) -> None:
+def test_health_check_ready_or_not_gives_the_status_of_each_service(front: Running) -> None:
     with grpc.insecure_channel(front.rpc) as channel:
-        kinds = messages.HealthCheckRequest.SerializeToString, messages.HealthCheckResponse.FromString
-        check = channel.unary_unary("/grpc.health.v1.Health/Check", *kinds)
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", *kinds)
+        stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", "inference.GRPCInferenceService"):
-            assert check(messages.HealthCheckRequest(service=service)).status == 1
+            assert stub.Check(health_pb2.HealthCheckRequest(service=service)).status == 1
         with pytest.raises(grpc.RpcError) as caught:
-            check(messages.HealthCheckRequest(service="nope"))
+            stub.Check(health_pb2.HealthCheckRequest(service="nope"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        stream = watch(messages.HealthCheckRequest())
-        assert next(stream).status == 1
-        stream.cancel()
         front.core.is_ready = False
         try:
-            assert check(messages.HealthCheckRequest()).status == 2
-            assert next(watch(messages.HealthCheckRequest())).status == 2
+            assert stub.Check(health_pb2.HealthCheckRequest()).status == 2
         finally:
             front.core.is_ready = True
+
+
+def test_health_watch_change_of_readiness_reaches_watchers_after_another_has_left(
+    front: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_health, "WATCH_INTERVAL", 0.01)
+    with grpc.insecure_channel(front.rpc) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        stays, leaves = stub.Watch(health_pb2.HealthCheckRequest()), stub.Watch(health_pb2.HealthCheckRequest())
+        unknown = stub.Watch(health_pb2.HealthCheckRequest(service="nope"))
+        assert (next(stays).status, next(leaves).status, next(unknown).status) == (1, 1, 3)
+        leaves.cancel()
+        front.core.is_ready = False
+        try:
+            assert next(stays).status == 2
+        finally:
+            front.core.is_ready = True
+        assert next(stays).status == 1
+
+
+def test_reflection_lists_services_and_describes_their_messages(front: Running) -> None:
+    with grpc.insecure_channel(front.rpc) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) == {
+            "inference.GRPCInferenceService",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        pool = descriptor_pool.DescriptorPool(database)
+        method = pool.FindServiceByName("inference.GRPCInferenceService").methods_by_name["ModelReady"]
+        request = message_factory.GetMessageClass(method.input_type)(name="identity")
+        ready = channel.unary_unary(
+            f"{SERVICE}ModelReady",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
+        )
+        assert str(ready(request)) == "ready: true\n"
+        assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name["Watch"].server_streaming
 
 
 def test_a_port_in_use(front: Running) -> None:

@@ -1,4 +1,4 @@
-"""The descriptors that the gRPC front end loads are the .proto files beside them, and speak what clients speak."""
+"""The descriptors that are loaded are the .proto file beside them, and speak what clients speak."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ def compiled(file: descriptor.FileDescriptor) -> Numbers:
     }
 
 
-def test_descriptors_match_the_proto_files() -> None:
-    for name in ("inference.proto", "health.proto"):
-        assert compiled(messages.pool.FindFileByName(name)) == written(name)
+def test_descriptors_match_the_proto_file() -> None:
+    assert compiled(messages.pool.FindFileByName("inference.proto")) == written("inference.proto")
 
 
 def test_messages_have_the_numbers_of_the_stock_client() -> None:
