@@ -1,4 +1,4 @@
-"""Bounds against plans that exist: brute force on tiny problems, and the relaxation that they tighten."""
+"""Compare bounds with optimal plans (brute force on tiny problems) and with the relaxation that they tighten."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from cotenant.core.model import Kind, Model
 from cotenant.planners import Problem, geometry
 from cotenant.planners.geometry import search
 from cotenant.planners.geometry.context import PlanningContext
-from tests.planners.geometry.test_search import most, tiny
+from tests.planners.geometry.test_search import brute_force_scale, tiny
 from tests.planners.problems import linear
 
 
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_largest_multiple_lies_between_brute_force_and_the_relaxation(parts: int, seed: int) -> None:
+def test_scale_bound_of_tiny_problem_lies_between_brute_force_and_relaxation(parts: int, seed: int) -> None:
     problem = msgspec.structs.replace(tiny(seed, parts), objective="rate")
     count = problem.fleet[0].count
     assert count is not None
     context = PlanningContext(problem)
-    real, bound = most(problem, count), context.bound()
+    optimum, bound = brute_force_scale(problem, count), context.bound()
     assert bound is not None
-    if real == 0:
+    if optimum == 0:
         assert bound >= 0
         return
     assert context.maximize_scale and context.relaxation is not None and context.bound_solver is not None
-    assert real <= bound * (1 + 1e-9)
+    assert optimum <= bound * (1 + 1e-9)
     assert bound <= context.relaxation.value * (1 + 1e-5)
-    # What is proven to be too much for the devices: not what they carry, but what the bound excludes.
-    carried = context.bound_solver.prove(context.rates * real * (1 - 1e-9), [float(count)])
-    assert carried is None or carried.required_fraction([count]) <= 1 + 1e-9
+    # The optimum must not be excluded; a multiple above the bound must be.
+    at_optimum = context.bound_solver.prove(context.rates * optimum * (1 - 1e-9), [float(count)])
+    assert at_optimum is None or at_optimum.required_fraction([count]) <= 1 + 1e-9
     more = PlanningContext(
         msgspec.structs.replace(problem, rates={n: r * bound * 1.02 for n, r in problem.rates.items()})
     )
@@ -41,15 +41,15 @@ def test_the_largest_multiple_lies_between_brute_force_and_the_relaxation(parts:
 
 
 def halves(count: int | None, rate: float, price: float | None = None) -> Problem:
-    """One model that takes a little more than half of what a device carries, for each of three."""
+    """Three models with the same rate, on one kind that can be halved."""
     models = tuple(Model(name=name, slo=0.1) for name in "abc")
     profiles = {(name, "k"): linear(name, "k", 0.02, 0.002, cuts=(500, 1000)) for name in "abc"}
     kind = Kind(name="k", count=count, cuts=(500, 1000), price=price)
     return Problem(models=models, rates=dict.fromkeys("abc", rate), fleet=(kind,), profiles=profiles)
 
 
-def test_three_models_that_each_need_more_than_a_half_need_three_devices() -> None:
-    """The relaxation mixes; that each partition holds the target, and is one, takes cuts."""
+def test_bound_of_three_models_above_half_a_device_is_three_devices() -> None:
+    """The relaxation needs fewer: only modes with limited demand and integrality cuts prove three."""
     whole = PlanningContext(halves(None, 1.0)).singles
     most_of_a_whole = max(mode.rates[0] for mode in whole)
     plan = geometry.plan(halves(None, 0.95 * most_of_a_whole))
@@ -59,7 +59,7 @@ def test_three_models_that_each_need_more_than_a_half_need_three_devices() -> No
     assert priced.bound == pytest.approx(7.5)
 
 
-def test_what_is_proven_impossible_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feasible_of_problem_proven_infeasible_does_not_search(monkeypatch: pytest.MonkeyPatch) -> None:
     most_of_a_whole = max(mode.rates[0] for mode in PlanningContext(halves(None, 1.0)).singles)
     problem = halves(2, 0.7 * most_of_a_whole)
     assert geometry.feasible(problem) is None
@@ -67,8 +67,8 @@ def test_what_is_proven_impossible_is_not_searched_for(monkeypatch: pytest.Monke
     assert geometry.feasible(halves(2, 0.95 * most_of_a_whole)) is None
 
 
-def test_the_cheapest_fleet_of_two_kinds_is_proven() -> None:
-    """A dear kind that is faster and a cheap one: the bound is the price of whole devices, not of parts of them."""
+def test_cost_bound_of_two_kinds_equals_cheapest_fleet() -> None:
+    """An expensive, faster kind and a cheap one: the bound is the price of whole devices, not of fractions."""
     models = (Model(name="a", slo=0.1),)
     profiles = {
         ("a", "dear"): linear("a", "dear", 0.01, 0.001, cuts=(1000,)),

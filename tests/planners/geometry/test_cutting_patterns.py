@@ -30,7 +30,7 @@ def slots(shares: Sequence[int], kind: int = 0) -> list[PartitionSize]:
 
 
 def legal(sizes: Sequence[int], limit: int | None) -> Iterator[Counter[int]]:
-    """Every multiset of numbers of sizes that a device may be cut into."""
+    """Enumerate every multiset of sizes that fits a device."""
     for count in range(1, min(limit or WHOLE, WHOLE // min(sizes)) + 1):
         for chosen in combinations_with_replacement(range(len(sizes)), count):
             if sum(sizes[n] for n in chosen) <= WHOLE:
@@ -38,7 +38,7 @@ def legal(sizes: Sequence[int], limit: int | None) -> Iterator[Counter[int]]:
 
 
 @given(shares=coarse, limit=limits)
-def test_every_cutting_is_full_and_none_is_left_out(shares: list[int], limit: int | None) -> None:
+def test_enumerate_patterns_of_any_shares_returns_all_maximal_patterns(shares: list[int], limit: int | None) -> None:
     own = slots(shares)
     found = enumerate_patterns(
         0, Kind(name="k", cuts=tuple(sorted(shares)), max_partitions=limit), own, range(len(own))
@@ -54,7 +54,7 @@ def test_every_cutting_is_full_and_none_is_left_out(shares: list[int], limit: in
 
 
 @given(shares=coarse, limit=limits, prices=st.lists(st.floats(0, 10), min_size=5, max_size=5))
-def test_the_dearest_cutting_is_worth_what_the_best_of_all_is(
+def test_most_valuable_pattern_of_any_values_equals_best_enumerated(
     shares: list[int], limit: int | None, prices: list[float]
 ) -> None:
     own = slots(shares)
@@ -66,7 +66,7 @@ def test_the_dearest_cutting_is_worth_what_the_best_of_all_is(
     assert sum(many for _, many in pattern.pieces) <= (limit or WHOLE)
 
 
-def test_the_dearest_cutting_is_made_of_pieces_of_its_own_kind() -> None:
+def test_most_valuable_pattern_of_two_kinds_uses_slots_of_its_own() -> None:
     both = [*slots((400, 600)), *slots((500,), kind=1)]
     assert most_valuable_pattern(0, Kind(name="k"), both, np.array([1.0, 1.0, 9.0])) == (
         2.0,
@@ -79,12 +79,12 @@ def test_the_dearest_cutting_is_made_of_pieces_of_its_own_kind() -> None:
     assert most_valuable_pattern(0, Kind(name="k"), both, np.zeros(3)) == (0.0, CuttingPattern(0, ()))
 
 
-def test_only_useful_shares_are_cut() -> None:
+def test_enumerate_patterns_with_unusable_slots_omits_them() -> None:
     found = enumerate_patterns(0, Kind(name="k", cuts=(200, 600, 1000)), slots((200, 600, 1000)), [1, 2])
     assert found == [CuttingPattern(0, ((2, 1),)), CuttingPattern(0, ((1, 1),))]
 
 
-def test_free_shares_can_be_cut_in_too_many_ways_to_list() -> None:
+def test_enumerate_patterns_of_fine_shares_returns_none() -> None:
     fine = tuple(range(10, 1001, 10))
     assert len(fine) > MAX_ENUMERATED_SHARES
     assert enumerate_patterns(0, Kind(name="k", cuts=fine), slots(fine), range(len(fine))) is None
@@ -97,7 +97,7 @@ def test_free_shares_can_be_cut_in_too_many_ways_to_list() -> None:
 
 
 def outdone(some: Sequence[mig.Instance], by: Sequence[mig.Instance]) -> bool:
-    """Whether each instance has one of its own in `by` that is no smaller, in share and memory."""
+    """Return whether each instance has one of its own in `by` that is no smaller, in share and memory."""
     return len(some) <= len(by) and any(
         all(a.share <= b.share and a.memory <= b.memory for a, b in zip(some, order, strict=False))
         for order in permutations(by, len(some))
@@ -106,7 +106,7 @@ def outdone(some: Sequence[mig.Instance], by: Sequence[mig.Instance]) -> bool:
 
 @pytest.mark.parametrize("limit", [None, 1, 2, 3, 4])
 @pytest.mark.parametrize("geometry", ["mig-a30-24gb", "mig-a100-40gb", "mig-h200-141gb"])
-def test_instances_lie_as_mig_lays_them(geometry: str, limit: int | None) -> None:
+def test_enumerate_patterns_of_mig_geometry_returns_legal_maximal_layouts(geometry: str, limit: int | None) -> None:
     instances = mig.GEOMETRIES[geometry]
     own = [PartitionSize(0, instance.share, instance.memory) for instance in instances]
     kind = Kind(name="k", cuts=mig.instance_shares(geometry), geometry=geometry, max_partitions=limit)
@@ -123,7 +123,7 @@ def test_instances_lie_as_mig_lays_them(geometry: str, limit: int | None) -> Non
             assert any(outdone(some, chosen) for chosen in cut)
 
 
-def test_instances_that_serve_nothing_are_left_out() -> None:
+def test_enumerate_patterns_of_mig_with_unusable_instances_omits_them() -> None:
     geometry = "mig-a100-80gb"
     own = [PartitionSize(0, instance.share, instance.memory) for instance in mig.GEOMETRIES[geometry]]
     found = enumerate_patterns(0, Kind(name="k", cuts=mig.instance_shares(geometry), geometry=geometry), own, [4, 5])

@@ -56,7 +56,7 @@ def numbers(groups: Sequence[DeviceGroup]) -> list[tuple[int, int]]:
     return sorted((group.kind, number) for group in groups for number in group.ids)
 
 
-def test_all_modes_are_laid_on_the_devices_that_are_cut_for_them() -> None:
+def test_assemble_devices_of_matching_patterns_places_every_mode() -> None:
     modes = [(mode(2, 0), 60), (mode(2, 1), 41), (mode(0, 2), 5), (mode(1, 3), 3)]
     groups = assemble_devices(modes, [(A, 48), (B, 5)], [None], [])
     assert placed(groups) == Counter(dict(modes))
@@ -67,39 +67,39 @@ def test_all_modes_are_laid_on_the_devices_that_are_cut_for_them() -> None:
         assert any(pieces <= Counter(dict(pattern.pieces)) for pattern in (A, B))
 
 
-def test_devices_that_carry_nothing_are_none() -> None:
+def test_assemble_devices_without_modes_returns_no_device() -> None:
     assert numbers(assemble_devices([(mode(2, 0), 1)], [(A, 4)], [None], [])) == [(0, 0)]
 
 
-def test_memory_parts_what_is_heavy() -> None:
-    """Two heavy and two light halves on two devices."""
+def test_assemble_devices_with_tight_memory_separates_large_modes() -> None:
+    """Two large and two small halves on two devices."""
     groups = assemble_devices([(mode(2, 0, memory=60), 2), (mode(2, 1, memory=30), 2)], [(A, 2)], [100], [])
     assert placed(groups).total() == 4
     assert all(sum(each.memory for each in group.modes) <= 100 for group in groups)
-    # Where it does not go, something is left out rather than laid on top.
+    # Modes that do not fit are left out.
     groups = assemble_devices([(mode(2, 0, memory=60), 4)], [(A, 2)], [100], [])
     assert placed(groups).total() == 2
 
 
-def stood(number: int, *places: tuple[int, int]) -> CurrentDevice:
+def current_device(number: int, *places: tuple[int, int]) -> CurrentDevice:
     return CurrentDevice(0, number, tuple(CurrentPartition(s, (i,), (1.0,), (1,)) for s, i in places))
 
 
-def test_devices_that_may_stay_do() -> None:
-    stand = [stood(4, (2, 0), (2, 1)), stood(9, (0, 2), (1, 3), (2, 0))]
+def test_assemble_devices_with_current_plan_keeps_matching_devices() -> None:
+    current = [current_device(4, (2, 0), (2, 1)), current_device(9, (0, 2), (1, 3), (2, 0))]
     modes = [(mode(2, 0), 2), (mode(2, 1), 1), (mode(0, 2), 1), (mode(1, 3), 1)]
-    groups = assemble_devices(modes, [(A, 1), (B, 1)], [None], stand)
+    groups = assemble_devices(modes, [(A, 1), (B, 1)], [None], current)
     assert {group.ids: sorted(each.models[0] for each in group.modes) for group in groups} == {
         (4,): [0, 1],
         (9,): [0, 2, 3],
     }
 
 
-def test_a_device_that_changes_keeps_its_number_and_others_get_new_ones() -> None:
-    """Model 1 is gone from device 4; what is like it most is on device 4 again."""
-    stand = [stood(4, (2, 0), (2, 1)), stood(0, (2, 2), (2, 2))]
+def test_assemble_devices_with_changed_device_reuses_closest_number() -> None:
+    """Model 1 leaves device 4; the device with most in common keeps number 4."""
+    current = [current_device(4, (2, 0), (2, 1)), current_device(0, (2, 2), (2, 2))]
     groups = assemble_devices(
-        [(mode(2, 0), 2), (mode(2, 2), 2), (mode(0, 3), 1), (mode(1, 3), 1)], [(A, 2), (B, 1)], [None], stand
+        [(mode(2, 0), 2), (mode(2, 2), 2), (mode(0, 3), 1), (mode(1, 3), 1)], [(A, 2), (B, 1)], [None], current
     )
     by_number = {number: Counter(each.models[0] for each in group.modes) for group in groups for number in group.ids}
     assert by_number[0] == Counter({2: 2})
@@ -107,7 +107,7 @@ def test_a_device_that_changes_keeps_its_number_and_others_get_new_ones() -> Non
     assert len(numbers(groups)) == len(set(numbers(groups))) == 3
 
 
-def test_the_plan_in_force_is_read_as_far_as_it_is_known() -> None:
+def test_current_devices_of_foreign_plan_omits_what_the_problem_lacks() -> None:
     def partition(share: int, *models: str) -> Partition:
         placements = tuple(Placement(model=name, batch=1, rate=2.0, duty=0.1, latency=0.1) for name in models)
         return Partition(share=share, placements=placements)
@@ -119,37 +119,37 @@ def test_the_plan_in_force_is_read_as_far_as_it_is_known() -> None:
             Device(kind="gone", id=1, partitions=(partition(500, "a"),)),
         ),
     )
-    asked = problem(current)
-    assert current_devices(asked, partition_sizes(asked), list(asked.rates)) == [
+    current_problem = problem(current)
+    assert current_devices(current_problem, partition_sizes(current_problem), list(current_problem.rates)) == [
         CurrentDevice(0, 3, (CurrentPartition(2, (0, 1), (2.0, 2.0), (1, 1)),))
     ]
-    assert current_devices(problem(), partition_sizes(asked), list(asked.rates)) == []
+    assert current_devices(problem(), partition_sizes(current_problem), list(current_problem.rates)) == []
 
 
-def test_neighbours_are_paired_so_that_they_slow_each_other_least() -> None:
-    """Two that use the cache and two that do not: one of each on a device."""
+def test_reduce_interference_of_mixed_models_pairs_the_compatible() -> None:
+    """Two models that use the cache and two that do not: one of each on a device."""
     used = {name: Utilisation(name, {(1, 1000): (busy, 0.0)}) for name, busy in zip("abcd", (1, 1, 0, 0), strict=True)}
-    asked = problem(interference=Linear(Coefficients(0.5, 0.5, 0.0, 0.0, 1.0), used))
+    current_problem = problem(interference=Linear(Coefficients(0.5, 0.5, 0.0, 0.0, 1.0), used))
     start = [DeviceGroup(0, (mode(2, 0), mode(2, 1)), (0,)), DeviceGroup(0, (mode(2, 2), mode(2, 3)), (1,))]
-    found = reduce_interference(asked, catalog(asked), start, [None])
-    assert placed(found) == placed(start)
-    assert numbers(found) == [(0, 0), (0, 1)]
-    assert all(len({each.models[0] < 2 for each in group.modes}) == 2 for group in found)
-    # Nothing is changed where memory does not let it, nor where nobody slows anybody.
+    improved = reduce_interference(current_problem, catalog(current_problem), start, [None])
+    assert placed(improved) == placed(start)
+    assert numbers(improved) == [(0, 0), (0, 1)]
+    assert all(len({each.models[0] < 2 for each in group.modes}) == 2 for group in improved)
+    # Nothing is swapped where memory does not allow it, nor without interference.
     heavy = [
         DeviceGroup(0, (mode(2, 0, memory=40), mode(2, 1, memory=40)), (0,)),
         DeviceGroup(0, (mode(2, 2, memory=70), mode(2, 3, memory=10)), (1,)),
     ]
     assert all(
         sum(each.memory for each in group.modes) <= 80
-        for group in reduce_interference(asked, catalog(asked), heavy, [80])
+        for group in reduce_interference(current_problem, catalog(current_problem), heavy, [80])
     )
     assert reduce_interference(problem(), catalog(problem()), start, [None]) == start
 
 
-def test_partitions_carry_what_is_asked_of_the_rates_of_their_modes() -> None:
-    asked = problem()
+def test_partition_drafts_with_factors_scale_rates_of_modes() -> None:
+    current_problem = problem()
     both = Mode(2, (0, 2), (8.0, 4.0), (2, 1), (1, 3), 1)
-    (cut,) = partition_drafts(catalog(asked), DeviceGroup(0, (both,), (0,)), np.array([0.5, 1.0, 0.25, 1.0]))
+    (cut,) = partition_drafts(catalog(current_problem), DeviceGroup(0, (both,), (0,)), np.array([0.5, 1.0, 0.25, 1.0]))
     assert (cut.share, cut.procs) == (500, {"c": 3})
     assert cut.rates == pytest.approx({"a": 4.0, "c": 1.0})

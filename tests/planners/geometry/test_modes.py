@@ -19,8 +19,8 @@ from tests.planners.problems import MIB, linear
 SHARES = (250, 500, 1000)
 
 
-def made(seed: int, memory: int = 1 << 40) -> Problem:
-    """Three models on one kind, measured with one and with two workers; larger batches take more memory."""
+def random_problem(seed: int, memory: int = 1 << 40) -> Problem:
+    """Three models on one kind, profiled with one and with two workers; larger batches take more memory."""
     rng = np.random.default_rng(seed)
     models, profiles = [], {}
     for name in "abc":
@@ -41,13 +41,13 @@ def made(seed: int, memory: int = 1 << 40) -> Problem:
     )
 
 
-def catalog(problem: Problem) -> ModeCatalog:
+def make_catalog(problem: Problem) -> ModeCatalog:
     slots, names = partition_sizes(problem), list(problem.rates)
     return ModeCatalog(problem, names, slots, np.ones((len(slots), len(names))))
 
 
-def runs(problem: Problem, slot: PartitionSize, models: Sequence[int]) -> Iterator[Mode]:
-    """Every choice of batches and workers of these models that holds their targets and fits, of more than none."""
+def feasible_modes(problem: Problem, slot: PartitionSize, models: Sequence[int]) -> Iterator[Mode]:
+    """Yield every choice of batches and workers of these models that meets their targets and fits the memory."""
     kind = problem.fleet[slot.kind].name
     own = [problem.models[i] for i in models]
     options = [
@@ -71,75 +71,78 @@ seeds = st.integers(0, 1000)
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, room=memory_limits)
-def test_a_model_alone_carries_what_the_best_batch_does(seed: int, room: int) -> None:
-    problem = made(seed, room)
-    offered = catalog(problem)
-    best = {(mode.slot, mode.models[0]): mode.rates[0] for mode in offered.single_model_modes(low_memory=False)}
-    lighter = offered.single_model_modes(low_memory=True)
-    for (s, slot), i in product(enumerate(offered.slots), range(3)):
-        able = list(runs(problem, slot, [i]))
-        assert best.get((s, i), 0.0) == pytest.approx(max((mode.rates[0] for mode in able), default=0.0))
+@given(seed=seeds, memory=memory_limits)
+def test_single_model_modes_of_any_problem_have_the_highest_rate(seed: int, memory: int) -> None:
+    problem = random_problem(seed, memory)
+    catalog = make_catalog(problem)
+    best = {(mode.slot, mode.models[0]): mode.rates[0] for mode in catalog.single_model_modes(low_memory=False)}
+    lighter = catalog.single_model_modes(low_memory=True)
+    for (s, slot), i in product(enumerate(catalog.slots), range(3)):
+        feasible = list(feasible_modes(problem, slot, [i]))
+        assert best.get((s, i), 0.0) == pytest.approx(max((mode.rates[0] for mode in feasible), default=0.0))
         own = [mode for mode in lighter if (mode.slot, mode.models) == (s, (i,))]
-        for mode in able:
+        for mode in feasible:
             assert any(other.rates[0] >= mode.rates[0] * (1 - 1e-9) and other.memory <= mode.memory for other in own)
         for mode, other in combinations(own, 2):
             assert mode.rates > other.rates and mode.memory > other.memory
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, room=memory_limits)
-def test_pairs_and_their_frontiers_are_modes_that_nothing_beats(seed: int, room: int) -> None:
-    problem = made(seed, room)
-    offered = catalog(problem)
-    every = range(len(offered.slots))
-    inner, frontier = offered.pair_modes(every), offered.pair_frontiers(every)
-    for (s, slot), (a, b) in product(enumerate(offered.slots), combinations(range(3), 2)):
-        able = {
-            (mode.batches, mode.procs): msgspec.structs.replace(mode, slot=s) for mode in runs(problem, slot, [a, b])
+@given(seed=seeds, memory=memory_limits)
+def test_pair_modes_of_any_problem_are_pareto_optimal(seed: int, memory: int) -> None:
+    problem = random_problem(seed, memory)
+    catalog = make_catalog(problem)
+    every = range(len(catalog.slots))
+    inner, frontier = catalog.pair_modes(every), catalog.pair_frontiers(every)
+    for (s, slot), (a, b) in product(enumerate(catalog.slots), combinations(range(3), 2)):
+        feasible = {
+            (mode.batches, mode.procs): msgspec.structs.replace(mode, slot=s)
+            for mode in feasible_modes(problem, slot, [a, b])
         }
         for mode in (mode for mode in (*inner, *frontier) if (mode.slot, mode.models) == (s, (a, b))):
-            real = able[mode.batches, mode.procs]
+            real = feasible[mode.batches, mode.procs]
             assert mode.rates == pytest.approx(real.rates)
             assert mode.memory == real.memory
-        if room < 1 << 40:
-            continue  # the frontier is of what time allows; what it leaves to memory may be beaten
+        if memory < 1 << 40:
+            continue  # the frontier ignores memory; its modes that fit need not be Pareto-optimal
         own = [mode.rates for mode in frontier if (mode.slot, mode.models) == (s, (a, b))]
-        for x, y in (mode.rates for mode in able.values()):
+        for x, y in (mode.rates for mode in feasible.values()):
             assert any(p >= x * (1 - 1e-9) and q >= y / MIN_RATE_RATIO * (1 - 1e-9) for p, q in own)
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, asked=st.tuples(*[st.floats(1, 100)] * 3), count=st.integers(1, 3))
-def test_towards_some_rates_no_batches_go_farther(seed: int, asked: tuple[float, ...], count: int) -> None:
-    problem = made(seed)
-    offered = catalog(problem)
+@given(seed=seeds, rates=st.tuples(*[st.floats(1, 100)] * 3), count=st.integers(1, 3))
+def test_proportional_mode_of_any_rates_reaches_the_largest_multiple(
+    seed: int, rates: tuple[float, ...], count: int
+) -> None:
+    problem = random_problem(seed)
+    catalog = make_catalog(problem)
     models = tuple(range(count))
-    for (s, slot), procs in product(enumerate(offered.slots), product((1, 2), repeat=count)):
-        found = offered.proportional_mode(s, models, asked[:count], procs)
-        able = [mode for mode in runs(problem, slot, models) if mode.procs == procs]
-        far = max((min(r / want for r, want in zip(mode.rates, asked, strict=False)) for mode in able), default=0.0)
-        if found is None:
-            assert not able
+    for (s, slot), procs in product(enumerate(catalog.slots), product((1, 2), repeat=count)):
+        mode = catalog.proportional_mode(s, models, rates[:count], procs)
+        feasible = [mode for mode in feasible_modes(problem, slot, models) if mode.procs == procs]
+        far = max((min(r / want for r, want in zip(mode.rates, rates, strict=False)) for mode in feasible), default=0.0)
+        if mode is None:
+            assert not feasible
             continue
-        assert any(mode.batches == found.batches for mode in able)
-        reached = min(r / want for r, want in zip(found.rates, asked, strict=False))
+        assert any(mode.batches == mode.batches for mode in feasible)
+        reached = min(r / want for r, want in zip(mode.rates, rates, strict=False))
         assert far * (1 - 3e-3) <= reached <= far * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, room=memory_limits, worth=st.tuples(*[st.floats(0.01, 1)] * 3))
-def test_fills_are_modes(seed: int, room: int, worth: tuple[float, ...]) -> None:
-    problem = made(seed, room)
-    offered = catalog(problem)
-    for mode in offered.knapsack_modes(range(len(offered.slots)), np.array(worth), np.full(3, 100.0)):
-        real = {(m.batches, m.procs): m for m in runs(problem, offered.slots[mode.slot], mode.models)}
+@given(seed=seeds, memory=memory_limits, worth=st.tuples(*[st.floats(0.01, 1)] * 3))
+def test_knapsack_modes_of_any_prices_are_feasible(seed: int, memory: int, worth: tuple[float, ...]) -> None:
+    problem = random_problem(seed, memory)
+    catalog = make_catalog(problem)
+    for mode in catalog.knapsack_modes(range(len(catalog.slots)), np.array(worth), np.full(3, 100.0)):
+        real = {(m.batches, m.procs): m for m in feasible_modes(problem, catalog.slots[mode.slot], mode.models)}
         assert len(mode.models) > 1
         assert mode.rates == pytest.approx(real[mode.batches, mode.procs].rates)
         assert mode.memory == real[mode.batches, mode.procs].memory
 
 
-def test_many_small_models_fill_one_partition() -> None:
+def test_knapsack_modes_of_small_models_share_one_partition() -> None:
     names = "abcd"
     problem = Problem(
         models=tuple(Model(name=name, slo=0.1) for name in names),
@@ -147,25 +150,25 @@ def test_many_small_models_fill_one_partition() -> None:
         fleet=(Kind(name="k"),),
         profiles={(name, "k"): linear(name, "k", 0.001, 0.001, cuts=(1000,)) for name in names},
     )
-    offered = catalog(problem)
-    found = offered.knapsack_modes(range(len(offered.slots)), np.ones(4), np.full(4, 10.0))
-    assert any(mode.models == (0, 1, 2, 3) and min(mode.rates) >= 10 for mode in found)
+    catalog = make_catalog(problem)
+    modes = catalog.knapsack_modes(range(len(catalog.slots)), np.ones(4), np.full(4, 10.0))
+    assert any(mode.models == (0, 1, 2, 3) and min(mode.rates) >= 10 for mode in modes)
 
 
-def test_neighbours_slow_what_is_offered() -> None:
-    problem = made(1)
-    plain = catalog(problem)
+def test_mode_catalog_with_slowdowns_multiplies_latencies() -> None:
+    problem = random_problem(1)
+    plain = make_catalog(problem)
     slowed = ModeCatalog(problem, plain.names, plain.slots, np.full((3, 3), 1.5))
     assert slowed.latency == pytest.approx(plain.latency * 1.5)
 
 
-def test_slots_are_shares_or_instances() -> None:
+def test_partition_sizes_of_plain_and_mig_kinds_are_shares_or_instances() -> None:
     cuts = mig.instance_shares("mig-a100-80gb")
     whole = Kind(name="whole", memory=5)
     sliced = Kind(name="sliced", cuts=cuts, geometry="mig-a100-80gb", memory=16 << 30)
     problem = Problem(models=(), rates={}, fleet=(whole, sliced), profiles={})
     first, *others = partition_sizes(problem)
     assert first == PartitionSize(0, 1000, 5)
-    # An instance never has more than the device; of one seventh there are two sorts.
+    # No instance has more memory than the device; two profiles have one seventh.
     assert [slot.share for slot in others] == [142, 142, 285, 428, 571, 1000]
     assert others[0].memory < 10 << 30 < others[1].memory == 16 << 30

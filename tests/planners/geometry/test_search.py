@@ -1,4 +1,4 @@
-"""Geometry against brute force, against its own bound, and against every other planner."""
+"""Compare geometry with brute force, with its own bound, and with every other planner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 SHARES = (250, 500, 750, 1000)
 LAYOUTS = {2: [(250, 750), (500, 500), (1000,)], 4: [(250,) * 4, (250, 250, 500), (250, 750), (500, 500), (1000,)]}
 
-# Plans take a while: a failing problem is shown as it was found.
+# Plans take a while: failing problems are not shrunk.
 UNSHRUNK = (Phase.explicit, Phase.generate)
 
 
@@ -49,32 +49,32 @@ def tiny(seed: int, parts: int = 2) -> Problem:
     return Problem(models=tuple(models), rates=rates, fleet=(kind,), profiles=profiles, time_limit=0.1)
 
 
-def most(problem: Problem, devices: int) -> float:
-    """The largest multiple of the rates on so many devices: every way to cut them, with any models in any batches."""
+def brute_force_scale(problem: Problem, devices: int) -> float:
+    """Return the largest multiple of the rates on some devices, over all patterns, models and batches."""
     kind = problem.fleet[0]
     assert kind.max_partitions is not None
-    known = {share: modes(problem, share) for share in kind.cuts}
+    modes_of = {share: modes(problem, share) for share in kind.cuts}
     best = 0.0
     for cut in combinations_with_replacement(LAYOUTS[kind.max_partitions], devices):
         reached = np.zeros((1, len(problem.rates)))
         for share in sorted(share for layout in cut for share in layout):
-            reached = undominated((reached[:, None] + known[share][None]).reshape(-1, len(problem.rates)))
+            reached = undominated((reached[:, None] + modes_of[share][None]).reshape(-1, len(problem.rates)))
         best = max(best, float(reached.min(axis=1).max()))
     return best
 
 
 def modes(problem: Problem, share: int) -> Array:
-    """Parts of the rates by model, for every choice of batches (0: not there) that holds the targets."""
-    asked = np.array(list(problem.rates.values()))
+    """Return fractions of the rates by model, for every choice of batches (0: absent) that meets the targets."""
+    demand = np.array(list(problem.rates.values()))
     slos = [problem.model(name).slo for name in problem.rates]
     curves = [(0.0, *problem.profiles[name, "k"].curve(share)) for name in problem.rates]
-    found = [np.zeros(len(asked))]
+    rates = [np.zeros(len(demand))]
     for batches in product(*(range(len(curve)) for curve in curves)):
         lengths = [curve[batch] for curve, batch in zip(curves, batches, strict=True)]
         length = sum(lengths)
         if length and all(b == 0 or length + own <= slo for b, own, slo in zip(batches, lengths, slos, strict=True)):
-            found.append(np.array(batches) / length / asked)
-    return undominated(np.array(found))
+            rates.append(np.array(batches) / length / demand)
+    return undominated(np.array(rates))
 
 
 def undominated(rows: Array) -> Array:
@@ -87,16 +87,16 @@ def undominated(rows: Array) -> Array:
 
 
 @pytest.mark.parametrize(("parts", "seed"), [*((2, seed) for seed in range(25)), *((4, seed) for seed in range(12))])
-def test_brute_force_ideal_and_geometry_agree(parts: int, seed: int) -> None:
+def test_geometry_on_tiny_problems_agrees_with_ideal_and_brute_force(parts: int, seed: int) -> None:
     problem = tiny(seed, parts)
-    largest = [most(problem, devices) for devices in range(1, (problem.fleet[0].count or 0) + 1)]
+    largest = [brute_force_scale(problem, devices) for devices in range(1, (problem.fleet[0].count or 0) + 1)]
     fewest = next((n for n, multiple in enumerate(largest, 1) if multiple >= 1 - 1e-9), None)
-    made = geometry.plan(problem)
-    assert (None if made.unserved else made.devices_used) == fewest
-    assert made.bound is not None and (fewest is None or made.bound <= fewest)
-    found = geometry.feasible(problem)
-    assert (found is None) == (fewest is None)
-    assert found is None or (check(found, problem), found.unserved) == ([], {})
+    plan = geometry.plan(problem)
+    assert (None if plan.unserved else plan.devices_used) == fewest
+    assert plan.bound is not None and (fewest is None or plan.bound <= fewest)
+    feasible = geometry.feasible(problem)
+    assert (feasible is None) == (fewest is None)
+    assert feasible is None or (check(feasible, problem), feasible.unserved) == ([], {})
     if parts == ideal.PARTITIONS:
         same = ideal.plan(problem)
         assert (None if same.unserved else same.devices_used) == fewest
@@ -104,23 +104,23 @@ def test_brute_force_ideal_and_geometry_agree(parts: int, seed: int) -> None:
     best = geometry.plan(rate)
     assert check(best, rate) == []
     assert best.bound is not None and best.bound >= largest[-1] * (1 - 1e-6)
-    # A search, which is not offered every mode of three models: seed 18 needs one that it does not have.
+    # The pool lacks some modes of three models: seed 18 needs one of those.
     assert largest[-1] * 0.85 <= best.scale <= largest[-1] * (1 + 1e-6)
 
 
 def cost(plan: Plan, problem: Problem) -> float:
-    """What the bound is a bound of: devices, or where there are prices what they come to."""
+    """Return the objective that is bounded: devices, or their cost where they have prices."""
     prices = {kind.name: kind.price for kind in problem.fleet}
     return sum(prices[device.kind] or 0.0 for device in plan.devices) if any(prices.values()) else plan.devices_used
 
 
-def least(plan: Plan, problem: Problem) -> float:
-    """The least part of a rate that is served, of models that can be served at all."""
-    able = PlanningContext(problem).names
-    return min((plan.rate(name) / problem.rates[name] for name in able), default=1.0)
+def least_served_fraction(plan: Plan, problem: Problem) -> float:
+    """Return the least fraction of a rate that is served, over models that can be served at all."""
+    servable = PlanningContext(problem).names
+    return min((plan.rate(name) / problem.rates[name] for name in servable), default=1.0)
 
 
-# A search proves nothing of the kind, so that these look at the same problems each time.
+# A heuristic guarantees none of this, so the problems are the same each time.
 @settings(max_examples=10, deadline=None, derandomize=True, phases=UNSHRUNK)
 @given(problem=problems())
 def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
@@ -129,19 +129,19 @@ def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
     if any(kind.price is None for kind in fleet):
         fleet = tuple(msgspec.structs.replace(kind, price=None) for kind in fleet)
         problem = msgspec.structs.replace(problem, fleet=fleet)
-    ours = geometry.plan(problem)
+    geometry_plan = geometry.plan(problem)
     bound = geometry.bound(problem)
     has_unservable = len(PlanningContext(problem).names) < sum(rate > 0 for rate in problem.rates.values())
     for name in PLANNERS:
-        plan = ours if name == "geometry" else load_planner(name)(problem)
-        part = least(plan, problem)
-        if part > 1 - 1e-6:
+        plan = geometry_plan if name == "geometry" else load_planner(name)(problem)
+        fraction = least_served_fraction(plan, problem)
+        if fraction > 1 - 1e-6:
             assert bound is None or cost(plan, problem) >= bound * (1 - 1e-6)
-            assert least(ours, problem) > 1 - 1e-6
-            assert cost(ours, problem) <= cost(plan, problem) * (1 + 1e-9)
+            assert least_served_fraction(geometry_plan, problem) > 1 - 1e-6
+            assert cost(geometry_plan, problem) <= cost(plan, problem) * (1 + 1e-9)
             assert has_unservable or geometry.feasible(problem) is not None
         else:
-            assert least(ours, problem) >= part * (1 - 1e-3)
+            assert least_served_fraction(geometry_plan, problem) >= fraction * (1 - 1e-3)
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, phases=UNSHRUNK)
@@ -150,18 +150,18 @@ def test_no_planner_serves_a_larger_multiple_than_geometry_or_its_bound(problem:
     fleet = tuple(msgspec.structs.replace(kind, count=kind.count or 1) for kind in problem.fleet)
     problem = msgspec.structs.replace(problem, fleet=fleet, time_limit=0.3)
     rate = msgspec.structs.replace(problem, objective="rate")
-    ours = geometry.plan(rate)
-    assert check(ours, rate) == []
+    geometry_plan = geometry.plan(rate)
+    assert check(geometry_plan, rate) == []
     for name in PLANNERS:
         plan = load_planner(name)(problem)
-        # Where neighbours slow each other the multiple is found by halving, as near as time allows.
+        # Under interference the multiple is found by bisection, as close as time allows.
         if isinstance(problem.interference, NoInterference):
-            assert ours.scale >= plan.scale * (1 - (2 if name == "geometry" else 1) * SCALE_TOLERANCE)
-        if ours.bound is not None:
-            assert max(plan.scale, ours.scale) <= ours.bound * (1 + 1e-6)
+            assert geometry_plan.scale >= plan.scale * (1 - (2 if name == "geometry" else 1) * SCALE_TOLERANCE)
+        if geometry_plan.bound is not None:
+            assert max(plan.scale, geometry_plan.scale) <= geometry_plan.bound * (1 + 1e-6)
 
 
-def asked(seed: int, models: int, times: float = 1.0, **kind: object) -> Problem:
+def fleet_problem(seed: int, models: int, times: float = 1.0, **kind: object) -> Problem:
     """Models on shares of 10 %, with rates that one device serves about `times` / 10 of each."""
     rng = np.random.default_rng(seed)
     entries, rates, profiles = [], {}, {}
@@ -181,45 +181,45 @@ def asked(seed: int, models: int, times: float = 1.0, **kind: object) -> Problem
 
 
 @pytest.mark.parametrize("times", [2.0, 12.0])
-def test_nothing_moves_while_nothing_changes(times: float) -> None:
-    """On a few devices, and on more than are filled one by one."""
-    problem = asked(1, 8, times)
+def test_geometry_with_unchanged_rates_keeps_the_current_plan(times: float) -> None:
+    """On a small fleet (ruin and recreate) and a large one (integer program)."""
+    problem = fleet_problem(1, 8, times)
     first = geometry.plan(problem)
     assert first.unserved == {}
     again = geometry.plan(msgspec.structs.replace(problem, current=first))
-    assert changes(first, again) == 0
+    assert moved_partitions(first, again) == 0
 
 
-def changes(old: Plan, new: Plan) -> int:
-    """Partitions of the old plan that are gone, by device, share and models."""
+def moved_partitions(old: Plan, new: Plan) -> int:
+    """Count partitions of the old plan that are gone, by device, share and models."""
 
-    def what(plan: Plan) -> Counter[object]:
+    def partitions(plan: Plan) -> Counter[object]:
         return Counter(
             (device.kind, device.id, partition.share, frozenset(p.model for p in partition.placements))
             for device in plan.devices
             for partition in device.partitions
         )
 
-    return (what(old) - what(new)).total()
+    return (partitions(old) - partitions(new)).total()
 
 
 @pytest.mark.parametrize("times", [2.0, 12.0])
-def test_most_partitions_stay_where_one_rate_grows(times: float) -> None:
-    problem = asked(2, 8, times)
+def test_geometry_with_one_higher_rate_keeps_most_partitions(times: float) -> None:
+    problem = fleet_problem(2, 8, times)
     first = geometry.plan(problem)
     more = msgspec.structs.replace(problem, rates=problem.rates | {"m3": problem.rates["m3"] * 1.1}, current=first)
     again = geometry.plan(more)
     assert check(again, more) == []
     assert again.unserved == {}
-    assert changes(first, again) <= sum(len(device.partitions) for device in first.devices) / 2
+    assert moved_partitions(first, again) <= sum(len(device.partitions) for device in first.devices) / 2
 
 
 @pytest.mark.parametrize("name", ["mig-a30-24gb", "mig-a100-40gb", "mig-a100-80gb", "mig-h200-141gb"])
 @pytest.mark.parametrize("times", [2.0, 30.0])
-def test_mig_instances_lie_side_by_side(name: str, times: float) -> None:
+def test_geometry_on_mig_returns_legal_placements(name: str, times: float) -> None:
     sizes = mig.instance_shares(name)
     whole = mig.GEOMETRIES[name][-1]
-    problem = asked(3, 6, times, cuts=sizes, geometry=name, memory=whole.memory)
+    problem = fleet_problem(3, 6, times, cuts=sizes, geometry=name, memory=whole.memory)
     problem = msgspec.structs.replace(
         problem,
         profiles={
@@ -227,34 +227,34 @@ def test_mig_instances_lie_side_by_side(name: str, times: float) -> None:
             for i in range(6)
         },
     )
-    made = geometry.plan(problem)
-    assert [str(violation) for violation in check(made, problem)] == []
-    assert made.unserved == {}
-    assert made.bound is not None and made.bound <= made.devices_used <= made.bound * 1.2 + 2
+    plan = geometry.plan(problem)
+    assert [str(violation) for violation in check(plan, problem)] == []
+    assert plan.unserved == {}
+    assert plan.bound is not None and plan.bound <= plan.devices_used <= plan.bound * 1.2 + 2
 
 
-def test_an_instance_with_more_memory_is_taken_where_it_is_needed() -> None:
-    """A worker of 12 GiB: not in 1g.10gb, but four in 1g.20gb; seven of 9 GiB."""
+def test_geometry_on_mig_with_large_worker_uses_larger_instance() -> None:
+    """Workers of 12 GiB do not fit 1g.10gb, but four fit 1g.20gb; of 9 GiB, seven fit."""
     sizes = mig.instance_shares("mig-a100-80gb")
     kind = Kind(name="k", cuts=sizes, geometry="mig-a100-80gb", memory=80 << 30, count=None)
     for memory, workers in ((9, 7), (12, 4)):
         problem = Problem(
             models=(Model(name="m", slo=1.0),),
-            # What so many sevenths carry, in batches of 1 that take as long on any share.
+            # What that many sevenths sustain, in batches of 1 that take equally long on any share.
             rates={"m": workers * 10.0},
             fleet=(kind,),
             profiles={("m", "k"): profile("m", "k", {(size, 1): 0.1 for size in sizes}, memory << 30)},
             time_limit=0.1,
         )
-        made = geometry.plan(problem)
-        assert check(made, problem) == []
-        assert (made.devices_used, made.bound) == (1, 1)
+        plan = geometry.plan(problem)
+        assert check(plan, problem) == []
+        assert (plan.devices_used, plan.bound) == (1, 1)
         more = msgspec.structs.replace(problem, rates={"m": workers * 10.0 + 1})
         assert geometry.plan(more).devices_used == 2
 
 
-def test_several_workers_run_in_one_instance() -> None:
-    """Two workers in a half take 1.5 times as long for a batch, and carry a third more."""
+def test_geometry_with_profiled_procs_runs_several_workers() -> None:
+    """Two workers in one instance take 1.5 times as long for a batch, and serve a third more."""
     sizes = mig.instance_shares("mig-a30-24gb")
     points = [
         Point(share=size, batch=1, latency=0.01 * 1000 / size * slow, memory=1 << 30, procs=procs)
@@ -268,10 +268,10 @@ def test_several_workers_run_in_one_instance() -> None:
         profiles={("m", "k"): Profile("m", "k", points)},
         time_limit=0.1,
     )
-    made = geometry.plan(problem)
-    assert check(made, problem) == []
-    assert (made.devices_used, made.bound, made.unserved) == (1, 1, {})
-    assert {placement.procs for _, _, placement in made.placements()} == {2}
+    plan = geometry.plan(problem)
+    assert check(plan, problem) == []
+    assert (plan.devices_used, plan.bound, plan.unserved) == (1, 1, {})
+    assert {placement.procs for _, _, placement in plan.placements()} == {2}
     # Each worker takes memory of its own: two of 4 GiB are too much for a quarter.
     tight = msgspec.structs.replace(
         problem,
@@ -280,31 +280,31 @@ def test_several_workers_run_in_one_instance() -> None:
     assert check(geometry.plan(tight), tight) == []
 
 
-def test_memory_binds() -> None:
-    """Six models that would share one device, of which each holds three workers."""
-    problem = asked(4, 6, 0.3, memory=3 * MIB)
-    made = geometry.plan(problem)
-    assert check(made, problem) == []
-    assert (made.unserved, made.devices_used) == ({}, 2)
-    assert geometry.plan(msgspec.structs.replace(problem, fleet=asked(4, 6).fleet)).devices_used == 1
+def test_geometry_with_tight_memory_needs_more_devices() -> None:
+    """Six models that could share one device, whose memory holds three workers."""
+    problem = fleet_problem(4, 6, 0.3, memory=3 * MIB)
+    plan = geometry.plan(problem)
+    assert check(plan, problem) == []
+    assert (plan.unserved, plan.devices_used) == ({}, 2)
+    assert geometry.plan(msgspec.structs.replace(problem, fleet=fleet_problem(4, 6).fleet)).devices_used == 1
 
 
-def test_shares_are_free() -> None:
-    """Cuts of 1 %: more ways to cut a device than can be listed."""
+def test_geometry_with_fine_shares_generates_patterns() -> None:
+    """Shares in steps of 1 %: too many patterns to enumerate."""
     fine = tuple(range(10, 1001, 10))
-    problem = asked(9, 4, 4.0, cuts=fine)
+    problem = fleet_problem(9, 4, 4.0, cuts=fine)
     profiles = {key: linear(*key, 0.002, 0.002, cuts=fine, batches=(1, 2, 4)) for key in problem.profiles}
     problem = msgspec.structs.replace(problem, profiles=profiles, time_limit=0.1)
-    made = geometry.plan(problem)
-    assert check(made, problem) == []
-    assert made.unserved == {}
-    assert made.bound is not None and made.bound <= made.devices_used <= made.bound + 1
+    plan = geometry.plan(problem)
+    assert check(plan, problem) == []
+    assert plan.unserved == {}
+    assert plan.bound is not None and plan.bound <= plan.devices_used <= plan.bound + 1
     for other in (elastic, bestfit):
-        assert made.devices_used <= other.plan(problem).devices_used
+        assert plan.devices_used <= other.plan(problem).devices_used
 
 
-def test_the_cheapest_mix_of_kinds() -> None:
-    """A dear device is three times as fast as a cheap one and costs two and a half times as much."""
+def test_geometry_of_two_kinds_returns_cheapest_mix() -> None:
+    """An expensive device is three times as fast as a cheap one and costs two and a half times as much."""
     cuts = (500, 1000)
     fleet = (Kind(name="dear", cuts=cuts, count=None, price=2.5), Kind(name="cheap", cuts=cuts, count=2, price=1.0))
     profiles = {
@@ -315,24 +315,24 @@ def test_the_cheapest_mix_of_kinds() -> None:
         problem = Problem(
             models=(Model(name="m", slo=1.0),), rates={"m": rate}, fleet=fleet, profiles=profiles, time_limit=0.1
         )
-        made = geometry.plan(problem)
-        assert check(made, problem) == []
-        assert (made.cost_per_hour, sorted(device.kind for device in made.devices)) == (spent, kinds)
-        assert made.bound is not None and made.bound <= spent
+        plan = geometry.plan(problem)
+        assert check(plan, problem) == []
+        assert (plan.cost_per_hour, sorted(device.kind for device in plan.devices)) == (spent, kinds)
+        assert plan.bound is not None and plan.bound <= spent
 
 
-def test_a_large_fleet_comes_near_its_bound() -> None:
-    problem = msgspec.structs.replace(asked(5, 6, 40.0, count=60), objective="rate", time_limit=1.0)
-    made = geometry.plan(problem)
-    assert check(made, problem) == []
-    assert made.bound is not None and made.bound * 0.985 <= made.scale <= made.bound * (1 + 1e-9)
-    endless = msgspec.structs.replace(problem, objective="devices", fleet=asked(5, 6).fleet)
+def test_geometry_of_large_fleet_comes_near_its_bound() -> None:
+    problem = msgspec.structs.replace(fleet_problem(5, 6, 40.0, count=60), objective="rate", time_limit=1.0)
+    plan = geometry.plan(problem)
+    assert check(plan, problem) == []
+    assert plan.bound is not None and plan.bound * 0.985 <= plan.scale <= plan.bound * (1 + 1e-9)
+    endless = msgspec.structs.replace(problem, objective="devices", fleet=fleet_problem(5, 6).fleet)
     fewest = geometry.plan(endless)
     assert fewest.unserved == {}
     assert fewest.bound is not None and fewest.bound <= fewest.devices_used <= fewest.bound * 1.02 + 1
 
 
-def test_what_an_endless_kind_cannot_help_is_served_in_part() -> None:
+def test_geometry_with_one_limited_kind_serves_its_model_in_part() -> None:
     """Only the limited kind serves one of the models."""
     cuts = (500, 1000)
     fleet = (Kind(name="few", cuts=cuts, count=2), Kind(name="many", cuts=cuts, count=None))
@@ -344,21 +344,21 @@ def test_what_an_endless_kind_cannot_help_is_served_in_part() -> None:
         profiles=profiles,
         time_limit=0.1,
     )
-    made = geometry.plan(problem)
-    assert check(made, problem) == []
-    assert made.scale == pytest.approx(0.5)
+    plan = geometry.plan(problem)
+    assert check(plan, problem) == []
+    assert plan.scale == pytest.approx(0.5)
     assert geometry.feasible(problem) is None
 
 
-def test_where_not_all_is_served_all_get_an_equal_part() -> None:
-    problem = asked(6, 5, 20.0, count=2)
-    made = geometry.plan(problem)
-    assert check(made, problem) == []
-    assert 0 < made.scale < 1
-    assert made.bound is not None and made.bound > 2  # the devices that it would take
+def test_geometry_with_too_few_devices_serves_equal_fractions() -> None:
+    problem = fleet_problem(6, 5, 20.0, count=2)
+    plan = geometry.plan(problem)
+    assert check(plan, problem) == []
+    assert 0 < plan.scale < 1
+    assert plan.bound is not None and plan.bound > 2  # the devices that it would take
     assert geometry.feasible(problem) is None
     rate = geometry.plan(msgspec.structs.replace(problem, objective="rate"))
-    assert rate.scale == pytest.approx(made.scale, rel=0.02)
+    assert rate.scale == pytest.approx(plan.scale, rel=0.02)
 
 
 def busy(name: str) -> Utilisation:
@@ -372,41 +372,41 @@ LINEAR = Linear(Coefficients(0.1, 0.7, 0.3, 0.1, 0.9), {f"m{i}": busy(f"m{i}") f
     "interference", [ConstantMargin(1.2), ProportionalInterference(0.5), LINEAR], ids=["margin", "crowded", "linear"]
 )
 @pytest.mark.parametrize("objective", ["devices", "rate"])
-def test_neighbours_that_slow_each_other_still_keep_their_promises(
+def test_geometry_under_interference_meets_every_slo(
     interference: Interference, objective: Literal["devices", "rate"]
 ) -> None:
-    problem = asked(7, 4, 4.0, count=4, max_partitions=4)
+    problem = fleet_problem(7, 4, 4.0, count=4, max_partitions=4)
     problem = msgspec.structs.replace(problem, interference=interference, objective=objective, time_limit=0.1)
-    made, alone = geometry.plan(problem), geometry.plan(msgspec.structs.replace(problem, interference=NoInterference()))
-    assert [str(violation) for violation in check(made, problem)] == []
-    assert made.bound == pytest.approx(alone.bound)  # which counts no slowdown
-    assert made.scale <= alone.scale * (1 + 1e-6)
+    plan, alone = geometry.plan(problem), geometry.plan(msgspec.structs.replace(problem, interference=NoInterference()))
+    assert [str(violation) for violation in check(plan, problem)] == []
+    assert plan.bound == pytest.approx(alone.bound)  # which counts no slowdown
+    assert plan.scale <= alone.scale * (1 + 1e-6)
     if objective == "devices":
-        assert made.unserved == {}
+        assert plan.unserved == {}
         for other in (elastic, bestfit):
-            assert made.devices_used <= other.plan(problem).devices_used
+            assert plan.devices_used <= other.plan(problem).devices_used
 
 
-def test_nothing_to_do() -> None:
-    problem = asked(8, 2)
+def test_geometry_without_rates_uses_no_device() -> None:
+    problem = fleet_problem(8, 2)
     idle = msgspec.structs.replace(problem, rates={"m0": 0.0, "m1": 0.0})
     assert geometry.feasible(idle) == geometry.plan(idle)
     assert geometry.plan(idle).devices == ()
-    # A model that no share can serve in time is left out, and served by no multiple.
+    # A model that no share can serve within its target stays unserved, so no multiple of the rates can be served.
     models = (msgspec.structs.replace(problem.models[0], slo=1e-4), problem.models[1])
     has_unservable = msgspec.structs.replace(problem, models=models)
     assert set(geometry.plan(has_unservable).unserved) == {"m0"}
     assert geometry.feasible(has_unservable) is None
-    rate = msgspec.structs.replace(has_unservable, objective="rate", fleet=asked(8, 2, count=1).fleet)
-    made = geometry.plan(rate)
-    assert (made.scale, made.bound, check(made, rate)) == (0.0, 0.0, [])
-    assert set(made.unserved) == {"m0"}
-    # An endless fleet serves any multiple.
+    rate = msgspec.structs.replace(has_unservable, objective="rate", fleet=fleet_problem(8, 2, count=1).fleet)
+    plan = geometry.plan(rate)
+    assert (plan.scale, plan.bound, check(plan, rate)) == (0.0, 0.0, [])
+    assert set(plan.unserved) == {"m0"}
+    # An unlimited fleet serves any multiple.
     assert geometry.bound(msgspec.structs.replace(problem, objective="rate")) is None
 
 
-def test_what_is_refuted_beside_neighbours_serves_nobody() -> None:
-    """What `feasible` gives up early no search of the fleet finds either."""
+def test_geometry_under_interference_serves_nothing_proven_infeasible() -> None:
+    """Where `feasible` stops early, no search finds a plan either."""
     proves_infeasible = 0
     for seed in range(12):
         problem = msgspec.structs.replace(tiny(seed), interference=ConstantMargin(1.3))
@@ -419,9 +419,9 @@ def test_what_is_refuted_beside_neighbours_serves_nobody() -> None:
 
 
 @pytest.mark.parametrize("times", [1.5, 2.0])
-def test_devices_of_two_kinds_are_chosen_for_what_they_cost_beside_neighbours_too(times: float) -> None:
-    """The cheapest sets of devices that would do without neighbours do not with them, and each kind has a model that
-    the other cannot run: what is taken then is not whatever serves the rates."""
+def test_geometry_of_two_kinds_under_interference_chooses_by_cost(times: float) -> None:
+    """The cheapest fleets without interference do not suffice with it, and each kind has a model that the other cannot
+    run: the search must not settle for any fleet that serves the rates."""
     cuts, batches = (200, 400, 500, 600, 800, 1000), (1, 2, 4, 8, 16, 32)
     works = {
         ("both", "fast"): 0.0004,
@@ -433,7 +433,7 @@ def test_devices_of_two_kinds_are_chosen_for_what_they_cost_beside_neighbours_to
     }
     slos = {"both": 0.04, "heavy": 0.07, "old": 0.03, "new": 0.06}
     rates = {"both": 3000, "heavy": 1500, "old": 3000, "new": 800}
-    asked = Problem(
+    two_kinds = Problem(
         models=tuple(Model(name=name, slo=slo) for name, slo in slos.items()),
         rates={name: rate * times for name, rate in rates.items()},
         fleet=tuple(Kind(name=name, count=None, price=price, cuts=cuts) for name, price in (("slow", 3), ("fast", 5))),
@@ -443,7 +443,7 @@ def test_devices_of_two_kinds_are_chosen_for_what_they_cost_beside_neighbours_to
         },
         interference=ConstantMargin(1.2),
     )
-    made = geometry.plan(asked)
-    assert made.unserved == {} and check(made, asked) == []
-    assert made.bound is not None and made.cost_per_hour is not None
-    assert made.cost_per_hour <= 1.35 * made.bound
+    plan = geometry.plan(two_kinds)
+    assert plan.unserved == {} and check(plan, two_kinds) == []
+    assert plan.bound is not None and plan.cost_per_hour is not None
+    assert plan.cost_per_hour <= 1.35 * plan.bound
