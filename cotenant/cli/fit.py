@@ -130,9 +130,9 @@ def _report(
 def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample]) -> RenderableType:
     kind = samples[0].victim.kind
     found: list[RenderableType] = []
-    for what in dict.fromkeys(verdict.held_back for verdict in verdicts):
+    for what in dict.fromkeys(verdict.held_out for verdict in verdicts):
         rows = table(
-            f"error in % of {len(samples)} slowdowns on {kind}; held back: {what}",
+            f"error in % of {len(samples)} slowdowns on {kind}; held out: {what}",
             "predictor",
             ">mean",
             ">p50",
@@ -143,7 +143,7 @@ def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample
             ">covered by q90",
             ">fitted in",
         )
-        mine = [verdict for verdict in verdicts if verdict.held_back == what]
+        mine = [verdict for verdict in verdicts if verdict.held_out == what]
         for it in sorted(mine, key=lambda verdict: (verdict.p90 is None, verdict.p90)):
             mean, p50, p90, p95 = (
                 "-" if number is None else f"{number:.2f}" for number in (it.mean, it.p50, it.p90, it.p95)
@@ -166,15 +166,15 @@ def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample
 
 
 def save_verdicts(verdicts: Sequence[PredictionErrors], path: Path) -> None:
-    """The 90th percentile of the error as bars, by predictor and what was held back. Raises as `save_plan` does."""
+    """The 90th percentile of the error as bars, by predictor and what was held out. Raises as `save_plan` does."""
     known = [verdict for verdict in verdicts if verdict.p90 is not None]
     names = list(dict.fromkeys(verdict.predictor for verdict in known))
-    kinds = list(dict.fromkeys(verdict.held_back for verdict in known))
+    kinds = list(dict.fromkeys(verdict.held_out for verdict in known))
     figure = figure_for(path, 2.5 + 1.1 * len(names), 3.6)
     axes = figure.subplots()
     width = 0.86 / max(len(kinds), 1)
     for i, what in enumerate(kinds):
-        mine = [verdict for verdict in known if verdict.held_back == what]
+        mine = [verdict for verdict in known if verdict.held_out == what]
         made = axes.bar(
             [names.index(verdict.predictor) + (i - (len(kinds) - 1) / 2) * width for verdict in mine],
             [verdict.p90 or 0.0 for verdict in mine],
@@ -186,5 +186,5 @@ def save_verdicts(verdicts: Sequence[PredictionErrors], path: Path) -> None:
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_ylabel("90th percentile of the error, %", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(title="held back", fontsize=7, title_fontsize=7, frameon=False)
+    axes.legend(title="held out", fontsize=7, title_fontsize=7, frameon=False)
     save_figure(figure, path)

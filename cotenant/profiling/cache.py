@@ -1,4 +1,4 @@
-"""Profiles that were measured before, kept under what they depend on: the model, the machine and the runtime."""
+"""Cache measured profiles by what they depend on: the model, the machine and the runtime."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cotenant.errors import ConfigError
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/cotenant/profiles``, by default under ``~/.cache``."""
+    """Return ``$XDG_CACHE_HOME/cotenant/profiles``, by default under ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "cotenant" / "profiles"
 
 
 def machine_fingerprint() -> str:
-    """This machine's processor, in words that change when it does."""
+    """Describe this machine's CPU, in words that change when the CPU does."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -30,7 +30,7 @@ def machine_fingerprint() -> str:
 
 
 def cache_key(model: Path, *circumstances: str) -> str:
-    """Of a model's file and of everything else that its profile depends on, as words."""
+    """Hash a model file with everything else that its profile depends on."""
     digest = hashlib.sha256()
     with model.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -41,7 +41,7 @@ def cache_key(model: Path, *circumstances: str) -> str:
 
 
 def load_profile(name: str) -> Profile | None:
-    """The profile that was kept under a key, or None. What cannot be read is as good as absent."""
+    """Return the profile cached under a key; None if there is none, or if it cannot be read."""
     path = cache_folder() / f"{name}.csv"
     try:
         (profile,) = read_profiles(path.read_text().splitlines(), str(path)).values()
@@ -51,7 +51,7 @@ def load_profile(name: str) -> Profile | None:
 
 
 def store_profile(name: str, profile: Profile) -> Path:
-    """Write a profile down under a key, whole or not at all. Raises ConfigError where the folder cannot be written."""
+    """Cache a profile under a key, atomically. Raises ConfigError if the folder cannot be written."""
     path = cache_folder() / f"{name}.csv"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

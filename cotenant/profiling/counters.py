@@ -1,8 +1,8 @@
-"""What a model's kernels ask of a GPU, by Nsight Compute's counters: features for predictors.
+"""Measure kernel counters with Nsight Compute, as features for interference predictors.
 
-As in KACE (RPE report, 2024, section 4.2) a batch is run alone on the whole device, and each metric is averaged over
-its kernels, weighted by how long each ran. Nsight Compute runs a kernel several times, with empty caches, and cannot
-look into MPS; so the figures are of one process on a device that has nothing else to do.
+As in KACE (RPE report, 2024, section 4.2), a batch runs alone on the whole device, and each metric is averaged over its
+kernels, weighted by their duration. Nsight Compute replays a kernel several times with flushed caches and cannot look
+into MPS, so the figures are those of one process on an otherwise idle device.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ METRICS = {
     "launch__thread_count": "threads",
     "launch__shared_mem_per_block_static": "static_shared_memory",
 }
-# What of a device a batch keeps in use while it runs, gaps between kernels included ← while a kernel runs.
-USE = {"dram_util_pct": "dram_throughput_pct", "l2_util_pct": "l2_throughput_pct"}
-BUSY = "sm_util_pct"  # the fraction of time in which a kernel runs
-MARK = "spin_kernel"  # in the name of the kernel with which `profiling.counted` begins each batch
+# Utilisation over a whole batch, gaps between kernels included ← utilisation while a kernel runs.
+UTILISATION = {"dram_util_pct": "dram_throughput_pct", "l2_util_pct": "l2_throughput_pct"}
+BUSY = "sm_util_pct"  # percent of the time in which a kernel runs
+MARKER = "spin_kernel"  # in the name of the kernel with which `profiling.ncu_target` begins each batch
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _SECONDS |= {"second": 1.0, "msecond": 1e-3, "usecond": 1e-6, "nsecond": 1e-9}  # as older versions write them
@@ -52,7 +52,7 @@ _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """One launch. seconds: it ran. values: by columns of a profile; those that this GPU does not count are absent."""
+    """One kernel launch. seconds: duration. values: by profile column, without those that the GPU does not count."""
 
     name: str
     seconds: float
@@ -60,9 +60,12 @@ class Kernel(msgspec.Struct, frozen=True):
 
 
 def parse_ncu(text: str) -> list[Kernel]:
-    """Nsight Compute's CSV, in either form: a row for each metric of a kernel (``--page details``), or a column
-    (``--page raw``, whose first row has the units). Lines before and after it are the program's and ncu's own. Raises
-    DeviceError where there is no kernel, with what ncu says."""
+    """Parse Nsight Compute's CSV: a row for each metric of a kernel (``--page details``), or a column (``--page raw``,
+    whose first row has the units).
+
+    Lines before and after are output of the program and of ncu. Raises DeviceError, with ncu's message, if no kernel
+    was counted.
+    """
     lines = text.splitlines()
     start = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     rows = [row for row in csv.reader(line for line in lines[start:] if line.startswith('"')) if row]
@@ -70,8 +73,8 @@ def parse_ncu(text: str) -> list[Kernel]:
         raise DeviceError(f"Nsight Compute counted nothing: {_complaint(lines)}")
     header = rows[0]
     cells = [dict(zip(header, row, strict=False)) for row in rows[1:]]
-    found = _long(cells) if "Metric Name" in header else _wide(cells)
-    return [Kernel(name, seconds, values) for name, values in found if (seconds := values.pop(TIME, 0.0)) > 0]
+    kernels = _long(cells) if "Metric Name" in header else _wide(cells)
+    return [Kernel(name, seconds, values) for name, values in kernels if (seconds := values.pop(TIME, 0.0)) > 0]
 
 
 def _long(cells: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, dict[str, float]]]:
@@ -92,12 +95,12 @@ def _wide(cells: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, dict[str, f
 
 
 def _value(metric: str, text: str, unit: str) -> dict[str, float]:
-    """A metric by its column, in seconds, bytes or as it is; nothing where it is none of ours, or was not counted."""
+    """Return a metric by its column, in seconds or bytes; empty for other metrics, or if it was not counted."""
     if metric not in METRICS and metric != TIME:
         return {}
     try:
         number = float(text.replace(",", ""))
-    except ValueError:  # "n/a", where a GPU, or a virtual machine, does not count it
+    except ValueError:  # "n/a" if the GPU or the virtual machine does not count it
         return {}
     if metric == TIME:
         if unit not in _SECONDS:
@@ -110,64 +113,65 @@ def _value(metric: str, text: str, unit: str) -> dict[str, float]:
 
 
 def _complaint(lines: Sequence[str]) -> str:
-    """What ncu says of why."""
-    found = next((line for line in lines if line.startswith("==ERROR==")), "")
-    if "NVGPUCTRPERM" in found:
+    """Return ncu's own error message."""
+    error = next((line for line in lines if line.startswith("==ERROR==")), "")
+    if "NVGPUCTRPERM" in error:
         return (
             "this user may not read the counters; run as root, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0"
         )
-    return found.removeprefix("==ERROR==").strip() or (lines[-1].strip() if lines else "it wrote nothing")
+    return error.removeprefix("==ERROR==").strip() or (lines[-1].strip() if lines else "it wrote nothing")
 
 
 def time_weighted(kernels: Sequence[Kernel]) -> dict[str, float]:
-    """Each column as an average over kernels, by how long they ran; of those that have it."""
-    found = {}
+    """Average each column over the kernels that have it, weighted by duration."""
+    averages = {}
     for column in METRICS.values():
-        having = [kernel for kernel in kernels if column in kernel.values]
-        if having:
-            seconds = sum(kernel.seconds for kernel in having)
-            found[column] = sum(kernel.seconds * kernel.values[column] for kernel in having) / seconds
-    return found
+        counted = [kernel for kernel in kernels if column in kernel.values]
+        if counted:
+            seconds = sum(kernel.seconds for kernel in counted)
+            averages[column] = sum(kernel.seconds * kernel.values[column] for kernel in counted) / seconds
+    return averages
 
 
 def features(kernels: Sequence[Kernel], whole: float, latency: float) -> dict[str, float]:
-    """Columns for a point of the batch that has these kernels. whole, latency: seconds that it takes on the whole
-    device, and at the point.
+    """Return the profile columns of a batch with these kernels.
 
-    A batch moves the same bytes on any share: what it keeps in use of L2 and DRAM falls as it takes longer. The time in
-    which no kernel runs stays as it is on the whole device.
+    whole, latency: seconds on the whole device and at the point. A batch moves the same bytes on any share, so its L2
+    and DRAM utilisation falls as its latency grows; the time without a running kernel is that on the whole device.
     """
-    found = time_weighted(kernels)
+    columns = time_weighted(kernels)
     running = sum(kernel.seconds for kernel in kernels)
-    for column, source in USE.items():
-        if source in found:
-            found[column] = min(100.0, found[source] * running / latency)
-    found[BUSY] = 100 * (1 - max(0.0, whole - running) / latency)
-    return found
+    for column, source in UTILISATION.items():
+        if source in columns:
+            columns[column] = min(100.0, columns[source] * running / latency)
+    columns[BUSY] = 100 * (1 - max(0.0, whole - running) / latency)
+    return columns
 
 
 def with_counters(points: Sequence[Point], counted: Mapping[int, Sequence[Kernel]]) -> list[Point]:
-    """A model's points with the features of its kernels. They were counted at some batches; others are taken to run the
-    kernels of the nearest, for longer or shorter. Points whose batch has no latency on the whole device stay as they
-    are."""
+    """Return a model's points with the features of its kernels.
+
+    counted: kernels by batch. Other batches are assumed to run the kernels of the nearest one, scaled in time. Points
+    whose batch has no latency on the whole device are unchanged.
+    """
     whole = {point.batch: point.latency for point in points if point.share == WHOLE}
-    known = [batch for batch in counted if batch in whole]
-    found = []
+    usable = [batch for batch in counted if batch in whole]
+    extended = []
     for point in points:
-        if known and point.batch in whole:
-            near = min(known, key=lambda batch: max(batch / point.batch, point.batch / batch))
+        if usable and point.batch in whole:
+            near = min(usable, key=lambda batch: max(batch / point.batch, point.batch / batch))
             latency = point.latency * whole[near] / whole[point.batch]
             more = features(counted[near], whole[near], latency)
             if near == point.batch:
                 more |= {"kernels": float(len(counted[near]))}
             point = msgspec.structs.replace(point, features={**point.features, **more})
-        found.append(point)
-    return found
+        extended.append(point)
+    return extended
 
 
 def find_ncu() -> str:
-    """Where Nsight Compute is. Raises DeviceError where it is not."""
+    """Return the path of Nsight Compute. Raises DeviceError if it is not installed."""
     places = (str(path) for place in _PLACES for path in sorted(Path("/").glob(place.lstrip("/")), reverse=True))
     found = shutil.which("ncu") or next(places, None)
     if found is None:
@@ -176,13 +180,13 @@ def find_ncu() -> str:
 
 
 def ncu_command(ncu: str, log: Path, model: Path, batches: Sequence[int]) -> list[str]:
-    """Count the kernels of these batches of the model that is described in that file."""
+    """Return the command that counts the kernels of these batches of the model described in a file."""
     return [
         ncu,
         "--csv",
         "--page=raw",
         "--print-units=base",
-        "--clock-control=none",  # a server's GPU keeps its clocks to itself
+        "--clock-control=none",  # leave the clocks of the GPU alone
         "--profile-from-start=off",
         "--target-processes=all",
         f"--metrics={','.join((TIME, *METRICS))}",
@@ -198,9 +202,9 @@ def ncu_command(ncu: str, log: Path, model: Path, batches: Sequence[int]) -> lis
 def count_kernels(
     model: WorkerModel, batches: Sequence[int], *, seconds: float, ncu: str = ""
 ) -> dict[int, list[Kernel]]:
-    """The kernels of one batch of each of these sizes, on the first CUDA device that this process shows others.
+    """Count the kernels of one batch of each size on the first visible CUDA device.
 
-    seconds: after which ncu is given up. Raises DeviceError where ncu counts nothing, ModelError where the model fails.
+    seconds: time limit for ncu. Raises DeviceError if ncu counts nothing, ModelError if the model fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         log, file = Path(folder, "ncu.csv"), Path(folder, "model.json")
@@ -210,14 +214,15 @@ def count_kernels(
         except subprocess.TimeoutExpired:
             raise DeviceError(f"Nsight Compute took longer than {seconds:.0f} s for {model.name!r}") from None
         text = log.read_text() if log.exists() else ""
-    said = [line for line in complaint.splitlines() if line.strip()]
-    if failed and said and '"ID"' not in text:
-        raise ModelError(f"model {model.name!r} cannot be counted: {said[-1].strip()}")
+    errors = [line for line in complaint.splitlines() if line.strip()]
+    if failed and errors and '"ID"' not in text:
+        raise ModelError(f"model {model.name!r} cannot be counted: {errors[-1].strip()}")
     return kernels_by_batch(parse_ncu(text), batches)
 
 
 def _run(command: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Status and errors. Nothing of it outlives this: the program that ncu starts would keep its memory on the GPU."""
+    """Run a command; return its status and errors. The whole process group ends, as a leftover would hold GPU
+    memory."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
     ) as running:
@@ -230,14 +235,13 @@ def _run(command: Sequence[str], seconds: float) -> tuple[int, str]:
 
 
 def kernels_by_batch(kernels: Sequence[Kernel], batches: Sequence[int]) -> dict[int, list[Kernel]]:
-    """The kernels of each batch: it begins with one that has MARK in its name. Raises DeviceError where some are
-    missing."""
-    found: list[list[Kernel]] = []
+    """Split kernels into batches at the marker kernels. Raises DeviceError if a batch is missing."""
+    groups: list[list[Kernel]] = []
     for kernel in kernels:
-        if MARK in kernel.name:
-            found.append([])
-        elif found:
-            found[-1].append(kernel)
-    if len(found) != len(batches) or not all(found):
-        raise DeviceError(f"Nsight Compute saw {sum(map(bool, found))} of {len(batches)} batches; is it too old?")
-    return dict(zip(batches, found, strict=True))
+        if MARKER in kernel.name:
+            groups.append([])
+        elif groups:
+            groups[-1].append(kernel)
+    if len(groups) != len(batches) or not all(groups):
+        raise DeviceError(f"Nsight Compute saw {sum(map(bool, groups))} of {len(batches)} batches; is it too old?")
+    return dict(zip(batches, groups, strict=True))

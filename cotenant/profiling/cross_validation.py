@@ -1,4 +1,4 @@
-"""How well predictors foresee samples that were held back: random ones, and all of one victim at a time."""
+"""Cross-validate interference predictors on held-out samples: random ones, and all samples of one victim at a time."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from cotenant.predictors.fitting import fit
 from cotenant.predictors.gaussian_process import GaussianProcess
 from cotenant.predictors.samples import Sample
 
-HELD_BACK = 0.3  # as gpulet, section 4.4
-QUANTILE = 0.9  # whose coverage is told
+HELD_OUT = 0.3  # of the samples, as in gpulet, section 4.4
+QUANTILE = 0.9  # whose coverage is reported
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
 class PredictionErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """held_back: what. samples: held back, in all. The rest in percent of what was measured, but for `fit_s`.
+    """Errors of a predictor on held-out samples, in percent of the measured slowdown.
 
-    spread: standard deviation of the 90th percentile from split to split. bias: mean error with its sign. coverage: how
-    many slowdowns do not exceed the quantile 0.9, of predictors that know quantiles. fit_s: seconds to fit, on average.
-    failed: why there is no more to say.
+    held_out: how the samples were chosen. samples: their number over all splits. mean, p50, p90, p95: of the absolute
+    error. spread: standard deviation of p90 between splits. bias: mean signed error. coverage: percent of slowdowns not
+    above the 0.9 quantile, for predictors with quantiles. fit_s: mean seconds to fit. failed: why there are no figures.
     """
 
     predictor: str
-    held_back: str
+    held_out: str
     samples: int
     mean: float | None = None
     p50: float | None = None
@@ -44,28 +44,28 @@ class PredictionErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainTestSplit(msgspec.Struct, frozen=True):
-    """Places of samples."""
+    """Indices of samples."""
 
-    known: list[int]
-    held_back: list[int]
+    train: list[int]
+    test: list[int]
 
 
 def random_splits(samples: Sequence[Sample], repeats: int, seed: int) -> list[TrainTestSplit]:
-    found = []
+    splits = []
     for i in range(repeats):
         order = np.random.default_rng([seed, i]).permutation(len(samples)).tolist()
-        first = round(HELD_BACK * len(samples))
-        found.append(TrainTestSplit(order[first:], order[:first]))
-    return found
+        held_out = round(HELD_OUT * len(samples))
+        splits.append(TrainTestSplit(order[held_out:], order[:held_out]))
+    return splits
 
 
 def victim_splits(samples: Sequence[Sample]) -> list[TrainTestSplit]:
-    """Each victim in turn as if it were new; it may be known as a neighbour."""
-    found = []
+    """Return a split for each victim that holds out all its samples; it may occur as a co-located model in training."""
+    splits = []
     for model in dict.fromkeys(sample.victim.model for sample in samples):
-        mine = [i for i, sample in enumerate(samples) if sample.victim.model == model]
-        found.append(TrainTestSplit(sorted(set(range(len(samples))) - set(mine)), mine))
-    return found
+        own = [i for i, sample in enumerate(samples) if sample.victim.model == model]
+        splits.append(TrainTestSplit(sorted(set(range(len(samples))) - set(own)), own))
+    return splits
 
 
 def cross_validate(
@@ -77,10 +77,10 @@ def cross_validate(
     seed: int = 0,
     progress: Progress = lambda what, done, of: None,
 ) -> Iterator[PredictionErrors]:
-    """Two verdicts for each predictor: on random samples, and on victims that are new to it."""
+    """Yield two results for each predictor: on random samples, and on victims that are new to it."""
     kinds = {
-        f"random {HELD_BACK:.0%}".replace("%", " %"): random_splits(samples, repeats, seed),
-        "a victim that is new": victim_splits(samples),
+        f"random {HELD_OUT:.0%}".replace("%", " %"): random_splits(samples, repeats, seed),
+        "new victim": victim_splits(samples),
     }
     for name in names:
         done, of = 0, sum(map(len, kinds.values()))
@@ -95,11 +95,11 @@ def cross_validate(
                     break
             done = of if what == list(kinds)[-1] else len(splits)
             progress(name, done, of)
-            yield _verdict(name, what, splits, outcomes)
+            yield _summary(name, what, splits, outcomes)
 
 
 class _Outcome(msgspec.Struct):
-    """errors: predicted over measured, less 1. covered: whether each slowdown is at most the quantile."""
+    """errors: predicted over measured slowdown, less 1. covered: whether each slowdown is at most the quantile."""
 
     errors: list[float] = []
     covered: list[bool] = []
@@ -108,54 +108,57 @@ class _Outcome(msgspec.Struct):
 
 
 def relative_errors(name: str, samples: Sequence[Sample], profiles: Profiles, split: TrainTestSplit) -> list[float]:
-    """Predicted over measured, less 1, of what was held back. Raises PlanError for a predictor that cannot say it."""
-    return _tried(name, samples, profiles, split).errors
+    """Return predicted over measured slowdown, less 1, of the test samples.
+
+    Raises PlanError for a predictor that cannot be fitted to the training samples or asked about the others.
+    """
+    return _evaluate(name, samples, profiles, split).errors
 
 
 def _outcome(name: str, samples: Sequence[Sample], profiles: Profiles, split: TrainTestSplit) -> _Outcome:
     try:
-        return _tried(name, samples, profiles, split)
+        return _evaluate(name, samples, profiles, split)
     except PlanError as error:
         return _Outcome(failed=str(error))
 
 
-def _tried(name: str, samples: Sequence[Sample], profiles: Profiles, split: TrainTestSplit) -> _Outcome:
+def _evaluate(name: str, samples: Sequence[Sample], profiles: Profiles, split: TrainTestSplit) -> _Outcome:
     begun = time.perf_counter()
-    fitted = fit(name, [samples[i] for i in split.known], profiles)
+    fitted = fit(name, [samples[i] for i in split.train], profiles)
     seconds = time.perf_counter() - begun
-    held_back = [samples[i] for i in split.held_back]
-    found = [_foreseen(fitted, it) for it in held_back]
+    test = [samples[i] for i in split.test]
+    predicted = [_predict(fitted, sample) for sample in test]
     return _Outcome(
-        [middle / it.slowdown - 1 for it, (middle, _) in zip(held_back, found, strict=True)],
-        [it.slowdown <= high for it, (_, high) in zip(held_back, found, strict=True) if high is not None],
+        [median / sample.slowdown - 1 for sample, (median, _) in zip(test, predicted, strict=True)],
+        [sample.slowdown <= high for sample, (_, high) in zip(test, predicted, strict=True) if high is not None],
         seconds,
     )
 
 
-def _foreseen(fitted: Interference, sample: Sample) -> tuple[float, float | None]:
-    """The slowdown that is most likely, and the quantile where there is one."""
+def _predict(fitted: Interference, sample: Sample) -> tuple[float, float | None]:
+    """Return the median slowdown, and the 0.9 quantile if the predictor has quantiles."""
     if isinstance(fitted, GaussianProcess):
-        middle, high = fitted.quantiles(sample.victim, sample.colocated, (0.5, QUANTILE))
-        return middle, high
+        median, high = fitted.quantiles(sample.victim, sample.colocated, (0.5, QUANTILE))
+        return median, high
     return fitted.slowdown(sample.victim, sample.colocated), None
 
 
-def _verdict(name: str, what: str, splits: Sequence[TrainTestSplit], outcomes: Sequence[_Outcome]) -> PredictionErrors:
-    count = sum(len(split.held_back) for split in splits)
+def _summary(name: str, what: str, splits: Sequence[TrainTestSplit], outcomes: Sequence[_Outcome]) -> PredictionErrors:
+    count = sum(len(split.test) for split in splits)
     if failed := next((outcome.failed for outcome in outcomes if outcome.failed), ""):
-        return PredictionErrors(predictor=name, held_back=what, samples=count, failed=failed)
+        return PredictionErrors(predictor=name, held_out=what, samples=count, failed=failed)
     errors = 100 * np.concatenate([outcome.errors for outcome in outcomes])
     covered = [each for outcome in outcomes for each in outcome.covered]
     p50, p90, p95 = np.percentile(abs(errors), (50, 90, 95)).tolist()
     return PredictionErrors(
         predictor=name,
-        held_back=what,
+        held_out=what,
         samples=count,
         mean=float(abs(errors).mean()),
         p50=p50,
         p90=p90,
         p95=p95,
-        spread=float(np.std([100 * np.percentile(np.abs(it.errors), 90) for it in outcomes])),
+        spread=float(np.std([100 * np.percentile(np.abs(outcome.errors), 90) for outcome in outcomes])),
         bias=float(errors.mean()),
         coverage=100 * sum(covered) / len(covered) if covered else None,
         fit_s=sum(outcome.seconds for outcome in outcomes) / len(outcomes),

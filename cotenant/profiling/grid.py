@@ -1,7 +1,7 @@
-"""Measuring models over batch size and share, on the path that serves them: the same workers, the same pacing.
+"""Profile models over batch size and share, through the workers and throttles that serve them.
 
-A share is measured alone, from the largest down. What a point will take is foreseen from its neighbours, and a point
-that no plan could use, because it takes longer than `longest`, is left out: `Profile` promises nothing there.
+Each share is measured alone, from the largest down. The latency of a point is extrapolated from the points before it,
+and one that no plan could use, because it takes longer than `Grid.longest`, is skipped.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ Tensors = tuple[Tensor, ...]
 
 SHARES = (1000, 500, 250, 100, 50)
 BATCHES = (1, 2, 4, 8, 16, 32)
-LEAST = 3  # batches for one point, at least
-MOST = 40
-SLOW = 0.1  # seconds; batches that take longer vary little, and cold caches are nothing to them: two will do
-INPUTS = 4  # sets of them on a GPU
-PAUSE = 0.01  # seconds on a processor
+MIN_BATCHES = 3  # measured for one point
+MAX_BATCHES = 40
+SLOW = 0.1  # seconds; longer batches vary little and cold caches hardly matter to them: two are enough
+GPU_INPUT_SETS = 4
+CPU_PAUSE = 0.01  # seconds
 ARENA = 1 << 30  # bytes
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure. shares: ‰, descending. seconds: for one point, and two or three batches. longest: see above.
+    """What to measure.
 
-    memory: bytes of the device. A model that fails on a share, and that was seen to take more than half of the memory
-    in it, is too large for it and has no points there. inputs: so many different batches take turns. apart: each row
-    comes as a request of its own, as callers send them, and not all as one: where batches take little time, what
-    putting them together takes is much of it. pause: seconds of rest before each batch. One that follows at once finds
-    its weights in the caches and the processor awake, and the smallest models are three to five times as quick then as
-    where others have run in between, or nobody has.
+    shares: ‰, descending. seconds: to spend on one point; at least two or three batches run. longest: seconds above
+    which a batch is of no use to any plan. memory: bytes of the device; a model that fails on a share, and that took
+    more
+    than half of that share's memory on a larger one, is too large for it and gets no points there. inputs: how many
+    different batches of inputs take turns. separate_rows: each row is a request of its own, as callers send them; for
+    short batches, joining them is much of the latency. pause: seconds of rest before each batch; back to back, a small
+    model finds its weights in the cache and the core awake and is three to five times as fast as when other models run
+    in between.
     """
 
     shares: tuple[int, ...] = SHARES
@@ -55,7 +57,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     longest: float = 1.0
     memory: int = 1 << 62
     inputs: int = 1
-    apart: bool = False
+    separate_rows: bool = False
     pause: float = 0.0
 
     @property
@@ -64,46 +66,47 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid_of(kind: Kind, shares: Sequence[int] = SHARES) -> Grid:
-    """For a kind of device: of its legal shares those next to `shares`."""
+    """Return the grid for a kind of device: the legal shares nearest to `shares`."""
     if kind.name == "cpu":
-        return Grid(pause=PAUSE)
+        return Grid(pause=CPU_PAUSE)
     legal = {nearest_share(share, kind.cuts) for share in shares}
-    return Grid(shares=tuple(sorted(legal, reverse=True)), memory=kind.memory, inputs=INPUTS, apart=True)
+    return Grid(
+        shares=tuple(sorted(legal, reverse=True)), memory=kind.memory, inputs=GPU_INPUT_SETS, separate_rows=True
+    )
 
 
 def nearest_share(share: int, cuts: Sequence[int]) -> int:
-    """Of legal shares, by ratio."""
+    """Return the legal share nearest to `share` by ratio."""
     return min(cuts, key=lambda cut: max(cut / share, share / cut))
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A model to measure. sample: inputs of so many rows."""
+    """A model to measure. sample: makes inputs with the given number of rows."""
 
     model: WorkerModel
     sample: Callable[[int], Tensors]
 
     def requests(self, rows: int, grid: Grid, arena: Arena) -> list[list[Tensors]]:
-        """Batches of that many rows, each as its requests, in the memory that workers share: from there a server, too,
-        hands on what callers sent."""
-        apart = grid.apart and self.model.batched
-        counts = [1] * rows if apart else [rows]
-        return [[_placed(self.sample(count), arena) for count in counts] for _ in range(grid.inputs)]
+        """Make `grid.inputs` batches of that many rows as lists of requests, in the arena, where a server has them
+        too."""
+        counts = [1] * rows if grid.separate_rows and self.model.batched else [rows]
+        return [[_in_arena(self.sample(count), arena) for count in counts] for _ in range(grid.inputs)]
 
 
-def _placed(tensors: Tensors, arena: Arena) -> Tensors:
-    """Small tensors, and what finds no room, travel with each batch anew."""
-    found = []
+def _in_arena(tensors: Tensors, arena: Arena) -> Tensors:
+    """Move large tensors into the arena; small ones, and those without room, are sent with each batch."""
+    placed = []
     for tensor in tensors:
         block = arena.allocate(len(tensor.data)) if len(tensor.data) >= LARGE else None
         if block is not None:
             block.view[:] = tensor.data
             tensor = msgspec.structs.replace(tensor, data=block.view, block=block)
-        found.append(tensor)
-    return tuple(found)
+        placed.append(tensor)
+    return tuple(placed)
 
 
 class Listener:
-    """Waits for one batch at a time."""
+    """A pool listener that waits for one batch at a time."""
 
     def __init__(self) -> None:
         self.waiting: asyncio.Future[Timing] | None = None
@@ -117,8 +120,8 @@ class Listener:
             self.waiting.set_result(result)
 
     def finished(self, lane: str, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
-        wrong = next((answer for answer in answers if isinstance(answer, RequestError)), None)
-        self._settle(timing if wrong is None else str(wrong))
+        error = next((answer for answer in answers if isinstance(answer, RequestError)), None)
+        self._settle(timing if error is None else str(error))
 
     def failed(self, lane: str, batch: int, reason: str) -> None:
         self._settle(reason)
@@ -139,26 +142,26 @@ async def profile_model(
     grid: Grid,
     measured: Callable[[int], None] = lambda points: None,
 ) -> Profile:
-    """Measure a model alone on the first device of `kind`, which must have nothing else to do meanwhile.
+    """Profile a model alone on the first device of `kind`, which must be idle otherwise.
 
-    sample: inputs of so many rows. measured: called with how many points of the grid are done with since the last call.
-    Points are as `measure_profiles` says. Raises ModelError where the model fails, or its worker does.
+    sample: makes inputs with the given number of rows. measured: called with the number of grid points completed since
+    the last call. See `measure_profiles` for the points. Raises ModelError if the model or its worker fails.
     """
     points: list[Point] = []
-    told = 0
-    found = measure_profiles(backend, {model.name: Candidate(model, sample)}, device=device_name(kind), grid=grid)
-    async with aclosing(found):
-        async for _, point in found:
+    completed = 0
+    results = measure_profiles(backend, {model.name: Candidate(model, sample)}, device=device_name(kind), grid=grid)
+    async with aclosing(results):
+        async for _, point in results:
             if isinstance(point, str):
                 raise ModelError(f"model {model.name!r} cannot be measured: {point}")
-            if points and point.share != points[-1].share:  # the rest of the larger share is left out
-                rest = -told % len(grid.batches)
-                told += rest
-                measured(rest)
+            if points and point.share != points[-1].share:  # the rest of the larger share was skipped
+                skipped = -completed % len(grid.batches)
+                completed += skipped
+                measured(skipped)
             points.append(point)
-            told += 1
+            completed += 1
             measured(1)
-    measured(grid.points - told)
+    measured(grid.points - completed)
     return Profile(model.name, kind, points)
 
 
@@ -170,18 +173,17 @@ async def measure_profiles(
     grid: Grid,
     known: Mapping[str, Sequence[Point]] = {},
 ) -> AsyncGenerator[tuple[str, Point | str], None]:
-    """The points of a grid for some models, each alone on one device, which must have nothing else to do meanwhile.
+    """Measure the grid points of some models, each alone on one device, which must be idle otherwise.
 
-    known: points that need not be measured again. Gives them as they come, a share at a time, by the model's name; or
-    the reason why there will be no more of a model. Where a share is measured of several models, one worker has them
-    all: it starts once.
+    known: points that are not measured again. Yields (model, point) as they come, one share at a time, or (model,
+    reason) if there will be no more points of a model. One worker serves all models of a share, so that it starts once.
 
-    A point's latency is the median, in seconds, from handing a batch to the worker to having its answer; its features
-    are `cv_pct` (the spread of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (processor time), on a GPU
-    `cuda_ms` (by its own clock), and of a model that has its worker alone `start_s` (how long it took until it was
-    warm). Its memory is the device's: what the model says that it takes there or, on a processor, what the worker has.
+    A point's latency is the median, in seconds, from handing a batch to the worker to receiving its result. Features:
+    `cv_pct` (coefficient of variation of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (CPU time), on a GPU
+    `cuda_ms` (CUDA events), and for a model that has the worker to itself `start_s` (until it was warm). Memory is the
+    device memory that the model reports or, on a CPU, the memory of the worker.
     """
-    found = {name: list(known.get(name, ())) for name in candidates}
+    points = {name: list(known.get(name, ())) for name in candidates}
     broken: set[str] = set()
     bench = _Bench(backend, candidates, device, grid)
     try:
@@ -189,37 +191,37 @@ async def measure_profiles(
             wanted = {
                 name: batches
                 for name, candidate in candidates.items()
-                if name not in broken and (batches := _wanted(candidate.model, found[name], share, grid))
+                if name not in broken and (batches := _missing_batches(candidate.model, points[name], share, grid))
             }
             async for name, point in bench.share(share, wanted):
                 if isinstance(point, Point):
-                    found[name].append(point)
+                    points[name].append(point)
                 else:
                     broken.add(name)
-                    if _too_large(found[name], share, grid):
+                    if _too_large(points[name], share, grid):
                         continue
                 yield name, point
     finally:
         await bench.close()
 
 
-def _wanted(model: WorkerModel, points: Sequence[Point], share: int, grid: Grid) -> list[int]:
-    """Batches that are still to be measured on a share, and that some plan could use."""
+def _missing_batches(model: WorkerModel, points: Sequence[Point], share: int, grid: Grid) -> list[int]:
+    """Return the batches that are not measured on a share yet and that some plan could use."""
     batches = [batch for batch in grid.batches if batch <= model.max_batch] or [1]
     known = {point.batch: point.latency for point in points if point.share == share}
     if any(latency > grid.longest for latency in known.values()):
         return []
-    return [batch for batch in batches if batch not in known and _foreseen(points, share, batch) <= grid.longest]
+    return [batch for batch in batches if batch not in known and _extrapolated(points, share, batch) <= grid.longest]
 
 
 def _too_large(points: Sequence[Point], share: int, grid: Grid) -> bool:
-    """For that share, where shares have memory of their own."""
+    """Whether the model is too large for a share of a device that partitions memory."""
     taken = max((point.memory for point in points if point.share > share), default=0)
     return 2 * taken > grid.memory * share // WHOLE
 
 
-def _foreseen(points: Sequence[Point], share: int, batch: int) -> float:
-    """About how long a batch will take, from what the next larger share took; 0 where that is not known."""
+def _extrapolated(points: Sequence[Point], share: int, batch: int) -> float:
+    """Estimate a latency in seconds from the next larger share; 0 if there is none."""
     larger = [point for point in points if point.share > share]
     if not larger:
         return 0.0
@@ -232,7 +234,7 @@ def _foreseen(points: Sequence[Point], share: int, batch: int) -> float:
 
 
 class _Bench:
-    """One lane at a time."""
+    """Measures one lane at a time."""
 
     def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], device: str, grid: Grid) -> None:
         self._candidates = candidates
@@ -245,7 +247,7 @@ class _Bench:
         self._lane = ""  # the one that is open
 
     async def share(self, share: int, wanted: Mapping[str, Sequence[int]]) -> AsyncIterator[tuple[str, Point | str]]:
-        """wanted: batches by model."""
+        """Measure batches, given by model, on a share."""
         groups = [list(wanted)] if wanted else []
         while groups:
             names = groups.pop()
@@ -255,7 +257,9 @@ class _Bench:
             except WorkerError as error:
                 if len(names) == 1:
                     yield names[0], str(error)
-                groups += [[name] for name in names[::-1] if len(names) > 1]  # one keeps the others from starting
+                groups += [
+                    [name] for name in names[::-1] if len(names) > 1
+                ]  # one model may keep the others from starting
                 continue
             startup = {"start_s": time.monotonic() - begun} if len(names) == 1 else {}
             for place, name in enumerate(names):
@@ -272,8 +276,8 @@ class _Bench:
         self._arena.close()
 
     async def _open(self, share: int, batches: Mapping[str, int]) -> None:
-        """A lane with these models, in place of the one before. Where lanes share a process it must not end, with what
-        it has loaded, before the next is open."""
+        """Replace the open lane by one with these models. A process that lanes share must not end, with what it has
+        loaded, before the next lane is open."""
         before = self._lane
         stays = self._pool.shares_process(before)
         if before and not stays:
@@ -306,7 +310,7 @@ class _Bench:
                 return
 
     async def _point(self, name: str, share: int, batch: int) -> Point:
-        """Raises ModelError where the model fails."""
+        """Measure one batch size. Raises ModelError if the model fails."""
         grid, candidate = self._grid, self._candidates[name]
         batches = itertools.cycle(candidate.requests(batch, grid, self._arena))
         latencies: list[float] = []
@@ -314,33 +318,33 @@ class _Bench:
         begun = time.monotonic()
         first = True
         rest = 0.0
-        least = LEAST
-        while len(latencies) < least or (time.monotonic() - begun < grid.seconds and len(latencies) < MOST):
+        required = MIN_BATCHES
+        while len(latencies) < required or (time.monotonic() - begun < grid.seconds and len(latencies) < MAX_BATCHES):
             await asyncio.sleep(max(grid.pause - rest, 0.0))
             self._listener.waiting = asyncio.get_running_loop().create_future()
             sent = time.monotonic()
             self._pool.run(self._lane, next(self._numbers), name, next(batches))
             timing = await self._listener.waiting
             taken = time.monotonic() - sent
-            rest = timing.pause  # a small share is a rest
+            rest = timing.pause  # the throttle of a small share is a rest too
             if first and taken < SLOW:
                 first = False
-                continue  # it had cold caches, and memory that was not yet touched
+                continue  # cold caches, untouched memory
             latencies.append(taken)
             timings.append(timing)
             if taken > grid.longest:
-                break  # too long for any plan: one look is enough
-            least = LEAST if taken < SLOW else LEAST - 1
+                break  # too long for any plan
+            required = MIN_BATCHES if taken < SLOW else MIN_BATCHES - 1
         latency = statistics.median(latencies)
         spread = statistics.pstdev(latencies) / latency if len(latencies) > 1 else 0.0
         ordered = sorted(latencies)
         device = statistics.median(timing.device for timing in timings)
-        held = max(timing.memory for timing in timings)
+        device_memory = max(timing.memory for timing in timings)
         return Point(
             share=share,
             batch=batch,
             latency=latency,
-            memory=held or next(status.memory for status in self._pool.status() if status.lane == self._lane),
+            memory=device_memory or next(status.memory for status in self._pool.status() if status.lane == self._lane),
             features={
                 "cv_pct": 100 * spread,
                 **{f"p{percent}_ms": 1e3 * ordered[percent * len(ordered) // 100] for percent in (10, 90, 99)},

@@ -1,7 +1,7 @@
-"""`python -m cotenant.profiling.ncu_target MODEL BATCH...`: what Nsight Compute looks at.
+"""The program that Nsight Compute profiles: `python -m cotenant.profiling.ncu_target MODEL BATCH...`.
 
-Loads a model, runs each batch once to warm up, and once while it is counted; a kernel that nothing else runs comes
-before each. MODEL is a file with a `WorkerModel` in JSON.
+It loads a model, runs each batch once to warm up and once under the counters, preceded by a marker kernel that nothing
+else runs. MODEL is a file with a `WorkerModel` in JSON.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class CountingTask(Protocol):
     def start(self) -> None: ...
 
     def mark(self) -> None:
-        """Run the kernel that tells batches apart."""
+        """Run the marker kernel that separates batches."""
         ...
 
     def stop(self) -> None: ...
 
 
 class CudaRuntime:
-    """The first CUDA device that this process sees."""
+    """The first visible CUDA device."""
 
     def __init__(self) -> None:
         import torch

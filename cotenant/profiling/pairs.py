@@ -1,9 +1,7 @@
-"""Measuring models side by side, on the path that serves them: a worker for each, on its share, always busy.
+"""Measure co-located models through the workers that serve them: one worker each, on its share, always busy.
 
-Which runs come first is a question of how much each tells of all the others
-(`predictors.gaussian_process.select_experiments`). Most are
-pairs. What several neighbours cost adds up only nearly, and how nearly is told by sets of three and four. Runs that cut
-the device alike share their workers.
+The most informative runs come first (`predictors.gaussian_process.select_experiments`). Most are pairs; sets of three
+and four tell how the effects of several co-located models combine. Runs that cut the device alike share their workers.
 """
 
 from __future__ import annotations
@@ -28,50 +26,52 @@ from cotenant.live.pool import Pool
 from cotenant.predictors import Load
 from cotenant.predictors.gaussian_process import select_experiments
 from cotenant.predictors.samples import FASTEST, Sample
-from cotenant.profiling.grid import ARENA, LEAST, Candidate, Grid, Listener, Tensors, nearest_share
+from cotenant.profiling.grid import ARENA, MIN_BATCHES, Candidate, Grid, Listener, Tensors, nearest_share
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 
-FIRST = ((250,), (500,), (250, 250), (250, 250, 250))  # ‰; one more has the rest of the device
-TURNS = {2: 6, 3: 1, 4: 1}  # of so many models side by side so many runs
-BATCHES = 3  # of each model and share, from one row to the largest that is worth it
-LONGEST = 0.25  # seconds alone
-SECONDS = 0.6  # for a run, and at least LEAST batches of each
-TRIES = 3
-AT_ONCE = 32  # runs that are chosen, then run by cut
-PART = 0.2  # of all pairs: what more of them would tell is little
-MOST = 700  # pairs to choose among: of more, an even part
-DRAWN = 60  # sets to choose among, for each way to cut the device
+SHARES = ((250,), (500,), (250, 250), (250, 250, 250))  # ‰; one more partition gets the rest of the device
+RUNS_PER_TURN = {2: 6, 3: 1, 4: 1}  # by the number of co-located models
+BATCH_SIZES = 3  # of each model and share, from one row to the largest worth measuring
+MAX_LATENCY = 0.25  # seconds alone; slower batches are not measured
+SECONDS = 0.6  # for a run, and at least MIN_BATCHES batches of each model
+ATTEMPTS = 3
+RUNS_AT_ONCE = 32  # chosen together, then run grouped by cut
+MEASURED_FRACTION = 0.2  # of all pairs; more of them add little
+MAX_PAIRS = 700  # to choose from; of more, an even sample
+SETS_PER_CUT = 60  # random sets of three or four to choose from
 
 Run = tuple[Load, ...]
 
 
-def candidate_pairs(profiles: Profiles, kind: Kind, batches: int = BATCHES) -> list[Run]:
-    """What is worth measuring, the smaller shares first: all pairs, or an even part of very many, and some larger sets,
-    drawn at random. A model may be beside itself."""
-    found: list[Run] = []
+def candidate_pairs(profiles: Profiles, kind: Kind, batches: int = BATCH_SIZES) -> list[Run]:
+    """Return the runs worth measuring, smaller shares first: all pairs, or an even sample of very many, and some random
+    sets of three and four. A model may be co-located with itself."""
+    runs: list[Run] = []
     for cut in pair_shares(kind):
         loads = [_loads(profiles, kind.name, share, batches) for share in cut]
-        found += _pairs(*loads) if len(cut) == 2 else _drawn(loads)
-    fitting = [run for run in found if sum(profiles[it.model, it.kind].memory(it.batch) for it in run) <= kind.memory]
+        runs += _pairs(*loads) if len(cut) == 2 else _random_sets(loads)
+    fitting = [
+        run for run in runs if sum(profiles[load.model, load.kind].memory(load.batch) for load in run) <= kind.memory
+    ]
     pairs = [run for run in fitting if len(run) == 2]
-    if len(pairs) > MOST:
-        some = np.random.default_rng(0).permutation(len(pairs))[:MOST]
-        pairs = [pairs[i] for i in sorted(some.tolist())]
+    if len(pairs) > MAX_PAIRS:
+        sample = np.random.default_rng(0).permutation(len(pairs))[:MAX_PAIRS]
+        pairs = [pairs[i] for i in sorted(sample.tolist())]
     return pairs + [run for run in fitting if len(run) > 2]
 
 
 def _pairs(small: Sequence[Load], large: Sequence[Load]) -> list[Run]:
-    alike = small == large  # then either order is the same pair
-    return [(one, other) for i, one in enumerate(small) for j, other in enumerate(large) if not alike or i <= j]
+    symmetric = small == large  # then either order is the same pair
+    return [(one, other) for i, one in enumerate(small) for j, other in enumerate(large) if not symmetric or i <= j]
 
 
-def _drawn(loads: Sequence[Sequence[Load]]) -> list[Run]:
+def _random_sets(loads: Sequence[Sequence[Load]]) -> list[Run]:
     if not all(loads):
         return []
     rng = np.random.default_rng(0)
-    drawn = (sorted((it[int(rng.integers(len(it)))] for it in loads), key=_order) for _ in range(DRAWN))
-    return list(dict.fromkeys(map(tuple, drawn)))
+    sets = (sorted((each[int(rng.integers(len(each)))] for each in loads), key=_order) for _ in range(SETS_PER_CUT))
+    return list(dict.fromkeys(map(tuple, sets)))
 
 
 def _order(load: Load) -> tuple[int, str, int]:
@@ -79,32 +79,36 @@ def _order(load: Load) -> tuple[int, str, int]:
 
 
 def enough_samples(runs: Sequence[Run]) -> int:
-    """How many of them to measure: a fifth of all pairs, and what comes of larger sets by turns."""
+    """Return how many runs to measure: a fifth of all pairs, and larger sets in proportion (RUNS_PER_TURN)."""
     pairs = sum(len(run) == 2 for run in runs)
-    turns = sum(TURNS[size] for size in {len(run) for run in runs})
-    return min(len(runs), max(1, round(PART * pairs * turns / TURNS[2])))
+    turn = sum(RUNS_PER_TURN[size] for size in {len(run) for run in runs})
+    return min(len(runs), max(1, round(MEASURED_FRACTION * pairs * turn / RUNS_PER_TURN[2])))
 
 
 def measured_pairs(runs: Sequence[Run], samples: Sequence[Sample]) -> list[int]:
-    """Places of runs of which there are all samples."""
-    seen = {(sample.victim, *sample.colocated) for sample in samples}
-    return [place for place, run in enumerate(runs) if seen.issuperset((it, *rest) for it, rest in _views(run))]
+    """Return the indices of the runs of which all samples are there."""
+    known = {(sample.victim, *sample.colocated) for sample in samples}
+    return [
+        index
+        for index, run in enumerate(runs)
+        if known.issuperset((victim, *colocated) for victim, colocated in _victims(run))
+    ]
 
 
-def _views(run: Run) -> list[tuple[Load, Run]]:
-    """Each load with the others."""
+def _victims(run: Run) -> list[tuple[Load, Run]]:
+    """Return each load as the victim, with the others."""
     return [(load, (*run[:i], *run[i + 1 :])) for i, load in enumerate(run)]
 
 
 def pair_shares(kind: Kind) -> list[tuple[int, ...]]:
-    """Ways to cut a device for two and more: by legal shares next to FIRST, and the largest that fits beside them."""
-    found: dict[tuple[int, ...], None] = {}
-    for wanted in FIRST:
-        shares = [nearest_share(share, kind.cuts) for share in wanted]
-        beside = [cut for cut in kind.cuts if cut <= WHOLE - sum(shares)]
-        if beside and _legal(cut := tuple(sorted((*shares, beside[-1]))), kind):
-            found[cut] = None
-    return list(found)
+    """Return cuts of a device in two and more: the legal shares nearest to SHARES and the largest that fits beside."""
+    cuts: dict[tuple[int, ...], None] = {}
+    for targets in SHARES:
+        shares = [nearest_share(share, kind.cuts) for share in targets]
+        rest = [cut for cut in kind.cuts if cut <= WHOLE - sum(shares)]
+        if rest and _legal(cut := tuple(sorted((*shares, rest[-1]))), kind):
+            cuts[cut] = None
+    return list(cuts)
 
 
 def _legal(cut: Sequence[int], kind: Kind) -> bool:
@@ -112,14 +116,15 @@ def _legal(cut: Sequence[int], kind: Kind) -> bool:
 
 
 def _loads(profiles: Profiles, kind: str, share: int, batches: int) -> list[Load]:
-    found = []
+    loads = []
     for (model, on), profile in profiles.items():
         if on == kind:
             measured = sorted({point.batch for point in profile.points})
-            worth = [batch for batch in measured if profile.latency(batch, share) <= LONGEST]
-            some = {worth[i] for i in np.linspace(0, len(worth) - 1, batches).round().astype(int)} if worth else set()
-            found += [Load(model, kind, batch, share) for batch in sorted(some)]
-    return found
+            usable = [batch for batch in measured if profile.latency(batch, share) <= MAX_LATENCY]
+            if usable:
+                chosen = {usable[i] for i in np.linspace(0, len(usable) - 1, batches).round().astype(int)}
+                loads += [Load(model, kind, batch, share) for batch in sorted(chosen)]
+    return loads
 
 
 async def measure_pairs(
@@ -132,28 +137,27 @@ async def measure_pairs(
     count: int,
     grid: Grid,
     seconds: float = SECONDS,
-    at_once: int = AT_ONCE,
+    at_once: int = RUNS_AT_ONCE,
 ) -> AsyncGenerator[list[Sample], None]:
-    """Do `count` of the runs, those first that tell most, on the first device of their kind, which must have nothing
-    else to do meanwhile.
+    """Measure `count` of the runs, most informative first, on the first device of their kind, which must be idle
+    otherwise.
 
-    done: places of runs that were measured before. grid: how inputs come, as when profiles are measured. at_once: of so
-    many runs those that cut the device alike come together; with more, workers start less often. Gives of each run a
-    sample with each as the victim: medians, in seconds, from handing a batch to a worker to having its answer. Raises
-    ModelError where a model fails.
+    done: indices of runs that were measured before. grid: how inputs are sent, as for profiles. at_once: how many runs
+    are grouped by cut at a time; more of them means fewer worker starts. Yields for each run one sample per victim:
+    medians, in seconds, from handing a batch to a worker to receiving its result. Raises ModelError if a model fails.
     """
-    order = itertools.islice(select_experiments(runs, profiles, TURNS, done), count)
+    order = itertools.islice(select_experiments(runs, profiles, RUNS_PER_TURN, done), count)
     bench = _Bench(backend, candidates, grid)
     try:
         while chunk := list(itertools.islice(order, at_once)):
-            by_cut = sorted((runs[place] for place in chunk), key=_cut)
-            for _, some in itertools.groupby(by_cut, key=_cut):
-                alike = list(some)
-                await bench.cut(alike)
-                for run in alike:
-                    yield await bench.measured(run, seconds)
+            by_cut = sorted((runs[index] for index in chunk), key=_cut)
+            for _, group in itertools.groupby(by_cut, key=_cut):
+                same_cut = list(group)
+                await bench.cut(same_cut)
+                for run in same_cut:
+                    yield await bench.measure(run, seconds)
     except WorkerError as error:
-        raise ModelError(f"models cannot be measured side by side: {error}") from None
+        raise ModelError(f"co-located models cannot be measured: {error}") from None
     finally:
         await bench.close()
 
@@ -163,7 +167,7 @@ def _cut(run: Run) -> tuple[str, ...]:
 
 
 class _Listeners:
-    """One for each lane."""
+    """One listener for each lane."""
 
     def __init__(self) -> None:
         self.of: dict[str, Listener] = {}
@@ -182,7 +186,7 @@ class _Listeners:
 
 
 class _Bench:
-    """Workers side by side."""
+    """Measures co-located workers."""
 
     def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], grid: Grid) -> None:
         self._candidates = candidates
@@ -195,21 +199,23 @@ class _Bench:
         self._numbers = itertools.count(1)
 
     async def cut(self, runs: Sequence[Run]) -> None:
-        """From now on there are workers that are cut as in all these runs, each with every model that it is to run.
-        Raises WorkerError where one does not start."""
+        """Start workers for the cut that these runs have in common, each with all models that it is to run.
+
+        Raises WorkerError if one does not start.
+        """
         number = next(self._cuts)
         device = device_name(runs[0][0].kind)
         before, self._lanes = self._lanes, tuple(f"{device}/pairs-{number}-{place}" for place in range(len(runs[0])))
-        # Where lanes share a process it must not end, with what it has loaded, before the next are open.
+        # A process that lanes share must not end, with what it has loaded, before the next lanes are open.
         stays = any(self._pool.shares_process(lane) for lane in before)
         if not stays:
             await self._stop(before)
-        for place in reversed(range(len(runs[0]))):  # the larger share first, as the backend wants it
+        for place in reversed(range(len(runs[0]))):  # larger share first, as backends require
             largest: dict[str, int] = {}
             for load in (run[place] for run in runs):
                 largest[load.model] = max(load.batch, largest.get(load.model, 0))
             models = [
-                msgspec.structs.replace(self._candidates[it].model, max_batch=rows) for it, rows in largest.items()
+                msgspec.structs.replace(self._candidates[name].model, max_batch=rows) for name, rows in largest.items()
             ]
             await self._pool.start(self._lanes[place], runs[0][place].share, models, leaving=before if stays else ())
         if stays:
@@ -222,36 +228,38 @@ class _Bench:
     async def _stop(self, lanes: Iterable[str]) -> None:
         await asyncio.gather(*(self._pool.stop(lane, grace=1.0) for lane in lanes))
 
-    async def measured(self, run: Run, seconds: float) -> list[Sample]:
-        """Each load alone just before, since on a machine that others use it took another time some minutes ago."""
+    async def measure(self, run: Run, seconds: float) -> list[Sample]:
+        """Measure a run, and each load alone just before: on a shared machine its latency of minutes ago is stale."""
         first, *others = (repr(load.model) for load in run)
-        who = f"{first} beside {show_names(others)}"
-        for _ in range(TRIES):
+        description = f"{first} beside {show_names(others)}"
+        for _ in range(ATTEMPTS):
             try:
                 lanes = dict(zip(self._lanes, run, strict=True))
                 alone = [(await self._busy({lane: load}, seconds / 2))[0] for lane, load in lanes.items()]
                 together = await self._busy(lanes, seconds)
             except (ModelError, WorkerError) as error:
-                raise ModelError(f"{who} cannot be measured: {error}") from None
+                raise ModelError(f"{description} cannot be measured: {error}") from None
             samples = [
-                Sample(load, rest, before, took)
-                for (load, rest), before, took in zip(_views(run), alone, together, strict=True)
+                Sample(victim, colocated, seconds_alone, seconds_together)
+                for (victim, colocated), seconds_alone, seconds_together in zip(
+                    _victims(run), alone, together, strict=True
+                )
             ]
             if all(sample.slowdown >= FASTEST for sample in samples):
-                return samples  # else one was held up when it ran alone
+                return samples  # otherwise one was disturbed while it ran alone
         raise ModelError(
-            f"{who} seems faster than alone, again and again; this machine has something else to do: try when it is"
-            " quiet, and what was measured will be gone on with"
+            f"{description} measured faster than alone {ATTEMPTS} times; the machine is busy: try again when it is"
+            " quiet, which continues from here"
         )
 
     async def _busy(self, loads: Mapping[str, Load], seconds: float) -> list[float]:
-        """Keep each lane busy, but for a profile's pauses, until all have run LEAST batches and one to begin with; the
-        median of those of each."""
+        """Keep each lane busy, with the pauses of a profile, until all have run MIN_BATCHES batches after a first one;
+        return the median latency of each lane in seconds."""
         latencies: dict[str, list[float]] = {lane: [] for lane in loads}
         begun = time.monotonic()
 
         def enough() -> bool:
-            return time.monotonic() - begun >= seconds and all(len(each) > LEAST for each in latencies.values())
+            return time.monotonic() - begun >= seconds and all(len(each) > MIN_BATCHES for each in latencies.values())
 
         async def keep(lane: str, load: Load) -> None:
             batches = itertools.cycle(self._candidates[load.model].requests(load.batch, self._grid, self._arena))
@@ -259,14 +267,14 @@ class _Bench:
             while not enough():
                 await asyncio.sleep(max(self._grid.pause - rest, 0.0))
                 took, rest = await self._batch(lane, load.model, next(batches))
-                if not enough():  # else the other stopped before this one ended
+                if not enough():  # otherwise the others stopped before this batch ended
                     latencies[lane].append(took)
 
         await asyncio.gather(*(keep(lane, load) for lane, load in loads.items()))
         return [statistics.median(each[1:]) for each in latencies.values()]
 
     async def _batch(self, lane: str, model: str, requests: Sequence[Tensors]) -> tuple[float, float]:
-        """Seconds that it took, and that its worker rests after it to hold its share."""
+        """Run one batch; return its seconds, and those of the throttle's pause after it."""
         listener = self._listeners.of[lane]
         listener.waiting = asyncio.get_running_loop().create_future()
         sent = time.monotonic()

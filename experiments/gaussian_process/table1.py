@@ -74,7 +74,7 @@ def rows_of(task: Task) -> list[Row]:
     samples, profiles = _pairs(task.data)
     known = {key: _telling(profile, TOLD[task.told]) for key, profile in profiles.items()}
     return [
-        Row(task.data, task.told, it.held_back, it.mean, it.p90, it.coverage)
+        Row(task.data, task.told, it.held_out, it.mean, it.p90, it.coverage)
         for it in cross_validate(["ours"], samples, known, repeats=task.splits, seed=task.seed)
     ]
 

@@ -82,7 +82,7 @@ def test_a_report(program: Program, folder: Path) -> None:
     arguments = ("fit", "pairs.csv", "--profiles", "profiles.csv", "--report", "-m", "linear", "--repeats", "2")
     said = program(*arguments, "--plot", "report.svg")
     assert said.code == 0, said.err
-    assert "held back: random 30 %" in said.out and "held back: a victim that is new" in said.out
+    assert "held out: random 30 %" in said.out and "held out: new victim" in said.out
     assert (folder / "report.svg").stat().st_size
     verdicts = json.loads(program(*arguments, "--json").out)
     assert [verdict["predictor"] for verdict in verdicts] == ["linear", "linear"]

@@ -140,7 +140,10 @@ def test_lanes_of_one_process_have_one_copy_of_the_weights_and_one_context(tmp_p
             await pool.start("cpu-0/4", share=400, models=[breaks])
             await told.next()
             pool.run("cpu-0/4", 4, "m", [rows(9, 2)])
-            reason = "it exited with status 1: model 'm' corrupted its CUDA context: an illegal memory access was encountered"
+            reason = (
+                "it exited with status 1: model 'm' corrupted its CUDA context:"
+                " an illegal memory access was encountered"
+            )
             lanes = ("cpu-0/3", "cpu-0/4")
             assert {await told.next(), await told.next()} == {("died", lane, reason) for lane in lanes}
 

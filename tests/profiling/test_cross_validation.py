@@ -11,12 +11,12 @@ from tests.predictors.test_fitting import PROFILES, pairs
 def test_splits_hold_back_what_they_say() -> None:
     samples = pairs()
     for split in random_splits(samples, 3, seed=1):
-        assert len(split.held_back) == round(0.3 * len(samples))
-        assert sorted(split.held_back + split.known) == list(range(len(samples)))
+        assert len(split.test) == round(0.3 * len(samples))
+        assert sorted(split.test + split.train) == list(range(len(samples)))
     assert random_splits(samples, 2, seed=1)[0] != random_splits(samples, 2, seed=1)[1]
     for split, victim in zip(victim_splits(samples), "abc", strict=True):
-        assert {samples[i].victim.model for i in split.held_back} == {victim}
-        assert victim not in {samples[i].victim.model for i in split.known}
+        assert {samples[i].victim.model for i in split.test} == {victim}
+        assert victim not in {samples[i].victim.model for i in split.train}
 
 
 def test_verdicts() -> None:
@@ -29,7 +29,7 @@ def test_verdicts() -> None:
         repeats=1,
         progress=lambda what, done, of: told.append((what, done, of)),
     )
-    assert (random.held_back, new.held_back) == ("random 30 %", "a victim that is new")
+    assert (random.held_out, new.held_out) == ("random 30 %", "new victim")
     assert random.samples == round(0.3 * len(pairs())) and new.samples == len(pairs())
     for verdict in (random, new, *ours):
         assert verdict.p50 is not None and verdict.p90 is not None and verdict.p95 is not None

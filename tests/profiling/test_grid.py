@@ -20,7 +20,7 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, ModelError
-from cotenant.profiling.grid import LEAST, PAUSE, SHARES, Candidate, Grid, Listener, grid_of, profile_model
+from cotenant.profiling.grid import CPU_PAUSE, MIN_BATCHES, SHARES, Candidate, Grid, Listener, grid_of, profile_model
 from cotenant.profiling.grid import measure_profiles as measure_set
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
@@ -101,7 +101,7 @@ def test_shares_are_legal_ones() -> None:
     assert len(shares) == len(SHARES) and list(shares) == sorted(shares, reverse=True)
     assert len(grid_of(green, range(100, 1001, 100)).shares) == 10
     assert grid_of(Kind(name="a30-mig", cuts=(250, 500, 1000))).shares == (1000, 500, 250)
-    assert grid_of(Kind(name="cpu")) == Grid(pause=PAUSE)
+    assert grid_of(Kind(name="cpu")) == Grid(pause=CPU_PAUSE)
 
 
 def test_before_each_batch_there_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,9 @@ def test_before_each_batch_there_is_a_pause(tmp_path: Path, monkeypatch: pytest.
     measure(
         graphs.identity(tmp_path / "model.onnx"), floats, Grid(shares=(1000,), batches=(1,), seconds=0.0, pause=7.0)
     )
-    assert len([seconds for seconds in pauses if 6.9 < seconds <= 7.0]) == LEAST + 1  # the first batch is not counted
+    assert (
+        len([seconds for seconds in pauses if 6.9 < seconds <= 7.0]) == MIN_BATCHES + 1
+    )  # the first batch is not counted
 
 
 def collect(
@@ -140,7 +142,7 @@ def collect(
 
 
 def test_models_of_a_set_share_workers_and_go_on_without_those_that_fail(tmp_path: Path) -> None:
-    grid = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02, inputs=2, apart=True)
+    grid = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02, inputs=2, separate_rows=True)
     candidates = {
         "lookup": Candidate(graphs.lookup(tmp_path / "lookup.onnx"), index(9)),
         "identity": Candidate(graphs.identity(tmp_path / "identity.onnx"), floats),
@@ -239,7 +241,7 @@ def test_rows_come_apart_and_inputs_take_turns(tmp_path: Path) -> None:
 
     candidate = Candidate(graphs.identity(tmp_path / "model.onnx", 8192), sample)
     arena = Arena(1 << 20)
-    batches = candidate.requests(3, Grid(inputs=2, apart=True), arena)
+    batches = candidate.requests(3, Grid(inputs=2, separate_rows=True), arena)
     assert [len(batch) for batch in batches] == [3, 3] and counts == [1] * 6
     tensors = [request[0] for batch in batches for request in batch]
     assert [bytes(tensor.data[:1])[0] for tensor in tensors] == [1, 2, 3, 4, 5, 6]

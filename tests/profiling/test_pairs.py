@@ -23,10 +23,10 @@ from cotenant.predictors.gaussian_process import select_experiments
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.grid import Candidate, Grid
 from cotenant.profiling.pairs import (
-    DRAWN,
-    LONGEST,
-    MOST,
-    TURNS,
+    MAX_LATENCY,
+    MAX_PAIRS,
+    RUNS_PER_TURN,
+    SETS_PER_CUT,
     candidate_pairs,
     enough_samples,
     measure_pairs,
@@ -55,7 +55,7 @@ def test_runs_fill_the_device_and_take_no_longer_than_is_worth_it() -> None:
     assert len(set(found)) == len(found)
     for run in found:
         assert sum(it.share for it in run) == 1000
-        assert max(profiles[it.model, "cpu"].latency(it.batch, it.share) for it in run) <= LONGEST
+        assert max(profiles[it.model, "cpu"].latency(it.batch, it.share) for it in run) <= MAX_LATENCY
     assert {it.model for run in found for it in run} == {"a", "b"}
     halves = [run for run in found if [it.share for it in run] == [500, 500]]
     assert not [run for run in halves if run[0] != run[1] and run[::-1] in halves]
@@ -66,10 +66,10 @@ def test_most_are_pairs_and_some_are_larger() -> None:
     profiles = {(name, "cpu"): profile(name, 0.001) for name in "ab"}
     runs = candidate_pairs(profiles, CPU)
     sizes = Counter(map(len, runs))
-    assert set(sizes) == set(TURNS) and sizes[3] <= DRAWN and sizes[4] <= DRAWN
+    assert set(sizes) == set(RUNS_PER_TURN) and sizes[3] <= SETS_PER_CUT and sizes[4] <= SETS_PER_CUT
     assert enough_samples(runs) == round(0.2 * sizes[2] * 8 / 6)
-    first = [len(runs[place]) for place in itertools.islice(select_experiments(runs, profiles, TURNS), 16)]
-    assert Counter(first) == {size: 2 * turns for size, turns in TURNS.items()}
+    first = [len(runs[place]) for place in itertools.islice(select_experiments(runs, profiles, RUNS_PER_TURN), 16)]
+    assert Counter(first) == {size: 2 * turns for size, turns in RUNS_PER_TURN.items()}
     assert enough_samples([run for run in runs if len(run) == 2]) == round(0.2 * sizes[2])
 
 
@@ -101,17 +101,17 @@ def test_instances_lie_side_by_side() -> None:
 def test_very_many_pairs_are_thinned() -> None:
     profiles = {(f"m{i}", "cpu"): profile(f"m{i}", 0.001) for i in range(12)}
     found = candidate_pairs(profiles, CPU)
-    assert sum(len(run) == 2 for run in found) == MOST
-    assert len(found) == len(set(found)) <= MOST + 2 * DRAWN
+    assert sum(len(run) == 2 for run in found) == MAX_PAIRS
+    assert len(found) == len(set(found)) <= MAX_PAIRS + 2 * SETS_PER_CUT
     assert found == candidate_pairs(profiles, CPU)
 
 
 def test_every_run_comes_once_and_none_that_was_done() -> None:
     profiles = {(name, "cpu"): profile(name, 0.001) for name in "abc"}
     runs = candidate_pairs(profiles, CPU)
-    order = list(select_experiments(runs, profiles, TURNS, [3, 5]))
+    order = list(select_experiments(runs, profiles, RUNS_PER_TURN, [3, 5]))
     assert sorted([*order, 3, 5]) == list(range(len(runs)))
-    first = [runs[place] for place in itertools.islice(select_experiments(runs, profiles, TURNS), 6)]
+    first = [runs[place] for place in itertools.islice(select_experiments(runs, profiles, RUNS_PER_TURN), 6)]
     assert {load.model for run in first for load in run} == set("abc")
 
 
@@ -182,6 +182,6 @@ def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
 def test_a_machine_that_has_other_things_to_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.profiling.pairs.FASTEST", 1e9)
     with pytest.raises(
-        ModelError, match=r"'identity' beside 'identity' seems faster than alone, .*try when it is quiet"
+        ModelError, match=r"'identity' beside 'identity' measured faster than alone .*try again when it is quiet"
     ):
         run_all({"identity": Candidate(graphs.identity(tmp_path / "model.onnx"), floats)}, 1)
