@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from cotenant.app.running_server import Addresses, RunningServer
+    from cotenant.app.serving import BackgroundServer, serve, serving
     from cotenant.config import (
         read_failures,
         read_problem,
@@ -57,7 +59,9 @@ if TYPE_CHECKING:
     from cotenant.workload import Workload
 
 _HOMES = {
+    "Addresses": "app.running_server",
     "Application": "core.application",
+    "BackgroundServer": "app.serving",
     "Choice": "core.application",
     "ConfigError": "errors",
     "ConstantMargin": "predictors",
@@ -80,6 +84,7 @@ _HOMES = {
     "Profile": "core.profile",
     "Report": "measure.report",
     "RequestError": "errors",
+    "RunningServer": "app.running_server",
     "Sample": "predictors.samples",
     "Stage": "core.application",
     "WorkerError": "errors",
@@ -99,13 +104,17 @@ _HOMES = {
     "replay": "runtime.log",
     "save_plan": "measure.plan_drawing",
     "save_profiles": "measure.plan_drawing",
+    "serve": "app.serving",
+    "serving": "app.serving",
     "simulate": "sim.run",
     "solve": "planners.solve",
     "write_profiles": "core.profile",
 }
 
 __all__ = [
+    "Addresses",
     "Application",
+    "BackgroundServer",
     "Choice",
     "ConfigError",
     "ConstantMargin",
@@ -128,6 +137,7 @@ __all__ = [
     "Profile",
     "Report",
     "RequestError",
+    "RunningServer",
     "Sample",
     "Stage",
     "WorkerError",
@@ -147,6 +157,8 @@ __all__ = [
     "replay",
     "save_plan",
     "save_profiles",
+    "serve",
+    "serving",
     "simulate",
     "solve",
     "write_profiles",

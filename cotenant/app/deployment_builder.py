@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
+from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, DeviceError, ModelError, NotFoundError
 from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.planners import Problem
@@ -40,7 +42,24 @@ DEFAULT_ROWS = 8
 DEFAULT_SHARE = 500
 LEAST_SLO = 0.05
 
-Progress = Callable[[str, int, int], None]  # model, points done, points in all
+
+class Progress(Protocol):
+    """Told of each point that was profiled."""
+
+    def __call__(self, model: str, done: int, total: int) -> None: ...
+
+
+def ignore_progress(model: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+def check_serves_something(deployment: Deployment) -> None:
+    """Raise ConfigError for a plan that serves nothing."""
+    if not any(deployment.plan.placements()):
+        wanted = ", ".join(
+            f"{name} within {show_seconds(offered.model.slo)}" for name, offered in deployment.offered.items()
+        )
+        raise ConfigError(f"no model can be served within its target ({wanted}); give them more time with `slo`")
 
 
 def backend_of(settings: Settings) -> Backend:
@@ -81,7 +100,7 @@ class DeploymentBuilder:
         self,
         settings: Settings,
         backend: Backend,
-        progress: Progress = lambda model, done, of: None,
+        progress: Progress = ignore_progress,
         *,
         again: bool = False,
     ) -> None:

@@ -10,9 +10,11 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
-from cotenant.app.lifecycle import Addresses, running_server
+from cotenant.app.deployment_builder import backend_of
+from cotenant.app.lifecycle import assemble, running
+from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.cli.client import body_of, infer
+from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.loadtest import under_load
@@ -21,7 +23,6 @@ from cotenant.cli.serve import show_addresses, show_deployment
 from cotenant.config import ModelSettings, Settings
 from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
-from cotenant.live.server import Server
 from cotenant.measure.plan_drawing import save_plan
 from cotenant.measure.report import Report
 from cotenant.measure.table import table
@@ -44,14 +45,16 @@ async def run(
         settings = demo_settings(settings)
         backend = backend_of(settings)
         with profile_progress() as progress:
-            preparation = DeploymentBuilder(settings, backend, progress)
-            site = await preparation.site([model.name for model in built])
+            assembly = await assemble(settings, backend, models=[model.name for model in built], progress=progress)
+        site = assembly.deployment
         save_plan(site.plan, plot)
         if not json:
             show_deployment(site, backend.isolation())
             console.print(f"drawn in {plot}", highlight=False)
-        async with running_server(settings, backend, preparation, site) as (server, addresses):
+        raise_file_limit()
+        async with running(assembly) as server:
             tune_for_latency()
+            addresses = server.addresses
             questions = {name: example_request(name, np.random.default_rng(seed)) for name in _placed(site)}
             if not json:
                 show_addresses(addresses)
@@ -132,7 +135,7 @@ async def _answers(addresses: Addresses, questions: dict[str, ExampleRequest]) -
 
 
 async def _load(
-    server: Server,
+    server: RunningServer,
     addresses: Addresses,
     questions: dict[str, ExampleRequest],
     *,

@@ -71,10 +71,10 @@ class ProfileProgress:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, model: str, done: int, of: int) -> None:
+    def __call__(self, model: str, done: int, total: int) -> None:
         if model not in self._tasks:
             self._progress.start()
-            self._tasks[model] = self._progress.add_task(model, total=of)
+            self._tasks[model] = self._progress.add_task(model, total=total)
         self._progress.update(self._tasks[model], completed=done)
 
 

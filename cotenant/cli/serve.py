@@ -9,54 +9,52 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
-from cotenant.app.lifecycle import Addresses, check_serves_something, running_server
+from cotenant.app.deployment_builder import backend_of
+from cotenant.app.lifecycle import assemble, running
+from cotenant.app.running_server import Addresses
+from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_log_level, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
 from cotenant.config import Settings
-from cotenant.errors import ConfigError, CotenantError
+from cotenant.errors import CotenantError
 from cotenant.live.deployment import Deployment
-from cotenant.live.server import Server
 from cotenant.measure.plan_drawing import plan_bars, plan_table
 from cotenant.planners.applications import without_applications
 
-CHANGEABLE = frozenset(
-    {"model_repository", "profiles", "planner", "objective", "interference", "max_queue_delay", "log_level", "models"}
-)
-
 
 async def run(read: Callable[[], Settings], *, json: bool) -> None:
-    """read: gives the settings, as they are at that moment.
-    json: print the addresses and the plan as JSON, once the server is up, instead of a table."""
+    """Serve until interrupted. read: returns the settings, as they are at that moment.
+
+    json: print the addresses and the plan as JSON, once the server is up, instead of a table.
+    """
     settings = read()
     set_log_level(settings.log_level)
     backend = backend_of(settings)
+    raise_file_limit()
     async with interruptible():
         with profile_progress() as progress:
-            preparation = DeploymentBuilder(settings, backend, progress)
-            site = await preparation.site()
-        async with running_server(settings, backend, preparation, site) as (server, addresses):
+            assembly = await assemble(settings, backend, progress=progress)
+        async with running(assembly) as server:
             tune_for_latency()
             if json:
                 # In one line: whoever started us reads it, and knows that it has all.
-                up = msgspec.json.encode({"addresses": addresses, "plan": msgspec.Raw(site.plan.to_json())})
+                plan = msgspec.Raw(server.deployment.plan.to_json())
+                up = msgspec.json.encode({"addresses": server.addresses, "plan": plan})
                 show_json(msgspec.json.format(up, indent=-1))
             else:
-                show_deployment(site, backend.isolation())
-                show_addresses(addresses)
+                show_deployment(server.deployment, backend.isolation())
+                show_addresses(server.addresses)
             async for _ in reload_signals():
                 try:
-                    current = reloaded_settings(settings, read())
-                    async with preparation.instead(current) as site:
-                        check_serves_something(site)
-                        await server.apply(site)
+                    current = read()
+                    await server.reload(current)
                 except CotenantError as error:
                     print_labelled("settings not taken, all stays as it is:", str(error))
                 else:
                     set_log_level(current.log_level)
-                    tell_change(server, json=json)
+                    tell_change(server.deployment, json=json)
 
 
 async def reload_signals() -> AsyncIterator[None]:
@@ -84,25 +82,12 @@ def _has_terminal() -> bool:
     return True
 
 
-def reloaded_settings(settings: Settings, now: Settings) -> Settings:
-    """Those that are read now. Raises ConfigError where a server would have to be started again for them."""
-    names = [name for name in Settings.__struct_fields__ if getattr(settings, name) != getattr(now, name)]
-    if fixed := [name for name in names if name not in CHANGEABLE]:
-        raise ConfigError(
-            f"what the server was started with cannot change: {', '.join(fixed)}; start it again for that"
-        )
-    return now
-
-
-def tell_change(server: Server, *, json: bool) -> None:
+def tell_change(deployment: Deployment, *, json: bool) -> None:
     if not json:
         console.print(
-            plan_table(
-                server.deployment.plan,
-                without_applications(server.deployment.problem, server.deployment.plan.split).models,
-            )
+            plan_table(deployment.plan, without_applications(deployment.problem, deployment.plan.split).models)
         )
-    for name, reason in server.deployment.broken.items():
+    for name, reason in deployment.broken.items():
         print_labelled("not served", f"{name}: {reason}")
     aside.print("serving by the settings as they are now", highlight=False)
 

@@ -1,0 +1,96 @@
+"""A server that is up, as the program that runs it sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from numpy.typing import ArrayLike
+
+from cotenant.app.arrays import Arrays, to_arrays, to_tensors
+from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
+from cotenant.app.settings import check_reloadable
+from cotenant.config import Settings
+from cotenant.errors import RequestError
+from cotenant.live.deployment import Deployment
+from cotenant.live.oip import InferRequest, InferResponse, check_request
+from cotenant.live.server import Server
+from cotenant.live.status import Status
+from cotenant.measure.report import Report
+
+
+class Addresses(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to reach a server, as ``host:port``, with the ports that it was given."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
+class RunningServer:
+    """Operate a server from the event loop that it runs in."""
+
+    def __init__(self, server: Server, builder: DeploymentBuilder, settings: Settings, addresses: Addresses) -> None:
+        self.addresses = addresses
+        self._server = server
+        self._builder = builder
+        self._settings = settings
+        self._reloading = asyncio.Lock()
+
+    @property
+    def deployment(self) -> Deployment:
+        """The models that are offered and the plan in force."""
+        return self._server.deployment
+
+    async def status(self) -> Status:
+        """Return what `cotenant status` shows."""
+        return self._server.status()
+
+    async def infer(self, model: str, inputs: Mapping[str, ArrayLike], *, timeout: float | None = None) -> Arrays:
+        """Return the outputs of one request by name. The first dimension is the batch where the model has one.
+
+        timeout: seconds; None for the model's target. Raises RequestError's children: InvalidError, NotFoundError,
+        UnavailableError for a request that is rejected or expires, FailedError.
+        """
+        info = self._server.model(model)
+        tensors = to_tensors(info, inputs)
+        check_request(info, tensors, ())
+        answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+
+        def done(result: InferResponse | RequestError) -> None:
+            if answer.done():  # the caller has left
+                return
+            if isinstance(result, RequestError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(to_arrays(result.outputs))
+
+        request = InferRequest(model=info.name, version=info.version, inputs=tensors, timeout=timeout)
+        handle = self._server.infer(request, done)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._server.cancel(handle)
+            raise
+
+    async def load(self, model: str) -> None:
+        """Serve one more model of the repository. Raises FailedError, with nothing changed, where it has no room."""
+        await self._server.load(model, {})
+
+    async def unload(self, model: str) -> None:
+        """Take a model out of its partitions. Harmless where it is not served."""
+        await self._server.unload(model, {})
+
+    async def reload(self, settings: Settings) -> None:
+        """Plan anew by other settings, and switch to that plan. Raises CotenantError, with nothing changed: ConfigError
+        for settings that a server has to be started again for."""
+        async with self._reloading:
+            check_reloadable(self._settings, settings)
+            async with self._builder.instead(settings) as deployment:
+                check_serves_something(deployment)
+                await self._server.apply(deployment)
+
+    def with_batch_means(self, report: Report) -> Report:
+        """Return a report of what callers saw with what is known here of batches, as means since the start."""
+        return self._server.with_batch_means(report)

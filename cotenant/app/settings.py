@@ -1,0 +1,38 @@
+"""The settings of a server, from what its user names: a file, a model repository, or nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from cotenant.config import Settings, read_settings
+from cotenant.errors import ConfigError
+
+Source = Settings | Path | str | None
+
+# What can change while a server runs; for anything else it has to be started again.
+RELOADABLE = frozenset(
+    {"model_repository", "profiles", "planner", "objective", "interference", "max_queue_delay", "log_level", "models"}
+)
+
+
+def settings_from(source: Source) -> Settings:
+    """Return the settings that `source` stands for: those of a TOML file; for a folder, the default settings with that
+    model repository and with free ports; for None, the default settings. Raises ConfigError."""
+    if isinstance(source, Settings):
+        return source
+    if source is None or not Path(source).is_dir():
+        return read_settings(source)
+    return msgspec.structs.replace(
+        read_settings(), model_repository=Path(source), http_port=0, grpc_port=0, metrics_port=0
+    )
+
+
+def check_reloadable(current: Settings, wanted: Settings) -> None:
+    """Raise ConfigError where a server would have to be started again for other settings."""
+    changed = [name for name in Settings.__struct_fields__ if getattr(current, name) != getattr(wanted, name)]
+    if fixed := [name for name in changed if name not in RELOADABLE]:
+        raise ConfigError(
+            f"what the server was started with cannot change: {', '.join(fixed)}; start it again for that"
+        )

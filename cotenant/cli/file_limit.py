@@ -1,0 +1,15 @@
+"""How many files this process may have open."""
+
+from __future__ import annotations
+
+import resource
+
+FILES = 1 << 16  # that a server may have open at once, where the system lets it; 1,024 are usual, for any program
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as a server may need, up to the system's hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
