@@ -1,22 +1,52 @@
-"""What the server is measured against: raw uvicorn, the least that any asyncio server in Python costs; and our HTTP
-layer alone, before a core that computes the identity in process."""
+"""What the server is measured against: raw uvicorn, the least that any asyncio server in Python costs; and the HTTP
+front end alone, before a core that computes the identity in process."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import sys
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 import uvloop
 
+from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.live.http import HttpServer
-from tests.live.stub import StubCore
+from cotenant.live.oip import Core, Done, InferRequest, InferResponse
 
 ANSWER = (
     b'{"model_name":"identity","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,1],"data":[1]}]}'
 )
+
+
+class IdentityCore:
+    """As much of `oip.Core` as an infer needs: its one model answers its input at once."""
+
+    def __init__(self) -> None:
+        self._info = ModelInfo(
+            name="identity",
+            version="1",
+            platform="onnxruntime_onnx",
+            inputs=(TensorSpec("x", "FP32", (-1, -1)),),
+            outputs=(TensorSpec("y", "FP32", (-1, -1)),),
+            max_batch_size=64,
+        )
+
+    def model(self, name: str, version: str = "") -> ModelInfo:
+        return self._info
+
+    def allocate(self, size: int) -> None:
+        """Tensors stay in line."""
+
+    def infer(self, request: InferRequest, done: Done) -> int:
+        (x,) = request.inputs
+        y = Tensor("y", x.datatype, x.shape, x.data)
+        done(InferResponse(model="identity", version="1", id=request.id, outputs=(y,)))
+        return 1
+
+    def cancel(self, handle: int) -> None:
+        """Nothing is ever under way."""
 
 
 async def raw(scope: Any, receive: Any, send: Any) -> None:
@@ -40,9 +70,7 @@ async def serve_raw() -> None:
 
 
 async def serve_layer() -> None:
-    core = StubCore()
-    core.keep_requests = False
-    server = HttpServer(core)
+    server = HttpServer(cast(Core, IdentityCore()))
     print(f"http://127.0.0.1:{await server.listen('127.0.0.1', 0)}", flush=True)
     gc.freeze()
     await asyncio.Event().wait()

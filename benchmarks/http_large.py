@@ -13,17 +13,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks import onnx_models
 from benchmarks.harness import SMALL, Served, cotenant, drive, large, show
-from tests.worker import graphs
 
 SIZE = 600_000
 ROUNDS = 5
 BUFFERS = 64  # more than any cache holds
 
 MAKERS: dict[str, Callable[[Path], object]] = {
-    "small": graphs.identity,
-    "mean": partial(graphs.mean, width=SIZE // 4),
-    "identity": partial(graphs.identity, width=SIZE // 4),
+    "small": onnx_models.identity,
+    "mean": partial(onnx_models.mean, width=SIZE // 4),
+    "identity": partial(onnx_models.identity, width=SIZE // 4),
 }
 SITE = {name: Served(make=make, latencies={1: 0.002}, slo=0.2, rate=10) for name, make in MAKERS.items()}
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import statistics
 
+from benchmarks import onnx_models
 from benchmarks.harness import SMALL, Load, Served, cotenant, drive, show, started
-from tests.worker import graphs
 
 ROUNDS = 3
 # What the server does not use of the device must not hold it back.
-IDENTITY = Served(make=graphs.identity, latencies={1: 0.0005, 32: 0.001}, slo=0.2, rate=1000)
+IDENTITY = Served(make=onnx_models.identity, latencies={1: 0.0005, 32: 0.001}, slo=0.2, rate=1000)
 
 
 def main() -> None:

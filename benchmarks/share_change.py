@@ -223,9 +223,9 @@ def main() -> None:
 
 def _model(repository: Path | None, name: str | None, rows: int, folder: Path) -> tuple[WorkerModel, list[Payload]]:
     if repository is None:
-        from tests.worker import graphs  # needs onnx, which a machine with a GPU may lack
+        from benchmarks import onnx_models  # needs onnx, which a machine with a GPU may lack
 
-        model = graphs.convolutions(folder / "m.onnx")
+        model = onnx_models.convolutions(folder / "m.onnx")
         pictures = np.ones((rows, *model.inputs[0].shape[1:]), np.float32)
         return model, [(Tensor("x", "FP32", pictures.shape, pictures.tobytes()),)]
     entries = {entry.name: entry for entry in scan_repository(repository) if not entry.reason}

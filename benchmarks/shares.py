@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from benchmarks import onnx_models
 from cotenant.backends.cpu import Cpu
 from cotenant.config import read_settings
 from cotenant.core.tensor import Tensor
@@ -27,7 +28,6 @@ from cotenant.live.pool import Payload, Pool
 from cotenant.live.process import cpu_time
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
-from tests.worker import graphs
 
 Enforcement = Literal["throttle", "quota"]
 
@@ -116,7 +116,7 @@ async def measure(
     if share_a_core:
         backend.cores = backend.cores[:1]
     with tempfile.TemporaryDirectory() as folder:
-        model = graphs.convolutions(Path(folder) / "m.onnx")
+        model = onnx_models.convolutions(Path(folder) / "m.onnx")
         arena = Arena(1 << 28)
         greedy = _Greedy(lanes, model.inputs[0].shape[1:])
         pool = greedy.pool = Pool(backend, arena, greedy)

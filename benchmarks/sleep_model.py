@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import statistics
 
+from benchmarks import onnx_models
 from benchmarks.harness import SMALL, Served, cotenant, drive, show
-from tests.worker import graphs
 
 ROUNDS = 3
 BATCH = 32
@@ -16,7 +16,7 @@ CONNECTIONS = 64
 def sleeper(factor: float = 1.0) -> Served:
     """Its latencies times `factor`, and a target that is 50 ms times as much."""
     latencies = {rows: (0.004 + 0.0001 * rows) * factor for rows in (1, BATCH)}
-    return Served(make=graphs.identity, latencies=latencies, slo=0.05 * factor, rate=ceiling(factor))
+    return Served(make=onnx_models.identity, latencies=latencies, slo=0.05 * factor, rate=ceiling(factor))
 
 
 def ceiling(factor: float = 1.0) -> float:

@@ -15,22 +15,53 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from benchmarks import onnx_models
 from benchmarks.share_change import prepared
 from cotenant.backends.cpu import Cpu
 from cotenant.core.plan import device_name
-from cotenant.live.pool import Pool
+from cotenant.errors import RequestError
+from cotenant.live.pool import Payload, Pool
 from cotenant.live.process import private_memory
 from cotenant.worker.arena import Arena
-from cotenant.worker.wire import WorkerModel
-from tests.live.workers import Recorder
-from tests.worker import graphs
+from cotenant.worker.wire import Timing, WorkerModel
 
+PATIENCE = 60.0  # seconds
 ONNX = "onnxruntime_onnx"
 PLATFORMS = (ONNX, "pytorch_libtorch", "pytorch_export", "pytorch_module")
+
+
+class _ReadyLanes:
+    """Listens to a pool for lanes that get ready."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+
+    def ready(self, lane: str) -> None:
+        self._queue.put_nowait(lane)
+
+    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+        pass
+
+    def failed(self, lane: str, batch: int, reason: str) -> None:
+        pass
+
+    def died(self, lane: str, reason: str) -> None:
+        pass
+
+    def forget(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
+    async def until(self, lane: str) -> None:
+        """Wait for that one, and forget others."""
+        async with asyncio.timeout(PATIENCE):
+            while await self._queue.get() != lane:
+                pass
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -44,8 +75,8 @@ class Started(msgspec.Struct, frozen=True):
 
 async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int) -> Started:
     device = device_name("cpu")
-    recorder, arena = Recorder(), Arena(1 << 24)
-    pool = Pool(Cpu(), arena, recorder, warm_workers=warm_workers)
+    lanes_ready, arena = _ReadyLanes(), Arena(1 << 24)
+    pool = Pool(Cpu(), arena, lanes_ready, warm_workers=warm_workers)
     ready, back, memory = [], [], [0]
     try:
         await pool.start(f"{device}/stays", 50, [model])
@@ -57,12 +88,10 @@ async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int)
             await asyncio.gather(*(pool.start(name, 100, [model]) for name in names))
             ready.append(time.monotonic() - begun)
             await prepared(pool, warm_workers)
-            while not recorder.told.empty():
-                recorder.told.get_nowait()
+            lanes_ready.forget()
             begun = time.monotonic()
             os.kill(next(it.pid for it in pool.status() if it.lane == names[0] and it.pid), signal.SIGKILL)
-            while await recorder.next() != ("ready", names[0]):
-                pass
+            await lanes_ready.until(names[0])
             back.append(time.monotonic() - begun)
             await asyncio.gather(*(pool.stop(name, grace=1.0) for name in names))
     finally:
@@ -73,10 +102,10 @@ async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int)
 
 def _model(platform: str, folder: Path) -> WorkerModel:
     if platform == ONNX:
-        return graphs.convolutions(folder / "m.onnx")
-    from tests.worker import modules  # needs PyTorch
+        return onnx_models.convolutions(folder / "m.onnx")
+    from benchmarks import torch_models  # needs PyTorch
 
-    return modules.double(folder, platform)
+    return torch_models.double(folder, platform)
 
 
 def main() -> None:

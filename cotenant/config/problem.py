@@ -1,4 +1,4 @@
-"""A problem: what a planner is asked (DESIGN.md, Files)."""
+"""A problem: what a planner is asked (docs/reference.md, "Problem")."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_problem(path: Path | str) -> Problem:
-    """What a planner is asked, from a TOML file (DESIGN.md, Files). Raises ConfigError."""
+    """What a planner is asked, from a TOML file (docs/reference.md, "Problem"). Raises ConfigError."""
     path = Path(path)
     file = decode_toml(read_text(path), _ProblemFile, path)
     profiles: dict[tuple[str, str], Profile] = {}

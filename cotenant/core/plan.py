@@ -1,7 +1,7 @@
 """A plan: which model runs on which partition of which device, in batches of what size.
 
-The classes below are also the file: `Plan.to_json` and `Plan.from_json` are DESIGN.md's format, where shares are in
-percent and durations in milliseconds.
+The classes below are also the file: `Plan.to_json` and `Plan.from_json` are the format of docs/reference.md ("Plan"),
+where shares are in percent and durations in milliseconds.
 """
 
 from __future__ import annotations

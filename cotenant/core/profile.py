@@ -132,7 +132,10 @@ Profiles = Mapping[tuple[str, str], Profile]
 
 
 def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Profile]:
-    """Profiles from the lines of a CSV file (DESIGN.md, Files). Raises ConfigError with `place` and the line."""
+    """Profiles from the lines of a CSV file (docs/reference.md, "Profile").
+
+    Raises ConfigError with `place` and the line.
+    """
     rows = csv_rows(lines, place)
     header = [column.strip() for column in next(rows, (1, []))[1]]
     missing = [column for column in REQUIRED if column not in header]

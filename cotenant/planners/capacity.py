@@ -2,7 +2,7 @@
 
 A partition works in rounds. In a round each of its models runs one batch, so a round lasts D = Σ L_m(b_m). It keeps up
 while b_m / D ≥ r_m, and a request that just missed its batch waits one round and then its own batch, so the promise
-holds while D + L_m(b_m) ≤ SLO_m (DESIGN.md, The referee; alone on a partition that is gpulet's 2 · L(b) ≤ SLO).
+holds while D + L_m(b_m) ≤ SLO_m (docs/concepts.md; alone on a partition that is gpulet's 2 · L(b) ≤ SLO).
 """
 
 from __future__ import annotations

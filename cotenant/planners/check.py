@@ -67,7 +67,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 def check(plan: Plan, problem: Problem) -> list[Violation]:
-    """Everything that is wrong with a plan for a problem; empty for a sound one (DESIGN.md, The referee)."""
+    """Everything that is wrong with a plan for a problem; empty for a sound one (docs/concepts.md)."""
     if problem.applications:
         split = [
             Violation("split", f"application {name}", length, slo)

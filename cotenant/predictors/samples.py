@@ -35,7 +35,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
-    """Samples from the lines of a CSV file (DESIGN.md, Files). Raises ConfigError with `place` and the line."""
+    """Samples from the lines of a CSV file (docs/reference.md, "Samples of pairs").
+
+    Raises ConfigError with `place` and the line.
+    """
     rows = csv_rows(lines, place)
     header = [column.strip() for column in next(rows, (1, []))[1]]
     if missing := [column for column in COLUMNS if column not in header]:

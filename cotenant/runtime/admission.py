@@ -13,8 +13,8 @@ def finish_time(own: Queue, rows: int, now: float) -> float:
     most k batches before it, and one less if it is the one that runs now.
 
     Own batches count as full ones, since what arrives while the lane is busy fills them up. The plan has room for that
-    (DESIGN.md, the referee: D + L(b) ≤ SLO); without it a request that was taken at the last moment would be late as
-    soon as others joined its batch.
+    (docs/concepts.md: D + L(b) ≤ target); without it a request that was taken at the last moment would be late as soon
+    as others joined its batch.
 
     Over several rounds others will come that are not there yet: after the first turn with what waits now, they are
     reckoned to run as long as they were seen to (`Queue.between`). A backlog that is promised all of its lane's time is

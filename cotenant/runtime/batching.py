@@ -84,8 +84,8 @@ def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
 
     The models take turns: of those that have something waiting, the one whose last batch is longest ago. So between two
     batches of a model every other has at most one, however much it is asked for, and nobody waits longer than a round
-    (DESIGN.md, the referee). Where only held-back batches wait, the queue is None and the time says when the first of
-    them is due.
+    (docs/concepts.md). Where only held-back batches wait, the queue is None and the time says when the first of them is
+    due.
     """
     best: Queue | None = None
     best_count = best_rows = 0

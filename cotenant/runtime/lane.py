@@ -13,7 +13,7 @@ from cotenant.runtime.events import LaneModel, LaneSpec
 GAIN: Final = 1 / 8
 DEVIATION_GAIN: Final = 1 / 4
 
-# A plan gives every batch twice its latency (DESIGN.md, the referee). Believing in more than that, a lane could refuse
+# A plan gives every batch twice its latency (docs/concepts.md). Believing in more than that, a lane could refuse
 # everything, run nothing, and never learn better.
 SLOWEST: Final = 2.0
 

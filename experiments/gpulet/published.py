@@ -1,10 +1,10 @@
 """gpulet's published program, re-created: what it decides, where that differs from the paper too.
 
 The gpulet paper (ATC '22) comes with a scheduler whose plans differ from Algorithm 1 in many details. To set its
-figures beside ours, this module makes the very plans that program makes, quirks included. It was written from the
-notes on that program (`../shared/data/ALGORITHMS.md`, section 1; "1.7" below is a section there) and from plans that
-the program made on synthetic tables (`golden_glet` in `../shared/data/INDEX.md`), never from its source. Nothing in the
-package may use it, and it uses no planner of the package.
+figures beside ours, this module makes the very plans that program makes, quirks included (docs/reproduction.md). It was
+written from notes on what that program does ("1.7" below is a section of theirs) and from plans that the program made
+on synthetic tables (`golden_glet` in its tests), never from its source. Nothing in the package may use it, and it uses
+no planner of the package.
 
 The program's numbers are 32-bit floats, and rates are integers, so differences of rates are cut off towards zero.
 Here a float is a Python float that a 32-bit one can hold: operations are rounded with `f32` where the program stores
@@ -354,7 +354,7 @@ def _text(path: Path) -> str:
         return path.read_text()
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path} does not exist; it belongs to the data of the gpulet paper, see ../shared/data/INDEX.md"
+            f"{path} does not exist; it belongs to the data of the gpulet paper, see docs/reproduction.md"
         ) from error
 
 

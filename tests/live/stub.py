@@ -70,7 +70,6 @@ class StubCore:
         self.log = {"log_file": "", "log_info": True, "log_verbose_level": 0, "log_format": "default"}
         self.trace: dict[str, Any] = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1"}
         self.is_ready = True
-        self.keep_requests = True
 
     def live(self) -> bool:
         return True
@@ -146,8 +145,7 @@ class StubCore:
 
     def infer(self, request: InferRequest, done: Done) -> int:
         self.handles += 1
-        if self.keep_requests:
-            self.requests.append(request)
+        self.requests.append(request)
         if request.model == "held":
             self.held[self.handles] = request, done
         elif request.model == "refused":
@@ -175,8 +173,7 @@ class StubCore:
             Tensor(spec.name, tensor.datatype, tensor.shape, tensor.data)
             for spec, tensor in zip(info.outputs, request.inputs, strict=True)
         )
-        if self.keep_requests:
-            self._count(request)
+        self._count(request)
         return InferResponse(model=request.model, version="1", id=request.id, outputs=outputs)
 
     def _count(self, request: InferRequest) -> None:

@@ -1,51 +1,14 @@
-"""Small PyTorch models, of all three kinds of files, that tests run for real."""
+"""Small PyTorch models that tests run for real, besides those of the benchmarks."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
-import torch
-
-from cotenant.core.tensor import TensorSpec
+from benchmarks.torch_models import KINDS as KINDS
+from benchmarks.torch_models import SOURCE as SOURCE
+from benchmarks.torch_models import double as double
+from benchmarks.torch_models import written as written
 from cotenant.worker.wire import WorkerModel
-
-KINDS = {"pytorch_libtorch": "model.pt", "pytorch_export": "model.pt2", "pytorch_module": "model.py"}
-
-SOURCE = '''
-import torch
-
-
-class Double(torch.nn.Module):
-    """y = 2 x, and how large it is on the whole."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x):
-        y = self.factor * x
-        return y, y.sum(1, keepdim=True)
-'''
-
-
-def double(folder: Path, platform: str, **fields: object) -> WorkerModel:
-    """y = 2 x of two numbers, and total = their sum."""
-    path = folder / KINDS[platform]
-    if platform == "pytorch_module":
-        path.write_text(SOURCE)
-    else:
-        scope: dict[str, type[torch.nn.Module]] = {}
-        exec(SOURCE, scope)  # noqa: S102 the same module, saved in another way
-        module, example = scope["Double"](), (torch.ones(2, 2),)
-        if platform == "pytorch_export":
-            rows = ({0: torch.export.Dim.DYNAMIC},)
-            torch.export.save(torch.export.export(module, example, dynamic_shapes=rows), path)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.jit.trace(module, example).save(str(path))
-    return written(path, platform, **fields)
 
 
 def python(folder: Path, source: str, **fields: object) -> WorkerModel:
@@ -53,13 +16,3 @@ def python(folder: Path, source: str, **fields: object) -> WorkerModel:
     path = folder / "model.py"
     path.write_text(source)
     return written(path, "pytorch_module", **fields)
-
-
-def written(path: Path, platform: str, **fields: object) -> WorkerModel:
-    known: dict[str, object] = {
-        "name": "m",
-        "max_batch": 8,
-        "inputs": (TensorSpec("x", "FP32", (-1, 2)),),
-        "outputs": (TensorSpec("y", "FP32", (-1, 2)), TensorSpec("total", "FP32", (-1, 1))),
-    }
-    return WorkerModel(path=str(path), platform=platform, **(known | fields))  # type: ignore[arg-type]

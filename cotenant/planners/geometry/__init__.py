@@ -1,6 +1,6 @@
 """Geometry: an integer program over ways to cut devices and modes of partitions, with a proven bound.
 
-DESIGN.md, Planners. How many devices get each cutting, and how many partitions of each share run each mode, so that no
+How many devices get each cutting, and how many partitions of each share run each mode (docs/concepts.md), so that no
 more partitions are used than cut and the rates are met: with the fewest devices, at the least price, or for the largest
 common multiple of the rates. The program's size depends on models, shares and kinds, not on how many devices there are.
 
