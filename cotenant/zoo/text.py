@@ -1,4 +1,4 @@
-"""Sentences to the tensors that `minilm` takes."""
+"""Tokenize sentences into the tensors that `minilm` takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.zoo import minilm
 
 
 class Tokenizer:
-    """length: tokens that each sentence is padded or cut to."""
+    """WordPiece tokenizer. length: tokens to which each sentence is padded or truncated."""
 
     def __init__(self, length: int = minilm.LENGTH) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(minilm.weights_folder() / "tokenizer.json"))
@@ -20,7 +20,7 @@ class Tokenizer:
         self._tokenizer.enable_padding(length=length)
 
     def __call__(self, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """`input_ids` and `attention_mask`, INT64 [sentences, length]."""
+        """Return `input_ids` and `attention_mask`, INT64 [sentences, length]."""
         found = self._tokenizer.encode_batch(list(sentences))
         ids = np.array([sentence.ids for sentence in found], np.int64)
         mask = np.array([sentence.attention_mask for sentence in found], np.int64)

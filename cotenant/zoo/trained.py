@@ -1,5 +1,5 @@
-"""Small models trained while the zoo is built, on data that scikit-learn carries. Three kinds of work: a network, an
-ensemble of trees, a search among neighbours. Each notes how it does on the quarter of its data that it never saw.
+"""Small models trained while the zoo is built, on data that ships with scikit-learn: a neural network, a tree ensemble and
+a nearest-neighbour classifier. Each notes its accuracy on a held-out quarter of the data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 class Dataset(NamedTuple):
-    """A row of `x` is one input; `y` is the index into `names` of what it is."""
+    """A data set. Rows of `x` are inputs; `y` are indices into `names`."""
 
     x: Array
     y: Array
@@ -36,7 +36,7 @@ class Dataset(NamedTuple):
 
 @cache
 def load_dataset(name: str) -> Dataset:
-    """The same split every time: "digits" (images [1, 8, 8] of 0 to 1), "cancer" or "wine" (features)."""
+    """Load a data set with a fixed split: "digits" (images [1, 8, 8] of 0 to 1), "cancer" or "wine" (features)."""
     loaded = {"digits": datasets.load_digits, "cancer": datasets.load_breast_cancer, "wine": datasets.load_wine}[name]()
     x = (loaded.images[:, None] / 16 if name == "digits" else loaded.data).astype(np.float32)
     parts = train_test_split(x, loaded.target, test_size=0.25, stratify=loaded.target, random_state=0)
@@ -44,7 +44,7 @@ def load_dataset(name: str) -> Dataset:
 
 
 def digits(g: Graph) -> None:
-    """A multi-layer perceptron; it also learns from its images moved by one pixel."""
+    """Train a multi-layer perceptron, also on the images shifted by one pixel."""
     known = load_dataset("digits")
     framed = np.pad(known.x[:, 0], ((0, 0), (1, 1), (1, 1)))
     moves = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
@@ -62,7 +62,7 @@ def digits(g: Graph) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """scikit-learn takes Ctrl-C for a wish to train less, and only warns of it."""
+    """Raise KeyboardInterrupt as usual: scikit-learn only stops training and warns."""
     words = "Training interrupted"
     with warnings.catch_warnings():
         warnings.filterwarnings("error", words, UserWarning)
@@ -73,7 +73,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def cancer(g: Graph) -> None:
-    """Extremely randomised trees (Geurts et al. 2006) that tell malignant from benign cells."""
+    """Train extremely randomised trees (Geurts et al. 2006) to classify cells as malignant or benign."""
     known = load_dataset("cancer")
     forest = ExtraTreesClassifier(300, random_state=_seed(g)).fit(known.x, known.y)
     nodes: dict[str, list[Any]] = {
@@ -112,7 +112,7 @@ def cancer(g: Graph) -> None:
 
 
 def wine(g: Graph) -> None:
-    """The cultivar of a wine, by vote of the five wines nearest to it in standardised features."""
+    """Classify the cultivar of a wine by its five nearest neighbours in standardised features."""
     known = load_dataset("wine")
     mean, spread = known.x.mean(0), known.x.std(0)
     others = (known.x - mean) / spread
@@ -130,7 +130,7 @@ def _seed(g: Graph) -> int:
 
 
 def _answer(g: Graph, probabilities: str, known: Dataset) -> None:
-    """The output, its labels, and how often the finished graph is right."""
+    """Add the output and its labels, and note the accuracy of the finished graph."""
     g.output(probabilities, "probabilities", "FP32", (len(known.names),))
     g.labels["probabilities"] = known.names
     session = onnxruntime.InferenceSession(g.model(), providers=["CPUExecutionProvider"])

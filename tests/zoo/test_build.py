@@ -65,7 +65,7 @@ def test_a_model_of_the_user_stays(tmp_path: Path) -> None:
     file = tmp_path / "lenet" / "1" / "model.onnx"
     file.parent.mkdir(parents=True)
     file.write_text("mine")
-    error = f"{tmp_path}/lenet is not of the zoo, and stays as it is; move it, or leave 'lenet' out"
+    error = f"{tmp_path}/lenet was not built by Cotenant and is left alone; move it, or leave 'lenet' out"
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}$"):
         zoo.build_models(tmp_path, ["lenet"])
     assert file.read_text() == "mine"
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_one_builder_at_a_time(tmp_path: Path) -> None:
     with (tmp_path / ".zoo.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match=r"^another process builds models in .*; wait until it is done$"):
+        with pytest.raises(ConfigError, match=r"^another process is building models in .*; wait until it is done$"):
             zoo.build_models(tmp_path, SMALL)
 
 

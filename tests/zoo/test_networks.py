@@ -151,8 +151,8 @@ def test_every_recipe_has_its_network() -> None:
 @pytest.mark.parametrize(
     ("name", "as_torch", "error"),
     [
-        ("vit", False, "no model 'vit' in the zoo; there is one of PyTorch: add --torch; it has digits, "),
-        ("kace", False, "no model 'kace' in the zoo; there is one of PyTorch: add --torch; it has digits, "),
+        ("vit", False, "no model 'vit' in the zoo; it is a PyTorch model: add --torch; it has digits, "),
+        ("kace", False, "no model 'kace' in the zoo; it is a PyTorch model: add --torch; it has digits, "),
         ("digits", True, "no model 'digits' in the zoo; it has lenet, "),
         ("vit_trains", True, "no model 'vit_trains' in the zoo; did you mean 'vit_train'?; it has lenet, "),
     ],
