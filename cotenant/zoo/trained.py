@@ -1,5 +1,5 @@
-"""Small models trained while the zoo is built, on data that ships with scikit-learn: a neural network, a tree ensemble and
-a nearest-neighbour classifier. Each notes its accuracy on a held-out quarter of the data.
+"""Small models trained while the zoo is built, on data that ships with scikit-learn: a neural network, a tree ensemble
+and a nearest-neighbour classifier. Each notes its accuracy on a held-out quarter of the data.
 """
 
 from __future__ import annotations
