@@ -1,13 +1,13 @@
-"""The referee, second half: what a plan will do under Poisson arrivals.
+"""Forecast SLO attainment and latency of a plan under Poisson arrivals.
 
-A partition that runs what waits, up to its largest batch, is a queue with bulk service, and a Markov chain when looked
-at where a model's turn comes (turns.py); what the other models of the partition do in between is a mean field
-(others.py). Where several lanes hold a model, requests go where they are done first, and what callers see is the
-mixture (models.py, answer.py). An application needs all its stages (applications.py).
+A partition that runs what waits, up to its largest batch, is a bulk-service queue: a Markov chain embedded where a
+model's turn comes (bulk_queue.py), in which the other models of the partition are a mean field (mean_field.py). Where
+several lanes hold a model, requests go to the one that finishes first, and callers see the mixture (models.py,
+results.py). An application needs all its stages (applications.py).
 
-Plans are compared by the hundred, so the chains of a whole plan are one computation (lanes.py), and small: a
-distribution of counts is a dozen points (counts.py), and of long queues not every length is a state. Both are made so
-that means are exact; what lies between two states goes to both.
+Plans are compared by the hundred, so the chains of a whole plan are one vectorised computation (lanes.py), kept small:
+a distribution of counts is a dozen nodes (poisson_quadrature.py), and of long queues not every length is a state. Both
+preserve means; what falls between two states is split between them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
-from cotenant.planners.forecast.answer import Forecast, ModelForecast
 from cotenant.planners.forecast.applications import forecast_applications
 from cotenant.planners.forecast.models import forecast_models
+from cotenant.planners.forecast.results import Forecast, ModelForecast
 
 __all__ = ["Forecast", "ModelForecast", "attains", "forecast"]
 
 
 def forecast(plan: Plan, problem: Problem) -> Forecast:
-    """What a plan will do at the rates of the problem; under the objective "rate", at the multiple that it serves.
+    """Forecast a plan at the rates of the problem; with objective "rate", at the multiple that the plan serves.
 
     Raises PlanError for a placement that was not profiled.
     """
-    found = forecast_models(plan, without_applications(problem, plan.split))
+    model_forecasts = forecast_models(plan, without_applications(problem, plan.split))
     if not problem.applications:
-        return found
-    return msgspec.structs.replace(found, applications=forecast_applications(found, plan, problem))
+        return model_forecasts
+    return msgspec.structs.replace(model_forecasts, applications=forecast_applications(model_forecasts, plan, problem))
 
 
 def attains(plan: Plan, problem: Problem) -> bool:
-    """Whether every model with a rate will meet its promise, target and fraction."""
+    """Return whether every model with a rate is predicted to reach its SLO attainment."""
     problem = without_applications(problem, plan.split)
-    expected = forecast_models(plan, problem).models
-    return all(expected[name].attainment >= problem.model(name).attainment for name in expected)
+    forecasts = forecast_models(plan, problem).models
+    return all(forecasts[name].attainment >= problem.model(name).attainment for name in forecasts)

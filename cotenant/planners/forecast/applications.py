@@ -1,4 +1,4 @@
-"""Applications from end to end: all requests of all stages must end early enough for what comes after them."""
+"""Forecast applications end to end: every request of every stage must finish in time for the stages after it."""
 
 from __future__ import annotations
 
@@ -10,64 +10,80 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
-from cotenant.planners.forecast.answer import Forecast, ModelForecast
 from cotenant.planners.forecast.models import forecast_models, profile_of
+from cotenant.planners.forecast.results import Forecast, ModelForecast
 
-MIN_STAGE_BUDGET = 0.05  # of the application's target
+MIN_STAGE_BUDGET = 0.05  # as a fraction of the application's target
 
 
-def forecast_applications(found: Forecast, plan: Plan, problem: Problem) -> dict[str, ModelForecast]:
-    """By name. Each request of a stage is taken to keep its time independently of the others. A stage begins when those
-    before it end, taken to be as slow as one in a hundred, or as they may be; so what they leave of their time is
-    counted. Of requests that are made together the one in the middle stands for all. Of latencies the longest way
-    through the stages is told, where all are as slow as that."""
+def forecast_applications(model_forecasts: Forecast, plan: Plan, problem: Problem) -> dict[str, ModelForecast]:
+    """Forecast each application with a rate, by name, from the forecasts of its models.
+
+    Approximations: requests of a stage meet their time limits independently. A stage starts when those before it have
+    taken their p99, or their budget if that is less, so unused budget passes on. Of the requests that a stage sends
+    together, the middle one stands for all. A quantile of latency is the longest path with each stage at that quantile.
+    """
     scale = plan.scale if problem.objective == "rate" else 1.0
-    late = _behind(plan, problem, found.utilisation)
-    asked = without_applications(problem, plan.split)
-    rooms = {model.name: math.inf for model in asked.models}
-    applications = [it for it in problem.applications if problem.rates.get(it.name)]
+    delay = _group_delays(plan, problem, model_forecasts.utilisation)
+    model_problem = without_applications(problem, plan.split)
+    time_limits = {model.name: math.inf for model in model_problem.models}
+    applications = [application for application in problem.applications if problem.rates.get(application.name)]
     for application in applications:
         split = plan.split[application.name]
-        rest = application.remainder(split)
-        took = {it.name: min(found.models[it.model].p99 + late[it.model], split[it.name]) for it in application.stages}
-        ends = application.finish_times(took)
+        later_seconds = application.remainder(split)
+        stage_seconds = {
+            stage.name: min(model_forecasts.models[stage.model].p99 + delay[stage.model], split[stage.name])
+            for stage in application.stages
+        }
+        finish_times = application.finish_times(stage_seconds)
         for stage in application.stages:
-            room = application.slo - rest[stage.name] - (ends[stage.name] - took[stage.name]) - late[stage.model] / 2
-            rooms[stage.model] = min(rooms[stage.model], max(room, MIN_STAGE_BUDGET * application.slo))
+            start = finish_times[stage.name] - stage_seconds[stage.name]
+            time_limit = application.slo - later_seconds[stage.name] - start - delay[stage.model] / 2
+            time_limits[stage.model] = min(
+                time_limits[stage.model], max(time_limit, MIN_STAGE_BUDGET * application.slo)
+            )
     models = tuple(
-        msgspec.structs.replace(model, slo=rooms[model.name]) if rooms[model.name] < math.inf else model
-        for model in asked.models
+        msgspec.structs.replace(model, slo=time_limits[model.name]) if time_limits[model.name] < math.inf else model
+        for model in model_problem.models
     )
-    last = forecast_models(plan, msgspec.structs.replace(asked, models=models)).models
-    wholes = {}
+    limited = forecast_models(plan, msgspec.structs.replace(model_problem, models=models)).models
+    of_model, forecasts = model_forecasts.models, {}
     for application in applications:
-        attainment = application.success({name: last[name].attainment for name in application.models()})
+        attainment = application.success({name: limited[name].attainment for name in application.models()})
         stages = {stage.name: stage.model for stage in application.stages}
-        wholes[application.name] = ModelForecast(
+        forecasts[application.name] = ModelForecast(
             rate=problem.rates[application.name] * scale * attainment,
             attainment=attainment,
-            p50=application.length({stage: found.models[model].p50 + late[model] for stage, model in stages.items()}),
-            p99=application.length({stage: found.models[model].p99 + late[model] for stage, model in stages.items()}),
+            p50=application.length({stage: of_model[model].p50 + delay[model] for stage, model in stages.items()}),
+            p99=application.length({stage: of_model[model].p99 + delay[model] for stage, model in stages.items()}),
         )
-    return wholes
+    return forecasts
 
 
-def _behind(plan: Plan, problem: Problem, utilisation: Mapping[str, float]) -> dict[str, float]:
-    """How much longer than one that comes alone the last of requests takes that are made together, in seconds: the
-    first runs at once, and the rest wait for it, and for others that are at work on the same partition."""
-    late = dict.fromkeys((model.name for model in problem.models), 0.0)
-    applications = [it for it in problem.applications if problem.rates.get(it.name)]
+def _group_delays(plan: Plan, problem: Problem, utilisation: Mapping[str, float]) -> dict[str, float]:
+    """Return for each model how much later, in seconds, the last of a group of requests finishes than a single one.
+
+    The first of the group runs immediately; the rest wait for it and for other models of the partition.
+    """
+    delay = dict.fromkeys((model.name for model in problem.models), 0.0)
+    applications = [application for application in problem.applications if problem.rates.get(application.name)]
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
             busy = utilisation[f"{device.name}/{slot}"]
             for placement in partition.placements:
-                name, most = placement.model, placement.batch * placement.procs
-                behind = math.ceil(max((it.burst(name) for it in applications), default=0.0)) - 1
-                if behind > 0:
+                name, rows_per_round = placement.model, placement.batch * placement.procs
+                others_in_group = (
+                    math.ceil(max((application.burst(name) for application in applications), default=0.0)) - 1
+                )
+                if others_in_group > 0:
                     profile = profile_of(problem, device, partition, placement)
-                    rows = min(behind, placement.batch)
-                    alone = profile.latency(placement.batch, partition.share, placement.procs)
-                    takes = profile.latency(rows, partition.share, placement.procs) * placement.latency / alone
-                    others = busy * (placement.duty - placement.latency)
-                    late[name] = max(late[name], math.ceil(behind / most) * (takes + others))
-    return late
+                    rows = min(others_in_group, placement.batch)
+                    full_batch_seconds = profile.latency(placement.batch, partition.share, placement.procs)
+                    batch_seconds = (
+                        profile.latency(rows, partition.share, placement.procs) * placement.latency / full_batch_seconds
+                    )
+                    colocated_seconds = busy * (placement.duty - placement.latency)
+                    delay[name] = max(
+                        delay[name], math.ceil(others_in_group / rows_per_round) * (batch_seconds + colocated_seconds)
+                    )
+    return delay

@@ -1,7 +1,7 @@
-"""From a plan to its lanes, and from what each does to what every model will see.
+"""Forecast the models of a plan: build its lanes' queues, route requests among them, and mix their solutions.
 
-Where several lanes share a model, each request goes to the one that will be done first. So lanes get as much as they
-have room for, whatever the plan says.
+Where several lanes hold a model, each request goes to the one that will finish first. So a lane gets requests in
+proportion to its free capacity, whatever rates the plan has.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from cotenant.core.units import show_share
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.capacity import slowdown
-from cotenant.planners.forecast.answer import Forecast, combine_lanes
-from cotenant.planners.forecast.lanes import KNOWN, LaneQueue, QueueSolution, queue_solutions
-from cotenant.planners.forecast.poisson_quadrature import POOL
+from cotenant.planners.forecast.lanes import CACHED_LANES, LaneQueue, QueueSolution, queue_solutions
+from cotenant.planners.forecast.poisson_quadrature import MAX_STRIDE
+from cotenant.planners.forecast.results import Forecast, combine_lanes
 from cotenant.predictors import Load
 
-ROUNDS = 6  # until the length of one hardly changes
-LEAST_ROOM = 0.05  # that a lane is taken to have, of its time, however busy others keep it
+MAX_ITERATIONS = 6  # of the fixed point of a round's length, which hardly changes after these
+MIN_FREE_FRACTION = 0.05  # of a lane's time assumed free for a model, however busy the others are
 
 
 def forecast_models(plan: Plan, problem: Problem) -> Forecast:
-    """As `forecast`, of a problem without applications."""
+    """Forecast a plan for a problem without applications. Raises PlanError for a placement that was not profiled."""
     scale = plan.scale if problem.objective == "rate" else 1.0
     offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
-    carried = dict.fromkeys(offered, 0.0)
+    planned_rates = dict.fromkeys(offered, 0.0)
     workers = dict.fromkeys(offered, 0)
     for _, _, placement in plan.placements():
         if placement.model in offered:
-            carried[placement.model] += placement.rate
+            planned_rates[placement.model] += placement.rate
             workers[placement.model] += placement.procs
     slos = {model.name: model.slo for model in problem.models}
     names: list[str] = []
@@ -43,7 +43,7 @@ def forecast_models(plan: Plan, problem: Problem) -> Forecast:
     for device in plan.devices:
         loads = [_loads(partition, device.kind) for partition in device.partitions]
         for slot, partition in enumerate(device.partitions):
-            beside = loads[:slot] + loads[slot + 1 :]
+            colocated = loads[:slot] + loads[slot + 1 :]
             lane = []
             for placement, load in zip(partition.placements, loads[slot], strict=True):
                 model = placement.model
@@ -56,31 +56,31 @@ def forecast_models(plan: Plan, problem: Problem) -> Forecast:
                             partition.share,
                             placement.procs,
                             placement.batch,
-                            slowdown(problem, load, beside),
-                            offered[model] * placement.rate / carried[model] / placement.procs,
+                            slowdown(problem, load, colocated),
+                            offered[model] * placement.rate / planned_rates[model] / placement.procs,
                             slos[model],
-                            min(workers[model], POOL),
-                            _varies(profile, placement.batch, partition.share),
+                            min(workers[model], MAX_STRIDE),
+                            _variation(profile, placement.batch, partition.share),
                         )
                     )
             names.append(f"{device.name}/{slot}")
             lanes.append(lane)
     _route(lanes)
-    answers = queue_solutions([tuple(lane) for lane in lanes])
+    lane_solutions = queue_solutions([tuple(lane) for lane in lanes])
     utilisation = {}
-    seen: dict[str, list[tuple[float, QueueSolution]]] = {model: [] for model in offered}
-    for name, lane, turns in zip(names, lanes, answers, strict=True):
+    solutions: dict[str, list[tuple[float, QueueSolution]]] = {model: [] for model in offered}
+    for name, lane, queues_solved in zip(names, lanes, lane_solutions, strict=True):
         busy = 0.0
-        for queue, turn in zip(lane, turns, strict=True):
-            busy += queue.rate * turn.attainment * turn.cost
-            seen[queue.model].append((queue.rate * queue.procs, turn))
+        for queue, solution in zip(lane, queues_solved, strict=True):
+            busy += queue.rate * solution.attainment * solution.cost
+            solutions[queue.model].append((queue.rate * queue.procs, solution))
         utilisation[name] = min(busy, 1.0)
-    models = {model: combine_lanes(seen[model], rate, slos[model]) for model, rate in offered.items()}
+    models = {model: combine_lanes(solutions[model], rate, slos[model]) for model, rate in offered.items()}
     return Forecast(models=models, utilisation=utilisation)
 
 
 def profile_of(problem: Problem, device: Device, partition: Partition, placement: Placement) -> Profile:
-    """Raises PlanError where the placement was not profiled."""
+    """Return the profile of a placement. Raises PlanError where it lacks the batch, share or workers."""
     profile = problem.profile(placement.model, device.kind)
     if profile is None or math.isinf(profile.latency(placement.batch, partition.share, placement.procs)):
         raise PlanError(
@@ -95,37 +95,38 @@ def _loads(partition: Partition, kind: str) -> list[Load]:
 
 
 def _route(lanes: Sequence[list[LaneQueue]]) -> None:
-    """Requests go where they will be done first, whatever rates the plan has for the lanes of a model: each gets a part
-    as large as what the other models on it leave room for."""
-    places: dict[str, list[tuple[list[LaneQueue], int]]] = {}
+    """Replace the rates of each model's queues: proportional to the capacity that other models leave on the lane."""
+    lanes_of: dict[str, list[tuple[list[LaneQueue], int]]] = {}
     for lane in lanes:
         for i, queue in enumerate(lane):
-            places.setdefault(queue.model, []).append((lane, i))
-    for several in places.values():
-        if len(several) > 1:
-            queues = [lane[i] for lane, i in several]
-            rooms = [queue.procs * _room(lane, i) for lane, i in several]
-            rate = sum(queue.rate * queue.procs for queue in queues) / sum(rooms)
-            for queue, room, (lane, i) in zip(queues, rooms, several, strict=True):
-                lane[i] = msgspec.structs.replace(queue, rate=rate * room / queue.procs)
+            lanes_of.setdefault(queue.model, []).append((lane, i))
+    for queues_of_model in lanes_of.values():
+        if len(queues_of_model) > 1:
+            queues = [lane[i] for lane, i in queues_of_model]
+            capacities = [queue.procs * _worker_capacity(lane, i) for lane, i in queues_of_model]
+            rate = sum(queue.rate * queue.procs for queue in queues) / sum(capacities)
+            for queue, capacity, (lane, i) in zip(queues, capacities, queues_of_model, strict=True):
+                lane[i] = msgspec.structs.replace(queue, rate=rate * capacity / queue.procs)
 
 
-def _room(lane: Sequence[LaneQueue], i: int) -> float:
-    """Requests/s that a worker of one model of a lane can serve beside the others: in the time that they leave it, and
-    no more than a batch a round, in which each of them runs what gathers."""
+def _worker_capacity(lane: Sequence[LaneQueue], i: int) -> float:
+    """Return the requests/s that a worker of model i of a lane can sustain.
+
+    It has the time that the other models leave, and one batch in each round in which they run what gathers.
+    """
     queue = lane[i]
-    full = queue.takes(queue.batch)
+    full = queue.batch_seconds(queue.batch)
     if len(lane) == 1:
         return queue.batch / full
-    others = [it for it in lane if it is not queue]
-    left = max(1 - sum(it.busy for it in others), LEAST_ROOM)
+    others = [other for other in lane if other is not queue]
+    free = max(1 - sum(other.busy for other in others), MIN_FREE_FRACTION)
     length = full
-    for _ in range(ROUNDS):
-        length = full + sum([it.takes(it.rate * length) for it in others])
-    return queue.batch * min(left / full, 1 / length)
+    for _ in range(MAX_ITERATIONS):
+        length = full + sum([other.batch_seconds(other.rate * length) for other in others])
+    return queue.batch * min(free / full, 1 / length)
 
 
-@lru_cache(KNOWN)
-def _varies(profile: Profile, batch: int, share: int) -> float:
-    """As the nearest point was measured to (feature ``cv_pct``)."""
+@lru_cache(CACHED_LANES)
+def _variation(profile: Profile, batch: int, share: int) -> float:
+    """Return the coefficient of variation of a batch's latency at the nearest profiled point (feature ``cv_pct``)."""
     return profile.nearest(batch, share).features.get("cv_pct", 0.0) / 100

@@ -1,4 +1,4 @@
-"""The queues of some lanes as arrays, an entry each, and how long their batches take."""
+"""The queues of several lanes as arrays with an entry for each queue."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ Indices = NDArray[np.int64]
 
 
 class QueueBatch(msgspec.Struct):
-    """The queues of some lanes, an entry each. seconds: of batches 0, 1, …, the last repeated; where batches are very
-    large, a group of requests counts as one. lanes: of the model; pool: as many times less do its arrivals vary.
-    caution: by how much all is taken to last longer when requests are admitted."""
+    """Queues of several lanes, an entry each; where batches are very large, a group of requests counts as one.
+
+    lane: index; seconds: of batches 0, 1, …, the last repeated; lanes: that hold the model; stride: the factor by which
+    the variance of its arrivals is smaller than Poisson; caution: the factor on latencies at admission.
+    """
 
     lane: Indices
     batch: Indices
     rate: Array
     slo: Array
-    pool: Indices
+    stride: Indices
     lanes: Array
     seconds: Array
     caution: Array
 
 
-def interpolation_index(table: Array, index: Indices, part: Array) -> Array:
-    """Entries of a table, by their index in it flat, and how far on the way to the next one."""
+def interpolate(table: Array, index: Indices, part: Array) -> Array:
+    """Interpolate in a table between a flat index and the next, at a fraction `part` of the way."""
     low = table.take(index)
     result: Array = low + part * (table.take(index + 1) - low)
     return result
 
 
-def batch_seconds(seconds: Array, chain: Indices, rows: Array) -> Array:
-    """Of batches of the chains given, linear between whole numbers of rows."""
+def batch_seconds(seconds: Array, queue: Indices, rows: Array) -> Array:
+    """Return the seconds of batches of some queues, linear between whole numbers of rows."""
     whole = rows.astype(np.int64)
-    return interpolation_index(seconds, whole + chain * seconds.shape[1], rows - whole)
+    return interpolate(seconds, whole + queue * seconds.shape[1], rows - whole)
