@@ -26,7 +26,7 @@ import numpy as np
 from cotenant.app.deployment_builder import backend_of
 from cotenant.backends import Backend
 from cotenant.config import read_settings
-from cotenant.core.plan import device_name
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import CotenantError, RequestError, WorkerError
@@ -60,8 +60,8 @@ class _Busy:
 
     def __init__(self, model: str, payloads: Sequence[Payload]) -> None:
         self.pool: Pool | None = None
-        self.to = ""
-        self.answers: list[tuple[float, str]] = []  # when, and of which lane
+        self.to: LaneId | None = None
+        self.answers: list[tuple[float, LaneId]] = []  # when, and of which lane
         self.lost = 0
         self.failure = ""
         self._model = model
@@ -69,7 +69,7 @@ class _Busy:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # until so many answers
 
     def go(self) -> None:
-        if self.pool is not None and self.to:
+        if self.pool is not None and self.to is not None:
             self.pool.run(self.to, 0, self._model, self._payloads)
 
     async def until(self, answers: int) -> None:
@@ -80,10 +80,10 @@ class _Busy:
         self._waiting.append((len(self.answers) + answers, done))
         await done
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         pass
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         self.lost += any(isinstance(answer, RequestError) for answer in answers)
         self.answers.append((time.monotonic(), lane))
         for count, done in self._waiting:
@@ -91,10 +91,10 @@ class _Busy:
                 done.set_result(None)
         self.go()
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self._fail(f"{lane}: {reason}")
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         self._fail(f"{lane}: {reason}")
 
     def _fail(self, reason: str) -> None:
@@ -115,24 +115,24 @@ async def measure(
 ) -> list[Change]:
     """Changes from one share (‰) to the other and back, so often in all. warm_workers: processes that are started
     ahead, as they are for each change. Raises WorkerError where a worker fails."""
-    device = device_name(backend.fleet()[0].name)
+    device = DeviceId(backend.fleet()[0].name)
     busy = _Busy(model.name, payloads)
     arena = Arena(1 << 28)
     pool = busy.pool = Pool(backend, arena, busy, warm_workers=warm_workers)
     changes = []
     try:
-        lane, before = f"{device}/0", shares[0]
+        lane, before = LaneId(device, 0), shares[0]
         await pool.start(lane, share=before, models=[model])
         busy.to = lane
         busy.go()
         for number in range(1, times + 1):
-            following, after = f"{device}/{number}", shares[number % 2]
+            following, after = LaneId(device, number), shares[number % 2]
             await prepared(pool, warm_workers)
             await busy.until(STEADY)
             changes.append(await _change(pool, busy, model, (lane, before), (following, after)))
             lane, before = following, after
     finally:
-        busy.to = ""
+        busy.to = None
         await pool.close(grace=10.0)
     return changes
 
@@ -147,7 +147,9 @@ async def prepared(pool: Pool, warm_workers: int) -> None:
         raise WorkerError(f"{pool.ahead} of {warm_workers} processes were started ahead within {AHEAD:g} s") from None
 
 
-async def _change(pool: Pool, busy: _Busy, model: WorkerModel, old: tuple[str, int], new: tuple[str, int]) -> Change:
+async def _change(
+    pool: Pool, busy: _Busy, model: WorkerModel, old: tuple[LaneId, int], new: tuple[LaneId, int]
+) -> Change:
     (lane, before), (following, after) = old, new
     begun, known, lost = time.monotonic(), len(busy.answers), busy.lost
     pids = {status.lane: status.pid for status in pool.status()}

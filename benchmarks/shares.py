@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks import onnx_models
 from cotenant.backends.cpu import Cpu
 from cotenant.config import read_settings
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
@@ -53,7 +54,7 @@ class _Lane:
     """Always has a batch under way. marks: time, and processor time used and waited for until then, at the end of each
     batch."""
 
-    def __init__(self, name: str, share: int, batch: int) -> None:
+    def __init__(self, name: LaneId, share: int, batch: int) -> None:
         self.name = name
         self.share = share
         self.batch = batch
@@ -69,27 +70,27 @@ class _Greedy:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lanes = {lane.name: lane for lane in lanes}
         rng = np.random.default_rng(0)
-        self._inputs: dict[str, list[Payload]] = {}
+        self._inputs: dict[LaneId, list[Payload]] = {}
         for lane in lanes:
             picture = rng.random((1, *shape), np.float32)
             self._inputs[lane.name] = [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)] * lane.batch
 
-    def go(self, name: str) -> None:
+    def go(self, name: LaneId) -> None:
         if self.pool is not None and not self.failure.done():
             self.pool.run(name, 0, "convolutions", self._inputs[name])
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         pass
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         it = self._lanes[lane]
         it.marks.append((time.monotonic(), cpu_time(it.pid) or 0.0, run_delay(it.pid)))
         self.go(lane)
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self.died(lane, reason)
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         if not self.failure.done():
             self.failure.set_exception(RuntimeError(f"{lane}: {reason}"))
 
@@ -111,7 +112,7 @@ async def measure(
     share_a_core: bool = False,
 ) -> list[Measured]:
     """Lanes of these shares (‰) and batches, all busy at once for that long. Each is warmed up for a few batches."""
-    lanes = [_Lane(f"cpu-0/{slot}", share, batch) for slot, (share, batch) in enumerate(shares)]
+    lanes = [_Lane(LaneId(DeviceId("cpu"), slot), share, batch) for slot, (share, batch) in enumerate(shares)]
     backend = Cpu(enforcement=enforcement, reserve=read_settings().reserve)
     if share_a_core:
         backend.cores = backend.cores[:1]

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness import show
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Model
 from cotenant.measure.report import Report
 from cotenant.runtime.dispatcher import COMPILED
@@ -42,7 +43,7 @@ def lanes(placed: Sequence[Sequence[str]], slower: float = 1.0) -> tuple[LaneSpe
     latencies = tuple(seconds * slower for seconds in LATENCIES)
     return tuple(
         LaneSpec(
-            id=f"gpu{number // 2}/{number % 2}",
+            id=LaneId(DeviceId("gpu", number // 2), number % 2),
             models=tuple(LaneModel(model=name, latencies=latencies) for name in names),
         )
         for number, names in enumerate(placed)

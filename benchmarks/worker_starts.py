@@ -23,7 +23,7 @@ import msgspec
 from benchmarks import onnx_models
 from benchmarks.share_change import prepared
 from cotenant.backends.cpu import Cpu
-from cotenant.core.plan import device_name
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
 from cotenant.live.process import private_memory
@@ -39,25 +39,25 @@ class _ReadyLanes:
     """Listens to a pool for lanes that get ready."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._queue: asyncio.Queue[LaneId] = asyncio.Queue()
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         self._queue.put_nowait(lane)
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         pass
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         pass
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         pass
 
     def forget(self) -> None:
         while not self._queue.empty():
             self._queue.get_nowait()
 
-    async def until(self, lane: str) -> None:
+    async def until(self, lane: LaneId) -> None:
         """Wait for that one, and forget others."""
         async with asyncio.timeout(PATIENCE):
             while await self._queue.get() != lane:
@@ -74,14 +74,14 @@ class Started(msgspec.Struct, frozen=True):
 
 
 async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int) -> Started:
-    device = device_name("cpu")
+    device = DeviceId("cpu")
     lanes_ready, arena = _ReadyLanes(), Arena(1 << 24)
     pool = Pool(Cpu(), arena, lanes_ready, warm_workers=warm_workers)
     ready, back, memory = [], [], [0]
     try:
-        await pool.start(f"{device}/stays", 50, [model])
+        await pool.start(LaneId(device, 0), 50, [model])
         for number in range(times):
-            names = [f"{device}/{number}-{place}" for place in range(lanes)]
+            names = [LaneId(device, 1 + number * lanes + place) for place in range(lanes)]
             await prepared(pool, warm_workers)
             memory += [private_memory(process.pid) for kept in pool._spares._kept.values() for process in kept]
             begun = time.monotonic()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.core.identity import LaneId
 from cotenant.live.metrics import LaneReading, ServerCollector, render
 from cotenant.live.statistics import ModelStatistics
 
@@ -16,7 +17,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 @pytest.mark.parametrize("page", ["examples/alerts.yml", "operating.md", "reference.md"])
 def test_metrics_that_are_named_are_exported(page: str) -> None:
     lane = LaneReading(
-        lane="cpu-0/0",
+        lane=LaneId.parse("cpu-0/0"),
         up=True,
         lost=False,
         share=200,

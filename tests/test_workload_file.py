@@ -9,6 +9,7 @@ import pytest
 
 import cotenant
 from cotenant.config.workload import read_failures, read_workload
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import ConfigError
 from cotenant.workload import Source, Workload
 from cotenant.workload.failures import Failure
@@ -125,8 +126,8 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
         """
     )
     assert read_failures(file) == (
-        Failure(parts=("v100-0", "v100-1"), time=60.0, back=30.0),
-        Failure(parts=("v100-2/1",), time=0.0),
+        Failure(parts=(DeviceId.parse("v100-0"), DeviceId.parse("v100-1")), time=60.0, back=30.0),
+        Failure(parts=(LaneId.parse("v100-2/1"),), time=0.0),
     )
     file.write_text("workload = []\n[[failures]]\nparts = []\ntime = '1s'\n")
     with pytest.raises(ConfigError, match=r"w\.toml: failures\[0\]: a failure of nothing; name a worker such as"):

@@ -22,7 +22,7 @@ from benchmarks.gpu.session import Session, first
 from cotenant.backends import Backend, nvidia
 from cotenant.cli.pairs import candidate
 from cotenant.config import read_profiles_file
-from cotenant.core.plan import device_name
+from cotenant.core.identity import DeviceId
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.errors import DeviceError, ModelError
 from cotenant.live.deployment import ServableModel
@@ -72,7 +72,7 @@ async def _measured(
         profiles = known | {model: Profile(model, kind.name, points) for model, points in found.items() if points}
         session.write(file, write_profiles(profiles.values()))
 
-    points = measure_profiles(backend, candidates, device=device_name(kind.name), grid=grid, known=found)
+    points = measure_profiles(backend, candidates, device=DeviceId(kind.name), grid=grid, known=found)
     with _watched(session) as readings:
         try:
             async with aclosing(points), asyncio.timeout(session.left - rest):

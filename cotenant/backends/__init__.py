@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 
 
@@ -48,7 +49,7 @@ class Backend(Protocol):
         """In words that change when it does: what one device amounts to."""
         ...
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Set a partition of that share (‰) up, for a worker that is about to start. It may stand where lanes are that
         are `leaving`: they close once this one has taken over. Raises DeviceError, ConfigError.
 
@@ -56,15 +57,15 @@ class Backend(Protocol):
         other methods are, from other threads."""
         ...
 
-    def on_worker_started(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
         """The worker of that partition runs as this process. Raises DeviceError, ConfigError."""
         ...
 
-    def close(self, lane: str) -> None:
+    def close(self, lane: LaneId) -> None:
         """Take down what `open` set up. Harmless where there is nothing."""
         ...
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         """By name of the device, why nothing can run on it now. Asked twice a second, so it has to be quick."""
         ...
 

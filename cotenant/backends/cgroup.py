@@ -7,6 +7,7 @@ import math
 import os
 from pathlib import Path
 
+from cotenant.core.identity import LaneId
 from cotenant.errors import ConfigError
 
 PERIOD = 10_000  # µs: the shorter, the smoother
@@ -93,7 +94,7 @@ class Quotas:
         if self._parent.version == 2:
             self._enable()
 
-    def make(self, lane: str, budget: float) -> None:
+    def make(self, lane: LaneId, budget: float) -> None:
         """A group that gets `budget` processor seconds per second."""
         period = max(PERIOD, math.ceil(_LEAST / budget))
         quota = round(budget * period)
@@ -108,7 +109,7 @@ class Quotas:
         except OSError as error:
             raise quota_unavailable(folder, error) from None
 
-    def put(self, lane: str, pid: int) -> None:
+    def put(self, lane: LaneId, pid: int) -> None:
         """Move a process with all its threads there. Raises ConfigError."""
         folder = self._folder(lane)
         try:
@@ -118,12 +119,12 @@ class Quotas:
         except OSError as error:
             raise quota_unavailable(folder, error) from None
 
-    def remove(self, lane: str) -> None:
+    def remove(self, lane: LaneId) -> None:
         """Once its processes are gone."""
         with contextlib.suppress(OSError):  # it never was, or a process is still leaving: the next server sweeps it up
             self._folder(lane).rmdir()
 
-    def _folder(self, lane: str) -> Path:
+    def _folder(self, lane: LaneId) -> Path:
         return self._parent.folder / (self._prefix + lane.replace("/", "."))
 
     def _enable(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from cotenant.backends import Launch, cgroup
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
@@ -34,7 +35,7 @@ class Cpu:
             raise ConfigError(f"reserve: {reserve:g} is no fraction of the cores; give 0 or more, and less than 1")
         self._enforcement = enforcement
         self._reserve = reserve
-        self._pinned: dict[str, tuple[tuple[int, ...], float]] = {}  # lane → its cores, and what it uses of each
+        self._pinned: dict[LaneId, tuple[tuple[int, ...], float]] = {}  # lane → its cores, and what it uses of each
 
     @functools.cached_property
     def cores(self) -> tuple[int, ...]:
@@ -60,7 +61,7 @@ class Cpu:
             return "the kernel, by a quota of processor time in each 10 ms"
         return "each worker itself, by ending a batch no earlier than its processor time allows; audited from outside"
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Open the largest partitions first: each is pinned to the first cores that have room for it, and a partition
         that finds none floats over all of them."""
         budget = self.capacity * share / WHOLE
@@ -75,22 +76,22 @@ class Cpu:
             budget=budget,
         )
 
-    def on_worker_started(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
         if self._enforcement == "quota":
             self._quotas.put(lane, pid)
 
-    def close(self, lane: str) -> None:
+    def close(self, lane: LaneId) -> None:
         self._pinned.pop(lane, None)
         if self._enforcement == "quota":
             self._quotas.remove(lane)
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         return {}
 
     def stop(self) -> None:
         pass
 
-    def _pin(self, lane: str, threads: int, each: float) -> tuple[int, ...]:
+    def _pin(self, lane: LaneId, threads: int, each: float) -> tuple[int, ...]:
         """Cores for a lane of that many threads, each busy for that fraction; none where they do not fit."""
         used = dict.fromkeys(self.cores, 0.0)
         for cores, fraction in self._pinned.values():

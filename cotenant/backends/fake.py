@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cotenant.backends import Launch
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
 
@@ -24,16 +25,16 @@ class Fake:
     def isolation(self) -> str:
         return "nothing: workers sleep for the profiled time"
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return Launch(fake=True)
 
-    def on_worker_started(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
         pass
 
-    def close(self, lane: str) -> None:
+    def close(self, lane: LaneId) -> None:
         pass
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         return {}
 
     def stop(self) -> None:

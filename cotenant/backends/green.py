@@ -24,6 +24,7 @@ from cotenant.backends.nvidia import (
     device_kinds,
     gpus_by_device,
 )
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import DeviceError
@@ -44,7 +45,7 @@ class Green:
         self._devices = gpus_by_device(gpus)
         self._watch = DeviceWatch(self._devices)
         self._splits: dict[str, tuple[int, ...]] = {}  # by UUID: multiprocessors of each group
-        self._open: dict[str, tuple[str, tuple[int, ...]]] = {}  # lane → its device and groups
+        self._open: dict[LaneId, tuple[DeviceId, tuple[int, ...]]] = {}  # lane → its device and groups
 
     def fleet(self) -> tuple[Kind, ...]:
         return device_kinds(self._gpus, lambda gpu: legal_shares(self._sizes(gpu)))
@@ -59,10 +60,10 @@ class Green:
             "is common to all"
         )
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """On the groups with the fewest lanes, of these first on those that no lane has that stays. Raises DeviceError
         for a device that is not there, or a share of less than one group."""
-        device = lane.partition("/")[0]
+        device = lane.device
         if device not in self._devices:
             raise DeviceError(f"lane {lane!r}: no device {device!r}; there are {', '.join(self._devices)}")
         gpu = self._devices[device]
@@ -72,7 +73,7 @@ class Green:
         return Launch(
             env={"CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_MAX_CONNECTIONS": _CONNECTIONS},
             cuda=True,
-            process=device,
+            process=str(device),
             groups=groups,
         )
 
@@ -80,16 +81,18 @@ class Green:
         """Watch the devices no longer."""
         self._watch.close()
 
-    def on_worker_started(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
         pass
 
-    def close(self, lane: str) -> None:
+    def close(self, lane: LaneId) -> None:
         self._open.pop(lane, None)
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         return self._watch.lost()
 
-    def _choose(self, device: str, sizes: Sequence[int], count: int, leaving: Collection[str]) -> tuple[int, ...]:
+    def _choose(
+        self, device: DeviceId, sizes: Sequence[int], count: int, leaving: Collection[LaneId]
+    ) -> tuple[int, ...]:
         if count == len(sizes):
             return tuple(range(count))
         held: Counter[tuple[int, bool]] = Counter()
@@ -139,7 +142,7 @@ def legal_shares(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(shares | {WHOLE}))
 
 
-def groups_in(sizes: Sequence[int], share: int, lane: str) -> int:
+def groups_in(sizes: Sequence[int], share: int, lane: LaneId) -> int:
     """How many groups a share (‰) has: as many as fit into it. Raises DeviceError where that is none."""
     if share == WHOLE:
         return len(sizes)

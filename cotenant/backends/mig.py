@@ -21,6 +21,7 @@ import msgspec
 from cotenant.backends import Launch, nvidia
 from cotenant.backends.nvidia import Gpu, nvml_error_text, nvml_errors, nvml_session
 from cotenant.core import mig
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import DeviceError
@@ -37,7 +38,7 @@ class _Part(msgspec.Struct):
     profile: str
     share: int
     memory: int
-    lanes: set[str]
+    lanes: set[LaneId]
     made: tuple[Any, Any] | None = None
 
 
@@ -85,10 +86,10 @@ class Mig:
     def isolation(self) -> str:
         return "the hardware, by MIG instances, which have multiprocessors, cache and memory of their own"
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Raises DeviceError where no instance of that share is free, and none can be made. Of those with the same
         share the one with the most memory is taken: nobody says here how much a lane needs."""
-        device = lane.partition("/")[0]
+        device = lane.device
         if device not in self._gpus:
             raise DeviceError(f"lane {lane!r}: there is no device {device!r}; there is {', '.join(self._gpus)}")
         fitting = sorted((p for p in self._parts[device] if p.share == share), key=lambda part: -part.memory)
@@ -105,10 +106,10 @@ class Mig:
         part.lanes.add(lane)
         return Launch(env={"CUDA_VISIBLE_DEVICES": part.uuid}, cuda=True)
 
-    def on_worker_started(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
         pass
 
-    def close(self, lane: str) -> None:
+    def close(self, lane: LaneId) -> None:
         for parts in self._parts.values():
             for part in [part for part in parts if lane in part.lanes]:
                 part.lanes.remove(lane)
@@ -119,10 +120,10 @@ class Mig:
         """What is still cut by us goes, too."""
         self._end()
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         return self._watch.lost()
 
-    def _make(self, device: str, share: int) -> _Part | None:
+    def _make(self, device: DeviceId, share: int) -> _Part | None:
         """An instance on a GPU that had none, or None where there is no room."""
         nvml = nvml_session()
         with nvml_errors(f"a MIG instance of {show_share(share)} on {device}"):
@@ -142,7 +143,7 @@ class Mig:
         return part
 
 
-def _end(watch: nvidia.DeviceWatch, parts: dict[str, list[_Part]]) -> None:
+def _end(watch: nvidia.DeviceWatch, parts: dict[DeviceId, list[_Part]]) -> None:
     """What is still cut by us goes with us."""
     watch.close()
     for part in [part for some in parts.values() for part in some if part.made]:

@@ -26,6 +26,7 @@ from cotenant.backends.mps_daemon import (
     occupying_daemon,
 )
 from cotenant.backends.nvidia import Gpu
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import DeviceError
@@ -103,7 +104,7 @@ class Mps:
             return "MPS, by multiprocessors of its own (static partitions)"
         return "MPS, by the part of the threads that it may use; a cap, not a reservation"
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """A static partition is carved from what is free, or is one that a lane has that is leaving; it has to be of
         the same size, since it stays as it is until nobody is left in it."""
         device = self._device(lane)
@@ -123,23 +124,23 @@ class Mps:
         device.workers[lane] = 0
         return Launch(env=env, cuda=True)
 
-    def on_worker_started(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
         self._device(lane).workers[lane] = pid
 
-    def close(self, lane: str) -> None:
-        device = self._devices.get(lane.partition("/")[0])
+    def close(self, lane: LaneId) -> None:
+        device = self._devices.get(lane.device)
         if device is not None and device.workers.pop(lane, None) is not None:
             device.release(lane)
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         """What threads have found; nobody waits here for MPS."""
         return {
             name: reason for name, device in self._devices.items() if (reason := device.lost())
         } | self._watch.lost()
 
-    def _device(self, lane: str) -> _Device:
+    def _device(self, lane: LaneId) -> _Device:
         try:
-            return self._devices[lane.partition("/")[0]]
+            return self._devices[lane.device]
         except KeyError:
             raise DeviceError(f"{lane!r} is on no device of {', '.join(self._devices)}") from None
 
@@ -163,14 +164,14 @@ def _chunks(gpu: Gpu) -> int:
 class _Device:
     """A GPU and its daemon, looked after by a thread. workers: process numbers by lane, 0 where there is none yet."""
 
-    def __init__(self, name: str, gpu: Gpu, daemon: MpsDaemon) -> None:
+    def __init__(self, name: DeviceId, gpu: Gpu, daemon: MpsDaemon) -> None:
         self.name = name
         self.gpu = gpu
         self.daemon = daemon
-        self.workers: dict[str, int] = {}
+        self.workers: dict[LaneId, int] = {}
         self._reason = ""  # why nothing can run on it now
         self._told = False  # whoever asks knows that
-        self._carved: dict[str, StaticPartition] = {}
+        self._carved: dict[LaneId, StaticPartition] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"cotenant-mps-{name}", daemon=True)
 
@@ -189,7 +190,7 @@ class _Device:
         self._told = bool(self._reason)
         return self._reason
 
-    def carve(self, lane: str, chunks: int, leaving: Collection[str]) -> str:
+    def carve(self, lane: LaneId, chunks: int, leaving: Collection[LaneId]) -> str:
         try:
             carved = self.daemon.carve(chunks)
         except DeviceError:
@@ -201,7 +202,7 @@ class _Device:
         self._carved[lane] = carved
         return carved.id
 
-    def release(self, lane: str) -> None:
+    def release(self, lane: LaneId) -> None:
         carved = self._carved.pop(lane, None)
         if carved is not None and carved not in self._carved.values():
             self.daemon.uncarve(carved)
@@ -229,7 +230,7 @@ class _Device:
             self._reason, self._told = "", False
 
 
-def _stop(devices: dict[str, _Device], watch: nvidia.DeviceWatch, home: DaemonFolder) -> None:
+def _stop(devices: dict[DeviceId, _Device], watch: nvidia.DeviceWatch, home: DaemonFolder) -> None:
     watch.close()
     for device in devices.values():  # one after the other: while a process exits it cannot start threads
         device.stop()

@@ -27,6 +27,7 @@ from typing import IO, Literal
 import msgspec
 
 from cotenant.backends.nvidia import CONTROL, Gpu
+from cotenant.core.identity import LaneId
 from cotenant.errors import DeviceError
 
 Protocol = Literal[2, 3]
@@ -277,7 +278,7 @@ class MpsDaemon:
                 _gone([self._daemon, self._server])
         _end(self.folder)
 
-    def health_error(self, clients: Mapping[str, int]) -> str:
+    def health_error(self, clients: Mapping[LaneId, int]) -> str:
         """Why nothing can run there, and for whose fault; empty where all is well. clients: processes by what they are
         called, which may change meanwhile.
 

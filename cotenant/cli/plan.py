@@ -80,7 +80,9 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
         asked = {name: value for name, value in more.items() if value is not None}
         text = answer.plan.to_json()
         if asked:
-            text = msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(text), **asked}), indent=2)
+            text = msgspec.json.format(
+                msgspec.json.encode({"plan": msgspec.Raw(text), **asked}, enc_hook=str), indent=2
+            )
         show_json(text)
         return
     models = without_applications(answer.problem, answer.plan.split).models

@@ -33,6 +33,7 @@ from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.loading import load_deployment, load_settings
 from cotenant.cli.options import Duration, Json, ModelRepository, PlannerName, Seed, SettingsFile
 from cotenant.cli.output import aside, console, print_labelled, show_json
+from cotenant.core.identity import LaneId
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds, show_share
 from cotenant.errors import ConfigError
@@ -200,15 +201,13 @@ def _lines(log: Path, start: int) -> list[bytes]:
 
 def slowdowns(plan: Plan, problem: Problem, seen: Observations) -> dict[str, float]:
     """What batches took over what was profiled, by model and share; over its lanes where it has several of a share."""
-    from cotenant.runtime.lane_specs import lane_id
-
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
             for placement in partition.placements:
                 curve = problem.profiles[placement.model, device.kind].curve(partition.share, placement.procs)
                 key = f"{placement.model} {show_share(partition.share)}"
-                for batch in seen.batches.get((lane_id(device, slot), placement.model), ()):
+                for batch in seen.batches.get((LaneId(device.id, slot), placement.model), ()):
                     sums[key][0] += batch.seconds
                     sums[key][1] += curve[batch.rows - 1]
     return {key: taken / alone for key, (taken, alone) in sums.items() if alone > 0}

@@ -13,6 +13,7 @@ import numpy as np
 
 from cotenant.config.toml import decode_toml, explain_error, nearest_hint, read_text
 from cotenant.core import units
+from cotenant.core.identity import parse_identity
 from cotenant.errors import ConfigError
 from cotenant.workload import Source, Workload
 from cotenant.workload.arrivals import Floats
@@ -179,7 +180,8 @@ def read_failures(path: Path | str) -> tuple[Failure, ...]:
     for index, entry in enumerate(file.failures):
         with _at(f"{path}: failures[{index}]"):
             back = math.inf if entry.back is None else _seconds(entry.back, "back")
-            failures.append(Failure(parts=tuple(entry.parts), time=_seconds(entry.time, "time"), back=back))
+            parts = tuple(parse_identity(part) for part in entry.parts)
+            failures.append(Failure(parts=parts, time=_seconds(entry.time, "time"), back=back))
     return tuple(failures)
 
 

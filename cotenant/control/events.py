@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cotenant.control.revision import DeviceKey, LaneKey, PlannedLane, PlanRevision, RolloutDurations, RolloutOutcome
+from cotenant.control.revision import PlannedLane, PlanRevision, RolloutDurations, RolloutOutcome
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.runtime import events as runtime
 
 # From the rollout to the supervisor, or from whoever has no rollout.
@@ -21,16 +22,16 @@ class StartLane(msgspec.Struct, frozen=True, tag=True):
     is tried again like any other; otherwise it ends in `StartFailed`.
     """
 
-    lane: LaneKey
-    device: DeviceKey
-    leaving: tuple[LaneKey, ...] = ()
+    lane: LaneId
+    device: DeviceId
+    leaving: tuple[LaneId, ...] = ()
     retry: bool = False
 
 
 class StopLane(msgspec.Struct, frozen=True, tag=True):
     """Let a lane finish its batch within `grace` seconds, and take it down. Every one is answered by `LaneStopped`."""
 
-    lane: LaneKey
+    lane: LaneId
     grace: float
 
 
@@ -40,14 +41,14 @@ class StopLane(msgspec.Struct, frozen=True, tag=True):
 class LaneReady(msgspec.Struct, frozen=True, tag=True):
     """The lane's worker is up and warm: for the first time, or again."""
 
-    lane: LaneKey
+    lane: LaneId
 
 
 class LanesDown(msgspec.Struct, frozen=True, tag=True):
     """The workers of lanes that were ready are gone at one moment, and what they ran is lost. They are started again,
     unless that was `expected`: the lanes are stopping."""
 
-    lanes: tuple[LaneKey, ...]
+    lanes: tuple[LaneId, ...]
     reason: str
     expected: bool = False
 
@@ -55,14 +56,14 @@ class LanesDown(msgspec.Struct, frozen=True, tag=True):
 class LaneLost(msgspec.Struct, frozen=True, tag=True):
     """The lane's device is lost; its worker is started again when the device is back."""
 
-    lane: LaneKey
+    lane: LaneId
     reason: str
 
 
 class LaneFailed(msgspec.Struct, frozen=True, tag=True):
     """The lane's worker died too often in a row and is not started again, unless by `ReviveLane`."""
 
-    lane: LaneKey
+    lane: LaneId
     reason: str
     deaths: int
 
@@ -70,14 +71,14 @@ class LaneFailed(msgspec.Struct, frozen=True, tag=True):
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
     """A lane did not get ready for the first time. Nothing of it is left."""
 
-    lane: LaneKey
+    lane: LaneId
     reason: str
 
 
 class LaneStopped(msgspec.Struct, frozen=True, tag=True):
     """Nothing of the lane is left."""
 
-    lane: LaneKey
+    lane: LaneId
 
 
 LaneNews = LaneReady | LanesDown | LaneLost | LaneFailed | StartFailed | LaneStopped
@@ -87,7 +88,7 @@ LaneNews = LaneReady | LanesDown | LaneLost | LaneFailed | StartFailed | LaneSto
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True):
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
 
 
@@ -97,14 +98,14 @@ class WorkersExited(msgspec.Struct, frozen=True, tag=True):
     workers: lane and incarnation of each. reason: that of `KillWorker` where one was killed.
     """
 
-    workers: tuple[tuple[LaneKey, int], ...]
+    workers: tuple[tuple[LaneId, int], ...]
     reason: str
 
 
 class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
     """The system had no resources for one more process, which is no fault of the lane's."""
 
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
     reason: str
 
@@ -112,7 +113,7 @@ class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
 class WorkerBusy(msgspec.Struct, frozen=True, tag=True):
     """A worker has been at work on a batch since then; said now and then. batch: in words."""
 
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
     since: float
     batch: str
@@ -121,30 +122,30 @@ class WorkerBusy(msgspec.Struct, frozen=True, tag=True):
 class PartitionClosed(msgspec.Struct, frozen=True, tag=True):
     """What was set up for a lane is taken down, as `ClosePartition` asked."""
 
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
 
 
 class DevicesLost(msgspec.Struct, frozen=True, tag=True):
     """Nothing can run on these devices now, for the reason of each: one, or all of a node."""
 
-    devices: dict[DeviceKey, str]
+    devices: dict[DeviceId, str]
 
 
 class DeviceRestored(msgspec.Struct, frozen=True, tag=True):
-    device: DeviceKey
+    device: DeviceId
 
 
 class ReviveLane(msgspec.Struct, frozen=True, tag=True):
     """Try a permanently failed lane again, as if it had never failed."""
 
-    lane: LaneKey
+    lane: LaneId
 
 
 class Woke(msgspec.Struct, frozen=True, tag=True):
     """The `time` that a `WakeAt` asked for has come. A stale one is harmless, and so is one that comes early."""
 
-    lane: LaneKey
+    lane: LaneId
     time: float
 
 
@@ -168,14 +169,14 @@ SupervisorEvent = (
 class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     """Start a worker for a lane. fresh: set its partition up first, anew if it was before. leaving: see `StartLane`."""
 
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
     fresh: bool
-    leaving: tuple[LaneKey, ...] = ()
+    leaving: tuple[LaneId, ...] = ()
 
 
 class KillWorker(msgspec.Struct, frozen=True, tag=True):
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
     reason: str
 
@@ -183,7 +184,7 @@ class KillWorker(msgspec.Struct, frozen=True, tag=True):
 class RetireWorker(msgspec.Struct, frozen=True, tag=True):
     """Let a worker finish its batch within `grace` seconds and exit; then kill it."""
 
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
     grace: float
 
@@ -191,14 +192,14 @@ class RetireWorker(msgspec.Struct, frozen=True, tag=True):
 class ClosePartition(msgspec.Struct, frozen=True, tag=True):
     """Take down what was set up for a lane; no worker is left in it. incarnation: of its last worker."""
 
-    lane: LaneKey
+    lane: LaneId
     incarnation: int
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag=True):
     """Say `Woke(lane, time)` at that time."""
 
-    lane: LaneKey
+    lane: LaneId
     time: float
 
 
@@ -219,7 +220,7 @@ class Assigned(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     lanes: tuple[PlannedLane, ...]
-    capacity: dict[DeviceKey, int] = {}
+    capacity: dict[DeviceId, int] = {}
     applications: tuple[runtime.ApplicationSpec, ...] | None = None
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from cotenant.control.revision import DeviceKey, PlannedLane
+from cotenant.control.revision import PlannedLane
+from cotenant.core.identity import DeviceId
 from cotenant.core.units import show_memory
 
 
-def shortages(lanes: Iterable[PlannedLane], capacity: Mapping[DeviceKey, int]) -> dict[DeviceKey, str]:
+def shortages(lanes: Iterable[PlannedLane], capacity: Mapping[DeviceId, int]) -> dict[DeviceId, str]:
     """By device, how far the workers of these lanes exceed its memory, in words. What is not known is not counted: a
     device is short of memory only where that is certain."""
-    needs: Counter[DeviceKey] = Counter()
+    needs: Counter[DeviceId] = Counter()
     for lane in lanes:
         needs[lane.device] += lane.memory or 0
     return {

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from enum import StrEnum
-from typing import TypeAlias
 
 import msgspec
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import footprint
 from cotenant.runtime.events import LaneSpec
 from cotenant.runtime.lane_assignment import LaneAssignment
-
-# Nothing here looks inside an identity; each is printed by `str`.
-LaneKey: TypeAlias = Hashable
-DeviceKey: TypeAlias = Hashable
 
 
 class PlanRevision(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +38,8 @@ class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
     None where that is not known.
     """
 
-    id: LaneKey
-    device: DeviceKey
+    id: LaneId
+    device: DeviceId
     share: int
     spec: LaneSpec
     memory: int | None = None
@@ -55,16 +50,16 @@ def planned_lane(lane: LaneAssignment, problem: Problem) -> PlannedLane:
     kind = lane.device.kind
     return PlannedLane(
         id=lane.spec.id,
-        device=lane.device.name,
+        device=lane.device.id,
         share=lane.partition.share,
         spec=lane.spec,
         memory=sum(footprint(problem, kind, placement.model, placement.batch) for placement in lane.placements),
     )
 
 
-def memory_capacity(plan: Plan, problem: Problem) -> dict[DeviceKey, int]:
+def memory_capacity(plan: Plan, problem: Problem) -> dict[DeviceId, int]:
     """Bytes of memory of each device of a plan. Those cut by MIG are left out: there each instance has its own."""
-    kinds = {device.name: problem.kind(device.kind) for device in plan.devices}
+    kinds = {device.id: problem.kind(device.kind) for device in plan.devices}
     return {name: kind.memory for name, kind in kinds.items() if kind.geometry is None}
 
 

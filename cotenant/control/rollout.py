@@ -37,8 +37,6 @@ from cotenant.control.events import (
 )
 from cotenant.control.memory import shortages
 from cotenant.control.revision import (
-    DeviceKey,
-    LaneKey,
     MemoryPolicy,
     Phase,
     PlannedLane,
@@ -46,6 +44,7 @@ from cotenant.control.revision import (
     RolloutDurations,
     RolloutOutcome,
 )
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.runtime.events import ApplicationSpec, Applied, Died, Drained, Ready
 
 
@@ -64,8 +63,8 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     desired: PlanRevision | None
     in_force: PlanRevision | None
-    requested: frozenset[LaneKey]
-    observed: frozenset[LaneKey]
+    requested: frozenset[LaneId]
+    observed: frozenset[LaneId]
     phase: Phase | None = None
     rolling_out: int | None = None
 
@@ -84,15 +83,15 @@ class _Active:
         self.phase = Phase.ASSIGN
         self.since = now  # when this phase began
         self.spent: dict[Phase, float] = {}
-        self.wanted: dict[LaneKey, PlannedLane] = {}
+        self.wanted: dict[LaneId, PlannedLane] = {}
         self.applications: tuple[ApplicationSpec, ...] | None = None
-        self.shadows: dict[LaneKey, PlannedLane] = {}  # new lanes, until they take over
-        self.held_back: dict[LaneKey, PlannedLane] = {}  # those of them that wait for memory
-        self.leaving: tuple[LaneKey, ...] = ()
-        self.taken_out: dict[LaneKey, PlannedLane] = {}  # old lanes that make room for new ones
-        self.draining: set[LaneKey] = set()
-        self.stopping: set[LaneKey] = set()
-        self.returning: set[LaneKey] = set()  # old lanes that start again
+        self.shadows: dict[LaneId, PlannedLane] = {}  # new lanes, until they take over
+        self.held_back: dict[LaneId, PlannedLane] = {}  # those of them that wait for memory
+        self.leaving: tuple[LaneId, ...] = ()
+        self.taken_out: dict[LaneId, PlannedLane] = {}  # old lanes that make room for new ones
+        self.draining: set[LaneId] = set()
+        self.stopping: set[LaneId] = set()
+        self.returning: set[LaneId] = set()  # old lanes that start again
         self.outcome = RolloutOutcome.COMPLETED
         self.reason = ""
 
@@ -120,10 +119,10 @@ class Rollout:
     def __init__(self, options: RolloutOptions | None = None) -> None:
         self.options = options or RolloutOptions()
         self.revision: PlanRevision | None = None
-        self.lanes: dict[LaneKey, PlannedLane] = {}
-        self._workers: dict[LaneKey, PlannedLane] = {}  # requested and not gone, as they were started
-        self._up: set[LaneKey] = set()
-        self._applied: dict[LaneKey, PlannedLane] = {}  # those that the dispatcher has, draining ones included
+        self.lanes: dict[LaneId, PlannedLane] = {}
+        self._workers: dict[LaneId, PlannedLane] = {}  # requested and not gone, as they were started
+        self._up: set[LaneId] = set()
+        self._applied: dict[LaneId, PlannedLane] = {}  # those that the dispatcher has, draining ones included
         self._applications: tuple[ApplicationSpec, ...] | None = None  # in force
         self._active: _Active | None = None
         self._next: _Queued | None = None
@@ -271,7 +270,7 @@ class Rollout:
         self._start((lane for key, lane in fresh.items() if key not in active.held_back), commands)
         self._advance(now, commands)
 
-    def _take_out(self, active: _Active, devices: set[DeviceKey], commands: list[RolloutCommand]) -> None:
+    def _take_out(self, active: _Active, devices: set[DeviceId], commands: list[RolloutCommand]) -> None:
         """Drain the old lanes of devices that have no room for old and new at once."""
         active.taken_out = {key: self.lanes[key] for key in active.leaving if self.lanes[key].device in devices}
         active.draining = set(active.taken_out)
@@ -381,7 +380,7 @@ class Rollout:
 
     # Lanes
 
-    def _ready(self, lane: LaneKey, now: float, commands: list[RolloutCommand]) -> None:
+    def _ready(self, lane: LaneId, now: float, commands: list[RolloutCommand]) -> None:
         if lane not in self._workers:
             return
         self._up.add(lane)
@@ -390,13 +389,13 @@ class Rollout:
         self._returned(lane)
         self._advance(now, commands)
 
-    def _down(self, lanes: tuple[LaneKey, ...], reason: str, commands: list[RolloutCommand]) -> None:
+    def _down(self, lanes: tuple[LaneId, ...], reason: str, commands: list[RolloutCommand]) -> None:
         self._up.difference_update(lanes)
         names = [self._applied[lane].spec.id for lane in lanes if lane in self._applied]
         if names:
             commands.append(Dispatch(Died(names[0], reason, tuple(names[1:]))))
 
-    def _gone_for_now(self, lane: LaneKey, reason: str, now: float, commands: list[RolloutCommand]) -> None:
+    def _gone_for_now(self, lane: LaneId, reason: str, now: float, commands: list[RolloutCommand]) -> None:
         """A lane's worker comes back late or never."""
         active = self._active
         if active is not None and active.phase is Phase.PREPARE and lane in active.shadows:
@@ -404,25 +403,25 @@ class Rollout:
         self._returned(lane)
         self._advance(now, commands)
 
-    def _start_failed(self, lane: LaneKey, reason: str, now: float, commands: list[RolloutCommand]) -> None:
+    def _start_failed(self, lane: LaneId, reason: str, now: float, commands: list[RolloutCommand]) -> None:
         active = self._active
         self._forget(lane)
         if active is not None and active.phase is Phase.PREPARE and lane in active.shadows:
             self._roll_back(active, RolloutOutcome.ROLLED_BACK, _not_up(lane, reason), now, commands)
         self._advance(now, commands)
 
-    def _stopped(self, lane: LaneKey, now: float, commands: list[RolloutCommand]) -> None:
+    def _stopped(self, lane: LaneId, now: float, commands: list[RolloutCommand]) -> None:
         self._forget(lane)
         self._advance(now, commands)
 
-    def _forget(self, lane: LaneKey) -> None:
+    def _forget(self, lane: LaneId) -> None:
         self._workers.pop(lane, None)
         self._up.discard(lane)
         if self._active is not None:
             self._active.stopping.discard(lane)
         self._returned(lane)
 
-    def _returned(self, lane: LaneKey) -> None:
+    def _returned(self, lane: LaneId) -> None:
         if self._active is not None:
             self._active.returning.discard(lane)
 
@@ -451,7 +450,7 @@ def _applied(lanes: Iterable[PlannedLane], applications: tuple[ApplicationSpec, 
     return Applied(tuple(lane.spec for lane in lanes), applications)
 
 
-def _not_up(lane: LaneKey, reason: str) -> str:
+def _not_up(lane: LaneId, reason: str) -> str:
     return f"the worker of {lane} did not start: {reason}"
 
 

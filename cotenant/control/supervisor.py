@@ -40,7 +40,7 @@ from cotenant.control.events import (
     WorkerRefused,
     WorkersExited,
 )
-from cotenant.control.revision import DeviceKey, LaneKey
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import WorkerError
 
 
@@ -77,8 +77,8 @@ class SupervisedLane(msgspec.Struct, frozen=True, kw_only=True):
     """A lane as the supervisor sees it. incarnation: of its worker, 0 where it has none. restarts: starts after the
     first. reason: of its last death."""
 
-    lane: LaneKey
-    device: DeviceKey
+    lane: LaneId
+    device: DeviceId
     state: LaneState
     incarnation: int
     restarts: int
@@ -111,8 +111,8 @@ class Supervisor:
 
     def __init__(self, options: SupervisorOptions | None = None) -> None:
         self.options = options or SupervisorOptions()
-        self._lanes: dict[LaneKey, _Lane] = {}
-        self._lost: dict[DeviceKey, str] = {}  # device → why nothing can run on it
+        self._lanes: dict[LaneId, _Lane] = {}
+        self._lost: dict[DeviceId, str] = {}  # device → why nothing can run on it
         self._incarnations = 0
 
     def handle(self, event: SupervisorEvent, now: float) -> list[SupervisorCommand]:
@@ -142,7 +142,7 @@ class Supervisor:
             case ReviveLane(lane):
                 return self._revive(lane, now)
 
-    def lanes(self) -> dict[LaneKey, SupervisedLane]:
+    def lanes(self) -> dict[LaneId, SupervisedLane]:
         """What is observed, by lane."""
         return {
             lane.id: SupervisedLane(
@@ -156,13 +156,13 @@ class Supervisor:
             for lane in self._lanes.values()
         }
 
-    def state(self, lane: LaneKey) -> LaneState | None:
+    def state(self, lane: LaneId) -> LaneState | None:
         """None where there is no such lane."""
         known = self._lanes.get(lane)
         return None if known is None else known.state
 
     @property
-    def lost(self) -> dict[DeviceKey, str]:
+    def lost(self) -> dict[DeviceId, str]:
         """By device, why nothing can run on it."""
         return dict(self._lost)
 
@@ -180,7 +180,7 @@ class Supervisor:
             return self._lose(lane, reason)
         return self._spawn(lane, now)
 
-    def _stop(self, lane_id: LaneKey, grace: float) -> list[SupervisorCommand]:
+    def _stop(self, lane_id: LaneId, grace: float) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
         if lane is None:
             return [LaneStopped(lane_id)]
@@ -195,7 +195,7 @@ class Supervisor:
             return [RetireWorker(lane.id, lane.worker, grace)]
         return self._kill(lane, "it was stopped while it loaded its models")
 
-    def _revive(self, lane_id: LaneKey, now: float) -> list[SupervisorCommand]:
+    def _revive(self, lane_id: LaneId, now: float) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
         if lane is None or lane.state is not LaneState.FAILED:
             return []
@@ -206,7 +206,7 @@ class Supervisor:
 
     # What workers do
 
-    def _current(self, lane_id: LaneKey, incarnation: int) -> _Lane | None:
+    def _current(self, lane_id: LaneId, incarnation: int) -> _Lane | None:
         """The lane that this incarnation serves; None for late news."""
         lane = self._lanes.get(lane_id)
         return lane if lane is not None and lane.worker and lane.worker == incarnation else None
@@ -219,7 +219,7 @@ class Supervisor:
         commands: list[SupervisorCommand] = [SpawnWorker(lane.id, lane.worker, lane.fresh, lane.leaving)]
         return [*commands, WakeAt(lane.id, lane.due)] if lane.due < math.inf else commands
 
-    def _ready(self, lane_id: LaneKey, incarnation: int, now: float) -> list[SupervisorCommand]:
+    def _ready(self, lane_id: LaneId, incarnation: int, now: float) -> list[SupervisorCommand]:
         lane = self._current(lane_id, incarnation)
         if lane is None or lane.killed or lane.state not in (LaneState.STARTING, LaneState.RESTARTING):
             return []
@@ -233,7 +233,7 @@ class Supervisor:
         lane.refusals = 0
         return [LaneReady(lane.id)]
 
-    def _exited(self, workers: tuple[tuple[LaneKey, int], ...], reason: str, now: float) -> list[SupervisorCommand]:
+    def _exited(self, workers: tuple[tuple[LaneId, int], ...], reason: str, now: float) -> list[SupervisorCommand]:
         lanes = [lane for worker in workers if (lane := self._current(*worker)) is not None]
         commands = self._without_workers(lanes, reason)
         for lane in lanes:
@@ -242,7 +242,7 @@ class Supervisor:
 
     def _without_workers(self, lanes: list[_Lane], reason: str) -> list[SupervisorCommand]:
         """Take the workers from lanes, all before anybody hears of it: what one ran must not be tried on another."""
-        down: dict[bool, list[LaneKey]] = {False: [], True: []}
+        down: dict[bool, list[LaneId]] = {False: [], True: []}
         for lane in lanes:
             if lane.up:
                 down[lane.state is LaneState.STOPPING].append(lane.id)
@@ -259,7 +259,7 @@ class Supervisor:
         lane.quick_deaths += 1
         return self._not_started(lane, now)
 
-    def _refused(self, lane_id: LaneKey, incarnation: int, reason: str, now: float) -> list[SupervisorCommand]:
+    def _refused(self, lane_id: LaneId, incarnation: int, reason: str, now: float) -> list[SupervisorCommand]:
         lane = self._current(lane_id, incarnation)
         if lane is None:
             return []
@@ -298,7 +298,7 @@ class Supervisor:
         lane.restarts += 1
         return self._spawn(lane, now)
 
-    def _woke(self, lane_id: LaneKey, time: float, now: float) -> list[SupervisorCommand]:
+    def _woke(self, lane_id: LaneId, time: float, now: float) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
         if lane is None or time != lane.due:
             return []
@@ -323,7 +323,7 @@ class Supervisor:
         lane.killed = True
         return [KillWorker(lane.id, lane.worker, reason)]
 
-    def _closed(self, lane_id: LaneKey, incarnation: int) -> list[SupervisorCommand]:
+    def _closed(self, lane_id: LaneId, incarnation: int) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
         if lane is None or lane.last != incarnation or lane.worker or lane.state is not LaneState.STOPPING:
             return []
@@ -332,7 +332,7 @@ class Supervisor:
 
     # What devices do
 
-    def _devices_lost(self, devices: Mapping[DeviceKey, str]) -> list[SupervisorCommand]:
+    def _devices_lost(self, devices: Mapping[DeviceId, str]) -> list[SupervisorCommand]:
         """Give up all their workers at once: one that waits for a driver may not exit for long, killed or not."""
         lost = {device: reason for device, reason in devices.items() if device not in self._lost}
         self._lost |= lost
@@ -358,7 +358,7 @@ class Supervisor:
         lane.fresh = True
         return [LaneLost(lane.id, reason)]
 
-    def _device_restored(self, device: DeviceKey, now: float) -> list[SupervisorCommand]:
+    def _device_restored(self, device: DeviceId, now: float) -> list[SupervisorCommand]:
         if self._lost.pop(device, None) is None:
             return []
         commands: list[SupervisorCommand] = []

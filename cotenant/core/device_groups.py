@@ -15,7 +15,7 @@ class DeviceGroup(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return self.device.name if self.count == 1 else f"{self.count} x {self.device.kind}"
+        return str(self.device.id) if self.count == 1 else f"{self.count} x {self.device.kind}"
 
 
 def group_devices(plan: Plan) -> list[DeviceGroup]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.units import WHOLE, parse_share
 from cotenant.errors import ConfigError
 
@@ -38,25 +39,19 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device and how it is cut. id: its number among those of its kind, from 0."""
+    """A device and how it is cut."""
 
-    kind: str
-    id: int
+    id: DeviceId
     partitions: tuple[Partition, ...]
 
     @property
-    def name(self) -> str:
-        return device_name(self.kind, self.id)
+    def kind(self) -> str:
+        return self.id.kind
 
     @property
     def free(self) -> int:
         """What is not cut, in ‰."""
         return WHOLE - sum(partition.share for partition in self.partitions)
-
-
-def device_name(kind: str, number: int = 0) -> str:
-    """What a device of that kind is called wherever one is meant, by default the first."""
-    return f"{kind}-{number}"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             devices=[
                 _DeviceFile(
                     kind=device.kind,
-                    id=device.id,
+                    id=device.id.index,
                     partitions=[
                         _PartitionFile(
                             share_pct=_plain(partition.share / 10),
@@ -153,8 +148,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             objective=file.objective,
             devices=tuple(
                 Device(
-                    kind=device.kind,
-                    id=device.id,
+                    id=DeviceId(device.kind, device.id),
                     partitions=tuple(
                         Partition(
                             share=parse_share(partition.share_pct, f"{place}: {device.kind} {device.id}"),

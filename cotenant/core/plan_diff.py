@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Partition, Plan
 
 # keep: nothing changes. tune: the worker stays, with other rates or smaller batches. reload: larger batches. resize:
@@ -21,15 +22,15 @@ from cotenant.core.plan import Partition, Plan
 Verb = Literal["keep", "tune", "reload", "resize", "refill", "move", "start", "stop"]
 STAY: tuple[Verb, ...] = ("keep", "tune")
 
-Slot = tuple[str, Partition]  # a partition, and the name of its device
+Slot = tuple[DeviceId, Partition]  # a partition, and its device
 
 
 class PartitionChange(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of a partition, or where one comes from. device, origin: where it will be, and where it was."""
 
     verb: Verb
-    device: str = ""
-    origin: str = ""
+    device: DeviceId | Literal[""] = ""
+    origin: DeviceId | Literal[""] = ""
     before: Partition | None = None
     after: Partition | None = None
 
@@ -37,8 +38,8 @@ class PartitionChange(msgspec.Struct, frozen=True, kw_only=True):
 class PlanDiff(msgspec.Struct, frozen=True, kw_only=True):
     """rates: requests/s before and after of each model whose rate changes."""
 
-    devices_added: tuple[str, ...]
-    devices_removed: tuple[str, ...]
+    devices_added: tuple[DeviceId, ...]
+    devices_removed: tuple[DeviceId, ...]
     changes: tuple[PartitionChange, ...]
     rates: dict[str, tuple[float, float]]
     workers_started: int
@@ -48,14 +49,14 @@ class PlanDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 def diff_plans(current: Plan, plan: Plan) -> PlanDiff:
     """What has to change for `plan` to take over from `current`. Devices are the same where kind and number are."""
-    old: list[Slot] = [(device.name, cut) for device in current.devices for cut in device.partitions]
-    new: list[Slot] = [(device.name, cut) for device in plan.devices for cut in device.partitions]
+    old: list[Slot] = [(device.id, cut) for device in current.devices for cut in device.partitions]
+    new: list[Slot] = [(device.id, cut) for device in plan.devices for cut in device.partitions]
     changes: list[PartitionChange] = []
     for rule in (_stays, _reloaded, _resized, _moved, _refilled):
         changes += _paired(old, new, rule)
     changes += [PartitionChange(verb="start", device=name, after=cut) for name, cut in new]
     changes += [PartitionChange(verb="stop", origin=name, before=cut) for name, cut in old]
-    before, after = ({device.name: device for device in it.devices} for it in (current, plan))
+    before, after = ({device.id: device for device in it.devices} for it in (current, plan))
     models = sorted({placement.model for it in (current, plan) for _, _, placement in it.placements()})
     rates = {model: (current.rate(model), plan.rate(model)) for model in models}
     return PlanDiff(
@@ -74,20 +75,20 @@ def renumber_devices(plan: Plan, current: Plan) -> Plan:
 
     Each becomes the current one with which it has most in common, as far as that is still there.
     """
-    numbers: dict[tuple[str, int], int] = {}
+    renamed: dict[DeviceId, DeviceId] = {}
     for kind in dict.fromkeys(device.kind for device in plan.devices):
         new, old = _shapes(plan, kind), _shapes(current, kind)
         for shape in new.keys() & old.keys():
-            numbers |= {(kind, ours): theirs for ours, theirs in _matched(new[shape], old[shape])}
+            renamed |= _matched(new[shape], old[shape])
         pairs = ((a, b) for a in new for b in old if new[a] and old[b])
         scored = [(score, a, b) for a, b in pairs if (score := _common(a, b))]
         for _, a, b in sorted(scored, reverse=True):
-            numbers |= {(kind, ours): theirs for ours, theirs in _matched(new[a], old[b])}
-        taken = {number for (name, _), number in numbers.items() if name == kind}
-        fresh = (number for number in count() if number not in taken)
-        numbers |= {(kind, ours): next(fresh) for left in new.values() for ours in left}
+            renamed |= _matched(new[a], old[b])
+        taken = set(renamed.values())
+        fresh = (device for index in count() if (device := DeviceId(kind, index)) not in taken)
+        renamed |= {ours: next(fresh) for left in new.values() for ours in left}
     order = list(dict.fromkeys(device.kind for device in plan.devices))
-    devices = [msgspec.structs.replace(device, id=numbers[device.kind, device.id]) for device in plan.devices]
+    devices = [msgspec.structs.replace(device, id=renamed[device.id]) for device in plan.devices]
     devices.sort(key=lambda device: (order.index(device.kind), device.id))
     return msgspec.structs.replace(plan, devices=tuple(devices))
 
@@ -96,9 +97,9 @@ def renumber_devices(plan: Plan, current: Plan) -> Plan:
 Shape = tuple[tuple[int, tuple[str, ...]], ...]
 
 
-def _shapes(plan: Plan, kind: str) -> dict[Shape, list[int]]:
-    """The numbers of the devices of a kind, by what they are cut into."""
-    found: dict[Shape, list[int]] = {}
+def _shapes(plan: Plan, kind: str) -> dict[Shape, list[DeviceId]]:
+    """The devices of a kind, by what they are cut into."""
+    found: dict[Shape, list[DeviceId]] = {}
     own = {device.id: device for device in plan.devices if device.kind == kind}  # a file may give a number twice
     for device in own.values():
         shape = tuple(sorted((cut.share, _models(cut)) for cut in device.partitions))
@@ -106,12 +107,12 @@ def _shapes(plan: Plan, kind: str) -> dict[Shape, list[int]]:
     return found
 
 
-def _matched(ours: list[int], theirs: list[int]) -> list[tuple[int, int]]:
+def _matched(ours: list[DeviceId], theirs: list[DeviceId]) -> dict[DeviceId, DeviceId]:
     """As many pairs as there are, those of the same number first. They are taken out of both."""
     both = sorted(set(ours) & set(theirs))
     rest = ([n for n in ours if n not in both], [n for n in theirs if n not in both])
-    pairs = [(n, n) for n in both] + list(zip(*rest, strict=False))
-    for mine, yours in pairs:
+    pairs = dict([(n, n) for n in both] + list(zip(*rest, strict=False)))
+    for mine, yours in pairs.items():
         ours.remove(mine)
         theirs.remove(yours)
     return pairs

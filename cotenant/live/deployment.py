@@ -58,7 +58,7 @@ def with_planned_batches(deployment: Deployment) -> Deployment:
         if placement.procs > 1:
             raise PlanError(
                 f"the plan has {placement.procs} workers of {placement.model!r} on {show_share(partition.share)} of"
-                f" {device.name}, and a server runs one; take rows with procs above 1 out of the profiles, plan again"
+                f" {device.id}, and a server runs one; take rows with procs above 1 out of the profiles, plan again"
             )
         batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
     offered = {}
@@ -79,7 +79,7 @@ def without_model(deployment: Deployment, name: str) -> Deployment:
             if (kept := tuple(placement for placement in partition.placements if placement.model != name))
         ]
         if partitions:
-            devices.append(Device(kind=device.kind, id=device.id, partitions=tuple(partitions)))
+            devices.append(Device(id=device.id, partitions=tuple(partitions)))
     split = {whole: parts for whole, parts in deployment.plan.split.items() if whole != name}
     plan = msgspec.structs.replace(deployment.plan, devices=tuple(devices), split=split)
     return msgspec.structs.replace(deployment, plan=plan)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cotenant.core.identity import LaneId
 from cotenant.errors import CotenantError, FailedError, ModelError, UnsupportedError, WorkerError
 from cotenant.live.deployment import (
     Deployment,
@@ -99,7 +100,7 @@ class DeploymentManager:
         async with self._transition("unload", name):
             await self._apply(without_model(self._state.deployment, name))
 
-    def release(self, lane: str) -> None:
+    def release(self, lane: LaneId) -> None:
         """Stop the worker of a lane that the dispatcher has drained."""
         task = asyncio.get_running_loop().create_task(self._pool.stop(lane, grace=DRAINED_GRACE))
         self._stopping.add(task)
@@ -145,7 +146,7 @@ class DeploymentManager:
         return model in current and current[model].entry == deployment.offered[model].entry
 
     async def _start(
-        self, lanes: Mapping[str, LaneAssignment], deployment: Deployment, leaving: Collection[str]
+        self, lanes: Mapping[LaneId, LaneAssignment], deployment: Deployment, leaving: Collection[LaneId]
     ) -> None:
         # The largest first, so that the backend can give them cores of their own.
         order = sorted(lanes, key=lambda name: -lanes[name].partition.share)

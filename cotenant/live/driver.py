@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import BinaryIO, Protocol
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import CancelledError, FailedError, RequestError, UnavailableError
@@ -52,7 +53,7 @@ class Observer(Protocol):
 
     def ended(self, reply: Reply, now: float) -> None: ...
 
-    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
+    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
 class StageTensors(Protocol):
@@ -77,11 +78,11 @@ class Driver:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        run: Callable[[str, int, str, Sequence[Tensors]], None],
+        run: Callable[[LaneId, int, str, Sequence[Tensors]], None],
         observer: Observer,
         *,
         clock: Callable[[], float],
-        drained: Callable[[str], None],
+        drained: Callable[[LaneId], None],
         log: BinaryIO | None = None,
         rounding: float = ROUNDING,
     ) -> None:
@@ -101,7 +102,7 @@ class Driver:
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
         self._parts: dict[int, StageTensors] = {}  # of those that are of applications
         self._stages: dict[int, tuple[StageTensors, int]] = {}  # of those that are of stages, with the stage's number
-        self._running: dict[str, tuple[Run, float]] = {}  # by lane, and since when
+        self._running: dict[LaneId, tuple[Run, float]] = {}  # by lane, and since when
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
         self._requests = 0
@@ -112,12 +113,12 @@ class Driver:
         """Requests that have not ended."""
         return len(self._callers)
 
-    def busy_since(self, lane: str) -> float | None:
+    def busy_since(self, lane: LaneId) -> float | None:
         """When the batch began that a lane is at work on."""
         running = self._running.get(lane)
         return None if running is None else running[1]
 
-    def waiting(self, lane: str) -> dict[str, int]:
+    def waiting(self, lane: LaneId) -> dict[str, int]:
         """Requests in the queues of a lane, by model."""
         held = self._dispatcher.lanes.get(lane)
         return {} if held is None else {name: len(queue.waiting) for name, queue in held.queues.items()}
@@ -155,10 +156,10 @@ class Driver:
     def apply(self, lanes: tuple[LaneSpec, ...], applications: tuple[ApplicationSpec, ...] = ()) -> None:
         self.feed(Applied(lanes, applications))
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         self.feed(Ready(lane))
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
         run, since = self._running.pop(lane)
         rows = sum(request.size for request in run.requests)
         self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
@@ -178,11 +179,11 @@ class Driver:
                 outputs[request.id] = answer
         self.feed(Finished(lane, batch, tuple(failed), tuple(made)), outputs)
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self._running.pop(lane, None)
         self.feed(Failed(lane, batch, reason))
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         self._running.pop(lane, None)
         self.feed(Died(lane, reason))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
+from cotenant.core.identity import LaneId
 from cotenant.live.statistics import Sum
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
@@ -24,13 +25,13 @@ class InterferenceObserver:
     """Batches as they end, in order of time."""
 
     def __init__(self) -> None:
-        self._ended: defaultdict[str, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
-        self._last: dict[str, Load] = {}  # what each lane ran last
+        self._ended: defaultdict[LaneId, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
+        self._last: dict[LaneId, Load] = {}  # what each lane ran last
         self._alone: defaultdict[tuple[Load, ...], Sum] = defaultdict(Sum)  # by victim and neighbours
         self._together: defaultdict[tuple[Load, ...], Sum] = defaultdict(Sum)
 
     def ran(
-        self, lane: str, load: Load, *, since: float, now: float, alone: float, others: Mapping[str, float | None]
+        self, lane: LaneId, load: Load, *, since: float, now: float, alone: float, others: Mapping[LaneId, float | None]
     ) -> None:
         """A lane's batch is done. alone: seconds that it was profiled to take without neighbours.
 
@@ -58,7 +59,7 @@ class InterferenceObserver:
         for run in seldom:
             del self._together[run], self._alone[run]
 
-    def _worked(self, lane: str, since: float) -> float:
+    def _worked(self, lane: LaneId, since: float) -> float:
         """Seconds since then, in batches that are done."""
         total = 0.0
         for began, ended in reversed(self._ended[lane]):

@@ -21,6 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from cotenant import __version__
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
 from cotenant.live.statistics import BUCKETS, ModelStatistics
@@ -45,7 +46,7 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     batches. restarts: of its worker. waiting: requests in its queues, by model.
     """
 
-    lane: str
+    lane: LaneId
     up: bool
     share: int
     lost: bool = False

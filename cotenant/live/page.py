@@ -30,7 +30,7 @@ def render_page(status: Status) -> str:
             + "</div>"
             for partition in device.partitions
         )
-        bars.append(f'<p>{escape(device.kind)} {device.id}</p><div class="bar">{cuts}</div>')
+        bars.append(f'<p>{escape(device.kind)} {device.id.index}</p><div class="bar">{cuts}</div>')
     models = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in status.rows(plan)]
     workers = "".join(
         f'<tr class="{"bad" if worker.over_share or worker.state != "ready" else ""}"><td>{escape(worker.lane)}</td>'

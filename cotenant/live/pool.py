@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar, TypeVarTuple, cast
 import msgspec
 
 from cotenant.backends import Backend, Launch
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
@@ -44,19 +45,19 @@ _T = TypeVar("_T")
 class Listener(Protocol):
     """Told from the event loop, never from within `Pool.run`."""
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         """The lane's worker is up and warm: for the first time, or again."""
         ...
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         """answers: the outputs of each request of the batch, or why the model failed on that one."""
         ...
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         """The model failed on every request of this batch; the worker lives."""
         ...
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         """The lane's worker is gone, and what it ran is lost. `ready` follows, unless it dies again and again."""
         ...
 
@@ -70,7 +71,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     its last death.
     """
 
-    lane: str
+    lane: LaneId
     state: str
     share: int
     pid: int | None
@@ -94,7 +95,7 @@ class _Flight(msgspec.Struct):
 
 
 class _Lane:
-    def __init__(self, name: str, share: int, models: Sequence[WorkerModel]) -> None:
+    def __init__(self, name: LaneId, share: int, models: Sequence[WorkerModel]) -> None:
         self.name = name
         self.share = share
         self.launch = Launch()  # until the backend has said
@@ -139,19 +140,19 @@ class Pool:
         self._patience = patience
         self._hang = hang
         self._lives = lives
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[LaneId, _Lane] = {}
         self._lines: dict[WorkerConnection, _Lane] = {}
         self._flights: dict[WorkerConnection, _Flight] = {}
         self._processes: set[WorkerProcess] = set()  # all of which something is left, warm_workers too
         self._shared: dict[str, WorkerProcess] = {}  # by their names
         self._spares = WarmPool(warm_workers, self._begin)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # no longer than this pool; lanes may outlast `close`
-        self._lost: dict[str, str] = {}  # device → why nothing can run on it
+        self._lost: dict[DeviceId, str] = {}  # device → why nothing can run on it
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def start(
-        self, lane: str, share: int, models: Sequence[WorkerModel], *, leaving: Collection[str] = ()
+        self, lane: LaneId, share: int, models: Sequence[WorkerModel], *, leaving: Collection[LaneId] = ()
     ) -> None:
         """leaving: lanes that stop once this one has taken over. Raises WorkerError, with the reason, where the worker
         does not become ready."""
@@ -173,7 +174,7 @@ class Pool:
                 await self._in_turn(self._backend.close, lane)
         self._adopt(it, line)
 
-    def run(self, lane: str, batch: int, model: str, payloads: Sequence[Payload]) -> None:
+    def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Payload]) -> None:
         """Give a lane its next batch: the input tensors of each request. It holds none, and its worker is ready."""
         it = self._lanes.get(lane)
         if it is None or it.line is None or it.line in self._flights or model not in it.models:
@@ -194,7 +195,7 @@ class Pool:
         for line in list(self._flights):
             line.receive()
 
-    async def stop(self, lane: str, grace: float) -> None:
+    async def stop(self, lane: LaneId, grace: float) -> None:
         """Let a lane finish its batch, within `grace` seconds. Harmless where there is no such lane."""
         it = self._lanes.pop(lane, None)
         if it is None:
@@ -218,11 +219,11 @@ class Pool:
         # Others may have no lane any more, and be about to exit: a shared one, one whose device is lost.
         await asyncio.gather(*(process.stop("the server has stopped") for process in self._processes))
 
-    def is_ready(self, lane: str) -> bool:
+    def is_ready(self, lane: LaneId) -> bool:
         """Whether the lane can take a batch, or is at work on one."""
         return lane in self._lanes and self._lanes[lane].state == "ready"
 
-    def shares_process(self, lane: str) -> bool:
+    def shares_process(self, lane: LaneId) -> bool:
         """Whether the lane's process may serve others, too."""
         return lane in self._lanes and bool(self._lanes[lane].launch.process)
 
@@ -269,7 +270,7 @@ class Pool:
     async def _spawn(self, lane: _Lane) -> WorkerConnection:
         """A worker that is ready. Raises WorkerError, and leaves nothing behind, where it does not get there."""
         launch = lane.launch
-        if reason := _STOPPED if lane.stops else self._lost.get(_device(lane.name), ""):
+        if reason := _STOPPED if lane.stops else self._lost.get(lane.name.device, ""):
             raise WorkerError(f"the worker of {lane.name} did not start: {reason}")
         line = WorkerConnection(self._process(lane), answered=self._answered, left=self._left)
         self._lines[line] = lane
@@ -391,7 +392,7 @@ class Pool:
         lane.reason = reason
         lane.quick_deaths = lane.quick_deaths + 1 if time.monotonic() - lane.since < STEADY else 1
         logger.warning("the worker of %s died: %s", lane.name, reason)
-        if _device(lane.name) in self._lost:
+        if lane.name.device in self._lost:
             lane.state = "lost"
         else:
             self._begin_revival(lane, self._revive(lane))
@@ -448,15 +449,15 @@ class Pool:
             logger.warning("%s is back", device)
         self._lost = lost
         for line, lane in list(self._lines.items()):
-            if (device := _device(lane.name)) in lost:
+            if (device := lane.name.device) in lost:
                 line.process.kill(lost[device])
                 line.clear(lost[device])  # a process that waits for a driver may not end for long, killed or not
         for lane in self._lanes.values():
-            if lane.revival and _device(lane.name) in lost:
+            if lane.revival and lane.name.device in lost:
                 lane.revival.cancel()
                 lane.revival = None
-                lane.state, lane.reason = "lost", lost[_device(lane.name)]
-            elif lane.state == "lost" and _device(lane.name) not in lost:
+                lane.state, lane.reason = "lost", lost[lane.name.device]
+            elif lane.state == "lost" and lane.name.device not in lost:
                 lane.quick_deaths = 1
                 self._begin_revival(lane, self._return(lane))
 
@@ -495,11 +496,6 @@ class Pool:
                 show_share(lane.share),
             )
         lane.over_share = over_share
-
-
-def _device(lane: str) -> str:
-    """The device of a lane is in its name."""
-    return lane.partition("/")[0]
 
 
 def _why_not(lane: _Lane | None, model: str) -> str:

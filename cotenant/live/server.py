@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from cotenant.backends import Backend
+from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
 from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
 from cotenant.live.deployment_manager import DeploymentManager
@@ -47,7 +48,7 @@ class Server:
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
         # before it is there.
-        def run(lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
             pool.run(lane, batch, model, payloads)
 
         state = ServingState(with_planned_batches(deployment))

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from cotenant.core.identity import LaneId
 from cotenant.live.deployment import ServableModel
 from cotenant.live.interference_observer import InterferenceObserver
 from cotenant.live.serving_state import ServingState
@@ -27,7 +28,7 @@ class ServingObserver:
     at work on; None for an idle lane.
     """
 
-    def __init__(self, state: ServingState, busy_since: Callable[[str], float | None]) -> None:
+    def __init__(self, state: ServingState, busy_since: Callable[[LaneId], float | None]) -> None:
         self.models: dict[str, ModelStatistics] = {}
         self.busy: defaultdict[str, float] = defaultdict(float)
         self._state = state
@@ -48,7 +49,7 @@ class ServingObserver:
     def ended(self, reply: Reply, now: float) -> None:
         self.models[reply.requests[0].model].ended(reply, now)
 
-    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None:
+    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
         self.busy[lane] += seconds
         assignment = self._state.lanes.get(lane)
         predicted = _predicted(assignment, model, rows, seconds)
@@ -61,7 +62,7 @@ class ServingObserver:
         others = {
             name: self._busy_since(name)
             for name, other in self._state.lanes.items()
-            if other.device.name == assignment.device.name and name != lane
+            if other.device.id == assignment.device.id and name != lane
         }
         self._interference.ran(lane, load, since=now - seconds, now=now, alone=alone, others=others)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cotenant.core.identity import LaneId
 from cotenant.live.deployment import Deployment
 from cotenant.runtime.lane_assignment import LaneAssignment
 
@@ -17,11 +18,11 @@ class ServingState:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.lanes: Mapping[str, LaneAssignment] = {}
+        self.lanes: Mapping[LaneId, LaneAssignment] = {}
         self.transitions: Mapping[str, str] = {}
         self.accepting = False
 
-    def lanes_of(self, model: str) -> dict[str, LaneAssignment]:
+    def lanes_of(self, model: str) -> dict[LaneId, LaneAssignment]:
         """Return the lanes that hold a model, by name."""
         return {
             name: lane for name, lane in self.lanes.items() if any(held.model == model for held in lane.spec.models)

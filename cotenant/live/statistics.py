@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.runtime.events import Reply
 from cotenant.worker.wire import Timing
@@ -70,7 +71,7 @@ class ModelStatistics:
         self.alone: dict[str, Sum] = {}
         self._timings: dict[str, Timing] = {}  # of the last batch of each lane
 
-    def ran(self, lane: str, rows: int, predicted: float, observed: float, timing: Timing, *, alone: float) -> None:
+    def ran(self, lane: LaneId, rows: int, predicted: float, observed: float, timing: Timing, *, alone: float) -> None:
         """A batch is back, predicted and observed to take so many seconds, and profiled to take `alone` without
         neighbours. To be told before its requests end."""
         self._timings[lane] = timing

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import InvalidError, UnsupportedError
 from cotenant.live.deployment import ServableModel
@@ -31,7 +32,7 @@ LOG: dict[str, Any] = {
 }
 
 
-def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[str, str]) -> dict[str, Any]:
+def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId, str]) -> dict[str, Any]:
     """Triton's ModelConfig in its JSON shape. lanes: those that the model has, with the kind of their device."""
     batching: dict[str, Any] = {}
     if info.platform == ENSEMBLE:
@@ -56,7 +57,7 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[str, st
         "output": [_tensor_config(spec, first) for spec in info.outputs],
         **batching,
         "instance_group": [
-            {"name": lane, "kind": "KIND_CPU" if kind == "cpu" else "KIND_GPU", "count": 1}
+            {"name": str(lane), "kind": "KIND_CPU" if kind == "cpu" else "KIND_GPU", "count": 1}
             for lane, kind in lanes.items()
         ],
         "default_model_filename": "" if info.platform == ENSEMBLE else offered.entry.path.name,

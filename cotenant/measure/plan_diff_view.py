@@ -62,9 +62,8 @@ def summary(difference: PlanDiff) -> str:
 
 def _line(change: PartitionChange) -> tuple[str, str, str, str]:
     before, after = _cells(change.before), _cells(change.after)
-    where = change.device or change.origin
-    if change.verb == "move":
-        where = f"{change.origin} to {change.device}"
+    moves = change.verb == "move"
+    where = f"{change.origin} to {change.device}" if moves else str(change.device or change.origin)
     if change.verb in STAY or change.verb in ("reload",):
         before, after = _batches(change.before), _batches(change.after)
     return VERBS[change.verb], where, before, after

@@ -15,6 +15,7 @@ from itertools import pairwise
 import msgspec
 
 from cotenant.core import mig
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
@@ -345,7 +346,7 @@ def build_plan(problem: Problem, planner: str, bins: Sequence[DeviceDraft]) -> P
         assert made is not None, "a planner put together what does not fit"
         first = numbers.get(bin_.kind.name, 0)
         numbers[bin_.kind.name] = first + bin_.count
-        devices += [Device(kind=bin_.kind.name, id=first + n, partitions=made) for n in range(bin_.count)]
+        devices += [Device(id=DeviceId(bin_.kind.name, first + n), partitions=made) for n in range(bin_.count)]
     return with_totals(Plan(planner=planner, objective="devices", devices=tuple(devices)), problem)
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from cotenant.core import mig
-from cotenant.core.plan import Device, Partition, Placement, Plan, device_name
+from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
 from cotenant.planners import Problem
 from cotenant.planners.applications import overlong_paths, without_applications
@@ -92,16 +92,16 @@ def _fleet(plan: Plan, problem: Problem) -> list[Violation]:
         count = kinds[name].count
         if count is not None and used > count:
             found.append(Violation("count", name, used, count))
-    for (name, number), times in Counter((device.kind, device.id) for device in plan.devices).items():
+    for device_id, times in Counter(device.id for device in plan.devices).items():
         if times > 1:
-            found.append(Violation("id", device_name(name, number), times, 1))
+            found.append(Violation("id", str(device_id), times, 1))
     return found
 
 
 def _device(device: Device, problem: Problem) -> list[Violation]:
     found = []
     kind = problem.kind(device.kind)
-    name = device.name
+    name = str(device.id)
     if kind.max_partitions is not None and len(device.partitions) > kind.max_partitions:
         found.append(Violation("partitions", name, len(device.partitions), kind.max_partitions))
     if device.free < 0:

@@ -16,8 +16,8 @@ from contextlib import aclosing
 import msgspec
 
 from cotenant.backends import Backend
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
-from cotenant.core.plan import device_name
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE
@@ -119,17 +119,17 @@ class Listener:
         else:
             self.waiting.set_result(result)
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
         error = next((answer for answer in answers if isinstance(answer, RequestError)), None)
         self._settle(timing if error is None else str(error))
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self._settle(reason)
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         self._settle(f"its worker died: {reason}")
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         pass
 
 
@@ -149,7 +149,7 @@ async def profile_model(
     """
     points: list[Point] = []
     completed = 0
-    results = measure_profiles(backend, {model.name: Candidate(model, sample)}, device=device_name(kind), grid=grid)
+    results = measure_profiles(backend, {model.name: Candidate(model, sample)}, device=DeviceId(kind), grid=grid)
     async with aclosing(results):
         async for _, point in results:
             if isinstance(point, str):
@@ -169,7 +169,7 @@ async def measure_profiles(
     backend: Backend,
     candidates: Mapping[str, Candidate],
     *,
-    device: str,
+    device: DeviceId,
     grid: Grid,
     known: Mapping[str, Sequence[Point]] = {},
 ) -> AsyncGenerator[tuple[str, Point | str], None]:
@@ -236,7 +236,7 @@ def _extrapolated(points: Sequence[Point], share: int, batch: int) -> float:
 class _Bench:
     """Measures one lane at a time."""
 
-    def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], device: str, grid: Grid) -> None:
+    def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], device: DeviceId, grid: Grid) -> None:
         self._candidates = candidates
         self._device = device
         self._grid = grid
@@ -244,7 +244,8 @@ class _Bench:
         self._listener = Listener()
         self._pool = Pool(backend, self._arena, self._listener)
         self._numbers = itertools.count(1)
-        self._lane = ""  # the one that is open
+        self._slots = itertools.count()
+        self._lane: LaneId | None = None  # the one that is open
 
     async def share(self, share: int, wanted: Mapping[str, Sequence[int]]) -> AsyncIterator[tuple[str, Point | str]]:
         """Measure batches, given by model, on a share."""
@@ -279,20 +280,19 @@ class _Bench:
         """Replace the open lane by one with these models. A process that lanes share must not end, with what it has
         loaded, before the next lane is open."""
         before = self._lane
-        stays = self._pool.shares_process(before)
-        if before and not stays:
+        leaving = [before] if before is not None and self._pool.shares_process(before) else []
+        if before is not None and not leaving:
             await self._pool.stop(before, grace=1.0)
-        lane = f"{self._device}/profile-{share}"
-        self._lane = f"{lane}-{next(self._numbers)}" if lane == before else lane
+        self._lane = LaneId(self._device, next(self._slots))
         models = [
             msgspec.structs.replace(self._candidates[name].model, max_batch=largest)
             for name, largest in batches.items()
         ]
         try:
-            await self._pool.start(self._lane, share, models, leaving=[before] if stays else [])
+            await self._pool.start(self._lane, share, models, leaving=leaving)
         finally:
-            if stays:
-                await self._pool.stop(before, grace=1.0)
+            for lane in leaving:
+                await self._pool.stop(lane, grace=1.0)
 
     @property
     def _ready(self) -> bool:
@@ -319,6 +319,7 @@ class _Bench:
         first = True
         rest = 0.0
         required = MIN_BATCHES
+        assert self._lane is not None
         while len(latencies) < required or (time.monotonic() - begun < grid.seconds and len(latencies) < MAX_BATCHES):
             await asyncio.sleep(max(grid.pause - rest, 0.0))
             self._listener.waiting = asyncio.get_running_loop().create_future()

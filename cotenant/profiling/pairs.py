@@ -17,8 +17,8 @@ import numpy as np
 
 from cotenant.backends import Backend
 from cotenant.core import mig
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
-from cotenant.core.plan import device_name
 from cotenant.core.profile import Profiles
 from cotenant.core.units import WHOLE, show_names
 from cotenant.errors import ModelError, RequestError, WorkerError
@@ -170,18 +170,18 @@ class _Listeners:
     """One listener for each lane."""
 
     def __init__(self) -> None:
-        self.of: dict[str, Listener] = {}
+        self.of: dict[LaneId, Listener] = {}
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
         self.of[lane].finished(lane, batch, answers, timing)
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self.of[lane].failed(lane, batch, reason)
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         self.of[lane].died(lane, reason)
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         self.of[lane] = Listener()
 
 
@@ -194,8 +194,8 @@ class _Bench:
         self._listeners = _Listeners()
         self._arena = Arena(ARENA)
         self._pool = Pool(backend, self._arena, self._listeners)
-        self._lanes: tuple[str, ...] = ()
-        self._cuts = itertools.count()
+        self._lanes: tuple[LaneId, ...] = ()
+        self._slots = itertools.count()
         self._numbers = itertools.count(1)
 
     async def cut(self, runs: Sequence[Run]) -> None:
@@ -203,9 +203,8 @@ class _Bench:
 
         Raises WorkerError if one does not start.
         """
-        number = next(self._cuts)
-        device = device_name(runs[0][0].kind)
-        before, self._lanes = self._lanes, tuple(f"{device}/pairs-{number}-{place}" for place in range(len(runs[0])))
+        device = DeviceId(runs[0][0].kind)
+        before, self._lanes = self._lanes, tuple(LaneId(device, next(self._slots)) for _ in runs[0])
         # A process that lanes share must not end, with what it has loaded, before the next lanes are open.
         stays = any(self._pool.shares_process(lane) for lane in before)
         if not stays:
@@ -225,7 +224,7 @@ class _Bench:
         await self._pool.close(grace=1.0)
         self._arena.close()
 
-    async def _stop(self, lanes: Iterable[str]) -> None:
+    async def _stop(self, lanes: Iterable[LaneId]) -> None:
         await asyncio.gather(*(self._pool.stop(lane, grace=1.0) for lane in lanes))
 
     async def measure(self, run: Run, seconds: float) -> list[Sample]:
@@ -252,16 +251,16 @@ class _Bench:
             " quiet, which continues from here"
         )
 
-    async def _busy(self, loads: Mapping[str, Load], seconds: float) -> list[float]:
+    async def _busy(self, loads: Mapping[LaneId, Load], seconds: float) -> list[float]:
         """Keep each lane busy, with the pauses of a profile, until all have run MIN_BATCHES batches after a first one;
         return the median latency of each lane in seconds."""
-        latencies: dict[str, list[float]] = {lane: [] for lane in loads}
+        latencies: dict[LaneId, list[float]] = {lane: [] for lane in loads}
         begun = time.monotonic()
 
         def enough() -> bool:
             return time.monotonic() - begun >= seconds and all(len(each) > MIN_BATCHES for each in latencies.values())
 
-        async def keep(lane: str, load: Load) -> None:
+        async def keep(lane: LaneId, load: Load) -> None:
             batches = itertools.cycle(self._candidates[load.model].requests(load.batch, self._grid, self._arena))
             rest = 0.0
             while not enough():
@@ -273,7 +272,7 @@ class _Bench:
         await asyncio.gather(*(keep(lane, load) for lane, load in loads.items()))
         return [statistics.median(each[1:]) for each in latencies.values()]
 
-    async def _batch(self, lane: str, model: str, requests: Sequence[Tensors]) -> tuple[float, float]:
+    async def _batch(self, lane: LaneId, model: str, requests: Sequence[Tensors]) -> tuple[float, float]:
         """Run one batch; return its seconds, and those of the throttle's pause after it."""
         listener = self._listeners.of[lane]
         listener.waiting = asyncio.get_running_loop().create_future()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime.batching import drop_requests, next_queue
 from cotenant.runtime.events import (
@@ -50,7 +51,7 @@ class Dispatcher:
     """Feed it events in the order of time; perform what it answers, in order."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, Lane] = {}
+        self.lanes: dict[LaneId, Lane] = {}
         self._routes: dict[str, ModelRoutes] = {}  # by model
         self._held: dict[int, Queue] = {}  # every request that has not ended → the queue that has or had it
         self._tried: set[int] = set()  # those that were in a batch whose worker died
@@ -133,7 +134,7 @@ class Dispatcher:
         reason: str,
         commands: list[Command],
         batch: Batch | None = None,
-        lane: str = "",
+        lane: LaneId | None = None,
     ) -> None:
         """End requests, none of which has ended yet."""
         if not requests:
@@ -184,7 +185,7 @@ class Dispatcher:
         lane.free_at = now + queue.expected(rows)
         commands.append(Run(lane.id, self._batches, queue.model, requests))
 
-    def _release(self, lane_id: str, batch_id: int) -> tuple[Lane, Batch] | None:
+    def _release(self, lane_id: LaneId, batch_id: int) -> tuple[Lane, Batch] | None:
         """The lane and the batch that just ended there; None for news of a batch that is not there any more."""
         lane = self.lanes.get(lane_id)
         if lane is None or lane.batch is None or lane.batch.id != batch_id:
@@ -192,7 +193,9 @@ class Dispatcher:
         batch, lane.batch = lane.batch, None
         return lane, batch
 
-    def _finished(self, lane_id: str, batch_id: int, failed: tuple[tuple[int, str], ...], now: float) -> list[Command]:
+    def _finished(
+        self, lane_id: LaneId, batch_id: int, failed: tuple[tuple[int, str], ...], now: float
+    ) -> list[Command]:
         released = self._release(lane_id, batch_id)
         if released is None:
             return []
@@ -211,7 +214,7 @@ class Dispatcher:
         self._end(requests, Outcome.SERVED, "", commands, batch, lane.id)
         return commands
 
-    def _failed(self, lane_id: str, batch_id: int, reason: str, now: float) -> list[Command]:
+    def _failed(self, lane_id: LaneId, batch_id: int, reason: str, now: float) -> list[Command]:
         released = self._release(lane_id, batch_id)
         if released is None:
             return []
@@ -229,7 +232,7 @@ class Dispatcher:
         else:
             self._advance(lane, now, commands)
 
-    def _woke(self, lane_id: str, time: float, now: float) -> list[Command]:
+    def _woke(self, lane_id: LaneId, time: float, now: float) -> list[Command]:
         lane = self.lanes.get(lane_id)
         if lane is None or time != lane.wake:
             return []
@@ -247,7 +250,7 @@ class Dispatcher:
 
     # Workers and plans
 
-    def _ready(self, lane_id: str, now: float) -> list[Command]:
+    def _ready(self, lane_id: LaneId, now: float) -> list[Command]:
         lane = self.lanes.get(lane_id)
         commands: list[Command] = []
         if lane is not None and not lane.draining:
@@ -255,7 +258,7 @@ class Dispatcher:
             self._advance(lane, now, commands)
         return commands
 
-    def _died(self, lane_ids: tuple[str, ...], now: float) -> list[Command]:
+    def _died(self, lane_ids: tuple[LaneId, ...], now: float) -> list[Command]:
         """Lose the workers of all these lanes before anything is tried again: not where it would be lost again."""
         commands: list[Command] = []
         homeless: list[tuple[Lane, list[Request]]] = []
@@ -296,7 +299,7 @@ class Dispatcher:
     ) -> None:
         """Find another lane for requests that left theirs, which end like that where there is none in time. Where no
         other is up they wait at home for its worker to come back, unless home is gone."""
-        touched: dict[str, Lane] = {}
+        touched: dict[LaneId, Lane] = {}
         for request in requests:
             routes = self._routes.get(request.model)
             size, priority, deadline = request.size, request.priority, request.deadline

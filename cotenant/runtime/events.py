@@ -1,6 +1,6 @@
 """What the dispatcher is told, and what it wants done. Values only, so that a log of them is the whole story.
 
-A *lane* is a partition at run time. It is named `kind id/slot`, as in `cpu-0/1`: the partition in slot 1 of device 0.
+A *lane* is a worker of a partition at run time; see `core.identity` for how it is named.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from cotenant.core.application import Fanout
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 
 
@@ -25,7 +26,7 @@ class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+    id: LaneId
     models: tuple[LaneModel, ...]
 
 
@@ -69,7 +70,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
     stage there are.
     """
 
-    lane: str
+    lane: LaneId
     batch: int
     failed: tuple[tuple[int, str], ...] = ()
     made: tuple[tuple[int, int, int], ...] = ()
@@ -78,7 +79,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The model raised an error on a whole batch; its worker lives."""
 
-    lane: str
+    lane: LaneId
     batch: int
     reason: str
 
@@ -87,21 +88,21 @@ class Died(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A lane's worker is gone; what it held was lost with it. others: lanes whose workers went at the same moment, such
     as those of the same process or device: what one held is not tried again on another."""
 
-    lane: str
+    lane: LaneId
     reason: str
-    others: tuple[str, ...] = ()
+    others: tuple[LaneId, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A lane's worker is up and warm."""
 
-    lane: str
+    lane: LaneId
 
 
 class Woke(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The `time` that a `WakeAt` asked for has come. A stale one is harmless, and so is one that comes early."""
 
-    lane: str
+    lane: LaneId
     time: float
 
 
@@ -122,7 +123,7 @@ Event = Arrived | Cancelled | Finished | Failed | Died | Ready | Woke | Applied
 class Run(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Run these requests of one model as one batch on a lane."""
 
-    lane: str
+    lane: LaneId
     batch: int
     model: str
     requests: tuple[Request, ...]
@@ -139,7 +140,7 @@ class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
     outcome: Outcome
     reason: str = ""
     retry_after: float = 0.0
-    lane: str = ""
+    lane: LaneId | None = None
     batch: int = -1
     started: float = 0.0
 
@@ -147,14 +148,14 @@ class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
 class WakeAt(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Say `Woke(lane, time)` at that time."""
 
-    lane: str
+    lane: LaneId
     time: float
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A lane that was taken out holds nothing any more; its worker may stop."""
 
-    lane: str
+    lane: LaneId
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.runtime.events import LaneSpec
-from cotenant.runtime.lane_specs import lane_id, worker_id, workers_per_partition
+from cotenant.runtime.lane_specs import workers_per_partition
 
 
 class LaneAssignment(msgspec.Struct, frozen=True):
@@ -35,40 +36,40 @@ class LaneMatcher:
     """lanes: those in force, by name. Set it once the workers of all that `match` wants are up."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, LaneAssignment] = {}
-        self._slots: defaultdict[str, int] = defaultdict(int)  # by device: no lane gets the name of an earlier one
+        self.lanes: dict[LaneId, LaneAssignment] = {}
+        self._slots: defaultdict[DeviceId, int] = defaultdict(int)  # by device: no lane gets the name of an earlier one
 
     def match(
         self, plan: Plan, specs: Iterable[LaneSpec], unchanged: Callable[[str], bool] = lambda model: True
-    ) -> dict[str, LaneAssignment]:
+    ) -> dict[LaneId, LaneAssignment]:
         """The lanes of a plan by name: that of the lane which serves the same partition already, or a new one.
 
         specs: what `lanes_of` makes of the plan. unchanged: whether workers hold a model as it is to be served now.
         """
-        wanted: dict[str, LaneAssignment] = {}
+        wanted: dict[LaneId, LaneAssignment] = {}
         given = iter(specs)
         for device in plan.devices:
             for partition in device.partitions:
                 kept = all(unchanged(placement.model) for placement in partition.placements)
-                name = next(
-                    (n for n in self.lanes if kept and n not in wanted and self._holds(n, device, partition)), ""
+                first = next(
+                    (n for n in self.lanes if kept and n not in wanted and self._holds(n, device, partition)), None
                 )
-                if not name:
-                    name = lane_id(device, self._slots[device.name])
-                    self._slots[device.name] += 1
+                if first is None:
+                    first = LaneId(device.id, self._slots[device.id])
+                    self._slots[device.id] += 1
                 for worker in range(workers_per_partition(partition)):
-                    own = worker_id(name, worker)
+                    own = LaneId(device.id, first.slot, worker)
                     wanted[own] = LaneAssignment(
                         msgspec.structs.replace(next(given), id=own), device, partition, worker
                     )
         return wanted
 
-    def _holds(self, name: str, device: Device, partition: Partition) -> bool:
+    def _holds(self, name: LaneId, device: Device, partition: Partition) -> bool:
         """Whether a lane is of the first worker of a partition whose workers can serve this one as they are."""
         lane = self.lanes[name]
         return (
             lane.worker == 0
-            and lane.device.name == device.name
+            and lane.device.id == device.id
             and lane.partition.share == partition.share
             and len(lane.partition.placements) == len(partition.placements)
             and all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from cotenant.core.identity import LaneId
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Profiles
@@ -21,7 +22,7 @@ def lane_specs(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> t
     """
     return tuple(
         LaneSpec(
-            id=worker_id(lane_id(device, slot), worker),
+            id=LaneId(device.id, slot, worker),
             models=tuple(
                 LaneModel(
                     model=_model(placement.model, models).name,
@@ -42,15 +43,6 @@ def lane_specs(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> t
 def workers_per_partition(partition: Partition) -> int:
     """How many run at once."""
     return max([1, *(placement.procs for placement in partition.placements)])
-
-
-def lane_id(device: Device, slot: int) -> str:
-    return f"{device.name}/{slot}"
-
-
-def worker_id(first: str, worker: int) -> str:
-    """The lane of a partition's worker, where ``v100-0/1`` is that of its first: ``v100-0/1.2`` of the second."""
-    return f"{first}.{worker + 1}" if worker else first
 
 
 def _model(name: str, models: Mapping[str, Model]) -> Model:

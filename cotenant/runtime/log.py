@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Request
 from cotenant.errors import ConfigError
 from cotenant.runtime.applications import Applications
@@ -42,11 +43,15 @@ _Written = msgspec.defstruct(
 
 
 def _written(value: object) -> object:
+    if isinstance(value, LaneId):
+        return str(value)
     assert isinstance(value, Request)
     return _Written(*value.fields())
 
 
-def _read(kind: type, value: object) -> Request:
+def _read(kind: type, value: object) -> Request | LaneId:
+    if kind is LaneId:
+        return LaneId.parse(msgspec.convert(value, str))
     assert kind is Request
     return Request(*msgspec.structs.astuple(msgspec.convert(value, _Written)))
 
@@ -65,7 +70,7 @@ def read_log(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLi
     for number, line in enumerate(lines, 1):
         try:
             entry = _decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ConfigError) as error:
             raise ConfigError(f"{place}:{number}: not a line of an event log: {error}") from None
         if entry.now < now:
             raise ConfigError(f"{place}:{number}: time goes backwards, from {now} to {entry.now}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Request
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Died, Drained, Event, Finished, Reply, Run, WakeAt, Woke
@@ -27,7 +28,7 @@ class Actor(Protocol):
         """Do what is due. All that came before this moment has been handled."""
         ...
 
-    def drained(self, lane: str, now: float) -> None:
+    def drained(self, lane: LaneId, now: float) -> None:
         """Hear of a lane that holds nothing any more, perhaps within `act`. What follows is due now or later."""
         ...
 
@@ -48,7 +49,7 @@ class Script:
             tell(self._next[1], now)
             self._next = next(self._events, None)  # which may depend on what came of that
 
-    def drained(self, lane: str, now: float) -> None:
+    def drained(self, lane: LaneId, now: float) -> None:
         """Of a lane that is drained there is no worker to stop."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome
@@ -13,7 +14,7 @@ from cotenant.core.units import WHOLE
 from cotenant.measure.stats import Histogram
 from cotenant.measure.timeline import Timeline
 from cotenant.runtime.events import Applied, Arrived, Command, Died, Drained, Event, Failed, Finished, Reply, Run
-from cotenant.runtime.lane_specs import lane_id, worker_id, workers_per_partition
+from cotenant.runtime.lane_specs import workers_per_partition
 from cotenant.sim.loop import Handle
 
 INTERVALS = 60
@@ -23,17 +24,17 @@ class LanePlace(msgspec.Struct, frozen=True):
     """Where a lane is. share: ‰ of its device, which the workers of a partition have together; price: of that device,
     per hour."""
 
-    device: tuple[str, int]
+    device: DeviceId
     share: float
     price: float | None
 
 
-def lane_places(plan: Plan, fleet: Iterable[Kind]) -> dict[str, LanePlace]:
+def lane_places(plan: Plan, fleet: Iterable[Kind]) -> dict[LaneId, LanePlace]:
     """By lane."""
     prices = {kind.name: kind.price for kind in fleet}
     return {
-        worker_id(lane_id(device, slot), worker): LanePlace(
-            (device.kind, device.id), partition.share / workers_per_partition(partition), prices.get(device.kind)
+        LaneId(device.id, slot, worker): LanePlace(
+            device.id, partition.share / workers_per_partition(partition), prices.get(device.kind)
         )
         for device in plan.devices
         for slot, partition in enumerate(device.partitions)
@@ -51,7 +52,7 @@ class Recorder:
         self,
         handle: Handle,
         models: Iterable[str],
-        slots: Mapping[str, LanePlace],
+        slots: Mapping[LaneId, LanePlace],
         *,
         seconds: float,
         intervals: int = INTERVALS,
@@ -66,8 +67,8 @@ class Recorder:
         self._closed = 0
         self._until = self._step
         self._last = 0.0
-        self._lanes: set[str] = set()
-        self._running: dict[str, int] = {}  # lane → requests of its batch
+        self._lanes: set[LaneId] = set()
+        self._running: dict[LaneId, int] = {}  # lane → requests of its batch
         self._open = 0  # requests that have not ended
         self._devices = 0
         self._price = 0.0
@@ -95,8 +96,8 @@ class Recorder:
         elif type(event) is Died:
             for lane in (event.lane, *event.others):
                 self._freed(lane)
-        elif type(event) in (Finished, Failed):
-            self._freed(event.lane)  # type: ignore[union-attr]
+        elif type(event) is Finished or type(event) is Failed:
+            self._freed(event.lane)
         elif type(event) is Applied:
             self._lanes.update(spec.id for spec in event.lanes)
             self._count_devices()
@@ -142,11 +143,11 @@ class Recorder:
         self._in_time[name] += in_time
         self._late[name] += len(reply.requests) - in_time
 
-    def _freed(self, lane: str) -> None:
+    def _freed(self, lane: LaneId) -> None:
         if self._running.pop(lane, None) is not None:
             self._busy -= self._share(lane)
 
-    def _share(self, lane: str) -> float:
+    def _share(self, lane: LaneId) -> float:
         slot = self._slots.get(lane)
         return 0.0 if slot is None else slot.share
 

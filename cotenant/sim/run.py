@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from cotenant.core.identity import LaneId
 from cotenant.core.model import Model
 from cotenant.core.plan import Partition, Plan
 from cotenant.core.request import Request, make_requests
@@ -87,7 +88,7 @@ def simulate(
         _stands(plan, problem)
         return lane_specs(plan, models, problem.profiles)
 
-    def opened(lanes: Mapping[str, LaneAssignment]) -> None:
+    def opened(lanes: Mapping[LaneId, LaneAssignment]) -> None:
         service.open([lane.spec for lane in lanes.values()], _really(lanes, problem) | dict(observed))
 
     def starts(lane: LaneAssignment) -> float:
@@ -204,7 +205,7 @@ def _stands(plan: Plan, problem: Problem) -> None:
         raise PlanError(f"the plan is for other devices: {wrong[0]}{more}; plan again")
 
 
-def _really(lanes: Mapping[str, LaneAssignment], problem: Problem) -> dict[Key, BatchTimes | RecordedBatches]:
+def _really(lanes: Mapping[LaneId, LaneAssignment], problem: Problem) -> dict[Key, BatchTimes | RecordedBatches]:
     """What batches take, by lane and model. How much slower than planned, and how much they vary, is that of the
     largest batch, which is the one that matters under load."""
     found: dict[Key, BatchTimes | RecordedBatches] = {}

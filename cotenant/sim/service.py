@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 import numpy as np
 
+from cotenant.core.identity import LaneId
 from cotenant.runtime.events import LaneSpec, Run
 from cotenant.workload.arrivals import random_streams
 
@@ -18,7 +19,7 @@ _BLOCK = 1024  # draws at a time: a call of numpy for each batch would cost more
 _PARTS = (0.1, 0.5, 0.9, 0.99)  # of a profile
 
 # A placement at run time: its lane and its model.
-Key = tuple[str, str]
+Key = tuple[LaneId, str]
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):

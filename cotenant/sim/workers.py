@@ -44,9 +44,10 @@ from cotenant.control.events import (
     WorkersExited,
 )
 from cotenant.control.orchestrator import Command, Event, Orchestrator
-from cotenant.control.revision import LaneKey, PlanRevision, RolloutOutcome, memory_capacity, planned_lane
+from cotenant.control.revision import PlanRevision, RolloutOutcome, memory_capacity, planned_lane
 from cotenant.control.rollout import Rollout
 from cotenant.control.supervisor import Supervisor, SupervisorOptions
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import Problem
@@ -85,7 +86,7 @@ class Workers:
         plan: Plan,
         problem: Problem,
         specs: Callable[[Plan], Iterable[LaneSpec]],
-        opened: Callable[[Mapping[str, LaneAssignment]], None],
+        opened: Callable[[Mapping[LaneId, LaneAssignment]], None],
         startup: Callable[[LaneAssignment], float],
         applications: Callable[[Plan], tuple[ApplicationSpec, ...]] = lambda plan: (),
     ) -> None:
@@ -98,8 +99,8 @@ class Workers:
         self._startup = startup
         self._applications = applications
         self._matcher = LaneMatcher()
-        self._lanes: dict[LaneKey, LaneAssignment] = {}  # all that ever were
-        self._wanted: dict[str, LaneAssignment] = {}  # of the rollout under way
+        self._lanes: dict[LaneId, LaneAssignment] = {}  # all that ever were
+        self._wanted: dict[LaneId, LaneAssignment] = {}  # of the rollout under way
         self._failures: list[Failure] = []
         self._revisions = itertools.count(1)
         self._by_hand: set[int] = set()  # revisions that memory has to hold
@@ -156,7 +157,7 @@ class Workers:
         _, _, step = heappop(self._agenda)
         step(now)
 
-    def drained(self, lane: str, now: float) -> None:
+    def drained(self, lane: LaneId, now: float) -> None:
         self._feed(Drained(lane), now)
 
     # Events
@@ -179,8 +180,12 @@ class Workers:
         self._failures.append(failure)
         reason = f"{', '.join(failure.parts)} failed"
         lanes = self.orchestrator.supervisor.lanes()
-        hit = [(part, lanes[part].incarnation) for part in failure.parts if part in lanes and lanes[part].incarnation]
-        devices = [part for part in failure.parts if part not in self._lanes]
+        hit = [
+            (part, lanes[part].incarnation)
+            for part in failure.parts
+            if isinstance(part, LaneId) and part in lanes and lanes[part].incarnation
+        ]
+        devices = [part for part in failure.parts if isinstance(part, DeviceId)]
         for device in devices:
             self._at(failure.time + failure.back, partial(self._restore, device))
         if devices:
@@ -188,7 +193,7 @@ class Workers:
         if hit:
             self._feed(WorkersExited(tuple(hit), reason), now)
 
-    def _restore(self, device: str, now: float) -> None:
+    def _restore(self, device: DeviceId, now: float) -> None:
         if not any(device in failure.parts and failure.covers(now) for failure in self._failures):
             self._feed(DeviceRestored(device), now)
 
@@ -232,10 +237,10 @@ class Workers:
             case LaneReady() | LanesDown() | LaneLost() | LaneFailed() | StartFailed() | LaneStopped():
                 pass  # news for people
 
-    def _up(self, lane: LaneKey, now: float) -> float:
+    def _up(self, lane: LaneId, now: float) -> float:
         """When a worker that begins to start now is up: not before what has failed is there again."""
         first = self.orchestrator.rollout.revision is None
-        ends = (it.time + it.back for it in self._failures if str(lane) in it.parts and it.covers(now))
+        ends = (it.time + it.back for it in self._failures if lane in it.parts and it.covers(now))
         return max(ends, default=now) + (0.0 if first else self._startup(self._lanes[lane]))
 
     def _assign(self, revision: PlanRevision, now: float) -> None:

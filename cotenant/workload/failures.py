@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import ConfigError
 
 
@@ -15,7 +16,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     parts: a worker by its lane (``v100-0/1``), a device by its name (``v100-0``), a node by the names of its devices.
     """
 
-    parts: tuple[str, ...]
+    parts: tuple[DeviceId | LaneId, ...]
     time: float
     back: float = math.inf
 
@@ -28,8 +29,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         if not self.back >= 0:
             raise ConfigError(f"{where} that ends after {self.back:g} s; take 0 or more")
 
-    def hits(self, lane: str) -> bool:
-        return lane in self.parts or lane.rpartition("/")[0] in self.parts
+    def hits(self, lane: LaneId) -> bool:
+        return lane in self.parts or lane.device in self.parts
 
     def covers(self, time: float) -> bool:
         return self.time <= time < self.time + self.back

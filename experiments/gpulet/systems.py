@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import PLANNERS, Problem, geometry, load_planner
@@ -131,7 +132,7 @@ def as_plan(schedule: published.Schedule, problem: Problem) -> Plan | None:
                 for task, latency in zip(tasks, took, strict=True)
             )
             partitions.append(Partition(share=own[0].share, placements=placements))
-        devices.append(Device(kind=kind.name, id=gpu, partitions=tuple(partitions)))
+        devices.append(Device(id=DeviceId(kind.name, gpu), partitions=tuple(partitions)))
     return Plan(planner="published", devices=tuple(devices))
 
 

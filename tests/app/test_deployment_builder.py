@@ -14,6 +14,7 @@ from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.config import Settings, read_settings
+from cotenant.core.identity import LaneId
 from cotenant.core.mig import fixed_geometry
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile, write_profiles
@@ -58,7 +59,7 @@ def test_each_kind_has_its_profile_and_its_own_shares(folder: Path) -> None:
     assert set(site.problem.profiles) == {("identity", "large"), ("identity", "cut")}
     # The slower kind must keep the usual target, too: twice 8 rows on the largest instance, which is less than half.
     assert site.problem.models[0].slo == pytest.approx(2 * 0.08 / 0.428, rel=1e-3)
-    assert {device.name for device in site.plan.devices} == {"large-0", "large-1", "cut-0"}
+    assert {device.id for device in site.plan.devices} == {"large-0", "large-1", "cut-0"}
     assert sum(len(device.partitions) for device in site.plan.devices if device.kind == "cut") <= 2
     assert check(site.plan, site.problem) == []
 
@@ -86,12 +87,12 @@ class Cut(Cpu):
     def __init__(self, broken: str = "") -> None:
         super().__init__()
         self.broken = broken
-        self.lanes: list[str] = []
+        self.lanes: list[LaneId] = []
 
     def fleet(self) -> tuple[Kind, ...]:
         return (LARGE, CUT)
 
-    def open(self, lane: str, share: int, leaving: object = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: object = ()) -> Launch:
         if lane.startswith(self.broken) and self.broken:
             raise DeviceError(f"{lane} has no room")
         self.lanes.append(lane)
@@ -120,7 +121,7 @@ def test_a_model_is_measured_on_the_first_device_of_every_kind(folder: Path) -> 
     found = asyncio.run(profiles(DeploymentBuilder(known, backend, lambda *progress: told.append(progress))))
     shares = {profile.kind: {point.share for point in profile.points} for profile in found}
     assert shares == {"large": {500}, "cut": {142}}
-    assert {lane.partition("/")[0] for lane in backend.lanes} == {"large-0", "cut-0"}
+    assert {lane.device for lane in backend.lanes} == {"large-0", "cut-0"}
     assert ("identity on large", 2, 2) in told and told[-1] == ("identity on cut", 2, 2)
     backend.lanes.clear()
     again = asyncio.run(profiles(DeploymentBuilder(known, backend)))

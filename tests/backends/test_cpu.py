@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from cotenant.backends import cgroup
 from cotenant.backends.cgroup import Cgroup, Quotas
 from cotenant.backends.cpu import Cpu
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import ConfigError
+
+LANE_A, LANE_B, LANE_C, LANE_D, LANE_E = (LaneId(DeviceId("cpu"), slot) for slot in range(5))
 
 
 def machine(cores: int, *, reserve: float = 0.0) -> Cpu:
@@ -22,29 +25,29 @@ def machine(cores: int, *, reserve: float = 0.0) -> Cpu:
 
 def test_partitions_get_cores_of_their_own_where_they_fit() -> None:
     backend = machine(2)
-    assert backend.open("a", 300).cores == (0,)
-    assert backend.open("b", 250).cores == (1,)
-    assert backend.open("c", 200).cores == (0,)
-    assert backend.open("d", 250).cores == (1,)
-    backend.close("a")
-    assert backend.open("e", 250).cores == (0,)
+    assert backend.open(LANE_A, 300).cores == (0,)
+    assert backend.open(LANE_B, 250).cores == (1,)
+    assert backend.open(LANE_C, 200).cores == (0,)
+    assert backend.open(LANE_D, 250).cores == (1,)
+    backend.close(LANE_A)
+    assert backend.open(LANE_E, 250).cores == (0,)
 
 
 def test_a_partition_that_fits_no_core_floats() -> None:
     backend = machine(2)
-    backend.open("a", 400)
-    backend.open("b", 400)
-    assert backend.open("c", 200).cores == (0, 1)
+    backend.open(LANE_A, 400)
+    backend.open(LANE_B, 400)
+    assert backend.open(LANE_C, 200).cores == (0, 1)
 
 
 @pytest.mark.parametrize(("share", "threads"), [(50, 1), (500, 1), (550, 2), (1000, 2)])
 def test_a_batch_has_as_many_threads_as_its_share_has_cores(share: int, threads: int) -> None:
-    launch = machine(2).open("a", share)
+    launch = machine(2).open(LANE_A, share)
     assert (launch.threads, launch.cpu_limit, launch.budget) == (threads, share / 500, share / 500)
 
 
 def test_the_reserve_is_nobody_s() -> None:
-    assert machine(2, reserve=0.1).open("a", 500).cpu_limit == pytest.approx(0.9)
+    assert machine(2, reserve=0.1).open(LANE_A, 500).cpu_limit == pytest.approx(0.9)
     with pytest.raises(ConfigError, match=r"^reserve: 1 is no fraction of the cores; give 0 or more, and less than 1$"):
         Cpu(reserve=1.0)
 
@@ -54,8 +57,9 @@ def test_no_core_is_promised_more_than_once(shares: list[int], cores: int) -> No
     backend = machine(cores)
     busy = [0.0] * cores
     for index, share in enumerate(shares):
-        launch = backend.open(str(index), share)
-        if str(index) in backend._pinned:
+        lane = LaneId(DeviceId("cpu"), index)
+        launch = backend.open(lane, share)
+        if lane in backend._pinned:
             assert launch.threads == len(set(launch.cores))
             for core in launch.cores:
                 busy[core] += share * cores / 1000 / launch.threads
@@ -70,18 +74,18 @@ def test_a_quota_of_version_2(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("memory cpu")
     groups = quotas(tmp_path, 2)
     groups.prepare()
-    groups.make("cpu-0/1", 0.4)
+    groups.make(LaneId.parse("cpu-0/1"), 0.4)
     group = tmp_path / f"cotenant-{os.getpid()}-cpu-0.1"
     assert (group / "cpu.max").read_text() == "4000 10000"
-    groups.put("cpu-0/1", 123)
+    groups.put(LaneId.parse("cpu-0/1"), 123)
     assert (group / "cgroup.procs").read_text() == "123"
 
 
 def test_a_quota_of_version_1_is_no_smaller_than_the_kernel_takes(tmp_path: Path) -> None:
     groups = quotas(tmp_path, 1)
     groups.prepare()
-    groups.make("lane", 0.08)
-    group = tmp_path / f"cotenant-{os.getpid()}-lane"
+    groups.make(LANE_A, 0.08)
+    group = tmp_path / f"cotenant-{os.getpid()}-cpu-0.0"
     assert (group / "cpu.cfs_quota_us").read_text() == "1000"
     assert (group / "cpu.cfs_period_us").read_text() == "12500"
 
@@ -106,9 +110,9 @@ def test_a_group_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^no cgroup quota can be set at .*: Not a directory; run as root, or under "
     ):
-        quotas(tmp_path / "file", 1).make("lane", 0.5)
-    with pytest.raises(ConfigError, match=r"^no cgroup quota can be set at .*-lane: No such file or directory; "):
-        quotas(tmp_path, 1).put("lane", os.getpid())
+        quotas(tmp_path / "file", 1).make(LANE_A, 0.5)
+    with pytest.raises(ConfigError, match=r"^no cgroup quota can be set at .*-cpu-0\.0: No such file or directory; "):
+        quotas(tmp_path, 1).put(LANE_A, os.getpid())
     with pytest.raises(ConfigError, match=r"No such file or directory; .* throttle themselves with enforcement = "):
         quotas(tmp_path, 2).prepare()
 

@@ -14,6 +14,7 @@ import pytest
 from cotenant.backends import Backend
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.live import pool as pool_module
@@ -46,8 +47,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield made
 
 
-def lane_of(backend: Backend) -> str:
-    return f"{backend.fleet()[0].name}-0/0"
+def lane_of(backend: Backend) -> LaneId:
+    return LaneId(DeviceId(backend.fleet()[0].name), 0)
 
 
 def model(backend: Backend, folder: Path) -> WorkerModel:
@@ -110,7 +111,7 @@ def test_a_partition_returns_in_a_process_that_was_started_ahead(
 
 
 def test_closing_what_is_not_open_is_harmless(backend: Backend) -> None:
-    backend.close("never")
+    backend.close(LaneId(DeviceId("never"), 0))
     lane, share = lane_of(backend), backend.fleet()[0].cuts[0]
     for _ in range(2):  # and what is closed twice can be had again
         assert backend.open(lane, share)

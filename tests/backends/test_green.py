@@ -15,6 +15,7 @@ import pytest
 
 from cotenant.backends import Launch, nvidia
 from cotenant.backends.green import Green, groups_in, legal_shares
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError, WorkerError
 from cotenant.live import pool as pool_module
@@ -29,7 +30,7 @@ UNEVEN = (8,) * 12 + (18,)  # of 114 there might be 14 groups, but they do not l
 class Sleeping(Green):
     """Its workers make their streams, and run nothing on them."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return msgspec.structs.replace(super().open(lane, share, leaving), fake=True)
 
 
@@ -77,10 +78,17 @@ def test_no_partitions_of_a_whole_device_need_more_groups_than_there_are(step: i
 
 
 def test_a_share_has_the_groups_that_fit_into_it() -> None:
-    assert [groups_in(H200, share, "h200-0/0") for share in (60, 120, 121, 500, 999, WHOLE)] == [1, 1, 2, 8, 16, 17]
-    assert groups_in(A100, WHOLE, "a100-0/0") == 27
+    assert [groups_in(H200, share, LaneId.parse("h200-0/0")) for share in (60, 120, 121, 500, 999, WHOLE)] == [
+        1,
+        1,
+        2,
+        8,
+        16,
+        17,
+    ]
+    assert groups_in(A100, WHOLE, LaneId.parse("a100-0/0")) == 27
     with pytest.raises(DeviceError, match=r"^h200-0/0: a share of 5 % is less than one group, which is 6 %$"):
-        groups_in(H200, 50, "h200-0/0")
+        groups_in(H200, 50, LaneId.parse("h200-0/0"))
 
 
 def test_the_fleet_is_cut_as_the_driver_splits_it(machine: Machine) -> None:
@@ -93,35 +101,35 @@ def test_the_fleet_is_cut_as_the_driver_splits_it(machine: Machine) -> None:
 
 def test_partitions_lie_side_by_side(machine: Machine) -> None:
     backend = machine("h200,h200")
-    one, two = backend.open("h200-0/0", 484), backend.open("h200-0/1", 300)
+    one, two = backend.open(LaneId.parse("h200-0/0"), 484), backend.open(LaneId.parse("h200-0/1"), 300)
     assert (one.groups, two.groups) == (tuple(range(8)), (8, 9, 10, 11))
     assert (one.process, one.cuda) == ("h200-0", True)
     first, second = nvidia.list_gpus()
     assert one.env["CUDA_VISIBLE_DEVICES"] == first.uuid
-    other = backend.open("h200-1/0", WHOLE)
+    other = backend.open(LaneId.parse("h200-1/0"), WHOLE)
     assert (other.groups, other.process, other.env["CUDA_VISIBLE_DEVICES"]) == (
         tuple(range(17)),
         "h200-1",
         second.uuid,
     )
-    backend.close("h200-0/0")
-    assert backend.open("h200-0/2", 606).groups == (*range(8), 12, 13)
+    backend.close(LaneId.parse("h200-0/0"))
+    assert backend.open(LaneId.parse("h200-0/2"), 606).groups == (*range(8), 12, 13)
 
 
 def test_new_partitions_stand_where_old_ones_leave(machine: Machine) -> None:
     backend = machine()
-    backend.open("h200-0/0", 242)
-    backend.open("h200-0/1", 242)
-    backend.open("h200-0/2", 424)
-    leaving = ["h200-0/0", "h200-0/2"]
+    backend.open(LaneId.parse("h200-0/0"), 242)
+    backend.open(LaneId.parse("h200-0/1"), 242)
+    backend.open(LaneId.parse("h200-0/2"), 424)
+    leaving = [LaneId.parse("h200-0/0"), LaneId.parse("h200-0/2")]
     # What stays has 4 to 7; the rest is divided anew, first where nobody is.
-    assert backend.open("h200-0/3", 484, leaving).groups == (0, 1, 2, 3, 8, 9, 10, 15)
-    assert backend.open("h200-0/4", 242, leaving).groups == (11, 12, 13, 14)
+    assert backend.open(LaneId.parse("h200-0/3"), 484, leaving).groups == (0, 1, 2, 3, 8, 9, 10, 15)
+    assert backend.open(LaneId.parse("h200-0/4"), 242, leaving).groups == (11, 12, 13, 14)
     # Nobody leaves, and there is no room: then partitions overlap, where the fewest are.
     for lane in leaving:
         backend.close(lane)
-    assert backend.open("h200-0/5", 121).groups == (0, 1)
-    assert backend.open("h200-0/6", 121).groups == (2, 3)
+    assert backend.open(LaneId.parse("h200-0/5"), 121).groups == (0, 1)
+    assert backend.open(LaneId.parse("h200-0/6"), 121).groups == (2, 3)
 
 
 @pytest.mark.parametrize("sizes", [H200, A100, UNEVEN])
@@ -131,14 +139,14 @@ def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, siz
     backend = Green((gpu,))
     backend._splits[gpu.uuid] = sizes
     rng = np.random.default_rng(seed)
-    there: dict[str, tuple[int, int]] = {}  # lane → its share and its groups, one bit each
+    there: dict[LaneId, tuple[int, int]] = {}  # lane → its share and its groups, one bit each
     for change in range(10):
         kept = {lane: it for lane, it in there.items() if rng.random() < 0.5}
-        fresh: dict[str, tuple[int, int]] = {}
+        fresh: dict[LaneId, tuple[int, int]] = {}
         room = WHOLE - sum(share for share, _ in kept.values())
         while fitting := [cut for cut in legal_shares(sizes) if cut <= room]:
             room -= (share := int(rng.choice(fitting)))
-            lane = f"gpu-0/{change}.{len(fresh)}"
+            lane = LaneId(DeviceId("gpu"), change, len(fresh))
             groups = backend.open(lane, share, leaving=there.keys() - kept.keys()).groups
             assert len(groups) == groups_in(sizes, share, lane)
             fresh[lane] = share, sum(1 << group for group in groups)
@@ -176,18 +184,18 @@ def test_a_share_changes_without_another_process(machine: Machine) -> None:
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
-            for lane, share in (("h200-0/0", 303), ("h200-0/1", 666)):
+            for lane, share in ((LaneId.parse("h200-0/0"), 303), (LaneId.parse("h200-0/1"), 666)):
                 await pool.start(lane, share=share, models=[sleeper(0.0)])
                 await told.next()
             pids = {status.pid for status in pool.status()}
             assert len(pids) == 1
-            leaving = ["h200-0/0", "h200-0/1"]
-            for lane, share in (("h200-0/2", 666), ("h200-0/3", 303)):
+            leaving = [LaneId.parse("h200-0/0"), LaneId.parse("h200-0/1")]
+            for lane, share in ((LaneId.parse("h200-0/2"), 666), (LaneId.parse("h200-0/3"), 303)):
                 await pool.start(lane, share=share, models=[sleeper(0.0)], leaving=leaving)
                 await told.next()
             for lane in leaving:
                 await pool.stop(lane, grace=5.0)
-            for batch, lane in enumerate(("h200-0/2", "h200-0/3")):
+            for batch, lane in enumerate((LaneId.parse("h200-0/2"), LaneId.parse("h200-0/3"))):
                 pool.run(lane, batch, "sleeper", [floats(1, 2)])
                 assert (await told.next())[:3] == ("finished", lane, batch)
             assert {status.pid for status in pool.status()} == pids
@@ -202,16 +210,16 @@ def test_a_partition_that_the_driver_does_not_make_costs_no_other(machine: Machi
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
-            await pool.start("h200-0/0", share=484, models=[sleeper(0.0)])
+            await pool.start(LaneId.parse("h200-0/0"), share=484, models=[sleeper(0.0)])
             await told.next()
             state.write_text("error cuGreenCtxStreamCreate 2\n")
             with pytest.raises(
                 WorkerError, match=r"^the worker of h200-0/1 did not start: cuGreenCtxStreamCreate: \S+: out of memory$"
             ):
-                await pool.start("h200-0/1", share=484, models=[sleeper(0.0)])
+                await pool.start(LaneId.parse("h200-0/1"), share=484, models=[sleeper(0.0)])
             with pytest.raises(WorkerError, match=r"^the worker of h200-0/2 did not start: .* less than one group"):
-                await pool.start("h200-0/2", share=10, models=[sleeper(0.0)])
-            pool.run("h200-0/0", 1, "sleeper", [floats(1, 2)])
+                await pool.start(LaneId.parse("h200-0/2"), share=10, models=[sleeper(0.0)])
+            pool.run(LaneId.parse("h200-0/0"), 1, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "h200-0/0", 1)
 
     asyncio.run(scenario())
@@ -226,7 +234,7 @@ def test_a_lost_gpu_costs_its_lanes_and_no_others(
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
-            for lane in ("h200-0/0", "h200-0/1", "h200-1/0"):
+            for lane in (LaneId.parse("h200-0/0"), LaneId.parse("h200-0/1"), LaneId.parse("h200-1/0")):
                 await pool.start(lane, share=303, models=[sleeper(0.0)])
                 await told.next()
             state.write_text("lost 0\n")
@@ -234,7 +242,7 @@ def test_a_lost_gpu_costs_its_lanes_and_no_others(
             assert {it[:2] for it in died} == {("died", "h200-0/0"), ("died", "h200-0/1")}
             assert all(it[2].startswith("h200-0 is lost: it is off the bus") for it in died)
             assert [status.state for status in pool.status()] == ["lost", "lost", "ready"]
-            pool.run("h200-1/0", 1, "sleeper", [floats(1, 2)])
+            pool.run(LaneId.parse("h200-1/0"), 1, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "h200-1/0", 1)
             state.write_text("")
             assert {await told.next(), await told.next()} == {("ready", "h200-0/0"), ("ready", "h200-0/1")}
@@ -247,7 +255,7 @@ def test_a_process_that_is_killed_takes_its_device_s_lanes_along_and_comes_back(
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
-            for lane in ("h200-0/0", "h200-0/1"):
+            for lane in (LaneId.parse("h200-0/0"), LaneId.parse("h200-0/1")):
                 await pool.start(lane, share=484, models=[sleeper(0.0)])
                 await told.next()
             pid = pool.status()[0].pid

@@ -14,6 +14,7 @@ import pytest
 from cotenant.backends import Launch, nvidia
 from cotenant.backends.mig import Mig
 from cotenant.core import mig
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Model
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import DeviceError
@@ -41,7 +42,7 @@ def machine(state: Path) -> Iterator[Machine]:
 class OnProcessor(Mig):
     """Its workers have what those on instances have, but run their models on the processor."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False)
 
 
@@ -53,7 +54,7 @@ def on_processor(_: pytest.MonkeyPatch, held: ExitStack) -> Mig:
     return backend
 
 
-def where(backend: Mig, lane: str, share: int, leaving: tuple[str, ...] = ()) -> str:
+def where(backend: Mig, lane: LaneId, share: int, leaving: tuple[LaneId, ...] = ()) -> str:
     """The UUID of the instance on which a lane opens."""
     launch = backend.open(lane, share, leaving)
     assert launch.cuda and list(launch.env) == ["CUDA_VISIBLE_DEVICES"]
@@ -75,7 +76,7 @@ def test_a_gpu_is_what_it_is_cut_into(machine: Machine) -> None:
 def test_gpus_of_one_cut_are_one_kind_and_of_two_are_two(machine: Machine) -> None:
     backend = machine("h200-mig=4g.71gb,h200-mig=4g.71gb,a30-mig=2g.12gb")
     assert [(kind.name, kind.count) for kind in backend.fleet()] == [("h200-mig", 2), ("a30-mig", 1)]
-    assert backend.open("h200-mig-1/0", FOUR) != backend.open("h200-mig-0/0", FOUR)
+    assert backend.open(LaneId.parse("h200-mig-1/0"), FOUR) != backend.open(LaneId.parse("h200-mig-0/0"), FOUR)
 
 
 def test_gpus_that_are_cut_otherwise_are_kinds_of_their_own(machine: Machine) -> None:
@@ -84,7 +85,7 @@ def test_gpus_that_are_cut_otherwise_are_kinds_of_their_own(machine: Machine) ->
         "h200-mig-4g.71gb": (FOUR,),
         "h200-mig-2x3g.71gb": (THREE,),
     }
-    assert where(backend, "h200-mig-4g.71gb-0/0", FOUR).startswith("MIG-00000001-")
+    assert where(backend, LaneId.parse("h200-mig-4g.71gb-0/0"), FOUR).startswith("MIG-00000001-")
 
 
 def test_what_others_leave_free_tells_gpus_apart_too(machine: Machine, state: Path) -> None:
@@ -113,40 +114,43 @@ def test_a_plan_uses_the_instances_that_there_are(machine: Machine) -> None:
     )
     (device,) = plan.devices
     assert sorted(cut.share for cut in device.partitions) == [ONE, ONE, TWO, THREE]
-    found = {where(backend, f"{device.name}/{slot}", cut.share) for slot, cut in enumerate(device.partitions)}
+    found = {where(backend, LaneId(device.id, slot), cut.share) for slot, cut in enumerate(device.partitions)}
     assert len(found) == 4
 
 
 def test_a_lane_has_an_instance_for_itself_until_it_closes(machine: Machine) -> None:
     backend = machine(CUT)
-    first, second = where(backend, "h200-mig-0/0", ONE), where(backend, "h200-mig-0/1", ONE)
+    first, second = where(backend, LaneId.parse("h200-mig-0/0"), ONE), where(backend, LaneId.parse("h200-mig-0/1"), ONE)
     assert first != second
     with pytest.raises(DeviceError) as refusal:
-        backend.open("h200-mig-0/2", ONE)
+        backend.open(LaneId.parse("h200-mig-0/2"), ONE)
     assert str(refusal.value) == (
         "h200-mig-0 has no free MIG instance of 14.2 %, and no room for one; "
         "it is cut into 3g.71gb, 2g.35gb, 1g.18gb, 1g.18gb"
     )
-    backend.close("h200-mig-0/0")
-    assert where(backend, "h200-mig-0/2", ONE) == first
+    backend.close(LaneId.parse("h200-mig-0/0"))
+    assert where(backend, LaneId.parse("h200-mig-0/2"), ONE) == first
     assert cut_now() == ["1g.18gb", "1g.18gb", "2g.35gb", "3g.71gb"]
 
 
 def test_a_lane_may_stand_where_another_is_leaving(machine: Machine) -> None:
     backend = machine(CUT)
-    old = where(backend, "h200-mig-0/0", TWO)
+    old = where(backend, LaneId.parse("h200-mig-0/0"), TWO)
     with pytest.raises(DeviceError):
-        backend.open("h200-mig-0/1", TWO, leaving=("h200-mig-0/7",))
-    assert where(backend, "h200-mig-0/1", TWO, leaving=("h200-mig-0/0",)) == old
-    backend.close("h200-mig-0/0")
+        backend.open(LaneId.parse("h200-mig-0/1"), TWO, leaving=(LaneId.parse("h200-mig-0/7"),))
+    assert where(backend, LaneId.parse("h200-mig-0/1"), TWO, leaving=(LaneId.parse("h200-mig-0/0"),)) == old
+    backend.close(LaneId.parse("h200-mig-0/0"))
     with pytest.raises(DeviceError):  # the new one is there still
-        backend.open("h200-mig-0/2", TWO)
+        backend.open(LaneId.parse("h200-mig-0/2"), TWO)
 
 
 def test_of_equal_shares_the_one_with_the_most_memory_is_taken(machine: Machine) -> None:
     backend = machine("h200-mig=1g.18gb+1g.35gb")
     uuids = {one.profile: one.uuid for one in nvidia.list_gpus()[0].instances}
-    assert [where(backend, f"h200-mig-0/{slot}", ONE) for slot in (0, 1)] == [uuids["1g.35gb"], uuids["1g.18gb"]]
+    assert [where(backend, LaneId(DeviceId("h200-mig"), slot), ONE) for slot in (0, 1)] == [
+        uuids["1g.35gb"],
+        uuids["1g.18gb"],
+    ]
 
 
 def test_a_device_that_is_not_there(machine: Machine) -> None:
@@ -154,8 +158,8 @@ def test_a_device_that_is_not_there(machine: Machine) -> None:
     with pytest.raises(
         DeviceError, match=r"^lane 'h200-mig-1/0': there is no device 'h200-mig-1'; there is h200-mig-0$"
     ):
-        backend.open("h200-mig-1/0", ONE)
-    backend.close("h200-mig-1/0")
+        backend.open(LaneId.parse("h200-mig-1/0"), ONE)
+    backend.close(LaneId.parse("h200-mig-1/0"))
 
 
 def test_instances_on_which_others_compute_are_left_alone(
@@ -166,7 +170,7 @@ def test_instances_on_which_others_compute_are_left_alone(
     (kind,) = backend.fleet()
     assert kind.geometry is not None and not mig.placements_fit(kind.geometry, [(ONE, GIB)] * 2)
     taken = nvidia.list_gpus()[0].instances[2].uuid
-    assert where(backend, "h200-mig-0/0", ONE) != taken
+    assert where(backend, LaneId.parse("h200-mig-0/0"), ONE) != taken
     assert "1g.18gb of GPU-00000001-0000-4000-8000-000000000000 is left out: /usr/bin/program-77 (77)" in caplog.text
 
 
@@ -205,14 +209,14 @@ def test_where_it_is_allowed_instances_are_made_and_go_with_their_lanes(machine:
     plain = {it.name: (it.slices, it.starts) for it in mig.instances(kind.geometry)}
     table = {it.name: (it.slices, it.starts) for it in mig.GEOMETRIES["mig-a100-80gb"] if it.name != "1g.20gb"}
     assert plain == table
-    lanes = [f"a100-sxm4-80gb-mig-0/{slot}" for slot in range(4)]
+    lanes = [LaneId(DeviceId("a100-sxm4-80gb-mig"), slot) for slot in range(4)]
     found = {where(backend, lane, share) for lane, share in zip(lanes, (THREE, TWO, ONE, ONE), strict=True)}
     assert len(found) == 4
     assert cut_now() == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
     with pytest.raises(
         DeviceError, match=r"no free MIG instance of 57.1 %, and no room for one; it is cut into 3g.40gb"
     ):
-        backend.open("a100-sxm4-80gb-mig-0/9", FOUR)
+        backend.open(LaneId.parse("a100-sxm4-80gb-mig-0/9"), FOUR)
     for lane in lanes:
         backend.close(lane)
         backend.close(lane)
@@ -227,7 +231,7 @@ def test_whatever_a_plan_may_ask_for_finds_room_largest_first(product: str, mach
     (kind,) = backend.fleet()
     assert kind.geometry is not None
     for layout in mig.maximal_layouts(kind.geometry):
-        lanes = [f"{kind.name}-0/{slot}" for slot in range(len(layout))]
+        lanes = [LaneId(DeviceId(kind.name), slot) for slot in range(len(layout))]
         for lane, share in zip(lanes, sorted((one.share for one in layout), reverse=True), strict=True):
             backend.open(lane, share)
         assert cut_now() == sorted(one.name for one in layout)
@@ -239,9 +243,9 @@ def test_what_was_there_before_is_neither_destroyed_nor_added_to(machine: Machin
     backend = machine("h200-mig=1g.18gb", create=True)
     assert [kind.cuts for kind in backend.fleet()] == [(ONE,)]
     with pytest.raises(DeviceError):
-        backend.open("h200-mig-0/0", FOUR)
-    backend.open("h200-mig-0/1", ONE)
-    backend.close("h200-mig-0/1")
+        backend.open(LaneId.parse("h200-mig-0/0"), FOUR)
+    backend.open(LaneId.parse("h200-mig-0/1"), ONE)
+    backend.close(LaneId.parse("h200-mig-0/1"))
     assert cut_now() == ["1g.18gb"]
 
 
@@ -249,14 +253,14 @@ def test_an_instance_that_somebody_is_still_leaving_stays_for_the_next_lane(
     machine: Machine, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = machine("h200-mig", create=True)
-    uuid = where(backend, "h200-mig-0/0", THREE)
+    uuid = where(backend, LaneId.parse("h200-mig-0/0"), THREE)
     state.write_text(f"process 0 77 {GIB} 1\n")
-    backend.close("h200-mig-0/0")
+    backend.close(LaneId.parse("h200-mig-0/0"))
     assert cut_now() == ["3g.71gb"]
     assert f"the MIG instance 3g.71gb ({uuid}) stays: somebody still computes on it" in caplog.text
     state.write_text("")
-    assert where(backend, "h200-mig-0/1", THREE) == uuid
-    backend.close("h200-mig-0/1")
+    assert where(backend, LaneId.parse("h200-mig-0/1"), THREE) == uuid
+    backend.close(LaneId.parse("h200-mig-0/1"))
     assert cut_now() == []
 
 
@@ -269,15 +273,17 @@ def test_who_may_not_make_instances_is_told_and_nothing_is_left(function: str, m
     with pytest.raises(
         DeviceError, match=r"^a MIG instance of 42.8 % on h200-mig-0: this user may not .*; run as root"
     ):
-        backend.open("h200-mig-0/0", THREE)
+        backend.open(LaneId.parse("h200-mig-0/0"), THREE)
     state.write_text("")
     lanes = itertools.count()
-    assert len({where(backend, f"h200-mig-0/{next(lanes)}", ONE) for _ in range(7)}) == 7  # the GPU is empty
+    assert (
+        len({where(backend, LaneId(DeviceId("h200-mig"), next(lanes)), ONE) for _ in range(7)}) == 7
+    )  # the GPU is empty
 
 
 def test_what_was_made_goes_with_the_backend(machine: Machine) -> None:
     backend = machine("h200-mig", create=True)
-    backend.open("h200-mig-0/0", THREE)
+    backend.open(LaneId.parse("h200-mig-0/0"), THREE)
     del backend
     gc.collect()
     assert cut_now() == []

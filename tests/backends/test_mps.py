@@ -24,6 +24,7 @@ from benchmarks import share_change
 from cotenant.backends import mps, mps_daemon, nvidia
 from cotenant.backends.mps import Mps
 from cotenant.backends.mps_daemon import mps_processes
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import DeviceError
 from cotenant.live import pool as pool_module
 from tests.driver import mps as fake
@@ -108,7 +109,7 @@ def test_each_gpu_has_a_daemon_in_a_private_folder(made: Make, root: Path) -> No
     ]
     (home,) = root.iterdir()
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
-    first, second = backend.open("h200-0/0", 200).env, backend.open("h200-1/0", 200).env
+    first, second = backend.open(LaneId.parse("h200-0/0"), 200).env, backend.open(LaneId.parse("h200-1/0"), 200).env
     assert first["CUDA_MPS_PIPE_DIRECTORY"] != second["CUDA_MPS_PIPE_DIRECTORY"]
     assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == (uuid(0), uuid(1))
 
@@ -120,11 +121,11 @@ def test_a_share_is_the_percentage_of_a_client(
     told(monkeypatch, version=version)
     backend = made(protocol=protocol)
     for share, percentage in ((50, "5"), (200, "20"), (1000, "100")):
-        launch = backend.open("h200-0/0", share)
+        launch = backend.open(LaneId.parse("h200-0/0"), share)
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in launch.env
         with fake.client(launch.env) as client:
             assert client.said == ["CUDA_SUCCESS", percentage, "-"]
-        backend.close("h200-0/0")
+        backend.close(LaneId.parse("h200-0/0"))
 
 
 def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
@@ -133,7 +134,7 @@ def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     backend = made()
-    with fake.client(backend.open("h200-0/0", 500).env) as client:
+    with fake.client(backend.open(LaneId.parse("h200-0/0"), 500).env) as client:
         assert client.said == ["CUDA_SUCCESS", "50", "-"]
     environ = [Path(f"/proc/{it.pid}/environ").read_bytes() for it in mps_daemon.mps_processes()]
     assert environ and not any(b"PERCENTAGE" in entries for entries in environ)
@@ -141,7 +142,7 @@ def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
 
 def test_a_limit_of_memory_is_the_share_of_it(made: Make) -> None:
     backend = made(memory_limits=True)
-    assert backend.open("h200-0/0", 200).env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={143771 // 5}M"
+    assert backend.open(LaneId.parse("h200-0/0"), 200).env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={143771 // 5}M"
 
 
 @pytest.mark.parametrize(("protocol", "version"), PROTOCOLS.items())
@@ -150,9 +151,16 @@ def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
 ) -> None:
     told(monkeypatch, version=version)
     backend = made("h200,h200", protocol=protocol)
-    bad, neighbour, other = (backend.open(lane, 200).env for lane in ("h200-0/0", "h200-0/1", "h200-1/0"))
+    bad, neighbour, other = (
+        backend.open(lane, 200).env
+        for lane in (LaneId.parse("h200-0/0"), LaneId.parse("h200-0/1"), LaneId.parse("h200-1/0"))
+    )
     with fake.client(bad) as one, fake.client(neighbour) as two, fake.client(other) as three:
-        for lane, client in (("h200-0/0", one), ("h200-0/1", two), ("h200-1/0", three)):
+        for lane, client in (
+            (LaneId.parse("h200-0/0"), one),
+            (LaneId.parse("h200-0/1"), two),
+            (LaneId.parse("h200-1/0"), three),
+        ):
             backend.on_worker_started(lane, client.pid)
         assert backend.lost() == {}
         fake.control(bad, f"fault {one.pid}")
@@ -170,9 +178,9 @@ def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
 
 def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Make) -> None:
     backend = made()
-    env = backend.open("h200-0/0", 500).env
+    env = backend.open(LaneId.parse("h200-0/0"), 500).env
     with fake.client(env) as one, fake.client(env) as stranger:
-        backend.on_worker_started("h200-0/0", one.pid)
+        backend.on_worker_started(LaneId.parse("h200-0/0"), one.pid)
         fake.control(env, "fault 0")
         until(backend.lost)
         reason = f"its MPS server met a fatal error of the GPU, caused by one of h200-0/0, process {stranger.pid}"
@@ -186,7 +194,7 @@ def test_workers_end_with_their_server_and_return_with_the_next(
     told(monkeypatch, version=version)
     monkeypatch.setattr(pool_module, "TICK", 0.05)
     backend = made("h200,h200", **options)
-    lanes = ["h200-0/0", "h200-1/0"]
+    lanes = [LaneId.parse("h200-0/0"), LaneId.parse("h200-1/0")]
     model = graphs.identity(tmp_path / "m.onnx", 2)
 
     async def scenario() -> None:
@@ -195,15 +203,17 @@ def test_workers_end_with_their_server_and_return_with_the_next(
                 await pool.start(lane, share=500, models=[model])
                 assert await said.next() == ("ready", lane)
             bad, other = (status.pid for status in pool.status())
-            fake.control(dict(pool._lanes["h200-0/0"].launch.env), f"fault {bad}")
+            fake.control(dict(pool._lanes[LaneId.parse("h200-0/0")].launch.env), f"fault {bad}")
             reason = "h200-0 is lost: its MPS server met a fatal error of the GPU, caused by h200-0/0"
             assert await said.next() == ("died", "h200-0/0", reason)
-            pool.run("h200-1/0", 1, "identity", [floats(1, 2)])
+            pool.run(LaneId.parse("h200-1/0"), 1, "identity", [floats(1, 2)])
             assert (await said.next())[:3] == ("finished", "h200-1/0", 1)
             assert await said.next() == ("ready", "h200-0/0")
             pids = [status.pid for status in pool.status()]
             assert pids[0] != bad and pids[1] == other
-            with fake.client(dict(pool._lanes["h200-0/0"].launch.env)) as client:  # as its worker would be, on a GPU
+            with fake.client(
+                dict(pool._lanes[LaneId.parse("h200-0/0")].launch.env)
+            ) as client:  # as its worker would be, on a GPU
                 assert client.said[0] == "CUDA_SUCCESS"
 
     asyncio.run(scenario())
@@ -249,14 +259,14 @@ def server_of(root: Path, name: str) -> int:
 )
 def test_a_server_or_daemon_that_was_killed_comes_back(made: Make, root: Path, name: str, reason: str) -> None:
     backend = made()
-    env = backend.open("h200-0/0", 500).env
+    env = backend.open(LaneId.parse("h200-0/0"), 500).env
     with fake.client(env) as client:
-        backend.on_worker_started("h200-0/0", client.pid)
+        backend.on_worker_started(LaneId.parse("h200-0/0"), client.pid)
         before = fake.left(root)
         os.kill(server_of(root, name), signal.SIGKILL)
         until(backend.lost)
         assert [*backend.lost()] == ["h200-0"]
-        assert re.fullmatch(reason, backend.lost()["h200-0"])
+        assert re.fullmatch(reason, backend.lost()[DeviceId.parse("h200-0")])
         client.end()
     until(lambda: not backend.lost())
     assert not set(before) & set(fake.left(root))  # whatever was left of the old ones went with them
@@ -277,16 +287,16 @@ def test_a_daemon_whose_environment_is_hidden_is_known_by_its_file(
     monkeypatch.setattr(mps_daemon, "mps_processes", hidden)
     backend = made()
     daemon = server_of(root, nvidia.CONTROL)
-    assert backend._devices["h200-0"].daemon.health_error({}) == ""
+    assert backend._devices[DeviceId.parse("h200-0")].daemon.health_error({}) == ""
     backend.stop()
     assert not mps_daemon.is_alive(daemon)
 
 
 def test_a_client_s_death_costs_the_others_nothing(made: Make) -> None:
     backend = made()
-    env = backend.open("h200-0/0", 500).env
+    env = backend.open(LaneId.parse("h200-0/0"), 500).env
     with fake.client(env) as one, fake.client(env) as two:
-        backend.on_worker_started("h200-0/0", one.pid)
+        backend.on_worker_started(LaneId.parse("h200-0/0"), one.pid)
         one.end()
         until(lambda: fake.control(env, "get_client_list 0").split() == [str(two.pid)])
         assert backend.lost() == {}
@@ -299,9 +309,10 @@ def test_what_does_not_start_again_says_why_and_is_tried_again(
     backend = made()
     told(monkeypatch, refuse="MPS is not supported on this system")
     os.kill(server_of(root, mps_daemon.SERVER), signal.SIGKILL)
-    until(lambda: "MPS does not start" in backend.lost().get("h200-0", ""))
+    until(lambda: "MPS does not start" in backend.lost().get(DeviceId.parse("h200-0"), ""))
     assert (
-        "its server ended: MPS is not supported on this system; in a container, MPS needs" in backend.lost()["h200-0"]
+        "its server ended: MPS is not supported on this system; in a container, MPS needs"
+        in backend.lost()[DeviceId.parse("h200-0")]
     )
     told(monkeypatch)
     until(lambda: not backend.lost())
@@ -313,26 +324,26 @@ def test_static_partitions(made: Make, monkeypatch: pytest.MonkeyPatch, protocol
     backend = made(protocol=protocol, static=True)
     (kind,) = backend.fleet()
     assert kind.cuts[:2] == (62, 125) and kind.cuts[-1] == 1000 and len(kind.cuts) == 16  # of 8 multiprocessors each
-    env = backend.open("h200-0/0", 500).env
+    env = backend.open(LaneId.parse("h200-0/0"), 500).env
     assert env["CUDA_MPS_SM_PARTITION"].startswith(uuid(0) + "/")
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in env
     with fake.client(env) as client:
         assert client.said == ["CUDA_SUCCESS", "-", env["CUDA_MPS_SM_PARTITION"]]
-    backend.open("h200-0/1", 438)
+    backend.open(LaneId.parse("h200-0/1"), 438)
     with pytest.raises(DeviceError, match=r"^MPS gives no partition of 2 chunks .*CUDA_ERROR_INVALID_RESOURCE_CONFIG"):
-        backend.open("h200-0/2", 125)
-    backend.close("h200-0/1")
-    backend.open("h200-0/2", 125)
-    backend.close("h200-0/2")
-    lasting = backend.open("h200-0/3", 500, leaving=["h200-0/0"]).env
+        backend.open(LaneId.parse("h200-0/2"), 125)
+    backend.close(LaneId.parse("h200-0/1"))
+    backend.open(LaneId.parse("h200-0/2"), 125)
+    backend.close(LaneId.parse("h200-0/2"))
+    lasting = backend.open(LaneId.parse("h200-0/3"), 500, leaving=[LaneId.parse("h200-0/0")]).env
     assert lasting["CUDA_MPS_SM_PARTITION"] != env["CUDA_MPS_SM_PARTITION"]  # there was room
-    inherited = backend.open("h200-0/4", 500, leaving=["h200-0/0"]).env
+    inherited = backend.open(LaneId.parse("h200-0/4"), 500, leaving=[LaneId.parse("h200-0/0")]).env
     assert inherited["CUDA_MPS_SM_PARTITION"] == env["CUDA_MPS_SM_PARTITION"]
-    backend.close("h200-0/0")
+    backend.close(LaneId.parse("h200-0/0"))
     with fake.client(inherited) as client:
         assert client.said[0] == "CUDA_SUCCESS"
     with pytest.raises(DeviceError, match=r"^MPS gives no partition of 8 chunks"):
-        backend.open("h200-0/5", 500, leaving=["h200-0/0"])
+        backend.open(LaneId.parse("h200-0/5"), 500, leaving=[LaneId.parse("h200-0/0")])
 
 
 REJECTED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
@@ -392,9 +403,9 @@ def test_a_server_that_never_comes(made: Make, monkeypatch: pytest.MonkeyPatch) 
 def test_shares_below_one_multiprocessor_and_lanes_of_no_device(made: Make) -> None:
     backend = made()
     with pytest.raises(DeviceError, match=r"^0\.7 % of h200-0 is less than one of its 132 multiprocessors; give more$"):
-        backend.open("h200-0/0", 7)
+        backend.open(LaneId.parse("h200-0/0"), 7)
     with pytest.raises(DeviceError, match=r"^'a100-0/0' is on no device of h200-0$"):
-        backend.open("a100-0/0", 500)
+        backend.open(LaneId.parse("a100-0/0"), 500)
 
 
 def test_a_directory_that_cannot_be(root: Path) -> None:

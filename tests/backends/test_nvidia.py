@@ -14,6 +14,7 @@ import pytest
 
 from cotenant.backends import nvidia
 from cotenant.backends.nvidia import DeviceWatch, Gpu, MigInstance
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind
 from cotenant.errors import DeviceError
 from tests.driver.build import fitted, loaded
@@ -105,7 +106,7 @@ def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Pat
     (gpu,) = nvidia.list_gpus()
     assert gpu.memory == 128 * GIB
     assert nvidia.gpu_reading(gpu.uuid).memory is None
-    watch = DeviceWatch({"h200-mig-0": gpu})
+    watch = DeviceWatch({DeviceId.parse("h200-mig-0"): gpu})
     assert watch.lost() == {}
     watch.close()
 

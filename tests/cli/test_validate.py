@@ -19,6 +19,7 @@ from cotenant.cli.validate import (
     slowdowns,
 )
 from cotenant.config import read_settings
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
@@ -70,7 +71,7 @@ CUTS = tuple(
     )
     for share in (500, 250, 250)
 )
-PLAN = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=CUTS),))
+PLAN = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=CUTS),))
 PROBLEM = Problem(
     models=(Model(name="a", slo=0.1),),
     rates={"a": 100.0},
@@ -82,9 +83,9 @@ PROBLEM = Problem(
 def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
     """Whatever the plan reckons with; on the two small shares, batches took 1.5 and 1.1 times that."""
     took = {
-        ("cpu-0/0", "a"): [ObservedBatch(0.0, 1, 0.002)] * 2,
-        ("cpu-0/1", "a"): [ObservedBatch(0.0, 1, 0.006)] * 2,
-        ("cpu-0/2", "a"): [ObservedBatch(0.0, 1, 0.0044)] * 2,
+        (LaneId.parse("cpu-0/0"), "a"): [ObservedBatch(0.0, 1, 0.002)] * 2,
+        (LaneId.parse("cpu-0/1"), "a"): [ObservedBatch(0.0, 1, 0.006)] * 2,
+        (LaneId.parse("cpu-0/2"), "a"): [ObservedBatch(0.0, 1, 0.0044)] * 2,
     }
     found = slowdowns(PLAN, PROBLEM, Observations(took, {}))
     assert found == {"a 50 %": pytest.approx(1.0), "a 25 %": pytest.approx(1.3)}
@@ -93,13 +94,19 @@ def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
 
 def test_batches_drift_by_what_they_took_over_those_of_as_many_rows_before() -> None:
     before = Observations(
-        {("cpu-0/0", "a"): [ObservedBatch(0.0, 1, 0.002), ObservedBatch(1.0, 1, 0.004), ObservedBatch(2.0, 2, 0.010)]},
+        {
+            (LaneId.parse("cpu-0/0"), "a"): [
+                ObservedBatch(0.0, 1, 0.002),
+                ObservedBatch(1.0, 1, 0.004),
+                ObservedBatch(2.0, 2, 0.010),
+            ]
+        },
         {},
     )
     after = Observations(
         {
-            ("cpu-0/0", "a"): [ObservedBatch(0.0, 2, 0.012), ObservedBatch(1.0, 3, 9.0)],
-            ("cpu-0/1", "b"): [ObservedBatch(0.0, 1, 1.0)],
+            (LaneId.parse("cpu-0/0"), "a"): [ObservedBatch(0.0, 2, 0.012), ObservedBatch(1.0, 3, 9.0)],
+            (LaneId.parse("cpu-0/1"), "b"): [ObservedBatch(0.0, 1, 1.0)],
         },
         {},
     )

@@ -28,19 +28,22 @@ from cotenant.control.orchestrator import Event, Orchestrator
 from cotenant.control.revision import MemoryPolicy
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.control.supervisor import Supervisor
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome
 from tests.control.world import OPTIONS, Cut, World
 
+D0, D1, D2 = (DeviceId("d", index) for index in range(3))
+
 CUTS = [
-    Cut("d0", ("a",), 2),
-    Cut("d0", ("b",), 1),
-    Cut("d0", ("a", "b"), 2, 300),
-    Cut("d0", ("c",), None, 500),
-    Cut("d1", ("a",), 3, 300),
-    Cut("d1", ("c",), 1),
-    Cut("d1", ("b", "c"), 2, 200),
+    Cut(D0, ("a",), 2),
+    Cut(D0, ("b",), 1),
+    Cut(D0, ("a", "b"), 2, 300),
+    Cut(D0, ("c",), None, 500),
+    Cut(D1, ("a",), 3, 300),
+    Cut(D1, ("c",), 1),
+    Cut(D1, ("b", "c"), 2, 200),
 ]
-CAPACITY = {"d0": 4, "d1": 4}
+CAPACITY = {D0: 4, D1: 4}
 FAR = 1e5  # seconds: less than the longest deadline
 
 
@@ -84,7 +87,7 @@ class Chance:
         if world.news:
             actions.append(lambda: self._repeat(which))
         if self.failures:
-            actions += [lambda: self._unassignable(which), lambda: world.lose(*("d0", "d1")[which % 2 : 1 + which % 3])]
+            actions += [lambda: self._unassignable(which), lambda: world.lose(*(D0, D1)[which % 2 : 1 + which % 3])]
             actions += [
                 lambda: self._request(which, self._base(which)),
                 lambda: world.abort(self.requested - which % 3),
@@ -170,7 +173,7 @@ def test_orchestrator_over_random_events_keeps_every_invariant(
 @given(STEPS)
 def test_rollout_without_failures_loses_no_request_of_a_model_that_stays(steps: list[tuple[int, int]]) -> None:
     world = World()  # whose devices have memory for all
-    everywhere = Cut("d2", ("a", "b", "c"), 1, 900)
+    everywhere = Cut(D2, ("a", "b", "c"), 1, 900)
     world.request(1, everywhere)
     world.settle()
     chance = Chance(world, failures=False)
@@ -179,7 +182,7 @@ def test_rollout_without_failures_loses_no_request_of_a_model_that_stays(steps: 
     def request(which: int, base: int | None) -> None:
         chance.requested += 1
         cuts = [cut for bit, cut in enumerate(CUTS) if which >> bit & 1]
-        moves = Cut("d2", ("a", "b", "c"), which % 3, 900)  # as another partition each time
+        moves = Cut(D2, ("a", "b", "c"), which % 3, 900)  # as another partition each time
         world.request(chance.requested, *cuts, moves)
 
     chance._request = request  # type: ignore[method-assign]
@@ -219,14 +222,14 @@ def test_orchestrator_fed_the_same_events_gives_the_same_commands(steps: list[tu
 def test_orchestrator_keeps_no_news_of_lanes_to_itself() -> None:
     """A driver logs and counts them."""
     world = World()
-    world.request(1, Cut("d0", ("a",)))
+    world.request(1, Cut(D0, ("a",)))
     (incarnation,) = world.workers
     world.ready(incarnation)
-    world.lose("d0")
+    world.lose(D0)
     news = [word for word in world.take() if isinstance(word, LaneReady | LanesDown | LaneLost)]
     assert news == [
-        LaneReady("d0/0"),
-        LanesDown(("d0/0",), "d0 is lost: it fell off the bus"),
-        LaneLost("d0/0", "d0 is lost: it fell off the bus"),
+        LaneReady(LaneId(D0, 0)),
+        LanesDown((LaneId(D0, 0),), "d-0 is lost: it fell off the bus"),
+        LaneLost(LaneId(D0, 0), "d-0 is lost: it fell off the bus"),
     ]
     assert not [word for word in world.take() if isinstance(word, LaneFailed | LaneStopped | StartFailed | ReviveLane)]

@@ -18,15 +18,20 @@ from cotenant.control.events import (
 )
 from cotenant.control.revision import MemoryPolicy, Phase, RolloutDurations, RolloutOutcome
 from cotenant.control.supervisor import LaneState, SupervisorOptions
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome
 from cotenant.runtime.events import Applied, Ready
 from tests.control.world import Cut, World, planned, revision
 
-A, B, C = Cut("d0", ("a",)), Cut("d0", ("b",)), Cut("d0", ("c",))
-OTHER = Cut("d1", ("a",))
+D0, D1 = (DeviceId("d", index) for index in range(2))
+
+A, B, C = Cut(D0, ("a",)), Cut(D0, ("b",)), Cut(D0, ("c",))
+OTHER = Cut(D1, ("a",))
 
 
-def serving(*cuts: Cut, memory: MemoryPolicy = MemoryPolicy.REFUSE, capacity: dict[str, int] | None = None) -> World:
+def serving(
+    *cuts: Cut, memory: MemoryPolicy = MemoryPolicy.REFUSE, capacity: dict[DeviceId, int] | None = None
+) -> World:
     """Revision 1 with these partitions, in force."""
     world = World(capacity, memory)
     world.request(1, *cuts)
@@ -48,27 +53,31 @@ def end_of(world: World, number: int) -> tuple[str, str]:
 
 def test_first_revision_starts_the_largest_share_first_and_serves_when_all_are_ready() -> None:
     world = World()
-    world.request(1, A, Cut("d0", ("b",), 1, 500), Cut("d1", ("c",), 1, 300))
-    assert spawned(world) == ["d0/1", "d1/2", "d0/0"]
+    world.request(1, A, Cut(D0, ("b",), 1, 500), Cut(D1, ("c",), 1, 300))
+    assert spawned(world) == [LaneId(D0, 1), LaneId(D1, 2), LaneId(D0, 0)]
     world.ready(1)
     world.ready(2)
     assert not world.dispatcher.lanes
     world.ready(3)
-    assert {lane.id for lane in world.dispatcher.lanes.values() if lane.up} == {"d0/0", "d0/1", "d1/2"}
+    assert {lane.id for lane in world.dispatcher.lanes.values() if lane.up} == {
+        LaneId(D0, 0),
+        LaneId(D0, 1),
+        LaneId(D1, 2),
+    }
     world.check_settled()
 
 
 def test_new_lanes_take_over_at_one_moment_and_the_old_drain() -> None:
     world = serving(A, B)
     world.request(2, B, C)
-    assert spawned(world) == ["d0/2"]
-    assert world.dispatcher.lanes.keys() == {"d0/0", "d0/1"}
+    assert spawned(world) == [LaneId(D0, 2)]
+    assert world.dispatcher.lanes.keys() == {LaneId(D0, 0), LaneId(D0, 1)}
     world.ready(3)
-    a, b, c = planned("d0/0", A).spec, planned("d0/1", B).spec, planned("d0/2", C).spec
+    a, b, c = planned(LaneId(D0, 0), A).spec, planned(LaneId(D0, 1), B).spec, planned(LaneId(D0, 2), C).spec
     said = world.take()
     assert [word for word in said if isinstance(word, Switch | RetireWorker)] == [
-        Switch(2, Applied((a, b, c)), (Ready("d0/2"),), Applied((b, c))),
-        RetireWorker("d0/0", 1, 1.0),
+        Switch(2, Applied((a, b, c)), (Ready(LaneId(D0, 2)),), Applied((b, c))),
+        RetireWorker(LaneId(D0, 0), 1, 1.0),
     ]
     world.settle()
     world.check_settled()
@@ -81,9 +90,9 @@ def test_old_lane_stops_only_after_its_batch() -> None:
     world.ready(2)
     assert world.orchestrator.rollout.status().phase is Phase.DRAIN
     assert not [word for word in world.take() if isinstance(word, RetireWorker)]
-    world.finish("d0/0")
+    world.finish(LaneId(D0, 0))
     assert world.replies == {running: Outcome.SERVED}
-    assert [word.lane for word in world.take() if isinstance(word, RetireWorker)] == ["d0/0"]
+    assert [word.lane for word in world.take() if isinstance(word, RetireWorker)] == [LaneId(D0, 0)]
     world.settle()
     world.check_settled()
 
@@ -115,7 +124,7 @@ def test_durations_of_each_phase_are_told() -> None:
     world.now = 13.0
     world.ready(2)
     world.now = 13.5
-    world.finish("d0/0")
+    world.finish(LaneId(D0, 0))
     world.now = 14.0
     world.exit(1)
     world.close()
@@ -142,17 +151,17 @@ def test_shadow_that_does_not_come_up_leaves_the_old_revision(how: str) -> None:
                 world.wake()
             world.exit(2)
         case "device":
-            world.lose("d1")
+            world.lose(D1)
         case "failed":  # it was ready, and dies again and again while others start
             for _ in range(3):
-                world.exit(world.incarnation("d0/1"))
-                while "d0/1" not in [worker.lane for worker in world.workers.values()] and world.timers:
+                world.exit(world.incarnation(LaneId(D0, 1)))
+                while LaneId(D0, 1) not in [worker.lane for worker in world.workers.values()] and world.timers:
                     world.wake()
     assert 2 not in world.ended  # not before nothing is left
     world.settle()
     outcome, reason = end_of(world, 2)
     assert outcome == "rolled-back"
-    assert reason.startswith("the worker of d1/2" if how == "device" else "the worker of d0/1 did not start: ")
+    assert reason.startswith("the worker of d-1/2" if how == "device" else "the worker of d-0/1 did not start: ")
     assert world.orchestrator.rollout.status().in_force == revision(1)
     world.check_settled()
 
@@ -164,7 +173,7 @@ def test_shadow_that_dies_after_it_was_ready_is_waited_for() -> None:
     world.exit(2)
     world.ready(3)
     assert world.orchestrator.rollout.status().phase is Phase.PREPARE
-    assert world.dispatcher.lanes.keys() == {"d0/0"}
+    assert world.dispatcher.lanes.keys() == {LaneId(D0, 0)}
     world.settle()
     assert end_of(world, 2) == ("completed", "")
     world.check_settled()
@@ -197,13 +206,13 @@ def test_old_lane_that_dies_while_it_drains_gives_its_batch_to_the_new() -> None
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_batch_of_a_lost_device_is_not_tried_again_on_its_other_lanes(shared: bool) -> None:
-    world = serving(A, Cut("d0", ("a", "b")), OTHER)
+    world = serving(A, Cut(D0, ("a", "b")), OTHER)
     running = [world.arrive("a") for _ in range(2)]
     if shared:
         world.crash([1, 2])
     else:
-        world.lose("d0")
-    assert [request.id for request in world.running["d1/2"].requests] == running[:1]
+        world.lose(D0)
+    assert [request.id for request in world.running[LaneId(D1, 2)].requests] == running[:1]
     world.settle()
     assert set(world.replies.values()) == {Outcome.SERVED}
     world.check_settled()
@@ -245,7 +254,7 @@ def test_revision_that_builds_on_one_that_failed_is_outdated() -> None:
     world.exit(2)
     world.close()
     assert end_of(world, 3)[0] == "outdated"
-    assert end_of(world, 3)[1].startswith("it builds on revision 2, which did not come into force: the worker of d0/1")
+    assert end_of(world, 3)[1].startswith("it builds on revision 2, which did not come into force: the worker of d-0/1")
     world.settle()
     world.check_settled()
 
@@ -292,11 +301,11 @@ def test_abort_after_the_switch_changes_nothing() -> None:
 
 
 def test_memory_that_does_not_hold_both_is_refused_before_anything_starts() -> None:
-    world = serving(Cut("d0", ("a",), 3 << 30), capacity={"d0": 4 << 30})
-    world.request(2, Cut("d0", ("b",), 2 << 30))
+    world = serving(Cut(D0, ("a",), 3 << 30), capacity={D0: 4 << 30})
+    world.request(2, Cut(D0, ("b",), 2 << 30))
     assert end_of(world, 2) == (
         "rejected",
-        "d0 has 4 GiB of memory, and its workers need 5 GiB, old and new together; "
+        "d-0 has 4 GiB of memory, and its workers need 5 GiB, old and new together; "
         "go there by a plan with fewer workers",
     )
     assert spawned(world) == []
@@ -304,44 +313,44 @@ def test_memory_that_does_not_hold_both_is_refused_before_anything_starts() -> N
 
 
 def test_memory_that_holds_both_exactly_is_enough() -> None:
-    world = serving(Cut("d0", ("a",), 3), capacity={"d0": 5})
-    world.request(2, Cut("d0", ("b",), 2))
+    world = serving(Cut(D0, ("a",), 3), capacity={D0: 5})
+    world.request(2, Cut(D0, ("b",), 2))
     world.settle()
     assert end_of(world, 2) == ("completed", "")
 
 
 def test_memory_that_is_not_known_refuses_nothing() -> None:
-    cases: list[tuple[dict[str, int], int | None]] = [({}, 9), ({"d0": 4}, None)]
+    cases: list[tuple[dict[DeviceId, int], int | None]] = [({}, 9), ({D0: 4}, None)]
     for capacity, memory in cases:
-        world = serving(Cut("d0", ("a",), memory), capacity=capacity)
-        world.request(2, Cut("d0", ("b",), memory))
+        world = serving(Cut(D0, ("a",), memory), capacity=capacity)
+        world.request(2, Cut(D0, ("b",), memory))
         world.settle()
         assert end_of(world, 2) == ("completed", "")
 
 
 def test_oversubscribe_starts_all_the_same() -> None:
-    world = serving(Cut("d0", ("a",), 3), memory=MemoryPolicy.OVERSUBSCRIBE, capacity={"d0": 4})
-    world.request(2, Cut("d0", ("b",), 2))
+    world = serving(Cut(D0, ("a",), 3), memory=MemoryPolicy.OVERSUBSCRIBE, capacity={D0: 4})
+    world.request(2, Cut(D0, ("b",), 2))
     world.settle()
     assert end_of(world, 2) == ("completed", "")
 
 
-FULL, NEW = Cut("d0", ("a",), 3), Cut("d0", ("b",), 3)
+FULL, NEW = Cut(D0, ("a",), 3), Cut(D0, ("b",), 3)
 
 
 def test_gap_stops_the_old_of_a_full_device_before_the_new_start() -> None:
-    world = serving(FULL, OTHER, memory=MemoryPolicy.GAP, capacity={"d0": 4, "d1": 4})
+    world = serving(FULL, OTHER, memory=MemoryPolicy.GAP, capacity={D0: 4, D1: 4})
     running = world.arrive("a")
-    world.request(2, NEW, OTHER, Cut("d1", ("c",)))
-    assert spawned(world) == ["d1/3"]  # where there is room
-    assert world.dispatcher.lanes["d0/0"].draining
-    world.finish("d0/0")
+    world.request(2, NEW, OTHER, Cut(D1, ("c",)))
+    assert spawned(world) == [LaneId(D1, 3)]  # where there is room
+    assert world.dispatcher.lanes[LaneId(D0, 0)].draining
+    world.finish(LaneId(D0, 0))
     assert world.replies == {running: Outcome.SERVED}
     assert spawned(world) == []
     world.exit(1)
     assert spawned(world) == []
     world.close()
-    assert spawned(world) == ["d0/2"]
+    assert spawned(world) == [LaneId(D0, 2)]
     world.ready(4)
     assert world.orchestrator.rollout.revision == revision(1)
     world.ready(3)
@@ -351,11 +360,11 @@ def test_gap_stops_the_old_of_a_full_device_before_the_new_start() -> None:
 
 
 def test_gap_does_not_help_a_plan_that_does_not_fit_by_itself() -> None:
-    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={"d0": 4})
-    world.request(2, NEW, Cut("d0", ("c",), 2))
+    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={D0: 4})
+    world.request(2, NEW, Cut(D0, ("c",), 2))
     outcome, reason = end_of(world, 2)
     assert outcome == "rejected" and reason.endswith("need 5 B; plan for fewer or smaller workers")
-    assert spawned(world) == [] and world.dispatcher.lanes["d0/0"].up
+    assert spawned(world) == [] and world.dispatcher.lanes[LaneId(D0, 0)].up
 
 
 Step = Callable[[World], None]
@@ -366,11 +375,11 @@ def _drains(world: World) -> None:
 
 
 def _stops(world: World) -> None:
-    world.finish("d0/0")
+    world.finish(LaneId(D0, 0))
 
 
 def _starts(world: World) -> None:
-    world.finish("d0/0")
+    world.finish(LaneId(D0, 0))
     world.exit(1)
     world.close()
 
@@ -378,14 +387,14 @@ def _starts(world: World) -> None:
 @pytest.mark.parametrize("then", [_drains, _stops, _starts])
 @pytest.mark.parametrize("how", ["abort", "device"])
 def test_gap_that_fails_brings_the_old_back(then: Step, how: str) -> None:
-    world = serving(FULL, OTHER, memory=MemoryPolicy.GAP, capacity={"d0": 4, "d1": 4})
+    world = serving(FULL, OTHER, memory=MemoryPolicy.GAP, capacity={D0: 4, D1: 4})
     world.arrive("a")
-    world.request(2, NEW, OTHER, Cut("d1", ("c",)))
+    world.request(2, NEW, OTHER, Cut(D1, ("c",)))
     then(world)
     if how == "abort":
         world.abort(2)
     else:
-        world.lose("d1")
+        world.lose(D1)
     world.settle()
     assert end_of(world, 2)[0] == ("aborted" if how == "abort" else "rolled-back")
     assert set(world.replies.values()) == {Outcome.SERVED}
@@ -396,7 +405,7 @@ def test_gap_that_fails_brings_the_old_back(then: Step, how: str) -> None:
 
 
 def test_gap_that_fails_ends_once_the_old_serve_again() -> None:
-    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={"d0": 4})
+    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={D0: 4})
     world.request(2, NEW)
     _stops_alone(world, 1)
     _stops_alone(world, 2)
@@ -411,30 +420,30 @@ def _stops_alone(world: World, incarnation: int) -> None:
 
 
 def test_gap_that_fails_before_the_drained_old_stopped_keeps_them() -> None:
-    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={"d0": 4})
-    world.lose("d1")
+    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={D0: 4})
+    world.lose(D1)
     world.request(2, NEW, OTHER)  # a worker that cannot start, at the very moment in which the old lane drains
     assert end_of(world, 2)[0] == "rolled-back"
-    assert spawned(world) == [] and world.dispatcher.lanes["d0/0"].up
+    assert spawned(world) == [] and world.dispatcher.lanes[LaneId(D0, 0)].up
     world.settle()
     world.check_settled()
 
 
 def test_gap_that_fails_on_a_lost_device_ends_although_the_old_cannot_return_yet() -> None:
-    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={"d0": 4})
+    world = serving(FULL, memory=MemoryPolicy.GAP, capacity={D0: 4})
     world.request(2, NEW)
     world.exit(1)
     world.close()
-    world.lose("d0")
+    world.lose(D0)
     world.close()
     assert end_of(world, 2)[0] == "rolled-back"
-    assert world.orchestrator.supervisor.state("d0/0") is LaneState.LOST
+    assert world.orchestrator.supervisor.state(LaneId(D0, 0)) is LaneState.LOST
     world.settle()
     world.check_settled()
 
 
 def test_gap_that_fails_ends_although_the_old_failed_for_good() -> None:
-    world = World({"d0": 4}, MemoryPolicy.GAP, SupervisorOptions(lives=1))
+    world = World({D0: 4}, MemoryPolicy.GAP, SupervisorOptions(lives=1))
     world.request(1, FULL)
     world.ready(1)
     world.request(2, NEW)
@@ -460,7 +469,7 @@ def test_shutdown_in_any_phase_ends_everything(when: str) -> None:
         case "rollback":
             world.ready(2)
             world.request(3, C)
-            world.finish("d0/0")
+            world.finish(LaneId(D0, 0))
             world.exit(1)
             world.close()
             world.abort(3)
@@ -495,8 +504,8 @@ def test_desired_requested_and_observed_can_be_read_at_any_time() -> None:
         Phase.PREPARE,
         2,
     )
-    assert status.requested == {"d0/0", "d0/1"}
-    assert status.observed == {"d0/0"}
+    assert status.requested == {LaneId(D0, 0), LaneId(D0, 1)}
+    assert status.observed == {LaneId(D0, 0)}
     world.abort(2)
     assert world.orchestrator.rollout.desired == revision(1)
 

@@ -35,9 +35,11 @@ from cotenant.control.events import (
     WorkersExited,
 )
 from cotenant.control.supervisor import LaneState, Supervisor, SupervisorOptions
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import WorkerError
 
-LANE = "gpu-0/0"
+GPU = DeviceId("gpu")
+LANE = LaneId(GPU, 0)
 
 
 class Watched:
@@ -66,7 +68,7 @@ class Watched:
         self.now = time
         return done
 
-    def exit(self, incarnation: int, lane: str = LANE) -> list[SupervisorCommand]:
+    def exit(self, incarnation: int, lane: LaneId = LANE) -> list[SupervisorCommand]:
         return self.tell(WorkersExited(((lane, incarnation),), "it was killed by SIGKILL"))
 
     def state(self) -> LaneState | None:
@@ -75,15 +77,15 @@ class Watched:
 
 def started(**options: Any) -> Watched:
     watched = Watched(**options)
-    assert watched.tell(StartLane(LANE, "gpu-0")) == [SpawnWorker(LANE, 1, True)]
+    assert watched.tell(StartLane(LANE, GPU)) == [SpawnWorker(LANE, 1, True)]
     assert watched.tell(WorkerReady(LANE, 1)) == [LaneReady(LANE)]
     return watched
 
 
 def test_start_hands_over_what_leaves_and_is_starting_until_ready() -> None:
     watched = Watched()
-    start = StartLane(LANE, "gpu-0", leaving=("gpu-0/7",))
-    assert watched.tell(start) == [SpawnWorker(LANE, 1, True, ("gpu-0/7",))]
+    start = StartLane(LANE, GPU, leaving=(LaneId(GPU, 7),))
+    assert watched.tell(start) == [SpawnWorker(LANE, 1, True, (LaneId(GPU, 7),))]
     assert watched.state() is LaneState.STARTING
     watched.tell(WorkerReady(LANE, 1))
     assert watched.state() is LaneState.READY
@@ -92,12 +94,12 @@ def test_start_hands_over_what_leaves_and_is_starting_until_ready() -> None:
 
 def test_start_of_a_lane_that_is_there_raises() -> None:
     with pytest.raises(WorkerError, match=r"^lane 'gpu-0/0' has a worker already; stop it first$"):
-        started().tell(StartLane(LANE, "gpu-0"))
+        started().tell(StartLane(LANE, GPU))
 
 
 def test_first_start_that_fails_leaves_nothing_and_says_why() -> None:
     watched = Watched()
-    watched.tell(StartLane(LANE, "gpu-0"))
+    watched.tell(StartLane(LANE, GPU))
     assert watched.exit(1) == [ClosePartition(LANE, 1)]
     assert watched.tell(PartitionClosed(LANE, 1)) == [StartFailed(LANE, "it was killed by SIGKILL")]
     assert watched.state() is None
@@ -106,21 +108,21 @@ def test_first_start_that_fails_leaves_nothing_and_says_why() -> None:
 
 def test_first_start_without_resources_fails() -> None:
     watched = Watched()
-    watched.tell(StartLane(LANE, "gpu-0"))
+    watched.tell(StartLane(LANE, GPU))
     assert watched.tell(WorkerRefused(LANE, 1, "too many open files")) == [ClosePartition(LANE, 1)]
     assert watched.tell(PartitionClosed(LANE, 1)) == [StartFailed(LANE, "too many open files")]
 
 
 def test_first_start_with_retry_is_tried_again() -> None:
     watched = Watched()
-    watched.tell(StartLane(LANE, "gpu-0", retry=True))
+    watched.tell(StartLane(LANE, GPU, retry=True))
     assert watched.exit(1) == []
     assert watched.until(0.1) == [(0.1, SpawnWorker(LANE, 2, True))]
 
 
 def test_start_that_takes_too_long_is_killed_once() -> None:
     watched = Watched(start_timeout=5.0)
-    watched.tell(StartLane(LANE, "gpu-0"))
+    watched.tell(StartLane(LANE, GPU))
     reason = "it was not ready after 5 s; is a model too large, or its disk too slow?"
     assert watched.until(100.0) == [(5.0, KillWorker(LANE, 1, reason))]
     assert watched.tell(WorkerReady(LANE, 1)) == []  # too late
@@ -130,7 +132,7 @@ def test_start_that_takes_too_long_is_killed_once() -> None:
 
 def test_start_without_a_limit_may_take_for_ever() -> None:
     watched = Watched(start_timeout=math.inf)
-    watched.tell(StartLane(LANE, "gpu-0"))
+    watched.tell(StartLane(LANE, GPU))
     assert watched.timers == [] and watched.tell(WorkerReady(LANE, 1)) == [LaneReady(LANE)]
 
 
@@ -211,7 +213,7 @@ def test_lack_of_resources_is_forgotten_once_a_worker_is_ready() -> None:
 def test_failed_lane_that_is_revived_starts_as_if_it_had_never_failed() -> None:
     watched = started(lives=1)
     watched.exit(1)
-    assert watched.tell(ReviveLane("another")) == []
+    assert watched.tell(ReviveLane(LaneId(GPU, 9))) == []
     assert watched.tell(ReviveLane(LANE)) == [SpawnWorker(LANE, 2, True)]
     assert watched.tell(ReviveLane(LANE)) == []
     assert watched.tell(WorkerReady(LANE, 2)) == [LaneReady(LANE)]
@@ -220,9 +222,9 @@ def test_failed_lane_that_is_revived_starts_as_if_it_had_never_failed() -> None:
 def test_failed_lane_that_is_revived_on_a_lost_device_waits_for_it() -> None:
     watched = started(lives=1)
     watched.exit(1)
-    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == []
+    assert watched.tell(DevicesLost({GPU: "off the bus"})) == []
     assert watched.tell(ReviveLane(LANE)) == [LaneLost(LANE, "off the bus")]
-    assert watched.tell(DeviceRestored("gpu-0")) == [SpawnWorker(LANE, 2, True)]
+    assert watched.tell(DeviceRestored(GPU)) == [SpawnWorker(LANE, 2, True)]
 
 
 def test_batch_that_hangs_costs_its_worker_once() -> None:
@@ -252,7 +254,7 @@ def test_stop_lets_the_worker_finish_and_takes_the_partition_down() -> None:
 
 def test_stop_while_it_starts_kills_the_worker() -> None:
     watched = Watched()
-    watched.tell(StartLane(LANE, "gpu-0"))
+    watched.tell(StartLane(LANE, GPU))
     assert watched.tell(StopLane(LANE, 5.0)) == [KillWorker(LANE, 1, "it was stopped while it loaded its models")]
     assert watched.tell(WorkerReady(LANE, 1)) == []
     assert watched.exit(1) == [ClosePartition(LANE, 1)]
@@ -264,16 +266,16 @@ def test_stop_without_a_worker_takes_the_partition_down(state: str) -> None:
     watched = started(lives=1 if state == "failed" else 3) if state != "start failed" else Watched()
     match state:
         case "lost":
-            watched.tell(DevicesLost({"gpu-0": "off the bus"}))
+            watched.tell(DevicesLost({GPU: "off the bus"}))
         case "start failed":
-            watched.tell(StartLane(LANE, "gpu-0"))
+            watched.tell(StartLane(LANE, GPU))
             watched.exit(1)
         case _:
             watched.exit(1)
     assert watched.tell(StopLane(LANE, 5.0)) == ([] if state == "start failed" else [ClosePartition(LANE, 1)])
     assert watched.tell(PartitionClosed(LANE, 1)) == [LaneStopped(LANE)]
     assert watched.tell(PartitionClosed(LANE, 1)) == [] and watched.until(1000.0) == []
-    assert watched.tell(DeviceRestored("gpu-0")) == []
+    assert watched.tell(DeviceRestored(GPU)) == []
 
 
 def test_stop_of_what_is_not_there_is_answered() -> None:
@@ -282,45 +284,47 @@ def test_stop_of_what_is_not_there_is_answered() -> None:
 
 def test_lost_device_takes_its_workers_at_one_moment_and_gives_them_back() -> None:
     watched = started()
-    for number, (lane, device) in enumerate([("gpu-0/1", "gpu-0"), ("gpu-1/0", "gpu-1")], 2):
+    for number, (lane, device) in enumerate(
+        [(LaneId(GPU, 1), GPU), (LaneId(DeviceId("gpu", 1), 0), DeviceId("gpu", 1))], 2
+    ):
         watched.tell(StartLane(lane, device))
         watched.tell(WorkerReady(lane, number))
-    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [
+    assert watched.tell(DevicesLost({GPU: "off the bus"})) == [
         KillWorker(LANE, 1, "off the bus"),
-        KillWorker("gpu-0/1", 2, "off the bus"),
-        LanesDown((LANE, "gpu-0/1"), "off the bus"),
+        KillWorker(LaneId.parse(LaneId(GPU, 1)), 2, "off the bus"),
+        LanesDown((LANE, LaneId(GPU, 1)), "off the bus"),
         LaneLost(LANE, "off the bus"),
-        LaneLost("gpu-0/1", "off the bus"),
+        LaneLost(LaneId.parse(LaneId(GPU, 1)), "off the bus"),
     ]
-    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == []
+    assert watched.tell(DevicesLost({GPU: "off the bus"})) == []
     assert watched.exit(1) == []  # at last; nobody waits for it
     assert [lane.state for lane in watched.supervisor.lanes().values()] == ["lost", "lost", "ready"]
     assert watched.until(500.0) == []
-    assert watched.tell(DeviceRestored("gpu-0")) == [SpawnWorker(LANE, 4, True), SpawnWorker("gpu-0/1", 5, True)]
-    assert watched.tell(DeviceRestored("gpu-0")) == []
+    assert watched.tell(DeviceRestored(GPU)) == [SpawnWorker(LANE, 4, True), SpawnWorker(LaneId(GPU, 1), 5, True)]
+    assert watched.tell(DeviceRestored(GPU)) == []
 
 
 def test_lane_that_waits_for_its_restart_is_not_started_on_a_lost_device() -> None:
     watched = started()
     watched.exit(1)
-    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [LaneLost(LANE, "off the bus")]
+    assert watched.tell(DevicesLost({GPU: "off the bus"})) == [LaneLost(LANE, "off the bus")]
     assert watched.until(1000.0) == []
-    assert watched.tell(DeviceRestored("gpu-0")) == [SpawnWorker(LANE, 2, True)]
+    assert watched.tell(DeviceRestored(GPU)) == [SpawnWorker(LANE, 2, True)]
 
 
 def test_first_start_on_a_lost_device_fails_unless_it_may_wait() -> None:
     watched = Watched()
-    watched.tell(DevicesLost({"gpu-0": "off the bus"}))
-    assert watched.tell(StartLane(LANE, "gpu-0")) == [StartFailed(LANE, "off the bus")]
+    watched.tell(DevicesLost({GPU: "off the bus"}))
+    assert watched.tell(StartLane(LANE, GPU)) == [StartFailed(LANE, "off the bus")]
     assert watched.state() is None
-    assert watched.tell(StartLane(LANE, "gpu-0", retry=True)) == [LaneLost(LANE, "off the bus")]
-    assert watched.tell(DeviceRestored("gpu-0")) == [SpawnWorker(LANE, 1, True)]
+    assert watched.tell(StartLane(LANE, GPU, retry=True)) == [LaneLost(LANE, "off the bus")]
+    assert watched.tell(DeviceRestored(GPU)) == [SpawnWorker(LANE, 1, True)]
 
 
 def test_first_start_whose_device_is_lost_fails() -> None:
     watched = Watched()
-    watched.tell(StartLane(LANE, "gpu-0"))
-    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [
+    watched.tell(StartLane(LANE, GPU))
+    assert watched.tell(DevicesLost({GPU: "off the bus"})) == [
         KillWorker(LANE, 1, "off the bus"),
         ClosePartition(LANE, 1),
     ]
@@ -330,7 +334,7 @@ def test_first_start_whose_device_is_lost_fails() -> None:
 def test_stop_on_a_device_that_is_lost_meanwhile_ends() -> None:
     watched = started()
     watched.tell(StopLane(LANE, 60.0))
-    assert watched.tell(DevicesLost({"gpu-0": "off the bus"})) == [
+    assert watched.tell(DevicesLost({GPU: "off the bus"})) == [
         KillWorker(LANE, 1, "off the bus"),
         LanesDown((LANE,), "off the bus", expected=True),
         ClosePartition(LANE, 1),
@@ -340,16 +344,16 @@ def test_stop_on_a_device_that_is_lost_meanwhile_ends() -> None:
 
 def test_shared_process_that_ends_takes_all_its_lanes_down_before_anybody_hears_of_one() -> None:
     watched = started()
-    watched.tell(StartLane("gpu-0/1", "gpu-0"))
-    watched.tell(WorkerReady("gpu-0/1", 2))
-    watched.tell(StartLane("gpu-0/2", "gpu-0"))  # still loads
-    watched.tell(StopLane("gpu-0/1", 5.0))
-    workers = ((LANE, 1), ("gpu-0/1", 2), ("gpu-0/2", 3))
+    watched.tell(StartLane(LaneId.parse(LaneId(GPU, 1)), GPU))
+    watched.tell(WorkerReady(LaneId.parse(LaneId(GPU, 1)), 2))
+    watched.tell(StartLane(LaneId.parse(LaneId(GPU, 2)), GPU))  # still loads
+    watched.tell(StopLane(LaneId.parse(LaneId(GPU, 1)), 5.0))
+    workers = ((LANE, 1), (LaneId(GPU, 1), 2), (LaneId(GPU, 2), 3))
     assert watched.tell(WorkersExited(workers, "it was killed by SIGSEGV")) == [
         LanesDown((LANE,), "it was killed by SIGSEGV"),
-        LanesDown(("gpu-0/1",), "it was killed by SIGSEGV", expected=True),
-        ClosePartition("gpu-0/1", 2),
-        ClosePartition("gpu-0/2", 3),
+        LanesDown((LaneId(GPU, 1),), "it was killed by SIGSEGV", expected=True),
+        ClosePartition(LaneId.parse(LaneId(GPU, 1)), 2),
+        ClosePartition(LaneId.parse(LaneId(GPU, 2)), 3),
     ]
 
 
@@ -374,7 +378,7 @@ def test_lane_of_an_earlier_name_does_not_hear_its_news() -> None:
     watched.tell(StopLane(LANE, 1.0))
     watched.exit(1)
     watched.tell(PartitionClosed(LANE, 1))
-    assert watched.tell(StartLane(LANE, "gpu-0")) == [SpawnWorker(LANE, 2, True)]
+    assert watched.tell(StartLane(LANE, GPU)) == [SpawnWorker(LANE, 2, True)]
     assert watched.exit(1) == []
     watched.tell(StopLane(LANE, 1.0))
     watched.exit(2)
@@ -388,5 +392,5 @@ def test_stale_and_early_timers_are_harmless() -> None:
     (_, timer) = watched.timers
     assert watched.tell(Woke(LANE, timer.time)) == []  # early: it is asked for again
     assert watched.timers[-1] == timer
-    assert watched.tell(Woke(LANE, 0.05)) == [] and watched.tell(Woke("another", 1.0)) == []
+    assert watched.tell(Woke(LANE, 0.05)) == [] and watched.tell(Woke(LaneId(GPU, 9), 1.0)) == []
     assert watched.until(1.0) == [(0.1, SpawnWorker(LANE, 2, False))]

@@ -48,9 +48,10 @@ from cotenant.control.events import (
     WorkersExited,
 )
 from cotenant.control.orchestrator import Command, Event, Orchestrator
-from cotenant.control.revision import DeviceKey, LaneKey, MemoryPolicy, PlannedLane, PlanRevision
+from cotenant.control.revision import MemoryPolicy, PlannedLane, PlanRevision
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.control.supervisor import LaneState, Supervisor, SupervisorOptions
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime import events as runtime
@@ -62,13 +63,13 @@ OPTIONS = SupervisorOptions(lives=3, start_timeout=20.0, hang_timeout=5.0)
 class Cut(msgspec.Struct, frozen=True):
     """A partition that a plan may have: two plans with the same one keep its lane."""
 
-    device: str
+    device: DeviceId
     models: tuple[str, ...]
     memory: int | None = 1
     share: int = 100
 
 
-def planned(key: str, cut: Cut) -> PlannedLane:
+def planned(key: LaneId, cut: Cut) -> PlannedLane:
     models = tuple(runtime.LaneModel(model=model, latencies=(0.1, 0.15)) for model in cut.models)
     spec = runtime.LaneSpec(id=key, models=models)
     return PlannedLane(id=key, device=cut.device, share=cut.share, spec=spec, memory=cut.memory)
@@ -79,7 +80,7 @@ def revision(number: int, *, base: int | None = None) -> PlanRevision:
 
 
 class Worker:
-    def __init__(self, lane: LaneKey) -> None:
+    def __init__(self, lane: LaneId) -> None:
         self.lane = lane
         self.ready = False
         self.killed = ""  # why
@@ -92,7 +93,7 @@ class CountingSupervisor(Supervisor):
 
     def __init__(self, options: SupervisorOptions) -> None:
         super().__init__(options)
-        self.starts: Counter[LaneKey] = Counter()
+        self.starts: Counter[LaneId] = Counter()
 
     def handle(self, event: SupervisorEvent, now: float) -> list[SupervisorCommand]:
         if isinstance(event, StartLane):
@@ -103,24 +104,24 @@ class CountingSupervisor(Supervisor):
 class World:
     def __init__(
         self,
-        capacity: dict[str, int] | None = None,
+        capacity: dict[DeviceId, int] | None = None,
         memory: MemoryPolicy = MemoryPolicy.REFUSE,
         options: SupervisorOptions = OPTIONS,
     ) -> None:
         self.supervisor = CountingSupervisor(options)
         self.orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory)), self.supervisor)
         self.dispatcher = Dispatcher()
-        self.capacity: dict[DeviceKey, int] = dict((capacity or {}).items())
+        self.capacity: dict[DeviceId, int] = dict(capacity or {})
         self.memory = memory
         self.now = 0.0
         self.plans: dict[int, tuple[Cut, ...]] = {}  # by number of the revision
-        self.cuts: dict[LaneKey, Cut] = {}  # of all lanes that ever were
+        self.cuts: dict[LaneId, Cut] = {}  # of all lanes that ever were
         self.workers: dict[int, Worker] = {}  # by incarnation, until nothing is left
-        self.open: set[LaneKey] = set()  # partitions that are set up
+        self.open: set[LaneId] = set()  # partitions that are set up
         self.closing: list[ClosePartition] = []
         self.timers: list[WakeAt | runtime.WakeAt] = []
-        self.running: dict[str, runtime.Run] = {}  # by lane
-        self.lost: set[str] = set()
+        self.running: dict[LaneId, runtime.Run] = {}  # by lane
+        self.lost: set[DeviceId] = set()
         self.ended: dict[int, RolloutEnded] = {}
         self.in_force: list[int] = [0]  # numbers, one after the other
         self.replies: dict[int, Outcome] = {}
@@ -175,7 +176,7 @@ class World:
         said, self.said = self.said, []
         return said
 
-    def _serving(self, lane: LaneKey) -> list[Worker]:
+    def _serving(self, lane: LaneId) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.lane == lane and not worker.abandoned]
 
     def _perform(self, command: Command) -> None:
@@ -236,11 +237,11 @@ class World:
         for cut in self.plans[number]:
             key = next((key for key in free if self.cuts[key] == cut), None)
             if key is None:
-                key = f"{cut.device}/{len(self.cuts)}"
+                key = LaneId(cut.device, len(self.cuts))
                 self.cuts[key] = cut
             else:
                 del free[key]
-            lanes.append(planned(str(key), cut))
+            lanes.append(planned(key, cut))
         self.feed(Assigned(number, tuple(lanes), self.capacity))
 
     # What may happen
@@ -276,18 +277,18 @@ class World:
             self.open.discard(command.lane)
         self.feed(PartitionClosed(command.lane, command.incarnation))
 
-    def lose(self, *devices: str) -> None:
+    def lose(self, *devices: DeviceId) -> None:
         self.lost.update(devices)
         self.feed(DevicesLost({device: f"{device} is lost: it fell off the bus" for device in devices}))
 
-    def restore(self, device: str) -> None:
+    def restore(self, device: DeviceId) -> None:
         self.lost.discard(device)
         self.feed(DeviceRestored(device))
 
     def abort(self, number: int) -> None:
         self.feed(Aborted(number, "the operator said so"))
 
-    def revive(self, lane: LaneKey) -> None:
+    def revive(self, lane: LaneId) -> None:
         self.feed(ReviveLane(lane))
 
     def shutdown(self) -> None:
@@ -298,7 +299,7 @@ class World:
         self.tell(runtime.Arrived(Request(self.asked, model, self.now, self.now + within)))
         return self.asked
 
-    def finish(self, lane: str) -> None:
+    def finish(self, lane: LaneId) -> None:
         run = self.running.pop(lane)
         self.tell(runtime.Finished(lane, run.batch))
 
@@ -314,7 +315,7 @@ class World:
 
     # To the end
 
-    def incarnation(self, lane: LaneKey) -> int:
+    def incarnation(self, lane: LaneId) -> int:
         (number,) = [number for number, worker in self.workers.items() if worker.lane == lane and not worker.abandoned]
         return number
 
@@ -350,17 +351,17 @@ class World:
         assert status.requested == lanes == self.open
         failed = {key for key, lane in supervisor.lanes().items() if lane.state is LaneState.FAILED}
         assert status.observed == lanes - failed
-        assert sorted(str(worker.lane) for worker in self.workers.values()) == sorted(map(str, lanes - failed))
+        assert sorted(worker.lane for worker in self.workers.values()) == sorted(lanes - failed)
         if not shut:
-            assert self.dispatcher.lanes.keys() == {str(key) for key in lanes}
+            assert self.dispatcher.lanes.keys() == lanes
             wanted = self.plans[rollout.revision.number] if rollout.revision else ()
             assert Counter(self.cuts[key] for key in lanes) == Counter(wanted)
-        assert {key for key, lane in self.dispatcher.lanes.items() if lane.up} == {str(key) for key in status.observed}
+        assert {key for key, lane in self.dispatcher.lanes.items() if lane.up} == status.observed
 
     def _check(self) -> None:
         self.orchestrator.invariants()
         if self.memory is not MemoryPolicy.OVERSUBSCRIBE:
-            needs: Counter[str] = Counter()
+            needs: Counter[DeviceId] = Counter()
             for worker in self.workers.values():
                 if not worker.abandoned:
                     needs[self.cuts[worker.lane].device] += self.cuts[worker.lane].memory or 0

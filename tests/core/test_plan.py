@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import ConfigError
 
@@ -20,7 +21,9 @@ placements = st.builds(
 )
 partitions = st.builds(Partition, share=st.integers(1, 500), placements=st.lists(placements, max_size=3).map(tuple))
 devices = st.builds(
-    Device, kind=st.just("k"), id=st.integers(0, 9), partitions=st.lists(partitions, max_size=2).map(tuple)
+    Device,
+    id=st.builds(DeviceId, st.just("k"), st.integers(0, 9)),
+    partitions=st.lists(partitions, max_size=2).map(tuple),
 )
 plans = st.builds(
     Plan,
@@ -44,7 +47,7 @@ def test_a_plan_survives_its_file(plan: Plan) -> None:
 def test_the_file_is_in_percent_and_milliseconds() -> None:
     placement = Placement(model="m", batch=4, rate=30.0, duty=0.02, latency=0.01)
     plan = Plan(
-        planner="p", devices=(Device(kind="k", id=2, partitions=(Partition(share=125, placements=(placement,)),)),)
+        planner="p", devices=(Device(id=DeviceId("k", 2), partitions=(Partition(share=125, placements=(placement,)),)),)
     )
     file = json.loads(plan.to_json())
     assert file["devices"] == [
@@ -69,7 +72,7 @@ def test_rates_add_up_over_placements_and_what_is_not_cut_is_free() -> None:
         placement = Placement(model="m", batch=1, rate=rate, duty=0.1, latency=0.1)
         return Partition(share=share, placements=(placement,))
 
-    device = Device(kind="k", id=0, partitions=(partition(200, 1.5), partition(300, 2.0)))
+    device = Device(id=DeviceId("k", 0), partitions=(partition(200, 1.5), partition(300, 2.0)))
     assert Plan(planner="p", devices=(device,)).rate("m") == 3.5
     assert device.free == 500
 

@@ -6,6 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.plan_diff import PlanDiff, diff_plans, renumber_devices
 
@@ -16,7 +17,7 @@ def cut(share: int, *models: str, batch: int = 4, rate: float = 10.0, procs: int
 
 
 def device(number: int, *cuts: Partition, kind: str = "k") -> Device:
-    return Device(kind=kind, id=number, partitions=cuts)
+    return Device(id=DeviceId(kind, number), partitions=cuts)
 
 
 def plan(*devices: Device) -> Plan:
@@ -69,14 +70,14 @@ def test_an_instance_has_as_many_workers_as_run_in_it() -> None:
 def test_devices_are_numbered_so_that_little_moves() -> None:
     old = plan(device(0, cut(1000, "a")), device(1, cut(500, "b"), cut(500, "c")), device(7, cut(1000, "d")))
     new = plan(device(0, cut(500, "b"), cut(400, "c")), device(1, cut(1000, "d")), device(2, cut(1000, "e")))
-    numbers = {it.partitions[0].placements[0].model: it.id for it in renumber_devices(new, old).devices}
+    numbers = {it.partitions[0].placements[0].model: it.id.index for it in renumber_devices(new, old).devices}
     assert numbers == {"b": 1, "d": 7, "e": 0}
 
 
 def test_a_number_that_stands_twice_is_given_once() -> None:
     old = plan(device(1, cut(1000, "a")), device(1, cut(1000, "b")))
     new = plan(device(0, cut(1000, "a")), device(1, cut(1000, "b")))
-    assert sorted(it.id for it in renumber_devices(new, old).devices) == [0, 1]
+    assert sorted(it.id.index for it in renumber_devices(new, old).devices) == [0, 1]
 
 
 cuts = st.builds(cut, st.sampled_from((200, 300)), st.sampled_from("abc"), batch=st.integers(1, 3))

@@ -20,6 +20,7 @@ from cotenant.backends import Launch, nvidia
 from cotenant.backends.mps import Mps
 from cotenant.backends.mps_daemon import mps_processes
 from cotenant.backends.nvidia import CONTROL
+from cotenant.core.identity import LaneId
 from tests.driver.build import loaded
 
 SCRIPT = Path(__file__).with_name("mps_control.py")
@@ -49,7 +50,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **told: object) -> 
 class OnProcessor(Mps):
     """Its workers have what clients of MPS have, but run their models on the processor."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False)
 
 

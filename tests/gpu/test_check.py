@@ -19,6 +19,7 @@ from benchmarks.gpu.__main__ import main
 from cotenant.backends import Backend, Launch, nvidia
 from cotenant.backends.green import Green
 from cotenant.config import Settings, read_profiles_file, read_samples_file
+from cotenant.core.identity import LaneId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile, write_profiles
@@ -104,7 +105,7 @@ def test_what_there_was_no_time_for_is_told(check: Callable[..., Path], capsys: 
 class OnProcessor(Green):
     """Its lanes share a process, and run their models on the processor."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False, groups=())
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from cotenant.backends import nvidia
 from cotenant.backends.mps import Mps
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import DeviceError
 from cotenant.worker.runners import modules_of
 from cotenant.worker.wire import WorkerModel
@@ -66,7 +67,7 @@ class Client:
 
 
 @contextmanager
-def client(backend: Mps, lane: str, env: Mapping[str, str], ahead: Sequence[str] = ()) -> Iterator[Client]:
+def client(backend: Mps, lane: LaneId, env: Mapping[str, str], ahead: Sequence[str] = ()) -> Iterator[Client]:
     it = Client(env, ahead)
     backend.on_worker_started(lane, it.process.pid)
     try:
@@ -90,7 +91,7 @@ class Fault(msgspec.Struct, frozen=True):
 def watched(backend: Mps, cause: Callable[[Client], None]) -> Fault:
     """Two clients, one of which causes an error of the GPU."""
     (device,) = backend._devices.values()
-    bad, other = f"{device.name}/0", f"{device.name}/1"
+    bad, other = LaneId(device.name, 0), LaneId(device.name, 1)
     env = {lane: backend.open(lane, 500).env for lane in (bad, other)}
     with client(backend, bad, env[bad]) as one, client(backend, other, env[other]):
         begun = time.monotonic()
@@ -124,7 +125,7 @@ def backend() -> Iterator[Mps]:
 @pytest.mark.parametrize("share", [100, 200, 500, 1000])
 def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int, figure: Figure) -> None:
     (gpu,) = backend._gpus
-    lane = f"{gpu.kind}-0/0"
+    lane = LaneId(DeviceId(gpu.kind), 0)
     with client(backend, lane, backend.open(lane, share).env) as it:
         figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)
         exact = gpu.multiprocessors * share / 1000
@@ -135,7 +136,7 @@ def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int
 def test_who_was_started_ahead_sees_its_share(backend: Mps, platform: str, figure: Figure) -> None:
     """Importing its libraries has asked CUDA for nothing: that would have read what the environment was then."""
     (gpu,) = backend._gpus
-    lane, share = f"{gpu.kind}-0/0", 200
+    lane, share = LaneId(DeviceId(gpu.kind), 0), 200
     modules = modules_of(WorkerModel(name="any", platform=platform, inputs=()), fake=False)
     with client(backend, lane, backend.open(lane, share).env, modules) as it:
         figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)

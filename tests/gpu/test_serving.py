@@ -17,6 +17,7 @@ import uvloop
 
 from benchmarks import share_change
 from cotenant.backends import Backend, nvidia
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.profile import Point
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.core.units import WHOLE
@@ -97,7 +98,7 @@ def test_a_share_is_what_it_says(backend: Backend, tmp_path: Path, figure: Figur
 
     async def measured() -> None:
         found = measure_profiles(
-            backend, {"burn": Candidate(burn, lambda rows: pair(1))}, device=f"{kind.name}-0", grid=grid
+            backend, {"burn": Candidate(burn, lambda rows: pair(1))}, device=DeviceId(kind.name), grid=grid
         )
         async for _, point in found:
             assert isinstance(point, Point), point
@@ -129,16 +130,17 @@ def test_a_change_of_share_loses_nothing(backend: Backend, tmp_path: Path, figur
 class Busy(Recorder):
     """Keeps one lane busy, and notes when it answers; what other lanes do is told."""
 
-    def __init__(self, backend: Backend, lane: str) -> None:
+    def __init__(self, backend: Backend, lane: LaneId) -> None:
         super().__init__()
-        self.lane = lane
+        self.lane: LaneId | None = lane
         self.answers: list[float] = []
         self.pool = Pool(backend, Arena(1 << 24), self)
 
     def go(self) -> None:
-        self.pool.run(self.lane, 0, "brief", [pair(1)])
+        if self.lane is not None:
+            self.pool.run(self.lane, 0, "brief", [pair(1)])
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         if lane != self.lane:
             super().finished(lane, batch, answers, timing)
             return
@@ -162,15 +164,17 @@ def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: P
     shares = [nearest_share(share, kind.cuts) for share in (250, 120)]
 
     async def scenario() -> tuple[float, list[float]]:
-        busy = Busy(backend, f"{kind.name}-0/busy")
+        device = DeviceId(kind.name)
+        neighbour = LaneId(device, 10)
+        busy = Busy(backend, neighbour)
         try:
-            await busy.pool.start(busy.lane, half(backend), [brief])
-            await busy.pool.start(f"{kind.name}-0/0", shares[0], [brief])
+            await busy.pool.start(neighbour, half(backend), [brief])
+            await busy.pool.start(LaneId(device, 0), shares[0], [brief])
             busy.go()
             await busy.longest(QUIET)  # its clocks are up by then
             quiet, beside = await busy.longest(QUIET), []
             for number in range(1, 7):
-                lane, before = f"{kind.name}-0/{number}", f"{kind.name}-0/{number - 1}"
+                lane, before = LaneId(device, number), LaneId(device, number - 1)
                 felt = asyncio.create_task(busy.longest(QUIET))
                 await busy.pool.start(lane, shares[number % 2], [brief], leaving=[before])
                 busy.pool.run(lane, number, "brief", [pair(1)])
@@ -180,7 +184,7 @@ def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: P
                 beside.append(await felt)
             return quiet, beside
         finally:
-            busy.lane = ""
+            busy.lane = None
             await busy.pool.close(grace=5.0)
 
     quiet, beside = asyncio.run(scenario())
@@ -192,7 +196,7 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
     if backend.name != "green":
         pytest.skip("another backend's change of share is another process, with weights of its own")
     kind = backend.fleet()[0]
-    device, share = f"{kind.name}-0", half(backend)
+    device, share = DeviceId(kind.name), half(backend)
     uuid = nvidia.list_gpus()[0].uuid
     burn = model(tmp_path, "burn", BURN)
 
@@ -200,13 +204,13 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
         used = []
         async with pool_of(backend) as (pool, told, _):
             for number, cut in enumerate((share, WHOLE, share, WHOLE)):
-                lane, before = f"{device}/{number}", f"{device}/{number - 1}"
-                await pool.start(lane, cut, [burn], leaving=[before] if number else [])
+                lane = LaneId(device, number)
+                await pool.start(lane, cut, [burn], leaving=[LaneId(device, number - 1)] if number else [])
                 assert await told.next() == ("ready", lane)
                 pool.run(lane, 1, "burn", [pair(1)])
                 assert (await told.next())[0] == "finished"
                 if number:
-                    await pool.stop(before, grace=5.0)
+                    await pool.stop(LaneId(device, number - 1), grace=5.0)
                 used.append(nvidia.gpu_reading(uuid).memory or 0)
         return used
 
@@ -216,7 +220,7 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
 
 
 def test_out_of_memory_is_one_request(backend: Backend, tmp_path: Path) -> None:
-    lane = f"{backend.fleet()[0].name}-0/0"
+    lane = LaneId(DeviceId(backend.fleet()[0].name), 0)
 
     async def scenario() -> None:
         async with pool_of(backend) as (pool, told, _):
@@ -234,8 +238,8 @@ def test_out_of_memory_is_one_request(backend: Backend, tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_comes_back(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     """Beside another lane: of the same process it goes with it, of another it goes on."""
-    device = f"{backend.fleet()[0].name}-0"
-    lanes = [f"{device}/0", f"{device}/1"]
+    device = DeviceId(backend.fleet()[0].name)
+    lanes = [LaneId(device, 0), LaneId(device, 1)]
     burn = model(tmp_path, "burn", BURN)
 
     async def scenario() -> None:

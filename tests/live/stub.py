@@ -10,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CancelledError, FailedError, ModelError, NotFoundError, RequestError, UnavailableError
@@ -136,7 +137,7 @@ class StubCore:
         return self.log
 
     def metrics(self) -> ServerCollector:
-        reading = LaneReading(lane="cpu-0/0", up=True, share=500, waiting={"identity": 2})
+        reading = LaneReading(lane=LaneId.parse("cpu-0/0"), up=True, share=500, waiting={"identity": 2})
         return ServerCollector(self.counts.values(), [reading], backend="stub", isolation="nothing")
 
     def allocate(self, size: int) -> Block | None:
@@ -180,9 +181,9 @@ class StubCore:
         """As if it had taken 1 ms in the queue and 3 in a batch of its own."""
         counts = self.counts[request.model]
         timing = Timing(started=9.0, gather=0.0005, infer=0.002, scatter=0.0005, pause=0, cpu=0)
-        counts.ran("cpu-0/0", 1, 0.002, 0.003, timing, alone=0.002)
+        counts.ran(LaneId.parse("cpu-0/0"), 1, 0.002, 0.003, timing, alone=0.002)
         ended = (Request(1, request.model, 9.0, 9.05),)
-        counts.ended(Reply(ended, Outcome.SERVED, lane="cpu-0/0", batch=1, started=9.001), 9.004)
+        counts.ended(Reply(ended, Outcome.SERVED, lane=LaneId.parse("cpu-0/0"), batch=1, started=9.001), 9.004)
 
 
 class Running:

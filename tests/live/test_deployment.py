@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import PlanError
 from cotenant.live.deployment import Deployment, with_planned_batches
@@ -10,7 +11,7 @@ from cotenant.planners import Problem
 
 def test_a_server_refuses_several_workers_of_a_model_on_a_partition() -> None:
     placement = Placement(model="a", batch=1, rate=1.0, duty=0.1, latency=0.1, procs=2)
-    device = Device(kind="cpu", id=0, partitions=(Partition(share=500, placements=(placement,)),))
+    device = Device(id=DeviceId("cpu", 0), partitions=(Partition(share=500, placements=(placement,)),))
     site = Deployment(
         offered={},
         problem=Problem(models=(), rates={}, fleet=(), profiles={}),

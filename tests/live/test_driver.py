@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Request
 from cotenant.live.driver import GAIN, Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
@@ -27,27 +28,27 @@ class Recording(Dispatcher):
 class Nobody:
     def ended(self, reply: Reply, now: float) -> None: ...
 
-    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
+    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
 def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
     """The caller of the last one of a batch waits until those before it are written."""
     now = 0.0
-    batches: list[tuple[str, int]] = []
+    batches: list[tuple[LaneId, int]] = []
 
     def write(answer: object) -> None:
         nonlocal now
         now += 0.004
 
-    def run(lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+    def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
         batches.append((lane, batch))
 
     async def main() -> None:
         nonlocal now
         dispatcher = Recording()
         driver = Driver(dispatcher, run, Nobody(), clock=lambda: now, drained=lambda lane: None)
-        driver.apply((LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),))
-        driver.ready("cpu-0/0")
+        driver.apply((LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(0.01,)),)),))
+        driver.ready(LaneId.parse("cpu-0/0"))
         for _ in range(2):
             driver.submit("m", (), write, within=0.1)
             now += 0.01
@@ -59,7 +60,7 @@ def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
     asyncio.run(main())
 
 
-LANE = (LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
+LANE = (LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(0.01,)),)),)
 
 
 def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -69,17 +70,17 @@ def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.
     def breaks(answer: object) -> None:
         raise ValueError("no such text")
 
-    def run(lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+    def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
         batches.append(batch)
 
     async def main() -> None:
         driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None)
         driver.apply(LANE)
-        driver.ready("cpu-0/0")
+        driver.ready(LaneId.parse("cpu-0/0"))
         driver.submit("m", (), breaks, within=1.0)
         driver.submit("m", (), answers.append, within=1.0)
-        driver.finished("cpu-0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
-        driver.finished("cpu-0/0", batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        driver.finished(LaneId.parse("cpu-0/0"), batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        driver.finished(LaneId.parse("cpu-0/0"), batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
         assert len(batches) == 2 and answers == [()] and driver.open == 0
 
     asyncio.run(main())
@@ -90,17 +91,17 @@ def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptu
     answers: list[object] = []
     batches: list[int] = []
 
-    def run(lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+    def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
         batches.append(batch)
 
     async def main() -> None:
         with Path("/dev/full").open("wb", buffering=0) as log:
             driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None, log=log)
             driver.apply(LANE)
-            driver.ready("cpu-0/0")
+            driver.ready(LaneId.parse("cpu-0/0"))
             for _ in range(2):
                 driver.submit("m", (), answers.append, within=1.0)
-                driver.finished("cpu-0/0", batches.pop(), [()], Timing(0, 0, 0, 0, 0, 0))
+                driver.finished(LaneId.parse("cpu-0/0"), batches.pop(), [()], Timing(0, 0, 0, 0, 0, 0))
 
     asyncio.run(main())
     assert answers == [(), ()]

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.live.interference_observer import FEWEST, InterferenceObserver
 from cotenant.predictors import Load
+
+LANE_A, LANE_B, LANE_C, LANE_D = (LaneId(DeviceId("cpu"), slot) for slot in range(4))
 
 A, B, C = Load("a", "k", 4, 500), Load("b", "k", 1, 250), Load("c", "k", 2, 250)
 
@@ -14,8 +17,8 @@ def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
     for i in range(FEWEST + 1):
         for part in range(3):
             began = 3.0 * i + part
-            beside.ran("b", B, since=began, now=began + 0.98, alone=0.7, others={"a": 3.0 * i})
-        beside.ran("a", A, since=3.0 * i, now=3.0 * i + 3, alone=2.0, others={"b": None})
+            beside.ran(LANE_B, B, since=began, now=began + 0.98, alone=0.7, others={LANE_A: 3.0 * i})
+        beside.ran(LANE_A, A, since=3.0 * i, now=3.0 * i + 3, alone=2.0, others={LANE_B: None})
     found = {sample.victim: sample for sample in beside.samples()}
     assert found.keys() == {A, B}
     assert found[A].colocated == (B,) and found[B].colocated == (A,)
@@ -26,41 +29,41 @@ def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
 def test_a_neighbour_that_was_busy_for_a_part_tells_nothing() -> None:
     beside = InterferenceObserver()
     for i in range(2 * FEWEST):
-        beside.ran("b", B, since=i, now=i + 0.5, alone=0.5, others={"a": None})
-        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": None})
-        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": i + 0.8, "c": None})
+        beside.ran(LANE_B, B, since=i, now=i + 0.5, alone=0.5, others={LANE_A: None})
+        beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: None})
+        beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: i + 0.8, LANE_C: None})
     assert [sample.victim for sample in beside.samples()] == []
 
 
 def test_idle_neighbours_are_none_and_several_are_in_one_order() -> None:
     beside = InterferenceObserver()
-    beside.ran("c", C, since=0.0, now=0.1, alone=0.1, others={})
-    beside.ran("b", B, since=0.0, now=0.1, alone=0.1, others={})
+    beside.ran(LANE_C, C, since=0.0, now=0.1, alone=0.1, others={})
+    beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
     for i in range(1, FEWEST + 1):
-        for others in ({"b": 0.2, "c": 0.2, "d": None}, {"c": 0.2, "d": None, "b": 0.2}):
-            beside.ran("a", A, since=i, now=i + 1.5, alone=1.0, others=others)
+        for others in ({LANE_B: 0.2, LANE_C: 0.2, LANE_D: None}, {LANE_C: 0.2, LANE_D: None, LANE_B: 0.2}):
+            beside.ran(LANE_A, A, since=i, now=i + 1.5, alone=1.0, others=others)
     (sample,) = beside.samples()
     assert sample.colocated == (B, C)
 
 
 def test_what_was_seen_seldom_may_be_chance() -> None:
     beside = InterferenceObserver()
-    beside.ran("b", B, since=0.0, now=0.1, alone=0.1, others={})
+    beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
     for i in range(1, FEWEST):
-        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": 0.2})
+        beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: 0.2})
     assert beside.samples() == []
-    beside.ran("a", A, since=FEWEST, now=FEWEST + 1, alone=0.5, others={"b": 0.2})
+    beside.ran(LANE_A, A, since=FEWEST, now=FEWEST + 1, alone=0.5, others={LANE_B: 0.2})
     assert len(beside.samples()) == 1
 
 
 def test_of_very_many_kinds_of_run_the_most_usual_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.live.interference_observer.MOST", 8)
     beside = InterferenceObserver()
-    beside.ran("b", B, since=0.0, now=0.1, alone=0.1, others={})
+    beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
     for i in range(1, FEWEST + 1):
-        beside.ran("a", A, since=i, now=i + 1, alone=0.5, others={"b": 0.2})
+        beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: 0.2})
     for rows in range(1, 100):
-        beside.ran("a", Load("a", "k", rows, 500), since=0.3, now=0.4, alone=0.1, others={"b": 0.2})
+        beside.ran(LANE_A, Load("a", "k", rows, 500), since=0.3, now=0.4, alone=0.1, others={LANE_B: 0.2})
     (sample,) = beside.samples()
     assert (sample.victim, sample.colocated) == (A, (B,))
     assert len(beside._together) <= 8

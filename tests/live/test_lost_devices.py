@@ -10,6 +10,7 @@ import pytest
 
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition
 from cotenant.errors import FailedError, UnavailableError
 from cotenant.live import pool as pool_module
@@ -27,12 +28,12 @@ class Two(Cpu):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gone: dict[str, str] = {}
+        self.gone: dict[DeviceId, str] = {}
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
-        return Launch(process=lane.partition("/")[0])
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
+        return Launch(process=str(lane.device))
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         return self.gone
 
 
@@ -41,7 +42,7 @@ def apart(given: Deployment) -> Deployment:
     partitions = [
         Partition(share=partition.share, placements=(placement,)) for _, partition, placement in given.plan.placements()
     ]
-    devices = tuple(Device(kind="cpu", id=number, partitions=(it,)) for number, it in enumerate(partitions))
+    devices = tuple(Device(id=DeviceId("cpu", number), partitions=(it,)) for number, it in enumerate(partitions))
     return msgspec.structs.replace(given, plan=msgspec.structs.replace(given.plan, devices=devices))
 
 
@@ -54,7 +55,7 @@ def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.M
     async def main() -> None:
         backend = Two()
         given = apart(site(repository(tmp_path)))
-        home = {placement.model: device.name for device, _, placement in given.plan.placements()}
+        home = {placement.model: device.id for device, _, placement in given.plan.placements()}
         server = Server(given, backend, prepare)
         await server.start()
         try:
@@ -68,7 +69,7 @@ def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.M
             states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
             assert states["lookup"] == ("READY", "")
             assert states["identity"] == ("UNAVAILABLE", f"{gone} is lost: Xid 79, it has fallen off the bus")
-            workers = {worker.lane.partition("/")[0]: worker for worker in server.status().workers}
+            workers = {worker.lane.device: worker for worker in server.status().workers}
             assert (workers[gone].state, workers[gone].pid) == ("lost", None)
             text = render(server.metrics(), "")[0].decode()
             assert f'cotenant_partition_lost{{lane="{workers[gone].lane}"}} 1' in text

@@ -10,6 +10,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.registry import CollectorRegistry
 
 from cotenant import __version__
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.live.metrics import LaneReading, ServerCollector, render
 from cotenant.live.statistics import ModelStatistics
@@ -46,9 +47,9 @@ def filled(name: str = "resnet") -> ModelStatistics:
     """Two requests served in one batch, one of them late; one rejected, one expired, one failed, one cancelled."""
     counts = ModelStatistics(name, "1", epoch=1000.0)
     timing = Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01)
-    counts.ran("cpu-0/0", 2, 0.010, 0.012, timing, alone=0.008)
+    counts.ran(LaneId.parse("cpu-0/0"), 2, 0.010, 0.012, timing, alone=0.008)
     served = Request(1, name, arrived=4.998, deadline=5.1), Request(2, name, arrived=4.5, deadline=5.0)
-    counts.ended(Reply(served, Outcome.SERVED, lane="cpu-0/0", batch=1, started=5.0), 5.012)
+    counts.ended(Reply(served, Outcome.SERVED, lane=LaneId.parse("cpu-0/0"), batch=1, started=5.0), 5.012)
     for outcome in (Outcome.REJECTED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CANCELLED):
         counts.ended(Reply((Request(3, name, arrived=5.0, deadline=5.1),), outcome, "why"), 5.1)
     return counts
@@ -56,7 +57,9 @@ def filled(name: str = "resnet") -> ModelStatistics:
 
 @pytest.mark.parametrize("accept", ["", "text/plain", "application/openmetrics-text; version=1.0.0", SCRAPER])
 def test_metrics_filled_model_gives_its_counts_in_every_format(accept: str) -> None:
-    lane = LaneReading(lane="cpu-0/0", up=True, share=400, used_share=389.5, busy=0.012, waiting={"resnet": 3})
+    lane = LaneReading(
+        lane=LaneId.parse("cpu-0/0"), up=True, share=400, used_share=389.5, busy=0.012, waiting={"resnet": 3}
+    )
     values = samples(collector([filled(), ModelStatistics("idle", "2", 0.0)], [lane]), accept)
     model = 'model="resnet",version="1"'
     wanted = {
@@ -120,12 +123,14 @@ def test_render_accept_header_chooses_the_format(accept: str, content_type: str)
 
 def test_metrics_all_families_have_names_of_their_own() -> None:
     """The registry rejects a name that stands for two families."""
-    CollectorRegistry(auto_describe=True).register(collector([filled()], [LaneReading(lane="a", up=True, share=1)]))
+    CollectorRegistry(auto_describe=True).register(
+        collector([filled()], [LaneReading(lane=LaneId.parse("a-0/0"), up=True, share=1)])
+    )
 
 
 def test_metrics_unknown_used_share_is_left_out() -> None:
-    values = samples(collector(lanes=[LaneReading(lane="a", up=True, share=1)]))
-    assert 'cotenant_partition_share_ratio{lane="a"}' in values
+    values = samples(collector(lanes=[LaneReading(lane=LaneId.parse("a-0/0"), up=True, share=1)]))
+    assert 'cotenant_partition_share_ratio{lane="a-0/0"}' in values
     assert not any(name.startswith("cotenant_partition_used_share_ratio") for name in values)
 
 
@@ -146,6 +151,6 @@ def test_collector_tables_that_grow_while_collected_do_no_harm() -> None:
     families = iter(collector([counts]).collect())
     timing = Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01)
     for lane, family in enumerate(families):
-        counts.ran(f"cpu-1/{lane}", 2, 0.010, 0.012, timing, alone=0.008)
+        counts.ran(LaneId(DeviceId("cpu", 1), lane), 2, 0.010, 0.012, timing, alone=0.008)
         counts.ended(Reply((Request(3, "resnet", 5.0, 5.1),), Outcome.REJECTED, f"why {lane}"), 5.1)
         assert family.name

@@ -23,6 +23,7 @@ import pytest
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, FailedError, WorkerError
 from cotenant.live import pool as pool_module
@@ -31,7 +32,7 @@ from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.worker import graphs
 
-LANE = "cpu-0/0"
+LANE = LaneId.parse("cpu-0/0")
 
 
 @pytest.fixture
@@ -338,7 +339,7 @@ def test_a_worker_returns_once_there_are_files_again(shared: bool) -> None:
                 with pytest.raises(
                     WorkerError, match=r"^no process for cpu-0\S*: Too many open files; are there too many"
                 ):
-                    await pool.start("cpu-0/1", share=500, models=[sleeper(0.0)])
+                    await pool.start(LaneId.parse("cpu-0/1"), share=500, models=[sleeper(0.0)])
                 os.kill(pid, signal.SIGKILL)
                 assert (await told.next())[0] == "died"
                 async with asyncio.timeout(PATIENCE):
@@ -367,7 +368,7 @@ def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) ->
 class Lax(Cpu):
     """Nothing holds its workers."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return Launch(budget=0.001)
 
 
@@ -415,37 +416,42 @@ def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
 class Together(Fake):
     """One process serves all lanes of a device."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
-        return Launch(fake=True, process=lane.partition("/")[0])
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
+        return Launch(fake=True, process=str(lane.device))
 
 
 def test_lanes_of_one_process_run_at_once_and_end_by_themselves() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
             for slot in range(3):
-                await pool.start(f"gpu-0/{slot}", share=300, models=[sleeper(0.2 if slot else 100.0)])
-                assert await told.next() == ("ready", f"gpu-0/{slot}")
-            await pool.start("gpu-1/0", share=300, models=[sleeper(0.0)])
+                await pool.start(LaneId(DeviceId("gpu"), slot), share=300, models=[sleeper(0.2 if slot else 100.0)])
+                assert await told.next() == ("ready", LaneId(DeviceId("gpu"), slot))
+            await pool.start(LaneId.parse("gpu-1/0"), share=300, models=[sleeper(0.0)])
             await told.next()
             pids = {status.lane: status.pid for status in pool.status()}
-            assert pids["gpu-0/0"] == pids["gpu-0/1"] == pids["gpu-0/2"] != pids["gpu-1/0"]
+            assert (
+                pids[LaneId.parse("gpu-0/0")]
+                == pids[LaneId.parse("gpu-0/1")]
+                == pids[LaneId.parse("gpu-0/2")]
+                != pids[LaneId.parse("gpu-1/0")]
+            )
             for slot in range(3):
-                pool.run(f"gpu-0/{slot}", slot, "sleeper", [floats(slot, 2)])
+                pool.run(LaneId(DeviceId("gpu"), slot), slot, "sleeper", [floats(slot, 2)])
             # The first takes for ever, and keeps nobody waiting.
             both = [await told.next(), await told.next()]
             assert {(it[0], it[1], it[3][0][0].array()[0, 0]) for it in both} == {
                 ("finished", "gpu-0/1", 1.0),
                 ("finished", "gpu-0/2", 2.0),
             }
-            await pool.stop("gpu-0/1", grace=5.0)
-            await pool.start("gpu-0/3", share=300, models=[sleeper(0.0)])
+            await pool.stop(LaneId.parse("gpu-0/1"), grace=5.0)
+            await pool.start(LaneId.parse("gpu-0/3"), share=300, models=[sleeper(0.0)])
             assert await told.next() == ("ready", "gpu-0/3")
             assert {status.pid for status in pool.status()} == set(pids.values())
-            for lane in ("gpu-0/0", "gpu-0/2", "gpu-0/3"):
+            for lane in (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-0/2"), LaneId.parse("gpu-0/3")):
                 await pool.stop(lane, grace=5.0)
             assert (await told.next())[:2] == ("finished", "gpu-0/0")  # a stop ends its pause
-            assert not Path(f"/proc/{pids['gpu-0/0']}").exists()
-            assert [status.pid for status in pool.status()] == [pids["gpu-1/0"]]
+            assert not Path(f"/proc/{pids[LaneId.parse('gpu-0/0')]}").exists()
+            assert [status.pid for status in pool.status()] == [pids[LaneId.parse("gpu-1/0")]]
 
     asyncio.run(scenario())
 
@@ -453,11 +459,11 @@ def test_lanes_of_one_process_run_at_once_and_end_by_themselves() -> None:
 def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
-            lanes = {f"gpu-0/{slot}" for slot in range(3)}
+            lanes = {LaneId(DeviceId("gpu"), slot) for slot in range(3)}
             for lane in sorted(lanes):
                 await pool.start(lane, share=300, models=[sleeper(100.0)])
                 await told.next()
-            pool.run("gpu-0/0", 1, "sleeper", [floats(1, 2)])
+            pool.run(LaneId.parse("gpu-0/0"), 1, "sleeper", [floats(1, 2)])
             pid = pool.status()[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
@@ -474,7 +480,7 @@ def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
 def test_who_looks_first_at_a_process_that_has_just_died_sees_all_its_lanes_die() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
-            lanes = {f"gpu-0/{slot}" for slot in range(3)}
+            lanes = {LaneId(DeviceId("gpu"), slot) for slot in range(3)}
             for lane in sorted(lanes):
                 await pool.start(lane, share=300, models=[sleeper(100.0)])
                 await told.next()
@@ -492,14 +498,15 @@ def test_who_looks_first_at_a_process_that_has_just_died_sees_all_its_lanes_die(
 def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
-            for lane in ("gpu-0/0", "gpu-0/1"):
+            for lane in (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-0/1")):
                 await pool.start(lane, share=300, models=[sleeper(0.0)])
                 await told.next()
             line = next(iter(pool._lines))
             line.send(RunBatch(1, "unheard of", []))
             died = {await told.next(), await told.next()}
             assert died == {
-                ("died", lane, "it exited with status 1: KeyError: 'unheard of'") for lane in ("gpu-0/0", "gpu-0/1")
+                ("died", lane, "it exited with status 1: KeyError: 'unheard of'")
+                for lane in (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-0/1"))
             }
             assert {await told.next(), await told.next()} == {("ready", "gpu-0/0"), ("ready", "gpu-0/1")}
 
@@ -509,7 +516,7 @@ def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> Non
 class TogetherReal(Cpu):
     """As `Together`, with workers that run models."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return Launch(process="cpu")
 
 
@@ -519,19 +526,19 @@ def test_a_lane_that_cannot_start_leaves_the_others_alone(folder: Path) -> None:
 
     async def scenario() -> None:
         async with pool_of(TogetherReal()) as (pool, told, _):
-            await pool.start("cpu-0/0", share=300, models=[good])
+            await pool.start(LaneId.parse("cpu-0/0"), share=300, models=[good])
             await told.next()
             bad = WorkerModel(name="bad", path=str(folder / "bad.onnx"), inputs=())
             with pytest.raises(WorkerError, match=r"^the worker of cpu-0/1 did not start: .*bad\.onnx: ONNX Runtime"):
-                await pool.start("cpu-0/1", share=300, models=[bad])
+                await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[bad])
             pool._patience = 0.3
             with pytest.raises(
                 WorkerError, match=r"^the worker of cpu-0/2 did not start: it was not ready after 0\.3 s"
             ):
-                await pool.start("cpu-0/2", share=300, models=[stuck(folder)])
+                await pool.start(LaneId.parse("cpu-0/2"), share=300, models=[stuck(folder)])
             (status,) = pool.status()
             assert (status.lane, status.restarts) == ("cpu-0/0", 0)
-            pool.run("cpu-0/0", 1, "identity", [floats(1, 2)])
+            pool.run(LaneId.parse("cpu-0/0"), 1, "identity", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "cpu-0/0", 1)
 
     asyncio.run(scenario())
@@ -544,16 +551,18 @@ def test_a_batch_that_outlasts_a_stop_costs_its_lane_alone(folder: Path) -> None
 
     async def scenario() -> None:
         async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, arena):
-            await pool.start("cpu-0/0", share=300, models=[heavy])
-            await pool.start("cpu-0/1", share=300, models=[light])
+            await pool.start(LaneId.parse("cpu-0/0"), share=300, models=[heavy])
+            await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[light])
             await told.next()
             await told.next()
             picture = np.zeros((64, 3, 32, 32), np.float32)
-            pool.run("cpu-0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
-            await pool.stop("cpu-0/0", grace=0.0)
+            pool.run(
+                LaneId.parse("cpu-0/0"), 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)]
+            )
+            await pool.stop(LaneId.parse("cpu-0/0"), grace=0.0)
             assert await told.next() == ("died", "cpu-0/0", "it did not stop within 0 s")
             assert arena.free < arena.size
-            pool.run("cpu-0/1", 2, "identity", [floats(1, 2)])
+            pool.run(LaneId.parse("cpu-0/1"), 2, "identity", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "cpu-0/1", 2)
             async with asyncio.timeout(PATIENCE):
                 while arena.free < arena.size:  # then it has ended
@@ -569,14 +578,16 @@ def test_a_pool_that_closes_waits_for_a_shared_process_that_has_just_lost_its_la
 
     async def scenario() -> None:
         async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, _):
-            await pool.start("cpu-0/0", share=300, models=[heavy])
+            await pool.start(LaneId.parse("cpu-0/0"), share=300, models=[heavy])
             await told.next()
-            await pool.start("cpu-0/1", share=300, models=[heavy])
+            await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[heavy])
             await told.next()
             pid = pool.status()[0].pid
-            pool.run("cpu-0/0", 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)])
-            await pool.stop("cpu-0/0", grace=0.0)  # its process has another lane, and is not waited for
-            await pool.stop("cpu-0/1", grace=5.0)
+            pool.run(
+                LaneId.parse("cpu-0/0"), 1, "convolutions", [(Tensor("x", "FP32", picture.shape, picture.tobytes()),)]
+            )
+            await pool.stop(LaneId.parse("cpu-0/0"), grace=0.0)  # its process has another lane, and is not waited for
+            await pool.stop(LaneId.parse("cpu-0/1"), grace=5.0)
             while pool._lines:
                 await asyncio.sleep(0)
             await pool.close(grace=5.0)
@@ -613,17 +624,17 @@ class Slow(Fake):
         self.done: list[str] = []
         self.refuses = False
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         self.asked.release()
         assert self.may.acquire(timeout=PATIENCE)
         self.done.append(f"open {lane}")
         return Launch(fake=True)
 
-    def on_worker_started(self, lane: str, pid: int) -> None:
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
         if self.refuses:
             raise DeviceError("there is no room for it")
 
-    def close(self, lane: str) -> None:
+    def close(self, lane: LaneId) -> None:
         self.done.append(f"close {lane}")
 
 
@@ -635,12 +646,12 @@ def test_lanes_go_on_while_a_partition_is_set_up() -> None:
             backend.may.release()
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
             await told.next()
-            starting = asyncio.create_task(pool.start("cpu-0/1", share=500, models=[sleeper(0.0)]))
+            starting = asyncio.create_task(pool.start(LaneId.parse("cpu-0/1"), share=500, models=[sleeper(0.0)]))
             assert await asyncio.to_thread(lambda: backend.asked.acquire() and backend.asked.acquire(timeout=PATIENCE))
             pool.run(LANE, 1, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", LANE, 1)
             with pytest.raises(WorkerError, match=r"^lane 'cpu-0/1' has a worker already; stop it first$"):
-                await pool.start("cpu-0/1", share=500, models=[sleeper(0.0)])
+                await pool.start(LaneId.parse("cpu-0/1"), share=500, models=[sleeper(0.0)])
             assert [status.state for status in pool.status()] == ["ready", "starting"] and not starting.done()
             backend.may.release()
             await starting
@@ -720,7 +731,7 @@ def test_a_pool_that_has_closed_starts_nothing() -> None:
 def test_a_pool_that_closes_leaves_no_process_however_many_lanes_hang(folder: Path) -> None:
     heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=32, layers=6)
     picture = np.zeros((32, 3, 32, 32), np.float32)
-    lanes = ("cpu-0/0", "cpu-0/1")
+    lanes = (LaneId.parse("cpu-0/0"), LaneId.parse("cpu-0/1"))
 
     async def scenario() -> None:
         async with pool_of(TogetherReal(), size=1 << 26) as (pool, told, arena):
@@ -742,9 +753,9 @@ class Fragile(Fake):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gone: dict[str, str] = {}
+        self.gone: dict[DeviceId, str] = {}
 
-    def lost(self) -> dict[str, str]:
+    def lost(self) -> dict[DeviceId, str]:
         return self.gone
 
 
@@ -759,25 +770,25 @@ def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
 ) -> None:
     async def scenario() -> None:
         async with pool_of(fragile) as (pool, told, _):
-            for lane in ("gpu-0/0", "gpu-1/0"):
+            for lane in (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-1/0")):
                 await pool.start(lane, share=1000, models=[sleeper(100.0, name="long"), sleeper(0.0)])
                 await told.next()
-            pool.run("gpu-0/0", 1, "long", [floats(1, 2)])
-            fragile.gone = {"gpu-0": "Xid 79, it has fallen off the bus"}
+            pool.run(LaneId.parse("gpu-0/0"), 1, "long", [floats(1, 2)])
+            fragile.gone = {DeviceId("gpu"): "Xid 79, it has fallen off the bus"}
             reason = "gpu-0 is lost: Xid 79, it has fallen off the bus"
             assert await told.next() == ("died", "gpu-0/0", reason)
             first, second = pool.status()
             assert (first.state, first.pid, first.reason) == ("lost", None, reason)
             assert (second.state, second.restarts) == ("ready", 0)
             with pytest.raises(WorkerError, match=r"^lane 'gpu-0/0' cannot take batch 2: its worker is lost$"):
-                pool.run("gpu-0/0", 2, "sleeper", [floats(1, 2)])
+                pool.run(LaneId.parse("gpu-0/0"), 2, "sleeper", [floats(1, 2)])
             with pytest.raises(WorkerError, match=rf"^the worker of gpu-0/1 did not start: {reason}$"):
-                await pool.start("gpu-0/1", share=500, models=[sleeper(0.0)])
-            pool.run("gpu-1/0", 3, "sleeper", [floats(1, 2)])
+                await pool.start(LaneId.parse("gpu-0/1"), share=500, models=[sleeper(0.0)])
+            pool.run(LaneId.parse("gpu-1/0"), 3, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "gpu-1/0", 3)
             fragile.gone = {}
             assert await told.next() == ("ready", "gpu-0/0")
-            pool.run("gpu-0/0", 4, "sleeper", [floats(1, 2)])
+            pool.run(LaneId.parse("gpu-0/0"), 4, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", "gpu-0/0", 4)
 
     asyncio.run(scenario())
@@ -792,10 +803,10 @@ def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
 def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been_lost(fragile: Fragile) -> None:
     async def scenario() -> None:
         async with pool_of(fragile) as (pool, told, _):
-            await pool.start("gpu-0/0", share=1000, models=[sleeper(0.0)])
+            await pool.start(LaneId.parse("gpu-0/0"), share=1000, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
-            fragile.gone = {"gpu-0": "off the bus"}
+            fragile.gone = {DeviceId("gpu"): "off the bus"}
             assert (await told.next())[0] == "died"
             await pool.close(grace=5.0)
             assert not Path(f"/proc/{pid}").exists()
@@ -811,14 +822,14 @@ def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(
 
     async def scenario() -> None:
         async with pool_of(fragile) as (pool, told, _):
-            await pool.start("gpu-0/0", share=1000, models=[sleeper(0.0)])
+            await pool.start(LaneId.parse("gpu-0/0"), share=1000, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             assert (await told.next())[0] == "died"
             assert pool.status()[0].state == "restarting"
-            fragile.gone = {"gpu-0": "off the bus"}
+            fragile.gone = {DeviceId("gpu"): "off the bus"}
             async with asyncio.timeout(PATIENCE):
                 while pool.status()[0].state != "lost":
                     await asyncio.sleep(0.01)
@@ -834,18 +845,19 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from cotenant.backends.fake import Fake
+from cotenant.core.identity import LaneId
 from tests.live.workers import floats, pool_of, sleeper
 from tests.cli.program import alive, workers_of
 from tests.live.test_pool import Cpu, stuck
 
 async def main():
     async with pool_of(Fake()) as (pool, told, _):
-        await pool.start("fake-0/0", share=500, models=[sleeper(100.0)])
-        await pool.start("fake-0/1", share=500, models=[sleeper(100.0)])
-        pool.run("fake-0/0", 1, "sleeper", [floats(1, 2)])
+        await pool.start(LaneId.parse("fake-0/0"), share=500, models=[sleeper(100.0)])
+        await pool.start(LaneId.parse("fake-0/1"), share=500, models=[sleeper(100.0)])
+        pool.run(LaneId.parse("fake-0/0"), 1, "sleeper", [floats(1, 2)])
         print(*[status.pid for status in pool.status()], flush=True)
         pool._backend = Cpu()
-        await pool.start("cpu-0/0", share=500, models=[stuck(Path(sys.argv[1]))])
+        await pool.start(LaneId.parse("cpu-0/0"), share=500, models=[stuck(Path(sys.argv[1]))])
 
 asyncio.run(main())
 """

@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.cli.client import fetch
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition, Placement
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
@@ -240,7 +241,7 @@ def test_a_worker_that_dies_while_others_start_is_given_nothing_before_it_is_bac
         server = Server(site(repository(tmp_path)), Cpu(), prepare)
         start = server._pool.start
 
-        async def then_dies(lane: str, share: int, **options: Any) -> None:
+        async def then_dies(lane: LaneId, share: int, **options: Any) -> None:
             await start(lane, share, **options)
             (pid,) = [status.pid for status in server._pool.status() if status.lane == lane]
             assert pid is not None
@@ -334,7 +335,7 @@ def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, m
     point = Point(share=500, batch=1, latency=0.02, memory=1)
     profiles = {(name, "cpu"): Profile(name, "cpu", [point]) for name in given.offered}
     plan = msgspec.structs.replace(
-        given.plan, devices=(Device(kind="cpu", id=0, partitions=(partition("identity"), partition("lookup"))),)
+        given.plan, devices=(Device(id=DeviceId("cpu", 0), partitions=(partition("identity"), partition("lookup"))),)
     )
     problem = msgspec.structs.replace(given.problem, profiles=profiles)
     shared = msgspec.structs.replace(given, plan=plan, problem=problem)

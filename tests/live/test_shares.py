@@ -12,6 +12,7 @@ import pytest
 from benchmarks import share_change
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Partition
 from cotenant.errors import FailedError, RequestError, WorkerError
 from cotenant.live.deployment import Deployment
@@ -56,7 +57,7 @@ class Breaks(torch.nn.Module):
 class Shared(Cpu):
     """One process for all lanes, as on a GPU with green contexts."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return Launch(process="cpu")
 
 
@@ -107,7 +108,7 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
 
 def test_a_measurement_of_changes_ends_where_nothing_follows() -> None:
     busy = share_change._Busy("m", [])
-    busy.died("cpu-0/0", "it was killed")  # while nobody waited for an answer
+    busy.died(LaneId.parse("cpu-0/0"), "it was killed")  # while nobody waited for an answer
 
     async def waiting() -> None:
         async with asyncio.timeout(PATIENCE):
@@ -123,28 +124,33 @@ def test_lanes_of_one_process_have_one_copy_of_the_weights_and_one_context(tmp_p
 
     async def scenario() -> None:
         async with pool_of(Shared()) as (pool, told, _):
-            await pool.start("cpu-0/0", share=400, models=[model])
+            await pool.start(LaneId.parse("cpu-0/0"), share=400, models=[model])
             await told.next()
             before = pool.status()[0]
             assert before.memory > WEIGHTS
             for slot in range(1, 4):
-                await pool.start(f"cpu-0/{slot}", share=600, models=[model], leaving=[f"cpu-0/{slot - 1}"])
-                assert await told.next() == ("ready", f"cpu-0/{slot}")
-                await pool.stop(f"cpu-0/{slot - 1}", grace=5.0)
-                pool.run(f"cpu-0/{slot}", slot, "m", [rows(1, 2)])
+                await pool.start(
+                    LaneId(DeviceId("cpu"), slot),
+                    share=600,
+                    models=[model],
+                    leaving=[LaneId(DeviceId("cpu"), slot - 1)],
+                )
+                assert await told.next() == ("ready", LaneId(DeviceId("cpu"), slot))
+                await pool.stop(LaneId(DeviceId("cpu"), slot - 1), grace=5.0)
+                pool.run(LaneId(DeviceId("cpu"), slot), slot, "m", [rows(1, 2)])
                 assert (await told.next())[3][0][0].array().tolist() == [[1, 2]]
             (after,) = pool.status()
             assert (after.pid, after.restarts) == (before.pid, 0)
             assert after.memory < before.memory + WEIGHTS / 2
 
-            await pool.start("cpu-0/4", share=400, models=[breaks])
+            await pool.start(LaneId.parse("cpu-0/4"), share=400, models=[breaks])
             await told.next()
-            pool.run("cpu-0/4", 4, "m", [rows(9, 2)])
+            pool.run(LaneId.parse("cpu-0/4"), 4, "m", [rows(9, 2)])
             reason = (
                 "it exited with status 1: model 'm' corrupted its CUDA context:"
                 " an illegal memory access was encountered"
             )
-            lanes = ("cpu-0/3", "cpu-0/4")
+            lanes = (LaneId.parse("cpu-0/3"), LaneId.parse("cpu-0/4"))
             assert {await told.next(), await told.next()} == {("died", lane, reason) for lane in lanes}
 
     asyncio.run(scenario())

@@ -17,12 +17,13 @@ import pytest
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.core.identity import LaneId
 from cotenant.live import pool as pool_module
 from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper, spare, warm_workers
 from tests.worker import graphs
 
-LANE = "cpu-0/0"
+LANE = LaneId.parse("cpu-0/0")
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +34,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Together(Fake):
     """One process serves all lanes of a device."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
-        return Launch(fake=True, process=lane.partition("/")[0])
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
+        return Launch(fake=True, process=str(lane.device))
 
 
 def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) -> None:
@@ -44,11 +45,11 @@ def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) 
             await pool.start(LANE, share=500, models=[model])
             first = await spare(pool)
             assert [status.lane for status in pool.status()] == [LANE]
-            await pool.start("cpu-0/1", share=300, models=[model])
+            await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[model])
             assert pool.status()[1].pid == first and await spare(pool) != first
             for lane in (LANE, "cpu-0/1"):
                 assert await told.next() == ("ready", lane)
-            pool.run("cpu-0/1", 1, "identity", [floats(1, 2)])
+            pool.run(LaneId.parse("cpu-0/1"), 1, "identity", [floats(1, 2)])
             assert (await told.next())[3][0][0].array().tolist() == [[1, 2]]
             assert len(workers_of(os.getpid())) == 3
         assert workers_of(os.getpid()) == []
@@ -60,7 +61,7 @@ def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) 
 def test_lanes_return_in_the_spare(backend: Fake) -> None:
     async def scenario() -> None:
         async with pool_of(backend, warm_workers=1) as (pool, told, _):
-            lanes = ("gpu-0/0", "gpu-0/1")
+            lanes = (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-0/1"))
             for lane in lanes:
                 await pool.start(lane, share=500, models=[sleeper(0.0)])
                 assert await told.next() == ("ready", lane)
@@ -83,7 +84,7 @@ def test_a_lane_takes_no_spare_that_lacks_or_exceeds_what_it_needs(tmp_path: Pat
             await pool.start(LANE, share=500, models=[graphs.identity(tmp_path / "m.onnx", 2)])
             onnx = await spare(pool)
             pool._backend = Fake()
-            await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
+            await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[sleeper(0.0)])
             assert pool.status()[1].pid != onnx
             assert onnx in [process.pid for process in warm_workers(pool)]
             await pool.stop(LANE, grace=5.0)  # then nobody is left who could take it
@@ -105,7 +106,7 @@ def test_a_spare_that_dies_is_missed_by_nobody_and_not_replaced_at_once(caplog: 
                     await asyncio.sleep(0.01)
             pool._tick()
             assert not warm_workers(pool) and pool.status()[0].restarts == 0
-            await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
+            await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[sleeper(0.0)])
             await spare(pool)
 
     asyncio.run(scenario())
@@ -120,7 +121,7 @@ def test_one_that_has_died_unnoticed_is_not_taken() -> None:
             os.kill(waiting := await spare(pool), signal.SIGKILL)
             while alive(waiting):
                 time.sleep(0.001)  # the event loop is not to see it
-            await pool.start("cpu-0/1", share=300, models=[sleeper(0.0)])
+            await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[sleeper(0.0)])
             assert pool.status()[1].pid != waiting
 
     asyncio.run(scenario())
@@ -164,6 +165,7 @@ def test_a_pool_that_closes_while_a_spare_starts_leaves_none() -> None:
 PARENT = """
 import asyncio
 from cotenant.backends.fake import Fake
+from cotenant.core.identity import LaneId
 from cotenant.live import pool as pool_module
 from tests.live.test_warm_pool import spare
 from tests.live.workers import pool_of, sleeper
@@ -172,7 +174,7 @@ pool_module.TICK = 0.05
 
 async def main():
     async with pool_of(Fake(), warm_workers=1) as (pool, told, _):
-        await pool.start("fake-0/0", share=500, models=[sleeper(100.0)])
+        await pool.start(LaneId.parse("fake-0/0"), share=500, models=[sleeper(100.0)])
         print(await spare(pool), flush=True)
         pool._spares._count = 2
         await asyncio.sleep(100.0)

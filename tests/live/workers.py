@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.backends import Backend
+from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import RequestError
 from cotenant.live.pool import Payload, Pool
@@ -27,16 +28,16 @@ class Recorder:
     def __init__(self) -> None:
         self.told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
 
-    def ready(self, lane: str) -> None:
+    def ready(self, lane: LaneId) -> None:
         self.told.put_nowait(("ready", lane))
 
-    def finished(self, lane: str, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
+    def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         self.told.put_nowait(("finished", lane, batch, answers, timing))
 
-    def failed(self, lane: str, batch: int, reason: str) -> None:
+    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self.told.put_nowait(("failed", lane, batch, reason))
 
-    def died(self, lane: str, reason: str) -> None:
+    def died(self, lane: LaneId, reason: str) -> None:
         self.told.put_nowait(("died", lane, reason))
 
     async def next(self) -> tuple[Any, ...]:

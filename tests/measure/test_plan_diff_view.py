@@ -5,6 +5,7 @@ import re
 
 from rich.console import Console
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.plan_diff import diff_plans
 from cotenant.measure.plan_diff_view import LINES, plan_diff_view, summary
@@ -12,8 +13,7 @@ from cotenant.measure.plan_diff_view import LINES, plan_diff_view, summary
 
 def device(number: int, *cuts: tuple[int, str], rate: float = 10.0, batch: int = 4) -> Device:
     return Device(
-        kind="k",
-        id=number,
+        id=DeviceId("k", number),
         partitions=tuple(
             Partition(
                 share=share,

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cotenant.core.device_groups import group_devices
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
@@ -22,8 +23,7 @@ PLAN = Plan(
     planner="elastic",
     devices=(
         Device(
-            kind="cpu",
-            id=0,
+            id=DeviceId("cpu", 0),
             partitions=(
                 Partition(
                     share=600,
@@ -93,7 +93,7 @@ def fleet(count: int, *, kinds: int = 1) -> Plan:
 
     def device(i: int) -> Device:
         placement = Placement(model=f"m{i % kinds}", batch=4, rate=12.0, duty=0.1, latency=0.1)
-        return Device(kind="v100", id=i, partitions=(Partition(share=1000, placements=(placement,)),))
+        return Device(id=DeviceId("v100", i), partitions=(Partition(share=1000, placements=(placement,)),))
 
     return Plan(planner="geometry", devices=tuple(device(i) for i in range(count)))
 
@@ -130,7 +130,7 @@ def test_of_very_many_different_devices_the_first_are_shown() -> None:
 def test_what_sevenths_leave_over_is_not_called_free() -> None:
     placement = Placement(model="bert", batch=1, rate=1.0, duty=0.3, latency=0.3)
     cuts = tuple(Partition(share=142, placements=(placement,)) for _ in range(7))
-    text = shown(plan_table(Plan(planner="p", devices=(Device(kind="a100", id=0, partitions=cuts),))))
+    text = shown(plan_table(Plan(planner="p", devices=(Device(id=DeviceId("a100", 0), partitions=cuts),))))
     assert "14.2 %" in text and "free" not in text
 
 

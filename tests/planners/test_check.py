@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from cotenant.core import mig
+from cotenant.core.identity import DeviceId
 from cotenant.core.mig import GIB
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -28,8 +29,7 @@ SOUND = Plan(
     planner="p",
     devices=(
         Device(
-            kind="k",
-            id=0,
+            id=DeviceId("k", 0),
             partitions=(Partition(share=400, placements=(A,)), Partition(share=200, placements=(B,))),
         ),
     ),
@@ -54,7 +54,7 @@ def test_a_sound_plan_violates_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"device": {"kind": "z"}}, "z: the problem has no devices of this kind"),
+        ({"device": {"id": DeviceId("z")}}, "z: the problem has no devices of this kind"),
         ({"plan": {"devices": SOUND.devices * 2}}, "k: 2 devices where there are 1"),
         ({"plan": {"devices": SOUND.devices * 2}}, "k-0: 2 devices of one kind have this number"),
         (
@@ -131,7 +131,7 @@ def on_mig(*placed: tuple[int, int], memory: int = GIB) -> list[str]:
         )
         for share, procs in placed
     )
-    plan = Plan(planner="p", devices=(Device(kind="k", id=0, partitions=partitions),))
+    plan = Plan(planner="p", devices=(Device(id=DeviceId("k", 0), partitions=partitions),))
     return [str(violation) for violation in check(plan, problem)]
 
 
@@ -165,7 +165,7 @@ def test_workers_in_parallel_carry_so_many_batches_a_round(procs: int) -> None:
             profiles={("a", "k"): Profile("a", "k", points)},
         )
         placement = Placement(model="a", batch=2, rate=rate, duty=seconds, latency=seconds, procs=procs)
-        device = Device(kind="k", id=0, partitions=(Partition(share=1000, placements=(placement,)),))
+        device = Device(id=DeviceId("k", 0), partitions=(Partition(share=1000, placements=(placement,)),))
         assert [violation.rule for violation in check(Plan(planner="p", devices=(device,)), problem)] == rules
 
 
@@ -178,21 +178,21 @@ MIXED = Problem(
 
 
 def test_kinds_are_counted_each_on_its_own() -> None:
-    device = Device(kind="k", id=0, partitions=())
-    other = msgspec.structs.replace(device, kind="l")
+    device = Device(id=DeviceId("k", 0), partitions=())
+    other = msgspec.structs.replace(device, id=DeviceId("l"))
     plan = Plan(planner="p", unserved={"b": 10.0, "never": 1.0}, scale=0.0)
     for devices, lines in (
         ((device, other), []),
-        ((device, msgspec.structs.replace(device, id=1)), ["k: 2 devices where there are 1"]),
+        ((device, msgspec.structs.replace(device, id=DeviceId("k", 1))), ["k: 2 devices where there are 1"]),
         ((other, other), ["l-0: 2 devices of one kind have this number"]),
-        ((msgspec.structs.replace(device, kind="bare"),), []),
+        ((msgspec.structs.replace(device, id=DeviceId("bare")),), []),
     ):
         assert [str(v) for v in check(msgspec.structs.replace(plan, devices=devices), MIXED)] == lines
 
 
 def test_what_was_profiled_on_another_kind_is_unknown_on_this_one() -> None:
     placement = Placement(model="b", batch=1, rate=10.0, duty=0.008, latency=0.008)
-    device = Device(kind="bare", id=0, partitions=(Partition(share=1000, placements=(placement,)),))
+    device = Device(id=DeviceId("bare", 0), partitions=(Partition(share=1000, placements=(placement,)),))
     plan = Plan(planner="p", devices=(device,), unserved={"never": 1.0}, scale=0.0)
     assert [violation.rule for violation in check(plan, MIXED)] == ["profile"]
 

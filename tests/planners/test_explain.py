@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Plan
 from cotenant.core.profile import Point, Profile
@@ -188,7 +189,7 @@ def test_what_more_buys_is_said_in_the_words_of_the_objective() -> None:
 
 
 def test_one_device_of_many_is_something() -> None:
-    cuts = tuple(Device(kind="k", id=n, partitions=()) for n in range(400))
+    cuts = tuple(Device(id=DeviceId("k", n), partitions=()) for n in range(400))
     many = Plan(planner="hand", objective="devices", devices=cuts)
     less = msgspec.structs.replace(many, devices=many.devices[1:], bound=398)
     assert gain("x", many, less).buys == "399 devices instead of 400"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
@@ -44,7 +45,7 @@ def lanes(
         fleet=(Kind(name="k", count=copies),),
         profiles=profiles,
     )
-    devices = tuple(Device(kind="k", id=i, partitions=(partition,)) for i in range(copies))
+    devices = tuple(Device(id=DeviceId("k", i), partitions=(partition,)) for i in range(copies))
     return Plan(planner="by hand", devices=devices), problem
 
 
@@ -240,7 +241,7 @@ def test_what_a_lane_does_depends_on_no_other_lane(rates: list[float]) -> None:
     plan, problem = lanes(curves, rates, [0.2] * len(rates))
     (device,) = plan.devices
     apart = [
-        Device(kind="k", id=i, partitions=(Partition(share=1000, placements=(placement,)),))
+        Device(id=DeviceId("k", i), partitions=(Partition(share=1000, placements=(placement,)),))
         for i, placement in enumerate(device.partitions[0].placements)
     ]
     together = forecast(msgspec.structs.replace(plan, devices=tuple(apart)), problem).models

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cotenant.config import read_problem
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Plan
 from cotenant.core.profile import Point, Profile
@@ -194,7 +195,7 @@ def test_polish_keeps_workers_in_parallel() -> None:
     )
     made = batched_partitions(problem, problem.fleet[0], [PartitionDraft(500, {"a": 64.0}, {"a": 2})])
     assert made is not None
-    plan = Plan(planner="by hand", devices=(Device(kind="k", id=0, partitions=made),))
+    plan = Plan(planner="by hand", devices=(Device(id=DeviceId("k", 0), partitions=made),))
     assert check(plan, problem) == []
     assert attainment_shortfall(plan, problem)
     polished = improve_plan(plan, problem)

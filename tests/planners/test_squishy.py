@@ -80,6 +80,6 @@ def test_devices_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(capacity, "batched_partitions", counted)
     made = plan(problem({"a": 160.0 * 1000 + 64.0}))
     assert (made.devices_used, made.unserved) == (1001, {})
-    assert [device.id for device in made.devices] == list(range(1001))
+    assert [device.id.index for device in made.devices] == list(range(1001))
     assert len(asked) < 10
     assert plan(problem({"a": 160.0 * 1000 + 64.0}, count=7)).devices_used == 7

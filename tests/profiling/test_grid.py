@@ -16,6 +16,7 @@ import uvloop
 
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
@@ -87,9 +88,7 @@ def test_a_model_that_fails_on_its_sample_is_named(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "model.onnx")
     (tmp_path / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(
-        ModelError, match=r"model 'identity' cannot be measured: the worker of cpu-0/profile-1000 did not start"
-    ):
+    with pytest.raises(ModelError, match=r"model 'identity' cannot be measured: the worker of cpu-0/0 did not start"):
         measure(model, floats)
 
 
@@ -129,7 +128,9 @@ def collect(
     broken: dict[str, str] = {}
 
     async def main() -> None:
-        async for name, point in measure_set(Cpu(), candidates, device="cpu-0", grid=grid, known=known or {}):
+        async for name, point in measure_set(
+            Cpu(), candidates, device=DeviceId.parse("cpu-0"), grid=grid, known=known or {}
+        ):
             if isinstance(point, str):
                 broken[name] = point
             else:
@@ -161,7 +162,7 @@ def test_one_that_cannot_be_loaded_keeps_no_other_from_starting(tmp_path: Path) 
     }
     points, broken = collect(candidates, Grid(shares=(1000,), batches=(1,), seconds=0.02))
     assert points == [("identity", 1000, 1)]
-    assert "the worker of cpu-0/profile-1000" in broken["nothing"]
+    assert "the worker of cpu-0/1" in broken["nothing"]
 
 
 def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
@@ -179,11 +180,11 @@ class OneProcess(Cpu):
         super().__init__()
         self.told: list[str] = []
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         self.told.append(f"open {lane}")
         return msgspec.structs.replace(super().open(lane, share, leaving), process="one")
 
-    def close(self, lane: str) -> None:
+    def close(self, lane: LaneId) -> None:
         self.told.append(f"close {lane}")
         super().close(lane)
 
@@ -191,7 +192,7 @@ class OneProcess(Cpu):
 class Cut(Cpu):
     """Half of it has too little memory for any model."""
 
-    def open(self, lane: str, share: int, leaving: Collection[str] = ()) -> Launch:
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         if share < 1000:
             raise DeviceError("it does not fit")
         return super().open(lane, share, leaving)
@@ -212,14 +213,14 @@ def test_a_share_that_a_model_is_too_large_for_is_left_out(tmp_path: Path) -> No
 def test_where_lanes_share_a_process_the_next_is_open_before_the_last_ends(tmp_path: Path) -> None:
     backend, model = OneProcess(), graphs.identity(tmp_path / "model.onnx")
     uvloop.run(asyncio.wait_for(profile_model(backend, model, floats, kind="cpu", grid=GRID), 30))
-    lanes = [f"cpu-0/profile-{share}" for share in GRID.shares]
+    lanes = ["cpu-0/0", "cpu-0/1"]
     assert backend.told == [f"open {lanes[0]}", f"open {lanes[1]}", f"close {lanes[0]}", f"close {lanes[1]}"]
 
 
 def test_a_gpu_has_a_clock_and_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = Listener.finished
 
-    def from_a_gpu(self: Listener, lane: str, batch: int, answers: Sequence[Any], timing: Timing) -> None:
+    def from_a_gpu(self: Listener, lane: LaneId, batch: int, answers: Sequence[Any], timing: Timing) -> None:
         finished(self, lane, batch, answers, msgspec.structs.replace(timing, device=0.002, memory=7 << 20))
 
     monkeypatch.setattr(Listener, "finished", from_a_gpu)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime.applications import Applications, application_specs, fixed_fanout
 from cotenant.runtime.dispatcher import Dispatcher
@@ -31,7 +32,8 @@ from cotenant.runtime.events import (
 
 # One lane for each model, 10 ms a batch of up to four.
 LANES = tuple(
-    LaneSpec(id=f"cpu-0/{n}", models=(LaneModel(model=name, latencies=(0.01,) * 4),)) for n, name in enumerate("abc")
+    LaneSpec(id=LaneId(DeviceId("cpu"), n), models=(LaneModel(model=name, latencies=(0.01,) * 4),))
+    for n, name in enumerate("abc")
 )
 DIAMOND = Application(
     name="diamond",
@@ -67,7 +69,7 @@ class Site:
 
     def finish(self, model: str, now: float, made: Mapping[int, int] = MappingProxyType({})) -> list[Command]:
         """made: by number of a later stage, how many requests of it each answer makes."""
-        lane = f"cpu-0/{'abc'.index(model)}"
+        lane = LaneId(DeviceId("cpu"), "abc".index(model))
         batch = self.dispatcher.lanes[lane].batch
         assert batch is not None
         counts = tuple((it.id, stage, count) for it in batch.requests for stage, count in made.items())
@@ -127,9 +129,9 @@ def test_one_that_fails_ends_the_whole_and_cancels_its_siblings() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request()), 0.0)
     site.finish("a", 0.01)
-    batch = site.dispatcher.lanes["cpu-0/2"].batch
+    batch = site.dispatcher.lanes[LaneId.parse("cpu-0/2")].batch
     assert batch is not None
-    site.tell(Failed("cpu-0/2", batch.id, "no such class"), 0.02)
+    site.tell(Failed(LaneId.parse("cpu-0/2"), batch.id, "no such class"), 0.02)
     assert site.outcomes() == [(Outcome.FAILED, "right: no such class")]
     assert sorted(outcome.value for part in (-2, -3) for outcome, _ in site.outcomes(part)) == [
         "cancelled",
@@ -200,7 +202,10 @@ def test_a_count_that_comes_too_late_counts_for_nobody() -> None:
     site = Site(COUNTED)
     site.tell(Arrived(request(model="street")), 0.0)
     site.tell(Cancelled(1), 0.005)
-    assert spawned(site.finish("a", 0.01, {1: 3, 2: 1}) if site.dispatcher.lanes["cpu-0/0"].batch else []) == []
+    assert (
+        spawned(site.finish("a", 0.01, {1: 3, 2: 1}) if site.dispatcher.lanes[LaneId.parse("cpu-0/0")].batch else [])
+        == []
+    )
     site.tell(Arrived(request(2, model="street", arrived=1.0)), 1.0)
     assert len(spawned(site.finish("a", 1.01, {1: 1, 2: 1}))) == 2
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Request
 from cotenant.runtime.batching import drop_requests, held_until, next_batch_size, next_queue
 from cotenant.runtime.events import LaneModel, LaneSpec
@@ -17,7 +18,7 @@ LATENCIES = tuple(0.010 + 0.001 * rows for rows in range(1, 9))  # seconds: 11 m
 def lane_of(*models: str, max_queue_delay: float = 0.0) -> Lane:
     return Lane(
         LaneSpec(
-            id="a",
+            id=LaneId(DeviceId("cpu"), 0),
             models=tuple(
                 LaneModel(model=model, latencies=LATENCIES, max_queue_delay=max_queue_delay) for model in models
             ),

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime import dispatcher as words
 from cotenant.runtime.dispatcher import Dispatcher
@@ -31,12 +32,14 @@ from cotenant.runtime.events import (
 )
 from cotenant.runtime.log import log_line, replay
 
+LANE_A, LANE_B, LANE_C = (LaneId(DeviceId("cpu"), slot) for slot in range(3))
+
 
 def linear(batch: int, *, fixed: float = 0.010, row: float = 0.001) -> tuple[float, ...]:
     return tuple(fixed + row * n for n in range(1, batch + 1))
 
 
-def lane(id: str, *models: LaneModel) -> LaneSpec:
+def lane(id: LaneId, *models: LaneModel) -> LaneSpec:
     return LaneSpec(id=id, models=models)
 
 
@@ -66,7 +69,7 @@ def arrive(dispatcher: Dispatcher, now: float, *requests: Request) -> list[Comma
     return [command for r in requests for command in dispatcher.handle(Arrived(r), now)]
 
 
-A = lane("a", LaneModel(model="m", latencies=linear(4)))
+A = lane(LANE_A, LaneModel(model="m", latencies=linear(4)))
 
 
 def test_an_idle_lane_runs_what_arrives_at_once() -> None:
@@ -76,7 +79,7 @@ def test_an_idle_lane_runs_what_arrives_at_once() -> None:
 def test_what_arrives_while_the_lane_is_busy_makes_the_next_batch() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, *(request(i) for i in range(6)))
-    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
     assert runs(commands) == [[1, 2, 3, 4]]
     assert ends(commands) == {0: Outcome.SERVED}
 
@@ -84,7 +87,7 @@ def test_what_arrives_while_the_lane_is_busy_makes_the_next_batch() -> None:
 def test_the_lane_goes_on_before_the_answers_are_written() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))
-    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
     assert [type(command) for command in commands] == [Run, Reply]
 
 
@@ -123,20 +126,20 @@ def test_a_request_expires_at_its_deadline_by_timer_while_the_lane_is_busy() -> 
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
     commands = arrive(dispatcher, 0.0, request(1, within=0.030))
-    assert commands == [WakeAt("a", 0.030)]
-    assert ends(dispatcher.handle(Woke("a", 0.030), 0.030)) == {1: Outcome.EXPIRED}
+    assert commands == [WakeAt(LANE_A, 0.030)]
+    assert ends(dispatcher.handle(Woke(LANE_A, 0.030), 0.030)) == {1: Outcome.EXPIRED}
 
 
 def test_a_timer_that_comes_early_is_set_again() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, within=0.030))
-    assert dispatcher.handle(Woke("a", 0.030), 0.029) == [WakeAt("a", 0.030)]
+    assert dispatcher.handle(Woke(LANE_A, 0.030), 0.029) == [WakeAt(LANE_A, 0.030)]
 
 
 def test_a_head_that_can_no_longer_make_it_is_dropped_for_those_that_can() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, within=0.030), request(2, within=0.1))
-    commands = dispatcher.handle(Finished("a", 1), 0.025)  # late: 14 ms over
+    commands = dispatcher.handle(Finished(LANE_A, 1), 0.025)  # late: 14 ms over
     assert ends(commands) == {0: Outcome.SERVED, 1: Outcome.EXPIRED}
     assert runs(commands) == [[2]]
 
@@ -146,15 +149,15 @@ def test_a_batch_stays_small_enough_for_its_earliest_deadline() -> None:
     arrive(dispatcher, 0.0, request(0))
     arrive(dispatcher, 0.0, request(1, within=0.0262), *(request(i, within=0.2) for i in (2, 3, 4)))
     # The lane was late, and 13.2 ms are left for request 1: enough for two rows, not for four.
-    assert runs(dispatcher.handle(Finished("a", 1), 0.013)) == [[1, 2]]
+    assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.013)) == [[1, 2]]
 
 
 def test_with_a_full_batch_waiting_a_late_head_is_dropped_rather_than_the_batch_made_small() -> None:
-    dispatcher = started(lane("a", LaneModel(model="m", latencies=linear(8))))
+    dispatcher = started(lane(LANE_A, LaneModel(model="m", latencies=linear(8))))
     arrive(dispatcher, 0.0, request(0), request(1, within=0.034), *(request(i, within=0.2) for i in range(2, 10)))
     # The first batch took 18 ms instead of 11: from now on one row counts as 13.6 ms, two as 14.9 and eight as 22.3.
     # Request 1 has 16 ms left: enough for itself and one more. Two answers, or one lost and eight given.
-    commands = dispatcher.handle(Finished("a", 1), 0.018)
+    commands = dispatcher.handle(Finished(LANE_A, 1), 0.018)
     assert ends(commands) == {0: Outcome.SERVED, 1: Outcome.EXPIRED}
     assert runs(commands) == [[2, 3, 4, 5, 6, 7, 8, 9]]
 
@@ -162,68 +165,68 @@ def test_with_a_full_batch_waiting_a_late_head_is_dropped_rather_than_the_batch_
 def test_rows_count_not_requests() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, size=3), request(2, size=2), request(3, size=1))
-    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[1]]
+    assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[1]]
 
 
 def test_urgent_requests_overtake() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, priority=1), request(2, priority=1), request(3, priority=0))
-    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
     assert runs(commands) == [[3, 1, 2]]
 
 
 def test_a_shorter_deadline_overtakes_within_a_priority() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, within=0.2), request(2, within=0.1))
-    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[2, 1]]
+    assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[2, 1]]
 
 
 def test_linger_holds_a_batch_back_until_it_is_full_or_time_is_up() -> None:
-    spec = lane("a", LaneModel(model="m", latencies=linear(2), max_queue_delay=0.020))
+    spec = lane(LANE_A, LaneModel(model="m", latencies=linear(2), max_queue_delay=0.020))
     dispatcher = started(spec)
-    assert arrive(dispatcher, 0.0, request(0)) == [WakeAt("a", 0.020)]
+    assert arrive(dispatcher, 0.0, request(0)) == [WakeAt(LANE_A, 0.020)]
     assert runs(arrive(dispatcher, 0.005, request(1, 0.005))) == [[0, 1]]
 
     dispatcher = started(spec)
     arrive(dispatcher, 0.0, request(0))
-    assert runs(dispatcher.handle(Woke("a", 0.020), 0.020)) == [[0]]
+    assert runs(dispatcher.handle(Woke(LANE_A, 0.020), 0.020)) == [[0]]
 
 
 def test_linger_ends_early_where_the_deadline_asks_for_it() -> None:
-    dispatcher = started(lane("a", LaneModel(model="m", latencies=linear(4), max_queue_delay=0.020)))
+    dispatcher = started(lane(LANE_A, LaneModel(model="m", latencies=linear(4), max_queue_delay=0.020)))
     (wake,) = arrive(dispatcher, 0.0, request(0, within=0.025))
     assert isinstance(wake, WakeAt)
     assert wake.time == pytest.approx(0.025 - 0.012)
 
 
 def test_models_of_a_lane_take_turns_however_much_one_is_asked_for() -> None:
-    shared = lane("a", LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
+    shared = lane(LANE_A, LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
     dispatcher = started(shared)
     arrive(dispatcher, 0.0, *(request(i, within=1) for i in range(9)))
     arrive(dispatcher, 0.0, *(request(i, model="n", within=9) for i in (10, 11, 12)))
     order = []
     for batch in range(1, 5):
-        order += runs(dispatcher.handle(Finished("a", batch), batch * 0.01))
+        order += runs(dispatcher.handle(Finished(LANE_A, batch), batch * 0.01))
     assert order == [[10, 11], [1, 2], [12], [3, 4]]
 
 
 def test_requests_go_to_the_lane_that_will_be_done_first() -> None:
-    slow = lane("slow", LaneModel(model="m", latencies=linear(4, fixed=0.015)))
-    fast = lane("fast", LaneModel(model="m", latencies=linear(4)))
+    slow = lane(LANE_A, LaneModel(model="m", latencies=linear(4, fixed=0.015)))
+    fast = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
     dispatcher = started(slow, fast)
     commands = arrive(dispatcher, 0.0, request(1), request(2), request(3))
     assert [(c.lane, [r.id for r in c.requests]) for c in commands if isinstance(c, Run)] == [
-        ("fast", [1]),
-        ("slow", [2]),
+        (LANE_B, [1]),
+        (LANE_A, [2]),
     ]
 
 
 def test_a_request_lost_with_its_worker_is_tried_once_more_elsewhere() -> None:
-    other = lane("b", LaneModel(model="m", latencies=linear(4)))
+    other = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
     dispatcher = started(A, other)
     arrive(dispatcher, 0.0, request(1))
-    assert runs(dispatcher.handle(Died("a", "killed"), 0.005)) == [[1]]
-    (reply,) = dispatcher.handle(Died("b", "killed"), 0.006)
+    assert runs(dispatcher.handle(Died(LANE_A, "killed"), 0.005)) == [[1]]
+    (reply,) = dispatcher.handle(Died(LANE_B, "killed"), 0.006)
     assert isinstance(reply, Reply)
     assert (reply.outcome, reply.reason) == (Outcome.FAILED, words.DIED_TWICE)
 
@@ -231,12 +234,12 @@ def test_a_request_lost_with_its_worker_is_tried_once_more_elsewhere() -> None:
 def test_lanes_that_die_together_get_nothing_of_each_other() -> None:
     """They share a device or a process: what one held would be lost a second time on another."""
     model = LaneModel(model="m", latencies=linear(1))
-    dispatcher = started(lane("a", model), lane("b", model), lane("c", model))
+    dispatcher = started(lane(LANE_A, model), lane(LANE_B, model), lane(LANE_C, model))
     assert runs(dispatcher.handle(Arrived(request(1)), 0.0)) == [[1]]
-    commands = dispatcher.handle(Died("a", "lost", ("b",)), 0.001)
+    commands = dispatcher.handle(Died(LANE_A, "lost", (LANE_B,)), 0.001)
     dispatcher.invariants()
     assert [(command.lane, [r.id for r in command.requests]) for command in commands if isinstance(command, Run)] == [
-        ("c", [1])
+        (LANE_C, [1])
     ]
     assert [lane.up for lane in dispatcher.lanes.values()] == [False, False, True]
 
@@ -244,14 +247,14 @@ def test_lanes_that_die_together_get_nothing_of_each_other() -> None:
 def test_a_lost_request_waits_for_its_own_worker_where_there_is_no_other() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(1))
-    assert dispatcher.handle(Died("a", "killed"), 0.005) == [WakeAt("a", 0.1)]
-    assert runs(dispatcher.handle(Ready("a"), 0.050)) == [[1]]
+    assert dispatcher.handle(Died(LANE_A, "killed"), 0.005) == [WakeAt(LANE_A, 0.1)]
+    assert runs(dispatcher.handle(Ready(LANE_A), 0.050)) == [[1]]
 
 
 def test_a_model_that_fails_a_batch_fails_its_requests_and_no_other() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))
-    commands = dispatcher.handle(Failed("a", 1, "no such thing"), 0.005)
+    commands = dispatcher.handle(Failed(LANE_A, 1, "no such thing"), 0.005)
     assert ends(commands) == {0: Outcome.FAILED}
     assert runs(commands) == [[1]]
 
@@ -259,8 +262,8 @@ def test_a_model_that_fails_a_batch_fails_its_requests_and_no_other() -> None:
 def test_a_request_that_the_model_cannot_answer_fails_alone() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1), request(2))
-    dispatcher.handle(Finished("a", 1), 0.011)
-    commands = dispatcher.handle(Finished("a", 2, ((1, "no such row"),)), 0.025)
+    dispatcher.handle(Finished(LANE_A, 1), 0.011)
+    commands = dispatcher.handle(Finished(LANE_A, 2, ((1, "no such row"),)), 0.025)
     assert ends(commands) == {1: Outcome.FAILED, 2: Outcome.SERVED}
     assert [c.reason for c in commands if isinstance(c, Reply)] == ["no such row", ""]
 
@@ -271,7 +274,7 @@ def test_callers_that_leave_are_answered_once_and_hurt_nobody() -> None:
     assert ends(dispatcher.handle(Cancelled(0), 0.001)) == {0: Outcome.CANCELLED}  # runs already
     assert ends(dispatcher.handle(Cancelled(1), 0.001)) == {1: Outcome.CANCELLED}  # waits
     assert dispatcher.handle(Cancelled(1), 0.001) == []
-    commands = dispatcher.handle(Finished("a", 1), 0.011)
+    commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
     assert runs(commands) == [[2]]
     assert ends(commands) == {}
 
@@ -279,22 +282,22 @@ def test_callers_that_leave_are_answered_once_and_hurt_nobody() -> None:
 def test_news_of_a_batch_that_is_gone_changes_nothing() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
-    assert dispatcher.handle(Finished("a", 7), 0.001) == []
-    assert dispatcher.handle(Finished("nowhere", 1), 0.001) == []
-    assert dispatcher.handle(Woke("a", 0.001), 0.001) == []
+    assert dispatcher.handle(Finished(LANE_A, 7), 0.001) == []
+    assert dispatcher.handle(Finished(LaneId(DeviceId("nowhere"), 0), 1), 0.001) == []
+    assert dispatcher.handle(Woke(LANE_A, 0.001), 0.001) == []
 
 
 def test_a_lane_that_is_taken_out_finishes_its_batch_and_hands_on_what_waits() -> None:
-    other = lane("b", LaneModel(model="m", latencies=linear(4)))
+    other = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))
     dispatcher.handle(Applied((A, other)), 0.001)
-    dispatcher.handle(Ready("b"), 0.001)
+    dispatcher.handle(Ready(LANE_B), 0.001)
     assert runs(dispatcher.handle(Applied((other,)), 0.002)) == [[1]]
-    commands = dispatcher.handle(Finished("a", 1), 0.011)
-    assert commands[0] == Drained("a")
+    commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
+    assert commands[0] == Drained(LANE_A)
     assert ends(commands) == {0: Outcome.SERVED}
-    assert set(dispatcher.lanes) == {"b"}
+    assert set(dispatcher.lanes) == {LANE_B}
 
 
 def test_what_waits_for_a_model_that_is_taken_out_is_told_to_try_again() -> None:
@@ -302,36 +305,36 @@ def test_what_waits_for_a_model_that_is_taken_out_is_told_to_try_again() -> None
     arrive(dispatcher, 0.0, request(0), request(1))
     (reply,) = [command for command in dispatcher.handle(Applied(()), 0.001) if isinstance(command, Reply)]
     assert ([it.id for it in reply.requests], reply.outcome, reply.reason) == ([1], Outcome.EXPIRED, words.MOVED)
-    assert ends(dispatcher.handle(Finished("a", 1), 0.011)) == {0: Outcome.SERVED}
+    assert ends(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == {0: Outcome.SERVED}
 
 
 def test_an_idle_lane_that_is_taken_out_is_drained_at_once() -> None:
-    assert started(A).handle(Applied(()), 0.0) == [Drained("a")]
+    assert started(A).handle(Applied(()), 0.0) == [Drained(LANE_A)]
 
 
 def test_a_batch_that_is_larger_than_the_new_plan_allows_is_answered_all_the_same() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1), request(2))
-    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[1, 2]]
-    dispatcher.handle(Applied((lane("a", LaneModel(model="m", latencies=linear(1))),)), 0.012)
-    assert ends(dispatcher.handle(Finished("a", 2), 0.023)) == {1: Outcome.SERVED, 2: Outcome.SERVED}
+    assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[1, 2]]
+    dispatcher.handle(Applied((lane(LANE_A, LaneModel(model="m", latencies=linear(1))),)), 0.012)
+    assert ends(dispatcher.handle(Finished(LANE_A, 2), 0.023)) == {1: Outcome.SERVED, 2: Outcome.SERVED}
 
 
 def test_what_waits_with_more_rows_than_the_new_plan_allows_ends_and_holds_nobody_up() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(1, within=1.0), request(2, size=3, within=1.0), request(3, within=1.0))
-    commands = dispatcher.handle(Applied((lane("a", LaneModel(model="m", latencies=linear(2))),)), 0.001)
+    commands = dispatcher.handle(Applied((lane(LANE_A, LaneModel(model="m", latencies=linear(2))),)), 0.001)
     (reply,) = [command for command in commands if isinstance(command, Reply)]
     assert ([it.id for it in reply.requests], reply.outcome, reply.reason) == ([2], Outcome.EXPIRED, words.TOO_LARGE)
     dispatcher.invariants()
-    assert runs(dispatcher.handle(Finished("a", 1), 0.011)) == [[3]]
+    assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[3]]
 
 
 def test_what_was_lost_with_its_worker_is_not_tried_again_in_batches_that_the_new_plan_forbids() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(1, size=3, within=1.0))
-    dispatcher.handle(Applied((lane("a", LaneModel(model="m", latencies=linear(2))),)), 0.001)
-    assert ends(dispatcher.handle(Died("a", "killed"), 0.002)) == {1: Outcome.FAILED}
+    dispatcher.handle(Applied((lane(LANE_A, LaneModel(model="m", latencies=linear(2))),)), 0.001)
+    assert ends(dispatcher.handle(Died(LANE_A, "killed"), 0.002)) == {1: Outcome.FAILED}
     dispatcher.invariants()
 
 
@@ -340,7 +343,7 @@ def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
     for batch in range(1, 40):
         now = float(batch)
         arrive(dispatcher, now, request(batch, now))
-        dispatcher.handle(Finished("a", batch), now + 0.022)  # twice the prediction of 11 ms
+        dispatcher.handle(Finished(LANE_A, batch), now + 0.022)  # twice the prediction of 11 ms
     (reply,) = arrive(dispatcher, 50.0, request(99, 50.0, within=0.0219))
     assert ends([reply]) == {99: Outcome.REJECTED}
     assert runs(arrive(dispatcher, 51.0, request(100, 51.0, within=0.0221))) == [[100]]
@@ -348,7 +351,7 @@ def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
 
 def test_a_backlog_is_promised_no_more_time_than_others_were_seen_to_leave_it() -> None:
     """In every round another model takes a batch, and it comes while the first one runs: nobody sees it wait."""
-    shared = lane("a", LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
+    shared = lane(LANE_A, LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
 
     def third_round(learnt: int) -> Outcome | None:
         """Of m's last batch, which needs 4 of 12 ms and so 48 ms by itself, and has 60."""
@@ -358,10 +361,10 @@ def test_a_backlog_is_promised_no_more_time_than_others_were_seen_to_leave_it() 
         for batch in range(1, 2 * learnt, 2):
             arrive(dispatcher, now, *(request(10 * batch + i, now, within=9) for i in (0, 1)))
             arrive(dispatcher, now, *(request(10 * batch + i, now, model="n", within=9) for i in (2, 3)))
-            dispatcher.handle(Finished("a", batch), now := now + 0.012)
-            dispatcher.handle(Finished("a", batch + 1), now := now + 0.012)
+            dispatcher.handle(Finished(LANE_A, batch), now := now + 0.012)
+            dispatcher.handle(Finished(LANE_A, batch + 1), now := now + 0.012)
             dispatcher.invariants()
-        queue = dispatcher.lanes["a"].queues["m"]
+        queue = dispatcher.lanes[LANE_A].queues["m"]
         new = [request(10**6 + i, now, within=9) for i in range(5 - queue.rows)]
         return ends(arrive(dispatcher, now, *new, request(10**7, now, within=0.06, priority=1))).get(10**7)
 
@@ -372,7 +375,7 @@ def test_a_backlog_is_promised_no_more_time_than_others_were_seen_to_leave_it() 
 def test_one_wild_batch_does_not_close_a_lane_for_good() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
-    dispatcher.handle(Finished("a", 1), 100.0)
+    dispatcher.handle(Finished(LANE_A, 1), 100.0)
     # A plan gives twice a batch's latency, so a request with that much time is taken whatever was seen.
     assert runs(arrive(dispatcher, 101.0, request(1, 101.0, within=2 * 0.011))) == [[1]]
 
@@ -383,7 +386,7 @@ class Story:
     def __init__(self) -> None:
         self.dispatcher = Dispatcher()
         self.now = 0.0
-        self.running: dict[str, int] = {}
+        self.running: dict[LaneId, int] = {}
         self.arrived: set[int] = set()
         self.replied: dict[int, Outcome] = {}
         self.log: list[tuple[float, Event, list[Command]]] = []
@@ -412,10 +415,12 @@ class Story:
 
 
 LANES = (
-    lane("a", LaneModel(model="m", latencies=linear(4))),
-    lane("b", LaneModel(model="m", latencies=linear(2, fixed=0.02)), LaneModel(model="n", latencies=linear(8))),
+    lane(LANE_A, LaneModel(model="m", latencies=linear(4))),
+    lane(LANE_B, LaneModel(model="m", latencies=linear(2, fixed=0.02)), LaneModel(model="n", latencies=linear(8))),
     lane(
-        "c", LaneModel(model="n", latencies=linear(3), max_queue_delay=0.01), LaneModel(model="m", latencies=linear(3))
+        LANE_C,
+        LaneModel(model="n", latencies=linear(3), max_queue_delay=0.01),
+        LaneModel(model="m", latencies=linear(3)),
     ),
 )
 

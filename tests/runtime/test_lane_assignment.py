@@ -1,6 +1,9 @@
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.runtime.events import LaneModel, LaneSpec
 from cotenant.runtime.lane_assignment import LaneMatcher
+
+ANY = LaneId(DeviceId("any"), 0)  # the lanes that it assigns have ids of their own
 
 
 def partition(share: int, *models: str, batch: int = 4) -> Partition:
@@ -10,9 +13,9 @@ def partition(share: int, *models: str, batch: int = 4) -> Partition:
 
 def moved(layout: LaneMatcher, *partitions: Partition, number: int = 0) -> list[str]:
     """The lanes of one device cut so, once they are in force."""
-    plan = Plan(planner="hand", devices=(Device(kind="cpu", id=number, partitions=partitions),))
+    plan = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", number), partitions=partitions),))
     specs = [
-        LaneSpec(id="", models=tuple(LaneModel(model=it.model, latencies=(0.05,) * it.batch) for it in cut.placements))
+        LaneSpec(id=ANY, models=tuple(LaneModel(model=it.model, latencies=(0.05,) * it.batch) for it in cut.placements))
         for cut in partitions
     ]
     layout.lanes = layout.match(plan, specs)
@@ -49,8 +52,8 @@ def test_two_partitions_alike_are_two_lanes() -> None:
 def test_a_model_whose_file_changed_needs_a_new_worker() -> None:
     layout = LaneMatcher()
     moved(layout, partition(500, "a"), partition(500, "b"))
-    plan = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=(partition(500, "b"),)),))
-    spec = LaneSpec(id="", models=(LaneModel(model="b", latencies=(0.05,) * 4),))
+    plan = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=(partition(500, "b"),)),))
+    spec = LaneSpec(id=ANY, models=(LaneModel(model="b", latencies=(0.05,) * 4),))
     assert list(layout.match(plan, [spec], lambda model: model != "b")) == ["cpu-0/2"]
     assert list(layout.match(plan, [spec])) == ["cpu-0/1"]
 
@@ -59,8 +62,8 @@ def test_all_workers_of_a_partition_stay_or_go_together() -> None:
     def workers(count: int, layout: LaneMatcher) -> list[str]:
         placement = Placement(model="a", batch=4, rate=1.0, duty=0.05, latency=0.05, procs=count)
         cut = Partition(share=500, placements=(placement,))
-        plan = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=(cut, cut)),))
-        layout.lanes = layout.match(plan, [LaneSpec(id="", models=())] * count * 2)
+        plan = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=(cut, cut)),))
+        layout.lanes = layout.match(plan, [LaneSpec(id=ANY, models=())] * count * 2)
         return list(layout.lanes)
 
     layout = LaneMatcher()

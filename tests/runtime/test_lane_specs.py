@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
@@ -20,12 +21,12 @@ MODELS = {"m": Model(name="m", slo=0.1, max_queue_delay=0.001)}
 def plan(**changes: object) -> Plan:
     fields = {"model": "m", "batch": 2, "rate": 7.0, "duty": 0.01, "latency": 0.003, "procs": 1} | changes
     partition = Partition(share=400, placements=(Placement(**fields),))  # type: ignore[arg-type]
-    return Plan(planner="hand", devices=(Device(kind="cpu", id=3, partitions=(partition, partition)),))
+    return Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 3), partitions=(partition, partition)),))
 
 
 def test_a_lane_for_each_partition_with_the_latencies_of_its_batches() -> None:
     model = LaneModel(model="m", latencies=(0.002, 0.003), max_queue_delay=0.001, rate=7.0)
-    expected = tuple(LaneSpec(id=id_, models=(model,)) for id_ in ("cpu-3/0", "cpu-3/1"))
+    expected = tuple(LaneSpec(id=id_, models=(model,)) for id_ in (LaneId.parse("cpu-3/0"), LaneId.parse("cpu-3/1")))
     assert lane_specs(plan(), MODELS, PROFILES) == expected
 
 
@@ -60,7 +61,7 @@ def test_a_lane_for_each_worker_of_a_partition() -> None:
         Placement(model=name, batch=1, rate=30.0, duty=0.01, latency=0.003 + 0.001 * n, procs=n)
         for name, n in (("a", 3), ("b", 2))
     )
-    device = Device(kind="cpu", id=0, partitions=(Partition(share=400, placements=(a, b)),))
+    device = Device(id=DeviceId("cpu", 0), partitions=(Partition(share=400, placements=(a, b)),))
     lanes = lane_specs(
         Plan(planner="hand", devices=(device,)), {name: Model(name=name, slo=0.1) for name in "ab"}, profiles
     )

@@ -2,21 +2,24 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Arrived, Event, Finished, LaneModel, LaneSpec, Ready, Reply
 from cotenant.runtime.log import log_line, read_log, replay
 
+LANE_A = LaneId(DeviceId("cpu"), 0)
+
 
 def recorded() -> list[bytes]:
     dispatcher = Dispatcher()
     events: list[tuple[float, Event]] = [
-        (0.0, Applied((LaneSpec(id="a", models=(LaneModel(model="m", latencies=(0.1, 0.15)),)),))),
-        (0.1, Ready("a")),
+        (0.0, Applied((LaneSpec(id=LANE_A, models=(LaneModel(model="m", latencies=(0.1, 0.15)),)),))),
+        (0.1, Ready(LANE_A)),
         (0.2, Arrived(Request(1, "m", 0.2, 1.2))),
         (0.25, Arrived(Request(2, "m", 0.25, 1.25))),
-        (0.1 + 0.2, Finished("a", 1)),
+        (0.1 + 0.2, Finished(LANE_A, 1)),
     ]
     return [log_line(now, event, dispatcher.handle(event, now)) for now, event in events]
 

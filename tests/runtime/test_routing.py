@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Request
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.dispatcher import Dispatcher
@@ -29,7 +30,7 @@ def fleet(lanes: int, alike: bool) -> tuple[LaneSpec, ...]:
     """Each holds "m", every third "n" too."""
     return tuple(
         LaneSpec(
-            id=str(lane),
+            id=LaneId(DeviceId("cpu"), lane),
             models=tuple(
                 LaneModel(
                     model=model,
@@ -42,7 +43,7 @@ def fleet(lanes: int, alike: bool) -> tuple[LaneSpec, ...]:
     )
 
 
-def by_asking_all(lanes: dict[str, Lane], request: Request, now: float) -> tuple[str, float] | None:
+def by_asking_all(lanes: dict[LaneId, Lane], request: Request, now: float) -> tuple[LaneId, float] | None:
     """The first in the order of the plan of those that are done first."""
     asked = [
         (finish_time(queue, queue.ahead(request.priority, request.deadline) + request.size, now), number, lane.id)
@@ -58,7 +59,7 @@ def test_it_goes_where_asking_every_lane_says(seed: int, lanes: int, alike: bool
     rng = np.random.default_rng(seed)
     specs = fleet(lanes, alike)
     dispatcher = Dispatcher()
-    running: dict[str, int] = {}
+    running: dict[LaneId, int] = {}
     now = 0.0
 
     def note(commands: list[Command]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Request
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
@@ -72,7 +73,7 @@ def fleet(rng: np.random.Generator, lanes: int, models: int, each: int) -> tuple
     """Lanes of `each` of the models, some of which wait for their batches to fill."""
     return tuple(
         LaneSpec(
-            id=f"k{lane // 2}/{lane % 2}",
+            id=LaneId(DeviceId("k", lane // 2), lane % 2),
             models=tuple(
                 LaneModel(
                     model=f"m{model}",

@@ -10,6 +10,7 @@ import looptime
 import numpy as np
 import pytest
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
@@ -20,9 +21,12 @@ from cotenant.sim.loop import Script, play
 from cotenant.worker.wire import Timing
 
 LANES = (
-    LaneSpec(id="a", models=(LaneModel(model="m", latencies=tuple(0.0101 + 0.0013 * n for n in range(1, 9))),)),
     LaneSpec(
-        id="b",
+        id=LaneId(DeviceId("cpu"), 0),
+        models=(LaneModel(model="m", latencies=tuple(0.0101 + 0.0013 * n for n in range(1, 9))),),
+    ),
+    LaneSpec(
+        id=LaneId(DeviceId("cpu"), 1),
         models=(
             LaneModel(model="m", latencies=tuple(0.0211 + 0.0017 * n for n in range(1, 5))),
             LaneModel(model="n", latencies=tuple(0.0047 + 0.0029 * n for n in range(1, 7)), max_queue_delay=0.0053),
@@ -77,7 +81,7 @@ class Workers:
 
     driver: Driver
 
-    def run(self, lane: str, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+    def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
         run = Run(lane, batch, model, tuple(Request(0, model, 0, 0) for _ in payloads))
         timing = Timing(0, 0, 0, 0, 0, 0)
         asyncio.get_running_loop().call_later(takes(run), self.driver.finished, lane, batch, list(payloads), timing)
@@ -86,7 +90,7 @@ class Workers:
 class Nobody:
     def ended(self, reply: Reply, now: float) -> None: ...
 
-    def ran(self, lane: str, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
+    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
 async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Tensors | RequestError]]]:

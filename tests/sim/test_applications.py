@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cotenant.core.application import Application, Choice, Fixed, Poisson, Stage
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
@@ -61,7 +62,8 @@ PLAN = Plan(
     planner="hand",
     devices=(
         Device(
-            kind="cpu", id=0, partitions=(_part("find", 250, 0.01), _part("name", 250, 0.02), _part("read", 500, 0.03))
+            id=DeviceId("cpu", 0),
+            partitions=(_part("find", 250, 0.01), _part("name", 250, 0.02), _part("read", 500, 0.03)),
         ),
     ),
     split={"chain": {"find": 0.08, "name": 0.12, "read": 0.12}},
@@ -124,8 +126,7 @@ def test_one_stage_that_is_too_slow_breaks_the_whole() -> None:
         PLAN,
         devices=(
             Device(
-                kind="cpu",
-                id=0,
+                id=DeviceId("cpu", 0),
                 partitions=(_part("find", 250, 0.01), _part("name", 250, 0.02), _part("read", 500, 0.25)),
             ),
         ),

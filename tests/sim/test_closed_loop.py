@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from cotenant.core.identity import LaneId
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome, Request
 from cotenant.measure.report import ModelReport
@@ -19,7 +20,7 @@ from cotenant.workload.sources import ClosedLoop, Poisson
 
 
 def played(workload: Workload, *latencies: float, slo: float = math.inf, seconds: float = 100.0) -> ModelReport:
-    lanes = (LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=latencies),)),)
+    lanes = (LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=latencies),)),)
     (row,) = simulate_lanes(lanes, (Model(name="m", slo=slo),), workload, Service(lanes), seconds=seconds).models
     return row
 
@@ -91,13 +92,13 @@ def test_the_next_query_follows_when_the_last_sample_has_ended_and_not_after_the
 def test_closed_and_open_sources_share_a_run_and_one_seed_gives_one_report() -> None:
     lanes = (
         LaneSpec(
-            id="cpu-0/0",
+            id=LaneId.parse("cpu-0/0"),
             models=tuple(LaneModel(model=name, latencies=(0.004, 0.006, 0.008)) for name in ("m", "n")),
         ),
     )
     models = (Model(name="m", slo=0.1), Model(name="n", slo=0.1))
     workload = Workload({"n": ClosedLoop(4, think=0.05, samples=2), "m": Poisson(80.0)})
-    varied = {("cpu-0/0", "m"): BatchTimes((0.004, 0.006, 0.008), Noise(0.2))}
+    varied = {(LaneId.parse("cpu-0/0"), "m"): BatchTimes((0.004, 0.006, 0.008), Noise(0.2))}
     one, same, other = (
         simulate_lanes(lanes, models, workload, Service(lanes, seed, varied), seconds=20.0, seed=seed)
         for seed in (1, 1, 2)

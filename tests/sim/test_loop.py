@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
@@ -17,8 +18,8 @@ from cotenant.runtime.events import (
 )
 from cotenant.sim.loop import Script, play
 
-LANE = LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(1.0, 1.5)),))
-UP: list[tuple[float, Event]] = [(0.0, Applied((LANE,))), (0.0, Ready("cpu-0/0"))]
+LANE = LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(1.0, 1.5)),))
+UP: list[tuple[float, Event]] = [(0.0, Applied((LANE,))), (0.0, Ready(LaneId.parse("cpu-0/0")))]
 
 
 def ends(requests: list[Request], events: list[tuple[float, Event]]) -> list[tuple[float, int, Outcome]]:
@@ -42,7 +43,10 @@ def test_batches_take_their_time_and_answers_come_when_they_are_done() -> None:
 
 def test_a_death_loses_the_batch_but_not_the_request() -> None:
     requests = [Request(0, "m", 0.5, 10.0)]
-    events: list[tuple[float, Event]] = [(1.0, Died("cpu-0/0", "test")), (1.2, Ready("cpu-0/0"))]
+    events: list[tuple[float, Event]] = [
+        (1.0, Died(LaneId.parse("cpu-0/0"), "test")),
+        (1.2, Ready(LaneId.parse("cpu-0/0"))),
+    ]
     assert ends(requests, events) == [(2.2, 0, Outcome.SERVED)]
 
 
@@ -59,7 +63,7 @@ def test_what_follows_from_a_reply_arrives_when_it_says() -> None:
 
 
 def test_a_request_that_waits_in_vain_expires_on_its_deadline() -> None:
-    events: list[tuple[float, Event]] = [(1.0, Died("cpu-0/0", "test"))]
+    events: list[tuple[float, Event]] = [(1.0, Died(LaneId.parse("cpu-0/0"), "test"))]
     assert ends([Request(0, "m", 0.5, 3.0)], events) == [(3.0, 0, Outcome.EXPIRED)]
 
 
@@ -87,10 +91,10 @@ def test_what_else_happens_may_depend_on_what_came_before() -> None:
 
     def events() -> Iterator[tuple[float, Event]]:
         yield from UP
-        yield 2.0, Woke("nowhere", 2.0)
+        yield 2.0, Woke(LaneId.parse("nowhere-0/0"), 2.0)
         assert told == [1.5]
-        yield 2.0, Died("cpu-0/0", "test")
-        yield 4.0, Ready("cpu-0/0")
+        yield 2.0, Died(LaneId.parse("cpu-0/0"), "test")
+        yield 4.0, Ready(LaneId.parse("cpu-0/0"))
 
     def ended(reply: Reply, now: float) -> tuple[()]:
         told.append(now)

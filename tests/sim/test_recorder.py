@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.request import Outcome, Request
@@ -26,14 +27,14 @@ from tests.sim.test_run import PLAN, PROBLEM
 
 
 def lane(name: str) -> LaneSpec:
-    return LaneSpec(id=name, models=(LaneModel(model="a", latencies=(1.0,)),))
+    return LaneSpec(id=LaneId.parse(name), models=(LaneModel(model="a", latencies=(1.0,)),))
 
 
 def request(id: int, arrived: float, slo: float = 2.0) -> Request:
     return Request(id, "a", arrived, arrived + slo)
 
 
-def told(story: list[tuple[float, Event, list[Command]]], slots: dict[str, LanePlace], seconds: float) -> Timeline:
+def told(story: list[tuple[float, Event, list[Command]]], slots: dict[LaneId, LanePlace], seconds: float) -> Timeline:
     """What is written down of events to which these commands are the answers."""
     answers = iter([commands for _, _, commands in story])
     recorder = Recorder(lambda event, now: next(answers), ["a"], slots, seconds=seconds, intervals=round(seconds))
@@ -47,16 +48,16 @@ def test_each_interval_has_what_happened_in_it() -> None:
     first, second = request(0, 0.5), request(1, 1.0)
     story: list[tuple[float, Event, list[Command]]] = [
         (0.0, Applied((lane("cpu-0/0"),)), []),
-        (0.5, Arrived(first), [Run("cpu-0/0", 1, "a", (first,))]),
+        (0.5, Arrived(first), [Run(LaneId.parse("cpu-0/0"), 1, "a", (first,))]),
         (1.0, Arrived(second), []),
-        (2.5, Finished("cpu-0/0", 1), [Reply((first,), Outcome.SERVED)]),
+        (2.5, Finished(LaneId.parse("cpu-0/0"), 1), [Reply((first,), Outcome.SERVED)]),
         (
             3.0,
             Arrived(request(2, 3.0)),
             [Reply((second,), Outcome.EXPIRED), Reply((request(2, 3.0),), Outcome.REJECTED)],
         ),
     ]
-    line = told(story, {"cpu-0/0": LanePlace(("cpu", 0), 500, 3.6)}, 4.0)
+    line = told(story, {LaneId.parse("cpu-0/0"): LanePlace(DeviceId("cpu", 0), 500, 3.6)}, 4.0)
     assert line.times == [0.5, 1.5, 2.5, 3.5]
     assert line.offered == {"a": [1.0, 1.0, 0.0, 1.0]}
     assert line.goodput == {"a": [0.0, 0.0, 1.0, 0.0]}
@@ -72,11 +73,14 @@ def test_each_interval_has_what_happened_in_it() -> None:
 
 
 def test_a_device_counts_from_when_its_lanes_are_told_until_they_are_drained() -> None:
-    slots = {"v100-0/0": LanePlace(("v100", 0), 1000, 2.0), "t4-0/0": LanePlace(("t4", 0), 1000, None)}
+    slots = {
+        LaneId.parse("v100-0/0"): LanePlace(DeviceId("v100", 0), 1000, 2.0),
+        LaneId.parse("t4-0/0"): LanePlace(DeviceId("t4", 0), 1000, None),
+    }
     story: list[tuple[float, Event, list[Command]]] = [
         (0.0, Applied((lane("v100-0/0"),)), []),
         (1.0, Applied((lane("v100-0/0"), lane("t4-0/0"))), []),
-        (2.5, Applied((lane("t4-0/0"),)), [Drained("v100-0/0")]),
+        (2.5, Applied((lane("t4-0/0"),)), [Drained(LaneId.parse("v100-0/0"))]),
     ]
     line = told(story, slots, 4.0)
     assert line.devices == pytest.approx([1.0, 2.0, 1.5, 1.0])
@@ -104,8 +108,8 @@ def test_a_recorded_run_is_the_same_run() -> None:
 def test_slots_know_what_their_device_costs() -> None:
     placement = Placement(model="a", batch=1, rate=1.0, duty=0.1, latency=0.1)
     cuts = tuple(Partition(share=share, placements=(placement,)) for share in (600, 400))
-    plan = Plan(planner="hand", devices=(Device(kind="v100", id=3, partitions=cuts),))
+    plan = Plan(planner="hand", devices=(Device(id=DeviceId("v100", 3), partitions=cuts),))
     assert lane_places(plan, [Kind(name="v100", price=3.0)]) == {
-        "v100-3/0": LanePlace(("v100", 3), 600, 3.0),
-        "v100-3/1": LanePlace(("v100", 3), 400, 3.0),
+        LaneId.parse("v100-3/0"): LanePlace(DeviceId("v100", 3), 600, 3.0),
+        LaneId.parse("v100-3/1"): LanePlace(DeviceId("v100", 3), 400, 3.0),
     }

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
@@ -42,9 +43,9 @@ PROBLEM = Problem(
 )
 A, B = (Placement(model=name, batch=16, rate=r, duty=0.04, latency=0.02) for name, r in PROBLEM.rates.items())
 SPLIT = (Partition(share=500, placements=(A,)), Partition(share=500, placements=(B,)))
-PLAN = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=SPLIT),))
+PLAN = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=SPLIT),))
 SHARED = Plan(
-    planner="hand", devices=(Device(kind="cpu", id=0, partitions=(Partition(share=500, placements=(A, B)),)),)
+    planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=(Partition(share=500, placements=(A, B)),)),)
 )
 
 
@@ -92,7 +93,7 @@ def test_batches_are_observed_with_their_noise_and_what_the_server_adds() -> Non
 
 
 def test_a_model_without_a_lane_is_refused() -> None:
-    half = Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=SPLIT[:1]),))
+    half = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=SPLIT[:1]),))
     unplaced = row(simulate(PROBLEM, half, seconds=2), "b")
     assert unplaced.outcomes["rejected"] == sum(unplaced.outcomes.values()) > 0
     assert unplaced.attainment == 0
@@ -105,7 +106,10 @@ def test_a_rate_for_a_model_that_is_not_there_is_refused() -> None:
 
 def test_a_death_costs_time_and_a_restart_ends_it() -> None:
     whole = row(simulate(PROBLEM, PLAN, seconds=10), "a")
-    broken = row(simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=("cpu-0/0",), time=4.0, back=1.0)]), "a")
+    broken = row(
+        simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=1.0)]),
+        "a",
+    )
     assert sum(broken.outcomes.values()) == sum(whole.outcomes.values())
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
 
@@ -129,9 +133,9 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
 
     workload = Workload({"a": Poisson(300.0 * factor), "b": ClosedLoop(round(10 * factor), think=0.01, samples=3)})
     failures = [
-        Failure(parts=("cpu-0/0",), time=0.5, back=0.3),
-        Failure(parts=("cpu-0",), time=0.6, back=0.1),
-        Failure(parts=("cpu-0/1",), time=1.55),
+        Failure(parts=(LaneId.parse("cpu-0/0"),), time=0.5, back=0.3),
+        Failure(parts=(DeviceId.parse("cpu-0"),), time=0.6, back=0.1),
+        Failure(parts=(LaneId.parse("cpu-0/1"),), time=1.55),
     ]
     report = simulate(
         PROBLEM,
@@ -152,8 +156,10 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
 def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much() -> None:
     """One of them is asked for ten times as much as the other, whose batches come between its own."""
     latencies = tuple(0.004 + 0.001 * rows for rows in range(1, 17))
-    lane = LaneSpec(id="k0/0", models=tuple(LaneModel(model=name, latencies=latencies) for name in "ab"))
-    batches = {("k0/0", name): BatchTimes(latencies, Noise(0.05)) for name in "ab"}
+    lane = LaneSpec(
+        id=LaneId(DeviceId("k"), 0), models=tuple(LaneModel(model=name, latencies=latencies) for name in "ab")
+    )
+    batches = {(lane.id, name): BatchTimes(latencies, Noise(0.05)) for name in "ab"}
 
     def goodput(times: float) -> float:
         models = [Model(name=name, slo=0.1) for name in "ab"]
@@ -167,7 +173,7 @@ def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much(
 
 def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
     """M/D/1: a mean wait of rho / (2 (1 - rho)) services (Pollaczek 1930, Khinchine 1932)."""
-    lanes = (LaneSpec(id="cpu-0/0", models=(LaneModel(model="m", latencies=(0.01,)),)),)
+    lanes = (LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(0.01,)),)),)
     models = (Model(name="m", slo=math.inf),)
     for load in (0.3, 0.6, 0.8):
         report = simulate_lanes(
@@ -185,9 +191,12 @@ def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None
 
 
 def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
-    lane = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.01,)),))
-    service = Service([lane], 0, {("cpu-0/0", "a"): BatchTimes((0.01,), Noise(0.3))})
-    taken = [service.takes(Run("cpu-0/0", n, "a", (Request(n, "a", 0, 1),)), 0.0)[2] / 0.01 for n in range(20_000)]
+    lane = LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="a", latencies=(0.01,)),))
+    service = Service([lane], 0, {(LaneId.parse("cpu-0/0"), "a"): BatchTimes((0.01,), Noise(0.3))})
+    taken = [
+        service.takes(Run(LaneId.parse("cpu-0/0"), n, "a", (Request(n, "a", 0, 1),)), 0.0)[2] / 0.01
+        for n in range(20_000)
+    ]
     assert statistics.median(taken) == pytest.approx(1, rel=0.01)
     assert statistics.pstdev(taken) == pytest.approx(0.3, rel=0.05)
     assert statistics.fmean(taken) == pytest.approx(1.0407, rel=0.01)  # of a lognormal distribution
@@ -210,7 +219,7 @@ def test_workers_start_as_long_as_was_profiled() -> None:
 
     profiles = {key: Profile(*key, loaded(known.points)) for key, known in PROBLEM.profiles.items()}
     problem = msgspec.structs.replace(PROBLEM, profiles=profiles)
-    fails = [Failure(parts=("cpu-0/0",), time=4.0, back=0.0)]
+    fails = [Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=0.0)]
     broken = row(simulate(problem, PLAN, seconds=10, failures=fails), "a")
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
     at_once = row(simulate(problem, PLAN, seconds=10, failures=fails, startup=0.0), "a")
@@ -218,16 +227,16 @@ def test_workers_start_as_long_as_was_profiled() -> None:
 
 
 def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:
-    lane = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.01, 0.02)),))
+    lane = LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="a", latencies=(0.01, 0.02)),))
     overhead = Overhead(per_batch=0.001, per_request=0.0001, bandwidth=1e9, sizes={"a": 6e5})
     service = Service([lane], overhead=overhead)
-    rows, predicted, took = service.takes(Run("cpu-0/0", 1, "a", (Request(1, "a", 0, 1, size=2),)), 0.0)
+    rows, predicted, took = service.takes(Run(LaneId.parse("cpu-0/0"), 1, "a", (Request(1, "a", 0, 1, size=2),)), 0.0)
     assert (rows, predicted) == (2, 0.02)
     assert took == pytest.approx(0.02 + 0.001 + 0.0001 + 2 * 6e-4)
 
 
 def test_a_plan_for_other_devices_is_refused() -> None:
-    where = Device(kind="tpu", id=0, partitions=SPLIT)
+    where = Device(id=DeviceId("tpu", 0), partitions=SPLIT)
     with pytest.raises(
         PlanError, match=r"^the plan is for other devices: tpu: the problem has no devices of this kind"
     ):
@@ -250,7 +259,7 @@ def _plan(draw: st.DataObject, number: int) -> Plan:
     for device in range(draw.draw(st.integers(0, 2), label=f"devices {number}")):
         cuts = draw.draw(st.lists(st.sampled_from([(A,), (B,), (A, B)]), min_size=1, max_size=2), label="cuts")
         devices.append(
-            Device(kind="cpu", id=device, partitions=tuple(Partition(share=500, placements=it) for it in cuts))
+            Device(id=DeviceId("cpu", device), partitions=tuple(Partition(share=500, placements=it) for it in cuts))
         )
     return Plan(planner="hand", devices=tuple(devices))
 
@@ -271,7 +280,10 @@ def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: 
         return commands
 
     first = PLAN if data.draw(st.booleans(), label="split") else SHARED
-    names = ["cpu-0", *(f"cpu-0/{slot}" for slot in range(len(first.devices[0].partitions)))]
+    names: list[DeviceId | LaneId] = [
+        DeviceId("cpu"),
+        *(LaneId(DeviceId("cpu"), slot) for slot in range(len(first.devices[0].partitions))),
+    ]
     times = st.floats(0, 1.2).map(lambda time: round(time, 2))  # coarse, so that some fall together
     failures = [
         Failure(parts=(data.draw(st.sampled_from(names)),), time=data.draw(times), back=data.draw(times))
@@ -329,7 +341,7 @@ def test_workers_that_run_at_once_answer_as_the_forecast_has_it() -> None:
         latency = 0.012 * (1 + procs) / 2
         placement = Placement(model="a", batch=8, rate=rate, duty=latency, latency=latency, procs=procs)
         partition = Partition(share=1000, placements=(placement,))
-        plan = Plan(planner="hand", devices=(Device(kind="k", id=0, partitions=(partition,)),))
+        plan = Plan(planner="hand", devices=(Device(id=DeviceId("k", 0), partitions=(partition,)),))
         return simulate(problem, plan, seconds=40), forecast(plan, problem).models["a"].attainment
 
     for rate in (400.0, 700.0):

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.measure.report import ModelReport
 from cotenant.runtime.dispatcher import Dispatcher
@@ -18,21 +19,23 @@ from cotenant.sim.service import BatchTimes, Noise, RecordedBatches
 from cotenant.sim.trace_replay import ObservedBatch, collect_observations, fit_batch_times, recorded_batches
 from tests.sim.test_run import PLAN, PROBLEM, row
 
-LANE = LaneSpec(id="cpu-0/0", models=(LaneModel(model="a", latencies=(0.010, 0.012, 0.014, 0.016)),))
+LANE = LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="a", latencies=(0.010, 0.012, 0.014, 0.016)),))
 
 
 def ran(number: int, rows: int, start: float, end: float) -> list[LogLine]:
     requests = tuple(Request(number * 10 + n, "a", start, 1.0) for n in range(rows))
     return [
-        LogLine(start, Finished("other", number), [Run("cpu-0/0", number, "a", requests)]),
-        LogLine(end, Finished("cpu-0/0", number), []),
+        LogLine(
+            start, Finished(LaneId.parse("cpu-0/1"), number), [Run(LaneId.parse("cpu-0/0"), number, "a", requests)]
+        ),
+        LogLine(end, Finished(LaneId.parse("cpu-0/0"), number), []),
     ]
 
 
 def test_batches_last_from_their_start_to_their_end_within_the_time() -> None:
     lines = [*ran(1, 1, 0.5, 0.6), *ran(2, 2, 1.0, 1.25), *ran(3, 2, 1.5, 1.7), *ran(4, 1, 1.9, 2.1)]
     ((key, took),) = collect_observations(lines, 1.0, 2.0).batches.items()
-    assert key == ("cpu-0/0", "a")
+    assert key == (LaneId.parse("cpu-0/0"), "a")
     assert [batch.rows for batch in took] == [2, 2]
     assert [batch.start for batch in took] == pytest.approx([0.0, 0.5])
     assert [batch.seconds for batch in took] == pytest.approx([0.25, 0.2])
@@ -41,9 +44,13 @@ def test_batches_last_from_their_start_to_their_end_within_the_time() -> None:
 def test_requests_last_from_their_arrival_to_their_answer_if_they_are_served() -> None:
     first, late, other, never = (Request(n, "ab"[n == 2], 1.0 + n / 10, 9.0) for n in range(4))
     lines = [
-        LogLine(1.5, Finished("cpu-0/0", 1), [Reply((first, late), Outcome.SERVED)]),
-        LogLine(1.6, Finished("cpu-0/0", 2), [Reply((other,), Outcome.SERVED), Reply((never,), Outcome.EXPIRED)]),
-        LogLine(2.5, Finished("cpu-0/0", 3), [Reply((never,), Outcome.SERVED)]),
+        LogLine(1.5, Finished(LaneId.parse("cpu-0/0"), 1), [Reply((first, late), Outcome.SERVED)]),
+        LogLine(
+            1.6,
+            Finished(LaneId.parse("cpu-0/0"), 2),
+            [Reply((other,), Outcome.SERVED), Reply((never,), Outcome.EXPIRED)],
+        ),
+        LogLine(2.5, Finished(LaneId.parse("cpu-0/0"), 3), [Reply((never,), Outcome.SERVED)]),
     ]
     assert collect_observations(lines, 1.05, 2.0).requests == {"a": [pytest.approx(0.4)], "b": [pytest.approx(0.4)]}
 
@@ -53,22 +60,22 @@ def batches(took: dict[int, list[float]]) -> list[ObservedBatch]:
 
 
 def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
-    took = {("cpu-0/0", "a"): batches({1: [0.025] * 100, 3: [0.033] * 5})}
-    known = fit_batch_times([LANE], took)["cpu-0/0", "a"]
+    took = {(LaneId.parse("cpu-0/0"), "a"): batches({1: [0.025] * 100, 3: [0.033] * 5})}
+    known = fit_batch_times([LANE], took)[LANE.id, "a"]
     # Twice what was predicted, and 5 ms for each batch.
     assert known.latencies == pytest.approx((0.025, 0.029, 0.033, 0.037))
     assert known.noise.levels == pytest.approx((1.0,) * len(known.noise.parts))
 
 
 def test_one_size_alone_says_how_many_times_as_long() -> None:
-    known = fit_batch_times([LANE], {("cpu-0/0", "a"): batches({2: [0.018, 0.018, 0.018]})})["cpu-0/0", "a"]
+    known = fit_batch_times([LANE], {(LaneId.parse("cpu-0/0"), "a"): batches({2: [0.018, 0.018, 0.018]})})[LANE.id, "a"]
     assert known.latencies == pytest.approx((0.015, 0.018, 0.021, 0.024))
-    assert fit_batch_times([LANE], {("cpu-9/0", "a"): batches({1: [1.0]})}) == {}
+    assert fit_batch_times([LANE], {(LaneId.parse("cpu-9/0"), "a"): batches({1: [1.0]})}) == {}
 
 
 def test_what_falls_with_size_is_taken_as_fixed() -> None:
-    took = {("cpu-0/0", "a"): batches({1: [0.020] * 5, 4: [0.018] * 5})}
-    first, *_, last = fit_batch_times([LANE], took)["cpu-0/0", "a"].latencies
+    took = {(LaneId.parse("cpu-0/0"), "a"): batches({1: [0.020] * 5, 4: [0.018] * 5})}
+    first, *_, last = fit_batch_times([LANE], took)[LANE.id, "a"].latencies
     assert first == pytest.approx(last) == pytest.approx(0.019, rel=0.02)
 
 
@@ -88,19 +95,19 @@ def logged() -> tuple[list[LogLine], Handle]:
 def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
     lines, handle = logged()
 
-    real = {("cpu-0/0", "a"): BatchTimes(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
+    real = {(LaneId.parse("cpu-0/0"), "a"): BatchTimes(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
     slow = simulate(PROBLEM, PLAN, seconds=60, observed=real, handle=handle)
     usual = simulate(PROBLEM, PLAN, seconds=60)
     assert mean(row(slow, "a")) > 1.2 * mean(row(usual, "a"))
     assert row(slow, "b") == row(usual, "b")
 
     specs = lines[0].event.lanes  # type: ignore[union-attr]
-    again = fit_batch_times(specs, collect_observations(lines, 0.0, 60.0).batches)["cpu-0/0", "a"]
-    sizes = Counter(batch.rows for batch in collect_observations(lines, 0.0, 60.0).batches["cpu-0/0", "a"])
+    again = fit_batch_times(specs, collect_observations(lines, 0.0, 60.0).batches)[LANE.id, "a"]
+    sizes = Counter(batch.rows for batch in collect_observations(lines, 0.0, 60.0).batches[LANE.id, "a"])
     often = [n for n, count in sizes.items() if count > 300]
     assert len(often) > 3
     for n in often:
-        assert again.latencies[n - 1] == pytest.approx(real["cpu-0/0", "a"].latencies[n - 1], rel=0.05)
+        assert again.latencies[n - 1] == pytest.approx(real[LANE.id, "a"].latencies[n - 1], rel=0.05)
     assert np.interp(0.9, again.noise.parts, again.noise.levels) == pytest.approx(1.28, abs=0.05)
 
 
@@ -110,7 +117,7 @@ def test_batches_run_again_as_they_did() -> None:
     starts = tuple(n / 10 for n in range(600))
     factors = tuple(4.0 if 20 <= start < 25 else 1.0 for start in starts)
     spell = RecordedBatches(tuple(0.008 + 0.001 * n for n in range(1, 17)), starts, (1,) * 600, factors)
-    once = simulate(PROBLEM, PLAN, seconds=60, observed={("cpu-0/0", "a"): spell}, handle=handle)
+    once = simulate(PROBLEM, PLAN, seconds=60, observed={(LaneId.parse("cpu-0/0"), "a"): spell}, handle=handle)
     specs = lines[0].event.lanes  # type: ignore[union-attr]
     told = collect_observations(lines, 0.0, 60.0).batches
     again = simulate(PROBLEM, PLAN, seconds=60, observed=recorded_batches(specs, told))

@@ -3,6 +3,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from cotenant.core.identity import DeviceId, LaneId, parse_identity
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
@@ -22,12 +23,12 @@ def plan(*models: str) -> Plan:
         Partition(share=200, placements=(Placement(model=name, batch=1, rate=1.0, duty=0.1, latency=0.1),))
         for name in models
     )
-    return Plan(planner="hand", devices=(Device(kind="cpu", id=0, partitions=cuts),))
+    return Plan(planner="hand", devices=(Device(id=DeviceId("cpu"), partitions=cuts),))
 
 
 def lanes(plan: Plan) -> Iterator[LaneSpec]:
     for _, _, placement in plan.placements():
-        yield LaneSpec(id="", models=(LaneModel(model=placement.model, latencies=(0.1,)),))
+        yield LaneSpec(id=LaneId(DeviceId("cpu"), 0), models=(LaneModel(model=placement.model, latencies=(0.1,)),))
 
 
 def problem(memory: int = 1 << 62) -> Problem:
@@ -48,7 +49,7 @@ class Watched:
         self.opened: list[list[str]] = []
         self.workers = Workers(first, problem(memory), lanes, self._open, lambda lane: startup)
 
-    def _open(self, lanes: Mapping[str, LaneAssignment]) -> None:
+    def _open(self, lanes: Mapping[LaneId, LaneAssignment]) -> None:
         self.opened.append(list(lanes))
 
     def story(self) -> list[tuple[float, str]]:
@@ -88,31 +89,36 @@ START = [
 
 def test_worker_that_fails_is_started_again_once_it_may() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
-    watched.workers.fail([Failure(parts=("cpu-0/1",), time=5.0, back=1.0)])
+    watched.workers.fail([Failure(parts=(LaneId.parse("cpu-0/1"),), time=5.0, back=1.0)])
     assert watched.story() == [*START, (5.0, "died cpu-0/1"), (8.0, "ready cpu-0/1")]
 
 
 def test_worker_that_dies_is_started_again_after_the_first_delay() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
-    watched.workers.fail([Failure(parts=("cpu-0/1",), time=5.0, back=0.0)])
+    watched.workers.fail([Failure(parts=(LaneId.parse("cpu-0/1"),), time=5.0, back=0.0)])
     assert watched.story() == [*START, (5.0, "died cpu-0/1"), (7.1, "ready cpu-0/1")]
 
 
 def test_device_that_fails_takes_all_its_workers_at_one_moment() -> None:
     watched = Watched(plan("a", "b"))
-    watched.workers.fail([Failure(parts=("cpu-0", "cpu-7"), time=5.0)])
+    watched.workers.fail([Failure(parts=(DeviceId.parse("cpu-0"), DeviceId.parse("cpu-7")), time=5.0)])
     assert watched.story() == [*START, (5.0, "died cpu-0/0 cpu-0/1")]
 
 
 def test_device_that_returns_starts_its_workers_again() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
-    watched.workers.fail([Failure(parts=("cpu-0",), time=5.0, back=1.0)])
+    watched.workers.fail([Failure(parts=(DeviceId.parse("cpu-0"),), time=5.0, back=1.0)])
     assert watched.story()[4:] == [(5.0, "died cpu-0/0 cpu-0/1"), (8.0, "ready cpu-0/0"), (8.0, "ready cpu-0/1")]
 
 
 def test_device_that_fails_twice_returns_after_the_longer_failure() -> None:
     watched = Watched(plan("a"), startup=1.0)
-    watched.workers.fail([Failure(parts=("cpu-0",), time=5.0, back=9.0), Failure(parts=("cpu-0",), time=6.0, back=1.0)])
+    watched.workers.fail(
+        [
+            Failure(parts=(DeviceId.parse("cpu-0"),), time=5.0, back=9.0),
+            Failure(parts=(DeviceId.parse("cpu-0"),), time=6.0, back=1.0),
+        ]
+    )
     assert watched.story()[3:] == [(5.0, "died cpu-0/0"), (15.0, "ready cpu-0/0")]
 
 
@@ -120,9 +126,9 @@ def test_worker_that_fails_again_before_it_is_up_waits_for_the_longer_failure() 
     watched = Watched(plan("a", "b"), startup=1.0)
     watched.workers.fail(
         [
-            Failure(parts=("cpu-0/0",), time=5.0, back=1.0),
-            Failure(parts=("cpu-0",), time=5.5, back=3.0),
-            Failure(parts=("cpu-0/1",), time=6.0, back=0.0),
+            Failure(parts=(LaneId.parse("cpu-0/0"),), time=5.0, back=1.0),
+            Failure(parts=(DeviceId.parse("cpu-0"),), time=5.5, back=3.0),
+            Failure(parts=(LaneId.parse("cpu-0/1"),), time=6.0, back=0.0),
         ]
     )
     died = [(5.0, "died cpu-0/0"), (5.5, "died cpu-0/1")]
@@ -158,14 +164,14 @@ def test_failure_of_what_starts_rolls_back(part: str) -> None:
     """The old lane serves on, as long as its own device is there."""
     watched = Watched(plan("a"), startup=2.0)
     watched.workers.change([(5.0, plan("b"))])
-    watched.workers.fail([Failure(parts=("cpu-0/0", part), time=6.0, back=10.0)])
+    watched.workers.fail([Failure(parts=(LaneId.parse("cpu-0/0"), parse_identity(part)), time=6.0, back=10.0)])
     assert watched.story()[3:] == [(6.0, "died cpu-0/0"), (18.0, "ready cpu-0/0")]
     assert watched.outcomes() == [(1, "completed"), (2, "rolled-back")]
 
 
 def test_plan_whose_workers_cannot_start_changes_nothing() -> None:
     watched = Watched(plan("a"))
-    watched.workers.fail([Failure(parts=("cpu-0",), time=4.0)])
+    watched.workers.fail([Failure(parts=(DeviceId.parse("cpu-0"),), time=4.0)])
     watched.workers.change([(5.0, plan("b")), (6.0, plan("a"))])
     assert watched.story() == [
         (0.0, "applied cpu-0/0"),
@@ -211,7 +217,7 @@ def test_failure_of_what_is_not_there_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^a failure of cpu-1: no partition is there; the plan has cpu-0/0, cpu-0/1$"
     ):
-        watched.workers.fail([Failure(parts=("cpu-1",), time=1.0)])
+        watched.workers.fail([Failure(parts=(DeviceId.parse("cpu-1"),), time=1.0)])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +230,7 @@ def test_failure_of_what_is_not_there_is_refused() -> None:
 )
 def test_a_failure_at_no_time_is_refused(time: float, back: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Failure(parts=("cpu-0",), time=time, back=back)
+        Failure(parts=(DeviceId.parse("cpu-0"),), time=time, back=back)
 
 
 class Asks:
@@ -266,6 +272,6 @@ def test_control_hears_of_a_plan_that_was_rolled_back() -> None:
     first = plan("a")
     watched, control = Watched(first, startup=2.0), Asks(plan("b"))
     watched.workers.control(control, dict, until=1.5)
-    watched.workers.fail([Failure(parts=("cpu-0",), time=2.0, back=1.0)])
+    watched.workers.fail([Failure(parts=(DeviceId.parse("cpu-0"),), time=2.0, back=1.0)])
     watched.story()
     assert control.told == [first]

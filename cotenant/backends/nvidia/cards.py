@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from cotenant.backends.nvidia.nvml import nvml_error_text, nvml_errors, nvml_session, optional_reading
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind
-from cotenant.core.plan import device_name
 from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError
 
@@ -127,12 +127,12 @@ def with_distinct_kinds(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) 
     return tuple(found)
 
 
-def gpus_by_device(some: Iterable[Gpu]) -> dict[str, Gpu]:
+def gpus_by_device(some: Iterable[Gpu]) -> dict[DeviceId, Gpu]:
     """By the names that they have as devices of a fleet: those of a kind are numbered."""
     count: Counter[str] = Counter()
     names = {}
     for gpu in some:
-        names[device_name(gpu.kind, count[gpu.kind])] = gpu
+        names[DeviceId(gpu.kind, count[gpu.kind])] = gpu
         count[gpu.kind] += 1
     return names
 

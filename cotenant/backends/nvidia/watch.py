@@ -12,6 +12,7 @@ from typing import Any
 
 from cotenant.backends.nvidia.cards import Gpu
 from cotenant.backends.nvidia.nvml import NEEDED, nvml_error_text, nvml_session, optional_reading
+from cotenant.core.identity import DeviceId
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +43,17 @@ class DeviceWatch:
     A fatal Xid counts until this process ends. What comes back of itself is there again.
     """
 
-    def __init__(self, devices: Mapping[str, Gpu]) -> None:
-        """devices: by their names, as `named` gives them."""
+    def __init__(self, devices: Mapping[DeviceId, Gpu]) -> None:
         self._devices = dict(devices)
-        self._lost: dict[str, str] = {}
-        self._broken: dict[str, str] = {}  # device → after which Xid, and what it means
+        self._lost: dict[DeviceId, str] = {}
+        self._broken: dict[DeviceId, str] = {}  # device → after which Xid, and what it means
         self._begun = math.inf  # when the look that is under way began
         self._looked = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def lost(self) -> dict[str, str]:
-        """Device name → why nothing can run on it."""
+    def lost(self) -> dict[DeviceId, str]:
+        """Device → why nothing can run on it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=WATCH, daemon=True)
             self._thread.start()

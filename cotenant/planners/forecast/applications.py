@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cotenant.core.identity import LaneId
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
@@ -69,7 +70,7 @@ def _group_delays(plan: Plan, problem: Problem, utilisation: Mapping[str, float]
     applications = [application for application in problem.applications if problem.rates.get(application.name)]
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
-            busy = utilisation[f"{device.name}/{slot}"]
+            busy = utilisation[LaneId(device.id, slot)]
             for placement in partition.placements:
                 name, rows_per_round = placement.model, placement.batch * placement.procs
                 others_in_group = (

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
+from cotenant.core.identity import LaneId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Profile
 from cotenant.core.units import show_share
@@ -63,7 +64,7 @@ def forecast_models(plan: Plan, problem: Problem) -> Forecast:
                             _variation(profile, placement.batch, partition.share),
                         )
                     )
-            names.append(f"{device.name}/{slot}")
+            names.append(str(LaneId(device.id, slot)))
             lanes.append(lane)
     _route(lanes)
     lane_solutions = queue_solutions([tuple(lane) for lane in lanes])

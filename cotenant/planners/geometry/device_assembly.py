@@ -69,7 +69,7 @@ def current_devices(problem: Problem, slots: Sequence[PartitionSize], names: Seq
             for partition in device.partitions
             if (kept := _current_partition(problem, slots, index, k, partition)) is not None
         ]
-        devices.append(CurrentDevice(k, device.id, tuple(partitions[: kind.max_partitions])))
+        devices.append(CurrentDevice(k, device.id.index, tuple(partitions[: kind.max_partitions])))
     return devices
 
 

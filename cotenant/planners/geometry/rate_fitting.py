@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.planners.capacity import batched_partitions, partitions_with_batches, with_totals
 from cotenant.planners.geometry.context import PlanningContext
@@ -55,7 +56,7 @@ def fitted_plan(context: PlanningContext, catalog: ModeCatalog, groups: list[Dev
         factors = context.rates * float((served / context.rates).min()) / np.maximum(served, TINY)
         factors *= _achievable_scale(context, catalog, groups, factors)
     devices = [
-        Device(kind=context.fleet[group.kind].name, id=number, partitions=partitions)
+        Device(id=DeviceId(context.fleet[group.kind].name, number), partitions=partitions)
         for group, partitions in zip(
             groups, [_fitted_device(context, catalog, group, factors) for group in groups], strict=True
         )

@@ -166,7 +166,7 @@ def _stays(plan: Plan, current: Plan | None) -> int:
 
     def what(of: Plan | None) -> Counter[object]:
         return Counter(
-            (device.kind, device.id, partition.share, frozenset(p.model for p in partition.placements))
+            (device.id, partition.share, frozenset(p.model for p in partition.placements))
             for device in (of.devices if of else ())
             for partition in device.partitions
         )

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.planners import Problem
@@ -115,8 +116,10 @@ def test_current_devices_of_foreign_plan_omits_what_the_problem_lacks() -> None:
     current = Plan(
         planner="p",
         devices=(
-            Device(kind="k", id=3, partitions=(partition(500, "b", "a"), partition(333, "c"), partition(300, "gone"))),
-            Device(kind="gone", id=1, partitions=(partition(500, "a"),)),
+            Device(
+                id=DeviceId("k", 3), partitions=(partition(500, "b", "a"), partition(333, "c"), partition(300, "gone"))
+            ),
+            Device(id=DeviceId("gone", 1), partitions=(partition(500, "a"),)),
         ),
     )
     current_problem = problem(current)

@@ -195,7 +195,7 @@ def moved_partitions(old: Plan, new: Plan) -> int:
 
     def partitions(plan: Plan) -> Counter[object]:
         return Counter(
-            (device.kind, device.id, partition.share, frozenset(p.model for p in partition.placements))
+            (device.id, partition.share, frozenset(p.model for p in partition.placements))
             for device in plan.devices
             for partition in device.partitions
         )

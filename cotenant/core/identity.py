@@ -1,0 +1,140 @@
+"""Names of devices and lanes: values with one spelling each, which is built and parsed here and nowhere else.
+
+| | on this machine | on another node |
+|---|---|---|
+| device | ``h200-0`` | ``node-a/h200-0`` |
+| lane: partition 1 of that device | ``h200-0/1`` | ``node-a/h200-0/1`` |
+| lane of that partition's second worker | ``h200-0/1.2`` | ``node-a/h200-0/1.2`` |
+
+Both are strings that know their parts, not structs: the dispatcher and the simulator look lanes up for every batch, and
+a string has its hash at hand and compares in C. Each spelling has one meaning, so equal strings are equal values. Order
+is that of the parts (``h200-2`` before ``h200-10``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+from cotenant.errors import ConfigError
+
+_NUMBER = "0|[1-9][0-9]*"
+_DEVICE = re.compile(rf"(?:(?P<node>[^/]+)/)?(?P<kind>[^/]+)-(?P<index>{_NUMBER})")
+_LANE = re.compile(rf"(?P<device>.+)/(?P<slot>{_NUMBER})(?:\.(?P<worker>[2-9]|[1-9][0-9]+))?", re.DOTALL)
+
+
+class _Identity(str):
+    """A string with parts, which nobody can change, and by which it is ordered."""
+
+    __slots__ = ()
+
+    def _parts(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} {self!r} is immutable; make another")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} {self!r} is immutable; make another")
+
+    def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
+        return type(self).parse, (str(self),)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        raise NotImplementedError
+
+    def __lt__(self, other: str) -> bool:
+        return self._parts() < other._parts() if isinstance(other, type(self)) else NotImplemented
+
+    def __le__(self, other: str) -> bool:
+        return self._parts() <= other._parts() if isinstance(other, type(self)) else NotImplemented
+
+    def __gt__(self, other: str) -> bool:
+        return self._parts() > other._parts() if isinstance(other, type(self)) else NotImplemented
+
+    def __ge__(self, other: str) -> bool:
+        return self._parts() >= other._parts() if isinstance(other, type(self)) else NotImplemented
+
+
+class DeviceId(_Identity):
+    """Identify a device: the one with that index, from 0, among those of its kind on a node ("": this machine).
+
+    Raises ConfigError for a kind or node that contains a slash, a kind that is empty, or an index below 0.
+    """
+
+    __slots__ = ("index", "kind", "node")
+
+    node: str
+    kind: str
+    index: int  # type: ignore[assignment]  # hides a search for text, which an identity has no use for
+
+    def __new__(cls, kind: str, index: int = 0, *, node: str = "") -> Self:
+        if not kind or "/" in kind or "/" in node or index < 0:
+            where = f" of node {node!r}" if node else ""
+            raise ConfigError(
+                f"device {index} of kind {kind!r}{where}: a kind needs a name, neither kind nor node may contain '/',"
+                " and the first index is 0; rename it"
+            )
+        identity = super().__new__(cls, f"{node}/{kind}-{index}" if node else f"{kind}-{index}")
+        object.__setattr__(identity, "node", node)
+        object.__setattr__(identity, "kind", kind)
+        object.__setattr__(identity, "index", index)
+        return identity
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the spelling that `str` gives. Raises ConfigError, with the text, for anything else."""
+        match = _DEVICE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{text!r} names no device; write KIND-INDEX, such as h200-0, or NODE/KIND-INDEX")
+        return cls(match["kind"], int(match["index"]), node=match["node"] or "")
+
+    def _parts(self) -> tuple[str, str, int]:
+        return self.node, self.kind, self.index
+
+
+class LaneId(_Identity):
+    """Identify a lane: the worker with that number, from 0, of the partition in a slot, from 0, of a device.
+
+    Raises ConfigError for a slot or worker below 0.
+    """
+
+    __slots__ = ("device", "slot", "worker")
+
+    device: DeviceId
+    slot: int
+    worker: int
+
+    def __new__(cls, device: DeviceId, slot: int, worker: int = 0) -> Self:
+        if slot < 0 or worker < 0:
+            raise ConfigError(f"worker {worker} of slot {slot} of {device}: both count from 0")
+        identity = super().__new__(cls, f"{device}/{slot}.{worker + 1}" if worker else f"{device}/{slot}")
+        object.__setattr__(identity, "device", device)
+        object.__setattr__(identity, "slot", slot)
+        object.__setattr__(identity, "worker", worker)
+        return identity
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the spelling that `str` gives. Raises ConfigError, with the text, for anything else."""
+        match = _LANE.fullmatch(text)
+        if match is None or _DEVICE.fullmatch(match["device"]) is None:
+            raise ConfigError(
+                f"{text!r} names no lane; write DEVICE/SLOT, such as h200-0/1, or DEVICE/SLOT.WORKER, such as"
+                " h200-0/1.2 for the second worker"
+            )
+        return cls(DeviceId.parse(match["device"]), int(match["slot"]), int(match["worker"] or 1) - 1)
+
+    def _parts(self) -> tuple[DeviceId, int, int]:
+        return self.device, self.slot, self.worker
+
+
+def parse_identity(text: str) -> DeviceId | LaneId:
+    """Read the spelling of a device or of a lane. Raises ConfigError, with the text, for anything else."""
+    if _DEVICE.fullmatch(text):
+        return DeviceId.parse(text)
+    if _LANE.fullmatch(text):
+        return LaneId.parse(text)
+    raise ConfigError(f"{text!r} names neither a device, such as h200-0, nor a lane, such as h200-0/1")
