@@ -22,7 +22,6 @@ from cotenant.errors import ConfigError
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
-from cotenant.live.page import render_page
 from cotenant.live.server import Server
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ async def running(assembly: Assembly) -> AsyncIterator[RunningServer]:
     check_serves_something(deployment)
     with _event_log(settings.event_log) as log:
         server = Server(deployment, backend, builder.site, warm_workers=settings.warm_workers, log=log)
-        http = HttpServer(server, page=lambda: render_page(server.status()), status=server.status)
+        http = HttpServer(server, page=server.page, status=server.status)
         metrics, grpc = HttpServer(server, only_metrics=True), GrpcServer(server)
         try:
             metrics_host = settings.metrics_host or settings.host

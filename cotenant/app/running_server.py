@@ -45,7 +45,7 @@ class RunningServer:
 
     async def status(self) -> Status:
         """Return what `cotenant status` shows."""
-        return self._server.status()
+        return await self._server.status()
 
     async def infer(self, model: str, inputs: Mapping[str, ArrayLike], *, timeout: float | None = None) -> Arrays:
         """Return the outputs of one request by name. The first dimension is the batch where the model has one.

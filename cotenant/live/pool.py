@@ -21,7 +21,7 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import show_share
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
-from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time, private_memory
+from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time
 from cotenant.live.warm_pool import WarmPool, WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
@@ -66,9 +66,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """state: starting, ready, restarting, lost (its device is), or failed (given up).
 
     share: ‰ that it should keep to; used_share: ‰ that it used of late, None where that is not known. over_share: it
-    used
-    more than its share. memory: bytes that are its process's own, which may be that of other lanes, too. reason: of
-    its last death.
+    used more than its share. reason: of its last death. memory: bytes that are its process's own, which may be that of
+    other lanes, too; only in a `Status`, since to know them takes reading /proc.
     """
 
     lane: LaneId
@@ -78,9 +77,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     used_share: float | None
     over_share: bool
     restarts: int
-    memory: int
     models: tuple[str, ...]
     reason: str
+    memory: int = 0
 
 
 class _Flight(msgspec.Struct):
@@ -242,7 +241,6 @@ class Pool:
                 used_share=lane.used_share,
                 over_share=lane.over_share,
                 restarts=lane.restarts,
-                memory=private_memory(lane.line.process.pid) if lane.line else 0,
                 models=tuple(lane.models),
                 reason=lane.reason,
             )

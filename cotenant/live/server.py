@@ -16,6 +16,7 @@ from cotenant.live.inference import InferenceService
 from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.oip import Done, IndexEntry, InferRequest
+from cotenant.live.page import render_page
 from cotenant.live.pool import Pool
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -142,9 +143,13 @@ class Server:
     def metrics(self) -> ServerCollector:
         return self._reporter.metrics()
 
-    def status(self) -> Status:
-        """Return all that `cotenant status` and the page show."""
-        return self._reporter.status()
+    async def status(self) -> Status:
+        """Return all that `cotenant status` shows."""
+        return await self._reporter.status()
+
+    async def page(self) -> str:
+        """Return the web page, as HTML."""
+        return render_page(await self._reporter.status())
 
     def with_batch_means(self, report: Report) -> Report:
         """Add to a report of what callers saw what is known here of batches, as `StatusReporter` does."""

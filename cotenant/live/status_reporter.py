@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from cotenant.live.driver import Driver
 from cotenant.live.metrics import LaneReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.pool import Pool
+from cotenant.live.process import private_memory
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.status import ModelStatus, Status
@@ -37,8 +39,11 @@ class StatusReporter:
         self._pool = pool
         self._backend = backend
 
-    def status(self) -> Status:
-        """Return all that `cotenant status` and the page show."""
+    async def status(self) -> Status:
+        """Return all that `cotenant status` and the page show. The memory of workers is read in a thread."""
+        workers = self._pool.status()
+        pids = {worker.pid for worker in workers if worker.pid is not None}
+        memory = await asyncio.to_thread(lambda: {pid: private_memory(pid) for pid in pids})
         deployment = self._state.deployment
         return Status(
             backend=self._backend.name,
@@ -56,7 +61,10 @@ class StatusReporter:
                 )
                 for name, counts in self._observer.models.items()
             },
-            workers=self._pool.status(),
+            workers=[
+                msgspec.structs.replace(worker, memory=memory[worker.pid]) if worker.pid is not None else worker
+                for worker in workers
+            ],
         )
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def test_serve_answers_stock_clients_and_its_own_program() -> None:
             assert client.infer("identity", [given]).as_numpy("y").tolist() == ROW.tolist()
             client.close()
         status = server.status()
-        assert status.ready
+        assert status.ready and all(worker.memory > 1 << 20 for worker in status.workers)
         assert {entry.name: entry.state for entry in status.models}["identity"] == "READY"
         assert status.statistics["identity"].outcomes["served"] == 3
         assert set(server.deployment.offered) == {"identity", "lookup"}

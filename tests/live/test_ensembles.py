@@ -177,7 +177,7 @@ def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> Non
 
     async def main() -> None:
         async with started(repository(tmp_path / "models"), log) as server:
-            http, rpc = HttpServer(server, page=lambda: "", status=server.status), GrpcServer(server)
+            http, rpc = HttpServer(server, status=server.status), GrpcServer(server)
             address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
             grpc_address = f"127.0.0.1:{await rpc.listen('127.0.0.1', 0)}"
             with_http = triton_http.InferenceServerClient(address, network_timeout=PATIENCE)
@@ -192,7 +192,7 @@ def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> Non
                 ]
                 for check in checks:
                     await asyncio.to_thread(check)
-                status = {row[0]: row for row in server.status().rows(server.deployment.plan)}
+                status = {row[0]: row for row in (await server.status()).rows(server.deployment.plan)}
                 assert status["diamond"][1:4] == ["READY", "2 s", "5.0"]
                 assert 'model="diamond"' in render(server.metrics(), "")[0].decode()
             finally:
@@ -312,7 +312,7 @@ def test_what_a_step_finds_is_looked_at_one_by_one(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with started(root, log) as server:
-            http = HttpServer(server, page=lambda: "", status=server.status)
+            http = HttpServer(server, status=server.status)
             try:
                 counts = await asyncio.to_thread(ask, f"127.0.0.1:{await http.listen('127.0.0.1', 0)}")
             finally:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
 from cotenant.live.http import HttpServer, Limits
-from tests.live.stub import Running, StubCore
+from tests.live.stub import Running, StubCore, page
 
 ONE = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
 INFER = "/v2/models/identity/infer"
@@ -130,9 +130,13 @@ def core() -> Iterator[StubCore]:
     core.arena.close()
 
 
+async def status() -> dict[str, bool]:
+    return {"ready": True}
+
+
 @pytest.fixture
 def server(core: StubCore) -> HttpServer:
-    return HttpServer(core, page=lambda: "<h1>Cotenant</h1>", status=lambda: {"ready": True})
+    return HttpServer(core, page=page, status=status)
 
 
 @pytest.fixture
@@ -270,11 +274,7 @@ def test_a_refused_request_says_when_to_come_back(wire: Wire) -> None:
 
 
 def test_other_pages(wire: Wire, core: StubCore) -> None:
-    assert b"Cotenant" in ask(wire, request("GET", "/")).body
     assert ask(wire, request("GET", "http://host/v2/models/identity")).status == 200
-    assert ask(wire, request("GET", "/cotenant/status")).json == {"ready": True}
-    for path in ("/", "/cotenant/status"):
-        assert ask(Wire(HttpServer(core)), request("GET", path)).status == 404
     core.is_ready = False
     assert ask(wire, request("GET", "/v2/health/ready")).status == 400
 
@@ -522,18 +522,31 @@ def test_draining(server: HttpServer, core: StubCore) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
-def test_metrics_accept_header_chooses_the_content_type(server: HttpServer, kind: str) -> None:
+def ask_later(server: HttpServer, data: bytes) -> Answer:
+    """The answer of a handler that takes some turns of the event loop."""
+
     async def run() -> Answer:
         wire = Wire(server)
-        wire.say(request("GET", "/metrics?x=1", Accept=kind))
+        wire.say(data)
         while not wire.got:
             await asyncio.sleep(0)
         return wire.answers[0]
 
-    answer = asyncio.run(run())
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+def test_metrics_accept_header_chooses_the_content_type(server: HttpServer, kind: str) -> None:
+    answer = ask_later(server, request("GET", "/metrics?x=1", Accept=kind))
     assert answer.status == 200 and answer.headers["content-type"].startswith(f"{kind}; version=")
     assert b"cotenant_backend_info{" in answer.body
+
+
+def test_page_and_status_are_shown_where_the_server_has_them(server: HttpServer, core: StubCore) -> None:
+    assert b"Cotenant" in ask_later(server, request("GET", "/")).body
+    assert ask_later(server, request("GET", "/cotenant/status")).json == {"ready": True}
+    for path in ("/", "/cotenant/status"):
+        assert ask_later(HttpServer(core), request("GET", path)).status == 404
 
 
 def test_draining_does_not_wait_for_ever(server: HttpServer) -> None:

@@ -69,7 +69,7 @@ def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.M
             states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
             assert states["lookup"] == ("READY", "")
             assert states["identity"] == ("UNAVAILABLE", f"{gone} is lost: Xid 79, it has fallen off the bus")
-            workers = {worker.lane.device: worker for worker in server.status().workers}
+            workers = {worker.lane.device: worker for worker in server._pool.status()}
             assert (workers[gone].state, workers[gone].pid) == ("lost", None)
             text = render(server.metrics(), "")[0].decode()
             assert f'cotenant_partition_lost{{lane="{workers[gone].lane}"}} 1' in text

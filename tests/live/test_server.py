@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -27,14 +28,13 @@ from cotenant.core.plan import Device, Partition, Placement
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
-from cotenant.live import interference_observer
+from cotenant.live import interference_observer, status_reporter
 from cotenant.live import pool as pool_module
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest, InferResponse
-from cotenant.live.page import render_page
 from cotenant.live.server import Server
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
@@ -108,7 +108,7 @@ def test_stock_clients_are_answered_by_real_workers(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             http, rpc = (
-                HttpServer(server, page=lambda: render_page(server.status()), status=server.status),
+                HttpServer(server, page=server.page, status=server.status),
                 GrpcServer(server),
             )
             address = f"127.0.0.1:{await http.listen('127.0.0.1', 0)}"
@@ -163,12 +163,12 @@ def test_a_flood_of_requests_keeps_no_worker_waiting(tmp_path: Path) -> None:
 def test_a_killed_worker_costs_no_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
-            (worker,) = [w for w in server.status().workers if "identity" in w.models]
+            (worker,) = [w for w in server._pool.status() if "identity" in w.models]
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
             answers = await asyncio.gather(*(ask(server, "identity", floats()) for _ in range(8)))
             assert all(isinstance(answer, InferResponse) for answer in answers)
-            assert [w.restarts for w in server.status().workers if "identity" in w.models] == [1]
+            assert [w.restarts for w in server._pool.status() if "identity" in w.models] == [1]
 
     # The worker is killed before anybody has noticed, so the first requests are sent to a dead one and tried again.
     run(main())
@@ -195,7 +195,7 @@ def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
             await asyncio.gather(*asking)
             assert all(isinstance(answer, InferResponse) for answer in answers)
             # What was left over is gone.
-            await until(lambda: len(server.status().workers) == 1)
+            await until(lambda: len(server._pool.status()) == 1)
 
     run(main())
 
@@ -293,13 +293,35 @@ def test_what_people_and_programs_see(tmp_path: Path) -> None:
         async with started(repository(tmp_path)) as server:
             await ask(server, "identity", floats())
             assert b'cotenant_goodput_total{model="identity",version="1"} 1' in render(server.metrics(), "")[0]
-            assert "identity" in render_page(server.status())
+            assert "identity" in await server.page()
             assert server.statistics("identity")[0]["inference_count"] == 1
             states = {entry.name: entry.state for entry in server.index()}
             assert states == {"identity": "READY", "lookup": "READY", "broken": "UNAVAILABLE"}
             config = server.config("identity")
             assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [16]}]
             assert config["max_batch_size"] == server.model("identity").max_batch_size
+
+    run(main())
+
+
+def test_readiness_and_metrics_read_no_proc_and_status_reads_it_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def memory(pid: int) -> int:
+        readers.append(threading.current_thread())
+        return 7
+
+    monkeypatch.setattr(status_reporter, "private_memory", memory)
+
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            assert server.ready() and server.model_ready("identity") and server.index() and server.metrics()
+            assert readers == []
+            status = await server.status()
+            assert [worker.memory for worker in status.workers] == [7] * len(readers)
+            assert readers and threading.current_thread() not in readers
 
     run(main())
 

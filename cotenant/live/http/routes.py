@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -22,8 +22,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What handlers answer from. page: makes the page at ``/``; status: what ``/cotenant/status`` shows, as JSON."""
 
     core: Core
-    page: Callable[[], str] | None = None
-    status: Callable[[], Any] | None = None
+    page: Callable[[], Awaitable[str]] | None = None
+    status: Callable[[], Awaitable[Any]] | None = None
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -60,16 +60,16 @@ def find_route(url: bytes) -> Route | None:
     return None
 
 
-def _page(services: Services, route: Route, request: RequestCycle) -> Any:
+async def _page(services: Services, route: Route, request: RequestCycle) -> Any:
     if services.page is None:
         raise NotFoundError("Not Found")
-    return TextResponse(services.page().encode(), HTML)
+    return TextResponse((await services.page()).encode(), HTML)
 
 
-def _status(services: Services, route: Route, request: RequestCycle) -> Any:
+async def _status(services: Services, route: Route, request: RequestCycle) -> Any:
     if services.status is None:
         raise NotFoundError("Not Found")
-    return services.status()
+    return await services.status()
 
 
 async def metrics(services: Services, route: Route, request: RequestCycle) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from cotenant.errors import ConfigError
@@ -24,8 +24,8 @@ class HttpServer:
         self,
         core: Core,
         *,
-        page: Callable[[], str] | None = None,
-        status: Callable[[], Any] | None = None,
+        page: Callable[[], Awaitable[str]] | None = None,
+        status: Callable[[], Awaitable[Any]] | None = None,
         only_metrics: bool = False,
         limits: Limits | None = None,
     ) -> None:
