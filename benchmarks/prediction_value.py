@@ -28,10 +28,10 @@ from cotenant.cli.loading import load_deployment, load_settings
 from cotenant.cli.loadtest import under_load
 from cotenant.cli.validate import ENOUGH, served_process
 from cotenant.core.units import show_seconds
-from cotenant.measure.table import table
 from cotenant.planners import Problem
 from cotenant.planners.forecast import forecast
 from cotenant.predictors.gaussian_process import GaussianProcess
+from cotenant.render.table import table
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from cotenant.zoo import build_models

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         RequestError,
         WorkerError,
     )
-    from cotenant.measure.plan_drawing import save_plan, save_profiles
     from cotenant.measure.report import Report
     from cotenant.planners import Problem
     from cotenant.planners.check import check
@@ -54,6 +53,8 @@ if TYPE_CHECKING:
     from cotenant.predictors import ConstantMargin, Load, NoInterference
     from cotenant.predictors.fitting import fit
     from cotenant.predictors.samples import Sample
+    from cotenant.render.plan_figure import save_plan
+    from cotenant.render.profiles import save_profiles
     from cotenant.runtime.log import replay
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
@@ -102,8 +103,8 @@ _HOMES = {
     "read_settings": "config",
     "read_workload": "config",
     "replay": "runtime.log",
-    "save_plan": "measure.plan_drawing",
-    "save_profiles": "measure.plan_drawing",
+    "save_plan": "render.plan_figure",
+    "save_profiles": "render.profiles",
     "serve": "app.serving",
     "serving": "app.serving",
     "simulate": "sim.run",

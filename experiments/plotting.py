@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
+from cotenant.render.figure import COLOURS, figure_for, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

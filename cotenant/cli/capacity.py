@@ -50,7 +50,7 @@ def capacity(
     json: Json = False,
 ) -> None:
     """Find the largest multiple of the rates that a plan sustains in the simulator, or size the fleet for growth."""
-    from cotenant.measure.plan_drawing import check_drawable
+    from cotenant.render.figure import check_drawable
 
     if plot is not None:
         check_drawable(plot)  # an error now, not after minutes

@@ -15,11 +15,11 @@ from cotenant.cli.simulate import workload_for_plan
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate
 from cotenant.errors import ConfigError
-from cotenant.measure.table import table
+from cotenant.render.table import table
 
 if TYPE_CHECKING:
-    from cotenant.measure.charts import Series
     from cotenant.planners import Problem
+    from cotenant.render.charts import Series
     from cotenant.sim.capacity import Capacity, LoadLevel
     from cotenant.sim.parallel import TaskPool
     from cotenant.workload import Workload
@@ -39,7 +39,7 @@ def report_capacity(
     json: bool,
 ) -> None:
     """Without --growth. file: of a workload."""
-    from cotenant.measure.charts import save_capacity
+    from cotenant.render.charts import save_capacity
     from cotenant.sim.capacity import peak_rates
     from cotenant.sim.parallel import task_pool
 
@@ -56,8 +56,8 @@ def report_capacity(
         save_capacity(
             _curves(found),
             plot,
-            promised=100 * max(model.attainment for model in problem.models),
-            at=found.multiple,
+            required=100 * max(model.attainment for model in problem.models),
+            capacity=found.multiple,
             low=found.low,
             high=found.high,
             title=capacity_summary(found, plan, total, len(seeds), of).split(";")[0],
@@ -71,7 +71,7 @@ def report_capacity(
 
 def _curves(found: Capacity) -> list[Series]:
     """What each model attains, in percent, over the multiples that are not far from where promises break."""
-    from cotenant.measure.charts import Series
+    from cotenant.render.charts import Series
 
     lines = []
     near = [it for it in found.levels if found.low / NEAR <= it.multiple <= found.high * NEAR] or found.levels

@@ -165,8 +165,8 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def view(self, options: Sequence[ColocateOption], *, compare: bool) -> Table:
-        from cotenant.measure.table import table
         from cotenant.planners.colocate import RULES
+        from cotenant.render.table import table
 
         unit = "rows/s" if self.by == "rows" else "of alone"
         known = any(option.measured is not None for option in options)

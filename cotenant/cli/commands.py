@@ -53,6 +53,7 @@ from cotenant.cli.status import status
 from cotenant.cli.validate import validate
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
+from cotenant.render.report import report_table
 
 ExampleRepository = Annotated[
     Path,
@@ -168,7 +169,8 @@ def profile(
 ) -> None:
     """Profile the models of a repository over batch size and share of a device. Results are cached."""
     from cotenant.core.profile import write_profiles
-    from cotenant.measure.plan_drawing import check_drawable, profile_table, save_profiles
+    from cotenant.render.figure import check_drawable
+    from cotenant.render.profiles import profile_table, save_profiles
 
     if plot is not None:
         check_drawable(plot)  # an error now, not after minutes
@@ -226,7 +228,8 @@ def plan(
 ) -> None:
     """Plan shares, batch sizes and placement of models, and predict SLO attainment."""
     from cotenant.cli.plan import PlanAnswer, explain_with_gains, show_plan
-    from cotenant.measure.plan_drawing import check_drawable, save_plan
+    from cotenant.render.figure import check_drawable
+    from cotenant.render.plan_figure import save_plan
 
     if plot is not None:
         check_drawable(plot)  # an error now, not after profiling
@@ -330,7 +333,7 @@ def loadtest(
     if json:
         show_json(report.to_json())
     else:
-        console.print(report.table())
+        console.print(report_table(report))
 
 
 app.command()(status)

@@ -12,10 +12,10 @@ from cotenant.app.deployment_builder import timed_plan
 from cotenant.cli.output import aside, progress_bars
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, PlanError
-from cotenant.measure.table import table
 from cotenant.planners import Problem, load_planner
 from cotenant.planners import planner_names as planners
 from cotenant.planners.compare import Comparison, Row, compare
+from cotenant.render.table import table
 
 
 def parse_planners(names: str | None) -> list[str]:

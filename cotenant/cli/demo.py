@@ -23,9 +23,10 @@ from cotenant.cli.serve import show_addresses, show_deployment
 from cotenant.config import ModelSettings, Settings
 from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
-from cotenant.measure.plan_drawing import save_plan
 from cotenant.measure.report import Report
-from cotenant.measure.table import table
+from cotenant.render.plan_figure import save_plan
+from cotenant.render.report import report_table
+from cotenant.render.table import table
 from cotenant.zoo import ZOO, Built, build_models, recipe_of
 from cotenant.zoo.answers import ExampleRequest, example_request
 
@@ -64,7 +65,7 @@ async def run(
             if json:
                 show_json(report.to_json())
             else:
-                console.print(report.table())
+                console.print(report_table(report))
                 for row in report.models:
                     if not row.kept:
                         print_labelled("broken promise:", row.model, console)

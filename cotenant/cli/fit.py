@@ -18,12 +18,12 @@ from cotenant.cli.reproduce import experiment_module
 from cotenant.config import read_profiles_file, read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
-from cotenant.measure.table import table
 from cotenant.predictors.fitting import PREDICTORS, check, to_json
 from cotenant.predictors.fitting import fit as fitted_to
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import PredictionErrors, cross_validate
+from cotenant.render.figure import COLOURS, figure_for, save_figure
+from cotenant.render.table import table
 
 REPEATS = 5
 # Sets that others measured, where a checkout has them, and the function that reads their samples.

@@ -23,7 +23,7 @@ from cotenant.cli.output import collect_results, console, print_written, show_js
 from cotenant.cli.simulate import workload_of
 from cotenant.core.units import show_rate
 from cotenant.errors import ConfigError
-from cotenant.measure.table import table
+from cotenant.render.table import table
 
 if TYPE_CHECKING:
     from cotenant.planners import Problem
@@ -105,7 +105,7 @@ def report_growth(
 
 
 def _draw(offers: Sequence[SizingResult], best: SizingResult | None, total: float, path: Path) -> None:
-    from cotenant.measure.charts import Series, save_growth
+    from cotenant.render.charts import Series, save_growth
 
     cost = all(offer.plan.cost_per_hour is not None for offer in offers if offer.serves)
     lines = []
@@ -132,7 +132,7 @@ def _draw(offers: Sequence[SizingResult], best: SizingResult | None, total: floa
         bars,
         path,
         best="" if best is None else _choice(best),
-        told=["\n".join(f"{count} {kind}" for kind, count in counts(offer.plan).items()) for offer in chosen],
+        annotations=["\n".join(f"{count} {kind}" for kind, count in counts(offer.plan).items()) for offer in chosen],
         cost=cost,
         per_multiple=total,
         title=title,

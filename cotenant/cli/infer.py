@@ -19,7 +19,7 @@ from cotenant.cli.output import console, show_json
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
-from cotenant.measure.table import table
+from cotenant.render.table import table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,6 +15,7 @@ from cotenant.core.model import Model
 from cotenant.errors import ConfigError
 from cotenant.live.load_generator import RequestBody, generate_load
 from cotenant.measure.report import Report
+from cotenant.render.report import report_table
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import generate_arrivals
 
@@ -48,6 +49,6 @@ async def under_load(
     with Live(console=console, transient=True, auto_refresh=False) as live:
 
         def show(report: Report) -> None:
-            live.update(report.table(), refresh=True)
+            live.update(report_table(report), refresh=True)
 
         return await generate_load(address, models, bodies, arrivals, seconds, on_tick=show)

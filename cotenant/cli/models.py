@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from cotenant.cli.options import LOCAL, Json, ServerAddress
 from cotenant.cli.output import aside, console, show_json
-from cotenant.measure.table import table
+from cotenant.render.table import table
 
 app = typer.Typer(help="List, load and unload the models of a running server.", no_args_is_help=True)
 

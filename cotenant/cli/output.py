@@ -19,8 +19,8 @@ from rich.text import Text
 from cotenant.core.application import Application
 from cotenant.core.model import Model
 from cotenant.core.units import show_seconds
-from cotenant.measure.table import table
 from cotenant.planners.forecast import Forecast
+from cotenant.render.table import table
 
 T = TypeVar("T")
 

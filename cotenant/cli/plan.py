@@ -12,9 +12,6 @@ from cotenant.cli.output import aside, console, forecast_table, print_labelled, 
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
 from cotenant.core.units import show_rate, show_seconds, show_share
-from cotenant.measure.plan_diff_view import plan_diff_view
-from cotenant.measure.plan_drawing import plan_bars, plan_table
-from cotenant.measure.table import table
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
 from cotenant.planners.check import check
@@ -22,6 +19,9 @@ from cotenant.planners.explain import Explanation, explain, gain, probes
 from cotenant.planners.forecast import forecast
 from cotenant.predictors import Load
 from cotenant.predictors.fitting import extrapolated_models
+from cotenant.render.plan_diff import plan_diff_table
+from cotenant.render.plan_table import plan_bars, plan_table
+from cotenant.render.table import table
 
 CROWDED = 0.5  # of a device's memory; below that it is not shown
 
@@ -95,7 +95,7 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
     if answer.reasons is not None:
         parts.append(reasons_view(answer.reasons))
     if answer.current is not None and changes is not None:
-        parts.append(plan_diff_view(changes))
+        parts.append(plan_diff_table(changes))
         notes = _strangers(answer.current, answer.problem, answer.file)
         parts += [Text.assemble(("note", "red"), f" {note}") for note in notes]
     for i, part in enumerate(parts):

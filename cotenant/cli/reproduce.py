@@ -20,7 +20,7 @@ from rich.table import Table
 
 from cotenant.cli.output import ProfileProgress, console, print_written, progress_bars, show_json
 from cotenant.errors import ConfigError
-from cotenant.measure.table import table
+from cotenant.render.table import table
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

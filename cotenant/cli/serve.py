@@ -20,8 +20,8 @@ from cotenant.cli.plan import split_table, warn_extrapolations
 from cotenant.config import Settings
 from cotenant.errors import CotenantError
 from cotenant.live.deployment import Deployment
-from cotenant.measure.plan_drawing import plan_bars, plan_table
 from cotenant.planners.applications import without_applications
+from cotenant.render.plan_table import plan_bars, plan_table
 
 
 async def run(read: Callable[[], Settings], *, json: bool) -> None:

@@ -27,6 +27,7 @@ from cotenant.cli.output import aside, console, print_written, progress_bars, sh
 from cotenant.config import read_failures, read_workload
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError
+from cotenant.render.report import report_table
 
 
 def simulate(
@@ -57,9 +58,9 @@ def simulate(
 ) -> None:
     """Simulate a plan under random arrivals or a workload: the server's dispatcher in virtual time."""
     from cotenant.cli.what_if import run_what_ifs
-    from cotenant.measure.charts import save_timeline
-    from cotenant.measure.plan_drawing import check_drawable
     from cotenant.planning.what_if import Scenario, read_change
+    from cotenant.render.charts import save_timeline
+    from cotenant.render.figure import check_drawable
 
     changes = [read_change(text) for text in what_if or ()]
     if changes and plot is not None:
@@ -83,7 +84,7 @@ def simulate(
     if json:
         show_json(report.to_json())
     else:
-        console.print(report.table())
+        console.print(report_table(report))
 
 
 def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, scale: float, file: Path | None = None) -> Any:

@@ -15,8 +15,8 @@ from cotenant.cli.options import LOCAL, Json, ServerAddress
 from cotenant.cli.output import console, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_memory, show_share
-from cotenant.measure.plan_drawing import plan_bars
-from cotenant.measure.table import table
+from cotenant.render.plan_table import plan_bars
+from cotenant.render.table import table
 
 if TYPE_CHECKING:
     from cotenant.live.status import Status

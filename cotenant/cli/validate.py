@@ -38,7 +38,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds, show_share
 from cotenant.errors import ConfigError
 from cotenant.measure.report import ModelReport, Report
-from cotenant.measure.table import table
+from cotenant.render.table import table
 from cotenant.runtime.log import read_log
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from cotenant.cli.output import collect_results, console, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate, show_seconds
 from cotenant.measure.report import ModelReport
-from cotenant.measure.table import table
 from cotenant.planning.what_if import (
     Scenario,
     ScenarioChange,
@@ -22,6 +21,7 @@ from cotenant.planning.what_if import (
     apply_changes,
     run_scenario,
 )
+from cotenant.render.table import table
 from cotenant.sim.parallel import task_pool
 
 NOW = "now"

@@ -1,4 +1,4 @@
-"""What a run amounts to, model by model: as a table, as JSON, and beside another run."""
+"""The result of a run, model by model."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome
-from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError
 from cotenant.measure.binomial import consistent_with_rate
 from cotenant.measure.stats import Tally
-from cotenant.measure.table import table
-from cotenant.measure.timeline import Timeline, interval_mean
+from cotenant.measure.timeline import Timeline
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,86 +122,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{place}: not a report: {error}") from None
 
-    def table(self) -> RenderableType:
-        """One row a model; and another table on batches, where they are known."""
-        numbers = (">offered /s", ">goodput /s", ">p50", ">p99", ">p99.9", ">target", ">attained")
-        rows = table(f"{self.source}, {show_seconds(self.seconds)}", "model", *numbers, "other ends")
-        for row in self.models:
-            times = *(_duration(time) for time in (row.p50, row.p99, row.p999)), _target(row.target)
-            others = (f"{count} {name}" for name, count in row.outcomes.items() if count and name != "served")
-            rates = f"{row.offered:.1f}", f"{row.goodput:.1f}"
-            rows.add_row(escape(row.model), *rates, *times, _attained(row), ", ".join(others) or "-")
-        if self.lag is not None:
-            rows.caption = f"sent at most {show_seconds(self.lag)} late in 99 % of cases"
-        batches = table("batches", "model", ">rows", ">predicted", ">observed")
-        for row in self.models:
-            if row.batch is not None:
-                took = _duration(row.predicted), _duration(row.observed)
-                batches.add_row(escape(row.model), f"{row.batch:.1f}", *took)
-        parts = [rows, *([batches] if batches.rows else [])]
-        return Group(*parts) if self.timeline is None else Group(*parts, Text(_fleet(self.timeline)))
-
-
-def compare_reports(one: Report, other: Report) -> Table:
-    """Two runs side by side, for the models that both have; differences are of the second from the first."""
-    headings = (">offered/s", ">Δ", ">goodput/s", ">Δ", ">p50", ">Δ", ">p99", ">Δ", ">attained", ">Δ")
-    rows = table(f"{one.source} → {other.source}", "model", *headings)
-    others = {row.model: row for row in other.models}
-    for a in one.models:
-        if a.model not in others:
-            continue
-        b = others[a.model]
-        rows.add_row(
-            escape(a.model),
-            f"{a.offered:.1f} → {b.offered:.1f}",
-            _change(a.offered, b.offered),
-            f"{a.goodput:.1f} → {b.goodput:.1f}",
-            _change(a.goodput, b.goodput),
-            f"{_duration(a.p50)} → {_duration(b.p50)}",
-            _change(a.p50, b.p50),
-            f"{_duration(a.p99)} → {_duration(b.p99)}",
-            _change(a.p99, b.p99),
-            f"{_percent(a.attainment)} → {_percent(b.attainment)}",
-            "-" if a.attainment is None or b.attainment is None else f"{(b.attainment - a.attainment) * 100:+.2f} pt",
-        )
-    return rows
-
-
-def _fleet(line: Timeline) -> str:
-    """What devices did and cost, in a line or two."""
-    devices = show_count(f"{max(line.devices, default=0.0):.3g}", "device")
-    busiest = max(line.busy, default=0.0)
-    told = f"{devices}, busy {line.utilisation:.0%} of the time, at most {busiest:.0%} in {show_seconds(line.step)}; "
-    told = (
-        told.replace("%", " %") + f"{interval_mean(line.waiting):.3g} requests waiting, at most {max(line.waiting):.3g}"
-    )
-    if line.spent is None or line.cost is None:
-        return told
-    told += f"\n{interval_mean(line.cost):.4g} per hour"
-    return told + (f", {line.spent / line.answers * 1e6:.3g} for a million answers in time" if line.answers else "")
-
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _duration(value: float | None) -> str:
-    return "-" if value is None else show_seconds(value)
-
-
-def _target(value: float | None) -> str:
-    return "never" if value is None else show_seconds(value)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value * 100:.2f} %"
-
-
-def _attained(row: ModelReport) -> str:
-    short = row.attainment is not None and row.attainment < row.required
-    colour = "red" if not row.kept else "yellow" if short else "green"
-    return "-" if row.attainment is None else f"[{colour}]{_percent(row.attainment)}[/]"
-
-
-def _change(a: float | None, b: float | None) -> str:
-    return f"{(b / a - 1) * 100:+.1f} %" if a and b is not None else "-"

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import ConfigError
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.predictors.samples import Sample
+from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.data import a100, v100
 from experiments.gpulet import paper
 from experiments.parallel import Options

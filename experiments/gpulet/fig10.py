@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from cotenant.core.profile import Profiles
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.profiling.cross_validation import random_splits, relative_errors
+from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.data import a100, v100
 from experiments.gpulet import paper
 from experiments.gpulet.fig07 import PAIRS, chosen

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from cotenant.control.scaling import ScalingOptions
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.planners import load_planner
 from cotenant.planners.solve import with_headroom
+from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.shapes import gpulet_waves
 from experiments.autoscaled_runs import Story, scaled, spans

@@ -16,10 +16,10 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
-from cotenant.measure.plan_drawing import figure_for, save_figure
 from cotenant.planners import PLANNERS, Planner, Problem, load_planner
 from cotenant.planners.check import check
 from cotenant.predictors import ConstantMargin, Interference, NoInterference
+from cotenant.render.figure import figure_for, save_figure
 from experiments.gpulet import paper
 from experiments.parallel import Options
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.planners import load_planner
+from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_fluctuating
 from experiments.autoscaled_runs import Story, scaled, spans

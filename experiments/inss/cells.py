@@ -16,10 +16,10 @@ import numpy as np
 
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.predictors import Load, analytic
 from cotenant.predictors.analytic import Analytic
 from cotenant.predictors.samples import Sample
+from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.data import igniter, inss, v100
 
 BATCHES, SHARES = (2, 4, 8, 16), (200, 400, 600, 800)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.measure.plan_drawing import figure_for, save_figure
+from cotenant.render.figure import figure_for, save_figure
 from experiments.data import kace
 from experiments.kace import line_plots, paper, protocol
 from experiments.kace.fig6_1 import mean

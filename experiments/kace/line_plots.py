@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cotenant.measure.plan_drawing import COLOURS
+from cotenant.render.figure import COLOURS
 from experiments.kace import paper
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.measure.plan_drawing import COLOURS, figure_for, save_figure
 from cotenant.predictors import svd
+from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.data import thesis
 from experiments.parallel import Options, spread
 

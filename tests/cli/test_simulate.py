@@ -22,14 +22,14 @@ def test_a_run_is_drawn_and_its_course_is_in_the_json(program: Program, folder: 
     assert line["cost_per_hour"] is None
     table = program("simulate", "problem.toml", "--duration", "6").out
     assert "p99.9" in table
-    assert "1 device, busy " in table and " requests waiting, at most " in table
+    assert "1 device, utilisation " in table and " requests queued, at most " in table
 
 
 def test_prices_say_what_answers_cost(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace("count = 1", "price = 3.6"))
     table = program("simulate", "problem.toml", "--duration", "6", "--planner", "elastic").out
-    assert "3.6 per hour, " in table and "for a million answers in time" in table
+    assert "3.6 per hour, " in table and "per million answers within target" in table
 
 
 def test_what_would_be_stands_beside_what_is(program: Program) -> None:

@@ -1,10 +1,9 @@
 import pytest
-from rich.console import Console, RenderableType
 
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
-from cotenant.measure.report import Report, compare_reports
+from cotenant.measure.report import Report
 from cotenant.measure.stats import Tally
 
 MODELS = (Model(name="digits", slo=0.025), Model(name="idle", slo=0.1, attainment=0.95))
@@ -24,13 +23,6 @@ def tallies() -> dict[str, Tally]:
 
 def report() -> Report:
     return Report.of("simulated", MODELS, tallies(), 10.0, lag=0.0004)
-
-
-def text(table: RenderableType) -> str:
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
 
 
 def test_a_report_says_what_became_of_each_model() -> None:
@@ -72,27 +64,3 @@ def test_what_is_no_report_is_refused_with_its_place() -> None:
         Report.from_json("{}", "run.json")
     with pytest.raises(ConfigError, match=r"^report: not a report: "):
         Report.from_json(b"\xff")
-
-
-def test_the_table_shows_every_model_and_its_ends() -> None:
-    shown = text(report().table())
-    assert "98.00 %" in shown
-    assert "1 rejected, 1 cancelled" in shown
-    assert "25 ms" in shown
-    assert "idle" in shown
-    assert "sent at most 400 µs late in 99 % of cases" in shown
-
-
-def test_columns_on_batches_are_left_out_where_nothing_is_known_of_them() -> None:
-    assert "predicted" in text(report().table())
-    assert "predicted" not in text(Report.of("live", MODELS[1:], tallies(), 10.0).table())
-
-
-def test_a_comparison_gives_differences_of_the_second_from_the_first() -> None:
-    better = tallies()
-    for _ in range(100):
-        better["digits"].ended((Request(0, "digits", 1.0, 1.025),), Outcome.SERVED, 1.005)
-    shown = text(compare_reports(report(), Report.of("live", MODELS, better, 10.0)))
-    assert "simulated → live" in shown
-    assert "+1.00 pt" in shown
-    assert "+102.0 %" in shown

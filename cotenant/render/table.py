@@ -1,4 +1,4 @@
-"""How tables look: narrow, for terminals of 80 columns; and folded, rather than cut off, where there are fewer."""
+"""The style of all tables: narrow, for terminals of 80 columns, and folded rather than cut off in narrower ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rich.text import Text
 
 
 def table(title: str, *headings: str) -> Table:
-    """Without rows. A heading that begins with ``>`` stands over numbers, and its words one below the other."""
-    made = Table(
+    """Return an empty table. A heading that begins with ``>`` is that of a column of numbers; its words are stacked."""
+    rows = Table(
         title=Text(title, no_wrap=True, overflow="ignore"),  # it may be wider than the table
         title_justify="left",
         caption_justify="left",
@@ -20,7 +20,7 @@ def table(title: str, *headings: str) -> Table:
     )
     for heading in headings:
         if heading.startswith(">"):
-            made.add_column(heading[1:].replace(" ", "\n"), justify="right", overflow="fold")
+            rows.add_column(heading[1:].replace(" ", "\n"), justify="right", overflow="fold")
         else:
-            made.add_column(heading, overflow="fold")
-    return made
+            rows.add_column(heading, overflow="fold")
+    return rows

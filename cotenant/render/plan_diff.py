@@ -1,4 +1,4 @@
-"""What changes from one plan to the next, for people."""
+"""The difference of two plans as a table."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from rich.text import Text
 from cotenant.core.plan import Partition
 from cotenant.core.plan_diff import STAY, PartitionChange, PlanDiff, Verb
 from cotenant.core.units import show_count, show_rate, show_share
-from cotenant.measure.table import table
+from cotenant.render.table import table
 
-LINES = 40
+MAX_ROWS = 40
 VERBS: dict[Verb, str] = {
-    "keep": "stays",
-    "tune": "stays, with",
-    "reload": "larger batches",
-    "resize": "another share",
+    "keep": "kept",
+    "tune": "tuned",
+    "reload": "larger batch",
+    "resize": "resized",
     "refill": "other models",
-    "move": "moves",
-    "start": "starts",
-    "stop": "stops",
+    "move": "moved",
+    "start": "started",
+    "stop": "stopped",
 }
 
 
-def plan_diff_view(difference: PlanDiff) -> RenderableType:
-    """What starts, stops and moves, a line for each change however many devices it happens on; then the sums."""
+def plan_diff_table(difference: PlanDiff) -> RenderableType:
+    """Tabulate what starts, stops and moves, a row per change however many devices it happens on; then the sums."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for change in difference.changes:
         if change.verb != "keep":
             what, where, before, after = _line(change)
             lines.setdefault((what, before, after), []).append(where)
-    rows = table("changes from the plan in force", "what", "where", "before", "after")
-    for (what, before, after), places in list(lines.items())[:LINES]:
+    rows = table("changes from the plan in force", "change", "where", "before", "after")
+    for (what, before, after), places in list(lines.items())[:MAX_ROWS]:
         many = f" and {len(places) - 1} more" if len(places) > 1 else ""
         rows.add_row(what, escape(places[0] + many), escape(before), escape(after))
     parts: list[RenderableType] = [rows] if lines else []
-    if len(lines) > LINES:
-        parts.append(Text(f"… and {len(lines) - LINES} more changes; --json has them all", style="dim"))
+    if len(lines) > MAX_ROWS:
+        parts.append(Text(f"… and {len(lines) - MAX_ROWS} more changes; --json has them all", style="dim"))
     return Group(*parts, Text(summary(difference)))
 
 
 def summary(difference: PlanDiff) -> str:
-    """The sums in a line or two."""
+    """Return the sums in a line or two."""
     if not any(change.verb != "keep" for change in difference.changes):
-        return "nothing changes: the plan in force is the new one"
+        return "no change: the new plan equals the plan in force"
     tuned = sum(change.verb == "tune" for change in difference.changes)
-    kept = show_count(difference.workers_kept, "worker stays", "workers stay")
+    kept = show_count(difference.workers_kept, "worker kept", "workers kept")
     if tuned:
         kept += f" ({tuned} with another rate or a smaller batch)"
     text = f"{kept}, {difference.workers_started} to start, {difference.workers_stopped} to stop"
-    for names, word in ((difference.devices_added, "added"), (difference.devices_removed, "given up")):
+    for names, word in ((difference.devices_added, "added"), (difference.devices_removed, "removed")):
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             text += f"; {show_count(len(names), 'device')} {word}: {shown}"

@@ -1,4 +1,4 @@
-"""Runs as pictures: how one went over time, how much load a plan bears, how many devices more of it needs."""
+"""Figures of simulations: a run over time, the load that a plan sustains, the devices that growth needs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from cotenant.core.units import show_seconds
-from cotenant.measure.plan_drawing import COLOURS, STYLES, figure_for, save_figure
 from cotenant.measure.report import Report
+from cotenant.render.figure import COLOURS, STYLES, VIOLATION, figure_for, save_figure
 
 
 def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> None:
-    """Rates, latency against the targets, queues, and what is busy and costs, over the time of a recorded run.
+    """Draw rates, latency relative to targets, queue lengths, utilisation and cost over the time of a recorded run.
 
     targets: seconds by model. Raises ConfigError where it cannot be drawn.
     """
@@ -26,36 +26,36 @@ def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> N
     figure = figure_for(path, 10, 9.5)
     rates, latency, queue, busy = figure.subplots(4, 1, sharex=True, height_ratios=(3, 3, 1.6, 1.8))
     names = [name for name, offered in line.offered.items() if any(offered)]
-    looks = dict(zip(names, itertools.cycle(itertools.product(STYLES, COLOURS)), strict=False))
+    line_styles = dict(zip(names, itertools.cycle(itertools.product(STYLES, COLOURS)), strict=False))
 
     good = [math.fsum(line.goodput[name][n] for name in names) for n in range(len(times))]
     missed = [math.fsum(line.missed[name][n] for name in names) for n in range(len(times))]
-    rates.plot(times, good, color="black", lw=1.2, label="answered in time, all models")
+    rates.plot(times, good, color="black", lw=1.2, label="goodput, all models")
     ended = [a + b for a, b in zip(good, missed, strict=True)]
-    rates.fill_between(times, good, ended, color="#D55E00", alpha=0.7, lw=0, label="not in time, or not at all")
+    rates.fill_between(times, good, ended, color="#D55E00", alpha=0.7, lw=0, label="missed: late, rejected or failed")
     for name in names:
-        style, colour = looks[name]
+        style, colour = line_styles[name]
         rates.plot(times, line.goodput[name], style, color=colour, lw=1)
     rates.set_ylabel("requests/s")
     rates.set_ylim(0, max(ended, default=1.0) * 1.2 or 1.0)
     rates.legend(fontsize=8, loc="upper left", ncols=2, frameon=False)
 
     for name in names:
-        style, colour = looks[name]
+        style, colour = line_styles[name]
         parts = [math.nan if p99 is None else p99 / targets[name] for p99 in line.p99[name]]
         latency.plot(times, parts, style, color=colour, lw=1, label=name)
-    latency.axhline(1.0, color="#B00020", lw=1)
+    latency.axhline(1.0, color=VIOLATION, lw=1)
     latency.set_ylabel("p99 / target")
     latency.set_ylim(bottom=0)
     figure.legend(*latency.get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
 
     queue.fill_between(times, line.waiting, color="#56B4E9", lw=0)
-    queue.set_ylabel("waiting")
+    queue.set_ylabel("queued")
     queue.set_ylim(bottom=0)
 
     busy.fill_between(times, [part * 100 for part in line.busy], color="#009E73", alpha=0.6, lw=0)
     busy.set_ylim(0, 100)
-    busy.set_ylabel("devices busy, %")
+    busy.set_ylabel("utilisation, %")
     other = busy.twinx()
     if line.cost is not None:
         other.step(times, line.cost, where="mid", color="black", lw=1.2)
@@ -75,13 +75,13 @@ def save_timeline(report: Report, path: Path, targets: Mapping[str, float]) -> N
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """In which unit people think of a run of that length: so many seconds, and its name."""
+    """Return the unit of time that suits a run of that length: its seconds, and its name."""
     units = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
     return next((unit for unit in units if seconds > 3 * unit[0]), (1.0, "seconds"))
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of a picture. low, high: of the band around it, if there is one."""
+    """Points of a line. low, high: of the band around it, if there is one."""
 
     label: str
     x: list[float]
@@ -91,22 +91,25 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_capacity(
-    lines: Sequence[Series], path: Path, *, promised: float, at: float, low: float, high: float, title: str
+    lines: Sequence[Series], path: Path, *, required: float, capacity: float, low: float, high: float, title: str
 ) -> None:
-    """What models attain (in percent) over the multiple of the rates; where promises break, with its interval."""
+    """Draw attainment (in percent) over the multiple of the rates, and the capacity with its confidence interval.
+
+    required: the highest required attainment, in percent.
+    """
     figure = figure_for(path, 9, 5)
     axes = figure.subplots()
-    looks = itertools.cycle(itertools.product(STYLES, COLOURS))
-    for line, (style, colour) in zip(lines, looks, strict=False):
+    line_styles = itertools.cycle(itertools.product(STYLES, COLOURS))
+    for line, (style, colour) in zip(lines, line_styles, strict=False):
         axes.plot(line.x, line.y, style, marker=".", ms=4, lw=1.2, color=colour, label=line.label)
         axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, lw=0)
-    axes.axhline(promised, color="#B00020", lw=1)
-    if math.isfinite(at):
+    axes.axhline(required, color=VIOLATION, lw=1)
+    if math.isfinite(capacity):
         axes.axvspan(low, min(high, max(max(line.x) for line in lines)), color="black", alpha=0.08, lw=0)
-        axes.axvline(at, color="black", lw=1.2)
-    axes.set_ylim(min([promised, *(y for line in lines for y in line.y)]) - 0.5, 100.2)
+        axes.axvline(capacity, color="black", lw=1.2)
+    axes.set_ylim(min([required, *(y for line in lines for y in line.y)]) - 0.5, 100.2)
     axes.set_xlabel("times the rates")
-    axes.set_ylabel("answered in time, %")
+    axes.set_ylabel("SLO attainment, %")
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(fontsize=8, loc="lower left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -119,15 +122,15 @@ def save_growth(
     path: Path,
     *,
     best: str,
-    told: Sequence[str],
+    annotations: Sequence[str],
     cost: bool,
     per_multiple: float,
     title: str,
 ) -> None:
-    """Devices, or their cost, over traffic, a line for each choice of kinds; and what models attain at last.
+    """Draw devices, or their cost, over load, a line for each choice of kinds; and attainment at the largest load.
 
-    bars: of each model one point, attained against promised (in percent), with its interval. best: label of the choice;
-    told: what is written at each of its points. per_multiple: requests/s that one times the rates is.
+    bars: for each model one point, attained over required (in percent), with its interval. best: label of the chosen
+    line; annotations: the text at each of its points. per_multiple: requests/s that one times the rates is.
     """
     figure = figure_for(path, 11, 4.8)
     growth, attained = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -135,8 +138,8 @@ def save_growth(
         chosen = line.label == best
         growth.plot(line.x, line.y, marker="o", ms=5, lw=2.4 if chosen else 1.2, color=colour, label=line.label)
         if chosen:
-            # On white: a line goes through it.
-            for x, y, text in zip(line.x, line.y, told, strict=True):
+            # On white, since the line passes through it.
+            for x, y, text in zip(line.x, line.y, annotations, strict=True):
                 box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
                 away = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "va": "bottom"}
                 growth.annotate(text, (x, y), fontsize=8.5, bbox=box, **away)
@@ -153,12 +156,12 @@ def save_growth(
         (x,), (required,) = bar.x, bar.y
         kept = x >= required
         attained.plot([bar.low[0], min(bar.high[0], 100)], [at, at], color="#9A8C98", lw=3, solid_capstyle="butt")
-        attained.plot([x], [at], "o", color="#009E73" if kept else "#B00020")
-        attained.plot([required, required], [at - 0.35, at + 0.35], color="#B00020", lw=1.5)
+        attained.plot([x], [at], "o", color="#009E73" if kept else VIOLATION)
+        attained.plot([required, required], [at - 0.35, at + 0.35], color=VIOLATION, lw=1.5)
     attained.set_yticks(range(len(bars)), [bar.label for bar in bars])
     attained.set_ylim(len(bars) - 0.4, -0.6)
-    attained.set_xlabel("answered in time in the simulator, %")
-    attained.set_title("each model, with those devices", loc="left", fontsize=11)
+    attained.set_xlabel("simulated SLO attainment, %")
+    attained.set_title("each model, on these devices", loc="left", fontsize=11)
     for axes in (growth, attained):
         axes.spines["right"].set_visible(False)
         axes.tick_params(labelsize=9)

@@ -1,0 +1,1 @@
+"""Presentation: tables for terminals (rich) and figures for files (matplotlib) of plans, profiles and runs."""

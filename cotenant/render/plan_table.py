@@ -1,0 +1,111 @@
+"""A plan in a terminal: a table of its placements, and a bar for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from cotenant.core.device_groups import group_devices
+from cotenant.core.model import Model
+from cotenant.core.plan import Plan
+from cotenant.core.units import WHOLE, show_rate, show_seconds, show_share
+from cotenant.render.plan_layout import (
+    MAX_GROUPS,
+    MIN_FREE,
+    dominant_model,
+    model_colours,
+    more_devices,
+    plan_summary,
+    spans,
+    truncate,
+)
+from cotenant.render.table import table
+
+SCREEN = 80  # columns
+WIDTH = 70  # columns of a bar, where the devices' names leave that many
+LONGEST = 24  # letters of a name in a table
+
+
+def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
+    """Tabulate every placement with its worst-case latency and its target, free shares, and what is unserved."""
+    targets = {model.name: model.slo for model in models}
+    numbers = (">batch", ">rate /s", ">batch latency", ">duty cycle", ">worst case", ">target")
+    title = f"plan by {plan.planner}: {plan_summary(plan)}"
+    rows = table(title, "partition", ">share", "model", *numbers)
+    rows.title = None  # above it instead, where it may fold
+    rows.columns[0].no_wrap = True
+    groups = group_devices(plan)
+    for group in groups[:MAX_GROUPS]:
+        for slot, partition in enumerate(group.device.partitions):
+            head = (f"{group.name}/{slot}", show_share(partition.share))
+            for placement in partition.placements:
+                target = targets.get(placement.model)
+                rows.add_row(
+                    *head,
+                    escape(shorten_middle(placement.model)),
+                    f"{placement.batch}" if placement.procs == 1 else f"{placement.batch} x {placement.procs}",
+                    show_rate(placement.rate),
+                    show_seconds(placement.latency),
+                    show_seconds(placement.duty),
+                    show_seconds(placement.duty + placement.latency),
+                    "-" if target is None else show_seconds(target),
+                )
+                head = ("", "")
+        if group.device.free >= MIN_FREE:
+            rows.add_row(group.name, show_share(group.device.free), Text("free", style="dim"))
+        rows.add_section()
+    if len(groups) > MAX_GROUPS:
+        rows.add_row(Text(more_devices(groups), style="dim"))
+    for model, rate in plan.unserved.items():
+        rows.add_row(Text("unserved", style="bold red"), "", escape(shorten_middle(model)), "", show_rate(rate))
+    if any(group.count > 1 for group in groups):
+        rows.caption = "N x: that many equal devices; the figures are per device"
+    return Group(Text(title), rows)
+
+
+class Bars(msgspec.Struct, frozen=True):
+    """Bars of a plan's devices, as wide as the terminal allows."""
+
+    plan: Plan
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from _bars(self.plan, options.max_width)
+
+
+def plan_bars(plan: Plan) -> RenderableType:
+    """Draw each device as a bar that is divided into its partitions."""
+    return Bars(plan)
+
+
+def _bars(plan: Plan, columns: int) -> list[Text]:
+    colours = model_colours(plan)
+    lines: list[Text] = []
+    groups = group_devices(plan)
+    margin = max((len(group.name) for group in groups[:MAX_GROUPS]), default=0) + 1
+    width = max(min(WIDTH, min(SCREEN, columns) - margin), WIDTH // 4)
+    for group in groups[:MAX_GROUPS]:
+        line = Text(group.name.ljust(margin))
+        for start, end, partition in spans(group.device):
+            columns = round(end * width / WHOLE) - round(start * width / WHOLE)
+            if partition is None:
+                line.append("·" * columns, style="dim")
+                continue
+            # The gap shows where one partition ends, also between two of the same model.
+            label = f" {show_share(partition.share)} {', '.join(p.model for p in partition.placements)}"
+            line.append(
+                truncate(label, columns - 1).ljust(columns - 1), style=f"black on {colours[dominant_model(partition)]}"
+            )
+            line.append(" " * min(columns, 1))
+        lines.append(line)
+    if len(groups) > MAX_GROUPS:
+        lines.append(Text(more_devices(groups), style="dim"))
+    return lines
+
+
+def shorten_middle(name: str) -> str:
+    """Shorten a long name in its middle: beginnings and ends tell names apart."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[-(LONGEST // 2 - 1) :]}"

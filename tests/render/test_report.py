@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+
+from cotenant.measure.report import Report
+from cotenant.render.report import report_table
+from tests.measure.test_report import MODELS, report, tallies
+
+
+def text(table: RenderableType) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_report_table_shows_every_model_and_its_outcomes() -> None:
+    shown = text(report_table(report()))
+    assert "98.00 %" in shown
+    assert "1 rejected, 1 cancelled" in shown
+    assert "25 ms" in shown
+    assert "idle" in shown
+    assert "send lag p99: 400 µs" in shown
+
+
+def test_report_table_without_batches_omits_their_table() -> None:
+    assert "predicted" in text(report_table(report()))
+    assert "predicted" not in text(report_table(Report.of("live", MODELS[1:], tallies(), 10.0)))
