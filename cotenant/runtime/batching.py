@@ -1,4 +1,4 @@
-"""When a queue becomes a batch, and whose turn it is."""
+"""Form batches: which requests to drop, how large a batch is, how long it is held back, and which model runs next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cotenant.runtime.lane import Lane, Queue
 
 
 def drop_requests(queue: Queue, now: float) -> list[Request]:
-    """Take out what is not worth running."""
+    """Remove and return the requests that are not worth running."""
     dropped = _drop_hopeless(queue, now)
     if queue.rows >= queue.batch and not queue.unordered:
         dropped += _drop_for_throughput(queue, now)
@@ -17,7 +17,7 @@ def drop_requests(queue: Queue, now: float) -> list[Request]:
 
 
 def _drop_hopeless(queue: Queue, now: float) -> list[Request]:
-    """Take out those at the head that would end late even if they ran alone now. Running them helps nobody."""
+    """Remove the requests at the head that would miss their deadlines even if they ran alone now."""
     count = rows = 0
     for request in queue.waiting:
         if request.deadline >= now + queue.expected(request.size):
@@ -28,10 +28,10 @@ def _drop_hopeless(queue: Queue, now: float) -> list[Request]:
 
 
 def next_batch_size(queue: Queue, now: float) -> tuple[int, int]:
-    """How many requests at the head make the next batch, and their rows.
+    """Return how many requests at the head make the next batch, and their rows.
 
-    As many as the largest batch takes, but no more than let the earliest deadline among them be met: rows that come
-    later wait for the next round rather than make the first ones late.
+    As many as the largest batch takes, but no more than allow the earliest deadline among them to be met: later
+    requests wait for the next round rather than delay the first ones beyond their deadlines.
     """
     waiting = queue.waiting
     if queue.rows <= queue.batch and not queue.unordered and waiting[0].deadline >= now + queue.expected(queue.rows):
@@ -49,11 +49,11 @@ def next_batch_size(queue: Queue, now: float) -> tuple[int, int]:
 
 
 def _drop_for_throughput(queue: Queue, now: float) -> list[Request]:
-    """With a full batch waiting, take out heads that would force a small one, where that loses fewer answers.
+    """With a full batch waiting, drop heads that would force a small one, if that costs fewer answers.
 
-    A batch of n rows keeps the lane from serving full ones for L(n): that costs L(n) · b / L(b) answers and brings n.
-    Under overload every head is short of time, and batches that shrink to save each of them would end with a lane
-    that serves one row at a time (Nexus' early drop, SOSP 2019, section 4.3, is the same remedy).
+    A batch of n rows keeps the lane from running full ones for L(n), which costs L(n) · b / L(b) answers and yields n.
+    Under overload every head is short of time; shrinking batches to save each of them would end in batches of one row.
+    Nexus' early drop is the same remedy (SOSP 2019, section 4.3).
     """
     limit = now + queue.expected(queue.batch)
     heads = lost = 0
@@ -71,8 +71,10 @@ def _drop_for_throughput(queue: Queue, now: float) -> list[Request]:
 
 
 def held_until(queue: Queue, rows: int) -> float:
-    """Until when a batch of so many rows may wait for more: as long as `max_queue_delay` and the earliest deadline
-    allow."""
+    """Return until when a batch may wait for more rows, as `max_queue_delay` and the earliest deadline allow.
+
+    Minus infinity if it does not wait.
+    """
     if queue.max_queue_delay <= 0 or rows >= queue.batch:
         return -math.inf
     latest = queue.earliest() - queue.expected(min(queue.batch, rows + 1))
@@ -80,17 +82,17 @@ def held_until(queue: Queue, rows: int) -> float:
 
 
 def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
-    """Whose batch a free lane runs next: (queue, requests, rows, look again at).
+    """Return the queue that a free lane runs next, its requests and rows, and when to check again.
 
-    The models take turns: of those that have something waiting, the one whose last batch is longest ago. So between two
-    batches of a model every other has at most one, however much it is asked for, and nobody waits longer than a round
-    (docs/concepts.md). Where only held-back batches wait, the queue is None and the time says when the first of them is
-    due.
+    Models take turns: of the queues with waiting requests, the one whose last batch was longest ago runs. So between
+    two batches of a model every other runs at most one, whatever its rate, and no model waits longer than a round
+    (docs/concepts.md). If only held-back batches are waiting, the queue is None and the time is that of the first of
+    them.
     """
     best: Queue | None = None
     best_count = best_rows = 0
     again = math.inf
-    for queue in lane.each:
+    for queue in lane.queue_list:
         if not queue.rows or (best is not None and queue.ran > best.ran):
             continue
         count, rows = next_batch_size(queue, now)

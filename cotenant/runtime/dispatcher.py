@@ -1,7 +1,7 @@
-"""Decides which request runs where and when, and which is not taken.
+"""Decide which request runs where and when, and which is rejected.
 
-The same object serves live and in the simulator: events in, commands out. It never waits, reads no clock and holds no
-tensor. A request that arrived ends in exactly one `Reply`, whatever happens: `_end` is the one place that says so.
+The live server and the simulator run the same object: events in, commands out. It never waits, reads no clock and holds
+no tensors. Every request that arrives ends in exactly one `Reply`; `_end` is the only place that ends one.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ MOVED: Final = "its partition was taken out while it waited, and no other can an
 
 
 class Dispatcher:
-    """Feed it events in the order of time; perform what it answers, in order."""
+    """Schedule requests on lanes. Feed it events in order of time and perform the commands in order."""
 
     def __init__(self) -> None:
         self.lanes: dict[LaneId, Lane] = {}
         self._routes: dict[str, ModelRoutes] = {}  # by model
-        self._held: dict[int, Queue] = {}  # every request that has not ended → the queue that has or had it
-        self._tried: set[int] = set()  # those that were in a batch whose worker died
+        self._held: dict[int, Queue] = {}  # every open request → the queue that holds it or held it
+        self._tried: set[int] = set()  # requests whose batch was lost with its worker once
         self._batches = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """What to do about an event at the time `now`, in seconds of any monotonic clock."""
-        match event:  # those that come often first
+        """Decide what to do about an event at the time `now`, in seconds of any monotonic clock."""
+        match event:  # frequent ones first
             case Finished():
                 return self._finished(event.lane, event.batch, event.failed, now)
             case Arrived():
@@ -80,8 +80,7 @@ class Dispatcher:
     # Requests
 
     def admit(self, request: Request, now: float) -> list[Command] | None:
-        """What `handle` does about an `Arrived`; for the simulator, to which making one for each request is much. None
-        where there is nothing to do."""
+        """Handle an arrival without an `Arrived` event, which the simulator saves for speed. None: nothing to do."""
         routes = self._routes.get(request.model)
         if routes is None:
             return [Reply((request,), Outcome.REJECTED, NO_LANE)]
@@ -96,7 +95,7 @@ class Dispatcher:
         routes.push(queue, request, size, priority, deadline)
         lane = queue.lane
         if lane.batch is not None and deadline >= lane.wake:
-            return None  # as it is mostly
+            return None  # the usual case
         commands: list[Command] = []
         if lane.batch is None:
             self._advance(lane, now, commands)
@@ -116,14 +115,14 @@ class Dispatcher:
         else:  # it is running; the batch goes on without it
             batch = queue.lane.batch
             assert batch is not None
-            batch.whole = False
+            batch.intact = False
             gone = tuple([request for request in batch.requests if request.id == request_id])
         self._end(gone, Outcome.CANCELLED, LEFT, commands)
         return commands
 
     def _open(self, batch: Batch) -> tuple[Request, ...]:
-        """Those of its requests that have not ended yet."""
-        if batch.whole:
+        """Return the requests of a batch that have not ended yet."""
+        if batch.intact:
             return batch.requests
         return tuple([request for request in batch.requests if request.id in self._held])
 
@@ -136,7 +135,7 @@ class Dispatcher:
         batch: Batch | None = None,
         lane: LaneId | None = None,
     ) -> None:
-        """End requests, none of which has ended yet."""
+        """End requests, all of them open."""
         if not requests:
             return
         held = self._held
@@ -152,10 +151,10 @@ class Dispatcher:
     # Lanes
 
     def _advance(self, lane: Lane, now: float, commands: list[Command]) -> None:
-        """Run what can run, and see to it that the lane is looked at again when something is due."""
+        """Run what can run, and ask to be woken when something is due."""
         again = math.inf
         if lane.batch is None and lane.up:
-            for queue in lane.each:
+            for queue in lane.queue_list:
                 if queue.rows and (dropped := drop_requests(queue, now)):
                     self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
@@ -165,12 +164,12 @@ class Dispatcher:
         self._wake(lane, min(lane.earliest(), again), commands)
 
     def _place(self, lane: Lane) -> None:
-        """When the lane would be done changed."""
+        """Update the routing order after the lane's finish times changed."""
         for queue in lane.routed:
             self._routes[queue.model].place(queue)
 
     def _wake(self, lane: Lane, due: float, commands: list[Command]) -> None:
-        """Ask to be woken by then, unless that was asked already."""
+        """Ask to be woken at `due`, unless an earlier wake is pending."""
         if due < lane.wake:
             lane.wake = due
             commands.append(WakeAt(lane.id, due))
@@ -186,7 +185,7 @@ class Dispatcher:
         commands.append(Run(lane.id, self._batches, queue.model, requests))
 
     def _release(self, lane_id: LaneId, batch_id: int) -> tuple[Lane, Batch] | None:
-        """The lane and the batch that just ended there; None for news of a batch that is not there any more."""
+        """Return the lane and the batch that just ended there; None if that batch is gone (a stale event)."""
         lane = self.lanes.get(lane_id)
         if lane is None or lane.batch is None or lane.batch.id != batch_id:
             return None
@@ -203,7 +202,7 @@ class Dispatcher:
         batch.queue.observe(batch.rows, now - batch.started)
         batch.queue.ended = now
         commands: list[Command] = []
-        self._proceed(lane, now, commands)  # before the answers: the lane should not idle while they are written
+        self._proceed(lane, now, commands)  # before the replies, so that the lane does not idle while they are written
         requests = self._open(batch)
         if failed:
             reasons = dict(failed)
@@ -225,7 +224,7 @@ class Dispatcher:
         return commands
 
     def _proceed(self, lane: Lane, now: float, commands: list[Command]) -> None:
-        """A lane became free: go on, or leave if it was only finishing its last batch."""
+        """Continue after a batch ended: run the next one, or report a draining lane as drained."""
         if lane.draining:
             del self.lanes[lane.id]
             commands.append(Drained(lane.id))
@@ -259,34 +258,35 @@ class Dispatcher:
         return commands
 
     def _died(self, lane_ids: tuple[LaneId, ...], now: float) -> list[Command]:
-        """Lose the workers of all these lanes before anything is tried again: not where it would be lost again."""
+        """Take all these lanes down before anything is retried, so that nothing is retried on a lane that is lost
+        too."""
         commands: list[Command] = []
-        homeless: list[tuple[Lane, list[Request]]] = []
+        displaced: list[tuple[Lane, list[Request]]] = []
         for lane_id in lane_ids:
             lane = self.lanes.get(lane_id)
             if lane is not None:
-                homeless += self._lose(lane, commands)
-        for lane, requests in homeless:
+                displaced += self._lose(lane, commands)
+        for lane, requests in displaced:
             self._reroute(requests, lane, Outcome.FAILED, DIED_LATE, now, commands)
         return commands
 
     def _lose(self, lane: Lane, commands: list[Command]) -> list[tuple[Lane, list[Request]]]:
-        """Take a lane's worker away; the requests that are to be tried again, first those of its batch."""
+        """Take a lane down; return the requests to retry, those of its batch first."""
         lane.up = False
         lost: tuple[Request, ...] = ()
         if lane.batch is not None:
             lost = self._open(lane.batch)
             lane.batch = None
-        again = [request for request in lost if request.id not in self._tried]
+        retried = [request for request in lost if request.id not in self._tried]
         twice = tuple([request for request in lost if request.id in self._tried])
         self._end(twice, Outcome.FAILED, DIED_TWICE, commands)
-        self._tried.update([request.id for request in again])
+        self._tried.update([request.id for request in retried])
         waiting = self._take_all(lane)
         self._place(lane)
         if lane.draining:
             del self.lanes[lane.id]
             commands.append(Drained(lane.id))
-        return [(lane, again), (lane, waiting)]
+        return [(lane, retried), (lane, waiting)]
 
     def _take_all(self, lane: Lane) -> list[Request]:
         taken = [request for queue in lane.queues.values() for request in queue.waiting]
@@ -297,22 +297,24 @@ class Dispatcher:
     def _reroute(
         self, requests: Iterable[Request], home: Lane, end: Outcome, reason: str, now: float, commands: list[Command]
     ) -> None:
-        """Find another lane for requests that left theirs, which end like that where there is none in time. Where no
-        other is up they wait at home for its worker to come back, unless home is gone."""
+        """Move requests to other lanes; those that no lane finishes in time end with this outcome.
+
+        If no other lane is up, they wait at `home` for its worker to come back, unless `home` is gone.
+        """
         touched: dict[LaneId, Lane] = {}
         for request in requests:
             routes = self._routes.get(request.model)
             size, priority, deadline = request.size, request.priority, request.deadline
             queue, finish = (None, math.inf) if routes is None else routes.first(size, priority, deadline, now)
-            why = reason
+            own_reason = reason
             if queue is None and self.lanes.get(home.id) is home and not home.draining:
                 own = home.queues.get(request.model)
                 if own is not None and size > own.batch:
-                    why = TOO_LARGE  # since its plan came
+                    own_reason = TOO_LARGE  # under the new plan
                 else:
                     queue, finish = own, now
             if queue is None or routes is None or finish > deadline:
-                self._end((request,), end, why, commands)
+                self._end((request,), end, own_reason, commands)
                 continue
             self._held[request.id] = queue
             routes.push(queue, request, size, priority, deadline)
@@ -322,12 +324,12 @@ class Dispatcher:
 
     def _applied(self, specs: tuple[LaneSpec, ...], now: float) -> list[Command]:
         commands: list[Command] = []
-        homeless: list[tuple[Lane, list[Request]]] = []
+        displaced: list[tuple[Lane, list[Request]]] = []
         wanted = {spec.id: spec for spec in specs}
         for lane in list(self.lanes.values()):
             spec = wanted.get(lane.id)
             if spec is None and not lane.draining:
-                homeless.append((lane, self._take_all(lane)))
+                displaced.append((lane, self._take_all(lane)))
                 if lane.batch is None:
                     del self.lanes[lane.id]
                     commands.append(Drained(lane.id))
@@ -335,7 +337,7 @@ class Dispatcher:
                     lane.draining = True
             elif spec is not None:
                 lane.draining = False
-                homeless.append((lane, lane.hold(spec)))
+                displaced.append((lane, lane.update(spec)))
         for spec in specs:
             if spec.id not in self.lanes:
                 self.lanes[spec.id] = Lane(spec)
@@ -346,7 +348,7 @@ class Dispatcher:
             for queue in self.lanes[spec.id].queues.values():
                 holding.setdefault(queue.model, []).append(queue)
         self._routes = {model: ModelRoutes(queues) for model, queues in holding.items()}
-        for home, requests in homeless:
+        for home, requests in displaced:
             self._reroute(requests, home, Outcome.EXPIRED, MOVED, now, commands)
         return commands
 

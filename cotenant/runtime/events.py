@@ -1,4 +1,4 @@
-"""What the dispatcher is told, and what it wants done. Values only, so that a log of them is the whole story.
+"""Events that the dispatcher takes and commands that it returns. Values only, so that a log of them is complete.
 
 A *lane* is a worker of a partition at run time; see `core.identity` for how it is named.
 """
@@ -13,10 +13,10 @@ from cotenant.core.request import Outcome, Request
 
 
 class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement, as the dispatcher needs it.
+    """A placement as the dispatcher needs it.
 
-    latencies: predicted seconds for 1, 2, … rows; its length is the largest batch.
-    max_queue_delay: see `Model`. rate: what the plan has it carry, in requests per second.
+    latencies: predicted seconds of 1, 2, … rows; its length is the largest batch. max_queue_delay: see `Model`. rate:
+    planned requests per second.
     """
 
     model: str
@@ -26,24 +26,29 @@ class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane and the models that it serves."""
+
     id: LaneId
     models: tuple[LaneModel, ...]
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage as it runs. after: numbers of the stages before it. rest: seconds that those behind it need. counted: see
-    `core.application.Stage`."""
+    """A stage of an application at run time.
+
+    after: indices of the stages that it follows. downstream: seconds of the target kept for the stages behind it.
+    counted: see `core.application.Stage`.
+    """
 
     name: str
     model: str
     after: tuple[int, ...] = ()
-    rest: float = 0.0
+    downstream: float = 0.0
     fanout: Fanout
     counted: bool = False
 
 
 class ApplicationSpec(msgspec.Struct, frozen=True):
-    """An application as it runs. slo: seconds. stages: each behind those it comes after."""
+    """An application at run time. slo: end-to-end target in seconds. stages: in topological order."""
 
     name: str
     slo: float

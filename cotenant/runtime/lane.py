@@ -1,4 +1,4 @@
-"""A lane and its queues: what waits on one partition, and what runs there."""
+"""A lane and its queues: what is waiting on one partition and what is running there."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from typing import Final
 from cotenant.core.request import Request
 from cotenant.runtime.events import LaneModel, LaneSpec
 
-# How fast a queue's idea of its batch latencies follows what it sees: TCP's gains for a round-trip time and its
-# deviation (RFC 6298, section 2.3).
+# Smoothing gains for observed over predicted latency and its deviation: TCP's for round-trip times (RFC 6298, 2.3).
 GAIN: Final = 1 / 8
 DEVIATION_GAIN: Final = 1 / 4
 
-# A plan gives every batch twice its latency (docs/concepts.md). Believing in more than that, a lane could refuse
-# everything, run nothing, and never learn better.
-SLOWEST: Final = 2.0
+# A plan gives every batch twice its latency (docs/concepts.md). A lane that assumed more could reject everything,
+# run nothing, and never observe that it is faster.
+MAX_CORRECTION: Final = 2.0
 
 
-# When a lane would be done at the earliest, the number of its queue among the model's, and that queue.
+# Lower bound of the finish time, index of the queue among those of its model, and the queue.
 Entry = tuple[float, int, "Queue"]
 
 
 class Queue:
-    """One model's requests on one lane, the most urgent first: by priority, then deadline, then arrival.
+    """One model's requests on one lane, most urgent first: by priority, then deadline, then arrival.
 
-    `pace` corrects the predicted latencies by what was observed here: neighbours, overheads, an old profile. `between`
-    is how long others were seen to run between two of its batches where it had more waiting, smoothed.
-    `number` and `entry` are for `routing.Routes`.
+    `correction` scales the predicted latencies by what was observed: interference, overheads, a stale profile.
+    `others_between` is the smoothed time that other models run between two of its batches while it has more waiting.
+    `number`, `entry` and `idle` belong to `routing.ModelRoutes`.
     """
 
     __slots__ = (
         "batch",
-        "between",
+        "correction",
         "deviation",
         "ended",
         "entry",
@@ -45,7 +44,7 @@ class Queue:
         "model",
         "number",
         "others",
-        "pace",
+        "others_between",
         "ran",
         "ratio",
         "rows",
@@ -57,51 +56,53 @@ class Queue:
         self.model = spec.model
         self.lane = lane
         self.others: list[Queue] = []  # of the lane
-        self.number = 0  # among the model's lanes
-        self.entry: Entry | None = None  # where it stands among them
-        self.idle = False  # whether that is among those of idle lanes
-        self.waiting: list[Request] = []  # no deque: mypyc knows lists, and what is taken out is a batch at a time
-        self.last_priority = 0  # of the last that waits, as long as any does
+        self.number = 0  # among the queues of its model
+        self.entry: Entry | None = None  # its place in the order of ModelRoutes
+        self.idle = False  # whether that order is the one of idle lanes
+        self.waiting: list[Request] = []  # a list: mypyc optimises lists, and requests leave a batch at a time
+        self.last_priority = 0  # of the last waiting request, while there is any
         self.last_deadline = 0.0
-        self.rows = 0  # of all that wait: 0 where nothing does
-        self.ran = 0  # the number of its last batch: who ran longest ago is next
-        self.unordered = False  # whether some request may have an earlier deadline than the first
+        self.rows = 0  # waiting
+        self.ran = 0  # number of its last batch: the queue that ran longest ago is next
+        self.unordered = False  # whether a request may have an earlier deadline than the first
         self.ratio = 1.0  # observed over predicted latency, smoothed
-        self.deviation = 0.0  # and how far it strays
-        self.pace = 1.0
-        self.ended = -math.inf  # when its last batch did
-        self.between = 0.0
+        self.deviation = 0.0  # of that ratio, smoothed
+        self.correction = 1.0
+        self.ended = -math.inf  # end of its last batch, in seconds
+        self.others_between = 0.0  # seconds
         self.update(spec)
 
     def update(self, spec: LaneModel) -> None:
+        """Take over the latencies, largest batch and queue delay of a plan."""
         self.latencies = spec.latencies
         self.batch = len(spec.latencies)
         self.max_queue_delay = spec.max_queue_delay
 
     def expected(self, rows: int) -> float:
-        """Seconds that a batch of so many rows is expected to take."""
-        return self.latencies[rows - 1] * self.pace
+        """Return the corrected latency of a batch in seconds."""
+        return self.latencies[rows - 1] * self.correction
 
     def observe(self, rows: int, seconds: float) -> None:
+        """Update the correction with an observed batch latency."""
         if rows > self.batch:
-            return  # it began under a plan with larger batches, and nobody says any more how long it was to take
-        error = min(seconds / self.latencies[rows - 1], SLOWEST) - self.ratio
+            return  # it began under a plan with larger batches; its predicted latency is gone
+        error = min(seconds / self.latencies[rows - 1], MAX_CORRECTION) - self.ratio
         self.ratio += GAIN * error
         self.deviation += DEVIATION_GAIN * (abs(error) - self.deviation)
-        self.pace = min(self.ratio + self.deviation, SLOWEST)
+        self.correction = min(self.ratio + self.deviation, MAX_CORRECTION)
 
     def waited(self, seconds: float) -> None:
-        """A batch begins so long after the last one, with a head that waited already then: others had their turns.
+        """Note that a batch begins `seconds` after the last one ended, with a head that was waiting by then.
 
-        They have a batch each at most; else the worker was down, or the batch held back.
+        The others run at most one batch each meanwhile; if it took longer, the worker was down or the batch held back.
         """
-        most = 0.0
+        limit = 0.0
         for other in self.others:
-            most += other.latencies[-1] * other.pace
-        self.between += GAIN * ((seconds if seconds < most else most) - self.between)
+            limit += other.latencies[-1] * other.correction
+        self.others_between += GAIN * ((seconds if seconds < limit else limit) - self.others_between)
 
     def push(self, request: Request, size: int, priority: int, deadline: float) -> None:
-        """Take a request in; these are its own, which the caller has looked up already."""
+        """Insert a request. size, priority and deadline are its own, which the caller has looked up already."""
         waiting = self.waiting
         if not self.rows:
             self.unordered = False
@@ -123,10 +124,10 @@ class Queue:
             position -= 1
         waiting.insert(position, request)
         self.rows += size
-        self._see_last()
+        self._update_last()
 
     def take(self, count: int, rows: int) -> list[Request]:
-        """Take out the first so many, which have so many rows together."""
+        """Remove and return the first `count` requests, which have `rows` rows in total."""
         waiting = self.waiting
         if count == len(waiting):
             self.waiting = []
@@ -138,19 +139,19 @@ class Queue:
         return taken
 
     def keep(self, waiting: list[Request]) -> None:
-        """Of those that wait, only these go on doing so."""
+        """Replace the waiting requests by a subset of them, in the same order."""
         self.waiting = waiting
         self.rows = sum([request.size for request in waiting])
         if waiting:
-            self._see_last()
+            self._update_last()
 
-    def _see_last(self) -> None:
+    def _update_last(self) -> None:
         last = self.waiting[-1]
         self.last_priority = last.priority
         self.last_deadline = last.deadline
 
     def earliest(self) -> float:
-        """The first deadline of all that wait; infinity where nothing does."""
+        """Return the earliest deadline of the waiting requests; infinity if there are none."""
         if not self.rows:
             return math.inf
         if self.unordered:
@@ -158,7 +159,7 @@ class Queue:
         return self.waiting[0].deadline
 
     def ahead(self, priority: int, deadline: float) -> int:
-        """Rows that would run before a request of that urgency."""
+        """Return the rows that would run before a request of that urgency."""
         waiting = self.waiting
         if not self.rows:
             return 0
@@ -169,9 +170,9 @@ class Queue:
 
 
 class Batch:
-    """What runs on a lane. whole: whether none of its requests has ended yet."""
+    """A batch in flight. intact: none of its requests has ended yet."""
 
-    __slots__ = ("id", "queue", "requests", "rows", "started", "whole")
+    __slots__ = ("id", "intact", "queue", "requests", "rows", "started")
 
     def __init__(self, id: int, queue: Queue, requests: tuple[Request, ...], rows: int, started: float) -> None:
         self.id = id
@@ -179,52 +180,52 @@ class Batch:
         self.requests = requests
         self.rows = rows
         self.started = started
-        self.whole = True
+        self.intact = True
 
 
 class Lane:
-    """A partition at run time: a queue for each of its models, and at most one batch in flight."""
+    """A worker of a partition at run time: a queue for each of its models, and at most one batch in flight."""
 
-    __slots__ = ("batch", "draining", "each", "free_at", "id", "queues", "routed", "up", "wake")
+    __slots__ = ("batch", "draining", "free_at", "id", "queue_list", "queues", "routed", "up", "wake")
 
     def __init__(self, spec: LaneSpec) -> None:
         self.id = spec.id
         self.queues: dict[str, Queue] = {}
-        self.each: list[Queue] = []  # of the queues
-        self.routed: list[Queue] = []  # those that stand in an order among their model's (`routing.Routes`)
+        self.queue_list: list[Queue] = []  # the values of `queues`
+        self.routed: list[Queue] = []  # those that `routing.ModelRoutes` keeps in order
         self.batch: Batch | None = None
-        self.free_at = 0.0  # when the batch in flight is expected to end
+        self.free_at = 0.0  # predicted end of the batch in flight
         self.up = False
         self.draining = False
-        self.wake = math.inf  # the earliest time at which a Woke is due
-        self.hold(spec)
+        self.wake = math.inf  # earliest time of a pending Woke
+        self.update(spec)
 
-    def hold(self, spec: LaneSpec) -> list[Request]:
-        """Take these models, with these batches, in place of those of before; answers whose place is lost."""
-        homeless: list[Request] = []
+    def update(self, spec: LaneSpec) -> list[Request]:
+        """Serve these models with these batches from now on; return the waiting requests that no longer fit."""
+        displaced: list[Request] = []
         kept = {model.model: model for model in spec.models}
         for name, queue in list(self.queues.items()):
             model = kept.get(name)
             if model is None:
-                homeless.extend(queue.waiting)
+                displaced.extend(queue.waiting)
                 del self.queues[name]
                 continue
             queue.update(model)
             if large := [request for request in queue.waiting if request.size > queue.batch]:
                 queue.keep([request for request in queue.waiting if request.size <= queue.batch])
-                homeless += large
+                displaced += large
         for name, model in kept.items():
             if name not in self.queues:
                 self.queues[name] = Queue(model, self)
-        self.each = list(self.queues.values())
-        for queue in self.each:
-            queue.others = [other for other in self.each if other is not queue]
-        return homeless
+        self.queue_list = list(self.queues.values())
+        for queue in self.queue_list:
+            queue.others = [other for other in self.queue_list if other is not queue]
+        return displaced
 
     def earliest(self) -> float:
-        """The first deadline of all that wait on the lane; infinity where nothing does."""
+        """Return the earliest deadline of all requests waiting on the lane; infinity if there are none."""
         first = math.inf
-        for queue in self.each:
+        for queue in self.queue_list:
             if queue.rows:
                 first = min(first, queue.earliest())
         return first

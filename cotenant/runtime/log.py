@@ -1,6 +1,6 @@
-"""A log of what a dispatcher was told and what it answered, one JSON line an event; and feeding it to a fresh one.
+"""Record the events and commands of a dispatcher, one JSON line per event, and replay them.
 
-Floats are written so that they read back exactly, so a replay gives the same commands or there is a bug to be found.
+Floats round-trip exactly, so a replay gives the same commands unless there is a bug.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from cotenant.runtime.events import Command, Event, Reply
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
+    """One event, its time in seconds, and the commands that answered it."""
+
     now: float
     event: Event
     commands: list[Command]
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """ends: requests by model and outcome. seconds: from the first event to the last. difference: the first line whose
-    commands were not the same, with both; empty where there is none."""
+    """What a replay found. outcomes: requests by model and outcome. seconds: from the first event to the last.
+    difference: the first line with other commands than logged, with both; empty if there is none."""
 
     events: int
     seconds: float
@@ -35,37 +37,38 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     difference: str = ""
 
 
-# A request as it is written.
-_Written = msgspec.defstruct(
-    "_Written",
+# The JSON form of a request.
+_RequestFields = msgspec.defstruct(
+    "_RequestFields",
     [("id", int), ("model", str), ("arrived", float), ("deadline", float), ("size", int, 1), ("priority", int, 0)],
 )
 
 
-def _written(value: object) -> object:
+def _to_builtin(value: object) -> object:
     if isinstance(value, LaneId):
         return str(value)
     assert isinstance(value, Request)
-    return _Written(*value.fields())
+    return _RequestFields(*value.fields())
 
 
-def _read(kind: type, value: object) -> Request | LaneId:
+def _from_builtin(kind: type, value: object) -> Request | LaneId:
     if kind is LaneId:
         return LaneId.parse(msgspec.convert(value, str))
     assert kind is Request
-    return Request(*msgspec.structs.astuple(msgspec.convert(value, _Written)))
+    return Request(*msgspec.structs.astuple(msgspec.convert(value, _RequestFields)))
 
 
-encode = msgspec.json.Encoder(enc_hook=_written).encode
-_decode = msgspec.json.Decoder(LogLine, dec_hook=_read).decode
+encode = msgspec.json.Encoder(enc_hook=_to_builtin).encode
+_decode = msgspec.json.Decoder(LogLine, dec_hook=_from_builtin).decode
 
 
 def log_line(now: float, event: Event, commands: list[Command]) -> bytes:
+    """Encode one line of an event log."""
     return encode(LogLine(now, event, commands)) + b"\n"
 
 
 def read_log(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLine]:
-    """The lines of a log, in order. Raises ConfigError, with `place` and the line, for what is not a log."""
+    """Yield the lines of a log in order. Raises ConfigError, with `place` and the line, for an invalid log."""
     now = -math.inf
     for number, line in enumerate(lines, 1):
         try:
@@ -79,9 +82,9 @@ def read_log(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLi
 
 
 def replay(lines: Iterable[str | bytes], place: str = "log") -> ReplayResult:
-    """Feed a log into a fresh dispatcher. Raises ConfigError, with `place` and the line, for what is not a log."""
+    """Feed a log into a fresh dispatcher. Raises ConfigError, with `place` and the line, for an invalid log."""
     handle = Applications(Dispatcher().handle).handle
-    ends: Counter[tuple[str, str]] = Counter()
+    outcomes: Counter[tuple[str, str]] = Counter()
     first = now = 0.0
     number = 0
     for number, entry in enumerate(read_log(lines, place), 1):
@@ -91,11 +94,11 @@ def replay(lines: Iterable[str | bytes], place: str = "log") -> ReplayResult:
         commands = handle(entry.event, now)
         if commands != entry.commands:
             difference = f"{place}:{number}: logged {entry.commands}, but now {commands}"
-            return ReplayResult(events=number, seconds=now - first, outcomes=dict(ends), difference=difference)
+            return ReplayResult(events=number, seconds=now - first, outcomes=dict(outcomes), difference=difference)
         for command in commands:
             if isinstance(command, Reply):
                 for request in command.requests:
-                    ends[request.model, command.outcome.value] += 1
+                    outcomes[request.model, command.outcome.value] += 1
     if not number:
         raise ConfigError(f"{place}: the log is empty; a server writes one with `cotenant serve --event-log FILE`")
-    return ReplayResult(events=number, seconds=now - first, outcomes=dict(ends))
+    return ReplayResult(events=number, seconds=now - first, outcomes=dict(outcomes))

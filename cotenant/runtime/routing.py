@@ -1,4 +1,4 @@
-"""Which lane takes a request: of those that hold its model, the one that would be done first."""
+"""Route a request to the lane that would finish it first."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from cotenant.core.request import Request
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.lane import Entry, Queue
 
-FEW: Final = 6  # lanes: to ask all of them is quicker than to keep them in order
+LINEAR_SCAN: Final = 6  # lanes up to which asking all of them is faster than keeping them in order
 
-# The bound of a busy lane is added up in another order than a finish time: more than what rounding may change.
+# Relative slack of a busy lane's bound: it is summed in another order than a finish time, and rounding differs.
 ROUNDING: Final = 1e-12
 
 
 class ModelRoutes:
-    """The queues of one model, in the order of the plan. Of lanes that are done at the same time the first is taken.
+    """The queues of one model, in the order of the plan. Ties go to the first.
 
-    Where there are many, they stand in the order of a bound that none of them beats for any request that would come
-    last in its queue. So they are asked in turn only until the next one's bound is behind the best answer. The bound of
-    an idle lane is how long its quickest batch takes; that of a busy one, when it would be done with one row more.
-    Between two calls of `place` a queue may only become longer, which leaves its bound true.
+    Many queues are kept in the order of a lower bound on the finish time of any request that would be last in the
+    queue,
+    and are asked in that order only until the next bound exceeds the best finish time. The bound of an idle lane is its
+    shortest batch; that of a busy lane, its finish time with one more row. Between two calls of `place` a queue can
+    only grow, which keeps the bound valid.
     """
 
     __slots__ = ("_busy", "_idle", "_latest", "_lowest", "many", "queues")
 
     def __init__(self, queues: list[Queue]) -> None:
         self.queues = queues
-        self.many = len(queues) > FEW
+        self.many = len(queues) > LINEAR_SCAN
         self._idle: list[Entry] = []
         self._busy: list[Entry] = []
-        # Of all that were pushed: the last deadline, and the least urgent priority.
+        # Of all requests pushed: the latest deadline and the least urgent priority.
         self._latest = -math.inf
         self._lowest = 0
         for number, queue in enumerate(queues):
@@ -45,8 +46,7 @@ class ModelRoutes:
                 self.place(queue)
 
     def first(self, size: int, priority: int, deadline: float, now: float) -> tuple[Queue | None, float]:
-        """The queue where a request of so many rows would be done first, and when; None where no lane that is up can
-        take it."""
+        """Return the queue where a request would finish first, and when; None if no lane that is up can take it."""
         best: Queue | None = None
         best_finish = math.inf
         if not self.many or deadline < self._latest or priority < self._lowest:
@@ -68,7 +68,7 @@ class ModelRoutes:
         return best, best_finish
 
     def push(self, queue: Queue, request: Request, size: int, priority: int, deadline: float) -> None:
-        """Put a request into one of the queues."""
+        """Insert a request into one of the queues."""
         queue.push(request, size, priority, deadline)
         if self.many:
             self._note(priority, deadline)
@@ -76,7 +76,7 @@ class ModelRoutes:
                 self.place(queue)
 
     def place(self, queue: Queue) -> None:
-        """A lane began or ended something, or became shorter: its place may be another one."""
+        """Update the place of a queue whose lane began or ended a batch, or whose queue became shorter."""
         lane = queue.lane
         idle = lane.batch is None
         if queue.entry is not None:
@@ -86,7 +86,7 @@ class ModelRoutes:
         if not lane.up:
             return
         if idle:
-            bound = queue.latencies[0] * queue.pace
+            bound = queue.latencies[0] * queue.correction
         else:
             bound = finish_time(queue, queue.rows + 1, -math.inf)
             bound -= abs(bound) * ROUNDING

@@ -13,7 +13,7 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
-from cotenant.runtime.applications import Fanned
+from cotenant.runtime.applications import Fanouts
 from cotenant.runtime.events import ApplicationSpec
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import random_streams
@@ -21,7 +21,7 @@ from cotenant.workload.arrivals import random_streams
 _BLOCK = 1024  # draws at a time
 
 
-def drawn_fanouts(applications: Iterable[Application], seed: int) -> Fanned:
+def drawn_fanouts(applications: Iterable[Application], seed: int) -> Fanouts:
     """Each stage draws from a stream of its own, when the application's request arrives: whatever the plan, the n-th
     request becomes the same."""
     stages = [(application, number) for application in applications for number in range(len(application.order))]

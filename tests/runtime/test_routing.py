@@ -23,7 +23,7 @@ from cotenant.runtime.events import (
     Run,
 )
 from cotenant.runtime.lane import Lane
-from cotenant.runtime.routing import FEW
+from cotenant.runtime.routing import LINEAR_SCAN
 
 
 def fleet(lanes: int, alike: bool) -> tuple[LaneSpec, ...]:
@@ -54,7 +54,12 @@ def by_asking_all(lanes: dict[LaneId, Lane], request: Request, now: float) -> tu
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), lanes=st.integers(FEW - 1, 4 * FEW), alike=st.booleans(), plain=st.booleans())
+@given(
+    seed=st.integers(0, 10**6),
+    lanes=st.integers(LINEAR_SCAN - 1, 4 * LINEAR_SCAN),
+    alike=st.booleans(),
+    plain=st.booleans(),
+)
 def test_it_goes_where_asking_every_lane_says(seed: int, lanes: int, alike: bool, plain: bool) -> None:
     rng = np.random.default_rng(seed)
     specs = fleet(lanes, alike)

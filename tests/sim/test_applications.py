@@ -80,7 +80,7 @@ def test_a_change_of_plan_changes_how_targets_are_split() -> None:
 
     def handle(event: Event, now: float) -> list[Command]:
         if isinstance(event, Applied) and event.applications is not None:
-            rests.append((now, event.applications[0].stages[0].rest))
+            rests.append((now, event.applications[0].stages[0].downstream))
         return dispatcher.handle(event, now)
 
     later = msgspec.structs.replace(PLAN, split={"chain": {"find": 0.15, "name": 0.05, "read": 0.05}})
