@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cotenant.core.profile import Profiles
-    from cotenant.planners.colocate import Measure, Neighbours, Worth
+    from cotenant.planners.colocate import ColocatedSet, SetScore, ThroughputUnit
     from cotenant.predictors import Load
     from cotenant.predictors.kernels import ColocatedRun
 
@@ -98,7 +98,7 @@ def colocate(
         runs=runs,
         fit=fit,
         technique=technique,
-        by=cast("Measure", by),
+        by=cast("ThroughputUnit", by),
         seed=seed,
     )
     options = asked.compared() if compare else asked.options(policy or asked.default)
@@ -112,12 +112,12 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that policies choose by. sets: of neighbours; runs: that were measured."""
 
     target: Load
-    sets: list[Neighbours]
+    sets: list[ColocatedSet]
     profiles: Profiles
     runs: list[ColocatedRun]
     fit: Path | None
     technique: str
-    by: Measure
+    by: ThroughputUnit
     seed: int
 
     @property
@@ -137,7 +137,7 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
                 ColocateOption(
                     policy=policy,
                     beside=[_written(load) for load in choice.colocated],
-                    promise=abs(choice.worth) if policy != "random" else None,
+                    promise=abs(choice.score) if policy != "random" else None,
                     measured=measured,
                     of_best=None if measured is None else measured / max(seen),
                 )
@@ -189,7 +189,7 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
             )
         return rows
 
-    def _worth(self, policy: str) -> Worth:
+    def _worth(self, policy: str) -> SetScore:
         from cotenant.config.toml import read_text
         from cotenant.planners import colocate as planner
         from cotenant.predictors.fitting import extrapolated_models, from_json, with_profiles

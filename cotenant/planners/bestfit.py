@@ -1,10 +1,10 @@
-"""Greedy best fit: devices are shared in space only, each partition has one model.
+"""Greedy best fit: devices are shared in space only, one model on each partition.
 
-gpulet paper, section 2.3, its spatial baseline after GSLICE: a model gets the smallest share that carries its rate
-within its target, and that partition goes where it leaves least. A rate that no share carries takes the share that
-carries most as often as it fills it, and the smallest for the rest. The paper leaves the order open: here the largest
-shares go first, as is usual for best fit. Where neighbours slow a partition too much for its share, it takes the next
-larger one.
+gpulet paper, section 2.3, its spatial baseline after GSLICE: a model gets the smallest share that sustains its rate
+within its target, on the device where that leaves the least free. A rate beyond every share saturates partitions of the
+share of highest throughput, and takes the smallest share for the rest. The paper leaves the order open: here the
+largest shares go first, as in best-fit decreasing. Where interference slows a partition too much for its share, it
+takes the next larger one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from cotenant.planners.capacity import (
 )
 
 
-class _Piece(msgspec.Struct, frozen=True):
-    """A partition to be found a place for. share: ‰; rate: requests/s."""
+class _Item(msgspec.Struct, frozen=True):
+    """A partition to be placed. share: ‰; rate: requests/s."""
 
     model: str
     share: int
@@ -38,47 +38,50 @@ class _Piece(msgspec.Struct, frozen=True):
 
 
 def plan(problem: Problem) -> Plan:
-    left = {model: rate for model, rate in problem.rates.items() if rate > 0}
-    bins: list[DeviceDraft] = []
+    """Plan by best-fit decreasing, on the cheapest kind first."""
+    unserved = {model: rate for model, rate in problem.rates.items() if rate > 0}
+    devices: list[DeviceDraft] = []
     for kind in sorted_by_price(problem.fleet):
-        pieces = [piece for model, rate in left.items() for piece in _pieces(problem, kind, model, rate)]
-        for piece in sorted(pieces, key=lambda piece: -piece.share):
-            if _place(problem, kind, bins, piece):
-                left[piece.model] -= piece.rate
-        left = {model: rate for model, rate in left.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
-    return build_plan(problem, "bestfit", bins)
+        items = [item for model, rate in unserved.items() for item in _items(problem, kind, model, rate)]
+        for item in sorted(items, key=lambda item: -item.share):
+            if _place(problem, kind, devices, item):
+                unserved[item.model] -= item.rate
+        unserved = {model: rate for model, rate in unserved.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
+    return build_plan(problem, "bestfit", devices)
 
 
-def _pieces(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Piece]:
-    """What the model needs of this kind; nothing where no share serves it in time."""
+def _items(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Item]:
+    """Return the partitions that a model needs on a kind; none where no share serves it within its target."""
     slo = problem.model(model).slo
-    most = {cut: max_throughput_batch(latency_curve(problem, model, kind.name, cut), slo)[1] for cut in kind.cuts}
-    largest = max(most, key=lambda cut: (most[cut], -cut))
-    if most[largest] == 0 or not fits_device(problem, kind, [PartitionDraft(largest, {model: most[largest]})]):
+    max_rates = {cut: max_throughput_batch(latency_curve(problem, model, kind.name, cut), slo)[1] for cut in kind.cuts}
+    largest = max(max_rates, key=lambda cut: (max_rates[cut], -cut))
+    if max_rates[largest] == 0 or not fits_device(
+        problem, kind, [PartitionDraft(largest, {model: max_rates[largest]})]
+    ):
         return []
-    full = math.floor(rate / most[largest] * (1 + ROUNDING_TOLERANCE))
-    if kind.count is not None:  # More than this many have no place.
-        full = min(full, kind.count * (WHOLE // kind.cuts[0]))
-    pieces = [_Piece(model, largest, most[largest])] * full
-    rest = rate - full * most[largest]
-    if ROUNDING_TOLERANCE * rate < rest <= most[largest]:
-        pieces.append(_Piece(model, next(cut for cut in kind.cuts if most[cut] >= rest), rest))
-    return pieces
+    saturated = math.floor(rate / max_rates[largest] * (1 + ROUNDING_TOLERANCE))
+    if kind.count is not None:  # No more than these could be placed.
+        saturated = min(saturated, kind.count * (WHOLE // kind.cuts[0]))
+    items = [_Item(model, largest, max_rates[largest])] * saturated
+    residual = rate - saturated * max_rates[largest]
+    if ROUNDING_TOLERANCE * rate < residual <= max_rates[largest]:
+        items.append(_Item(model, next(cut for cut in kind.cuts if max_rates[cut] >= residual), residual))
+    return items
 
 
-def _place(problem: Problem, kind: Kind, bins: list[DeviceDraft], piece: _Piece) -> bool:
-    used = [bin_ for bin_ in bins if bin_.kind is kind]
-    places = [bin_ for bin_ in used if kind.max_partitions is None or len(bin_.cuts) < kind.max_partitions]
-    places.sort(key=lambda bin_: bin_.free)
+def _place(problem: Problem, kind: Kind, devices: list[DeviceDraft], item: _Item) -> bool:
+    used = [device for device in devices if device.kind is kind]
+    candidates = [device for device in used if kind.max_partitions is None or len(device.cuts) < kind.max_partitions]
+    candidates.sort(key=lambda device: device.free)
     if kind.count is None or len(used) < kind.count:
-        places.append(DeviceDraft(kind, []))
-    for bin_ in places:
+        candidates.append(DeviceDraft(kind, []))
+    for device in candidates:
         for share in kind.cuts:
-            if piece.share <= share <= bin_.free:
-                cut = PartitionDraft(share, {piece.model: piece.rate})
-                if fits_device(problem, kind, [*bin_.cuts, cut]):
-                    if not bin_.cuts:
-                        bins.append(bin_)
-                    bin_.cuts.append(cut)
+            if item.share <= share <= device.free:
+                cut = PartitionDraft(share, {item.model: item.rate})
+                if fits_device(problem, kind, [*device.cuts, cut]):
+                    if not device.cuts:
+                        devices.append(device)
+                    device.cuts.append(cut)
                     return True
     return False

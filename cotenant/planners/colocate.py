@@ -1,8 +1,8 @@
-"""Whom to put beside a target: KACE's question, and the policies that it is compared with (report, chapters 4 and 5).
+"""Choose which models to co-locate with a target: KACE's policy and its baselines (report, chapters 4 and 5).
 
-A policy gives every set of neighbours a worth, and the set of the highest is chosen. What counts is the throughput of
-all that then run together, in rows per second, or each over what it does alone. KACE predicts that sum; rules look at
-one feature of the candidates; Oracle has measured it.
+A policy scores every set of candidates, and the set of highest score is chosen. The goal is the total throughput of all
+models that then run together, in rows/s or relative to each one's throughput alone. KACE predicts that sum; rules rank
+by one feature of the candidates; Oracle has measured the sum.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cotenant.predictors import Interference, Load
 from cotenant.predictors.features import MEMORY, feature_table
 from cotenant.predictors.kernels import ColocatedRun, ThroughputSum
 
-Neighbours = tuple[Load, ...]
-Measure = Literal["rows", "relative"]
-# What is promised, or measured, of all that run together; None: nothing is known of them.
-Worth = Callable[[Neighbours], float | None]
+ColocatedSet = tuple[Load, ...]
+ThroughputUnit = Literal["rows", "relative"]
+# The predicted or measured merit of a co-located set; None where it has none.
+SetScore = Callable[[ColocatedSet], float | None]
 
 MAX_CANDIDATE_SETS = 100_000
 
-# Rule → column of a profile, and whether the most of it is wanted.
+# Rule → column of a profile, and whether large values are preferred.
 RULES: Mapping[str, tuple[str, bool]] = {
     "memcap": (MEMORY, False),
     "sm": ("sm_util_pct", True),
@@ -38,100 +38,105 @@ RULES: Mapping[str, tuple[str, bool]] = {
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """worth: as the policy has it; for a rule the feature itself."""
+    """A set and its score under a policy; for a rule, the feature itself."""
 
-    colocated: Neighbours
-    worth: float
+    colocated: ColocatedSet
+    score: float
 
 
 def candidate_sets(
     target: Load, candidates: Sequence[Load], count: int, profiles: Profiles, memory: int | None = None
-) -> list[Neighbours]:
-    """Every choice of `count` candidates that fits beside the target. memory: bytes of the device.
+) -> list[ColocatedSet]:
+    """Enumerate the sets of `count` candidates that fit beside the target. memory: bytes of the device.
 
-    Raises PlanError where there are too many to compare, or none.
+    Raises PlanError where there are more than `MAX_CANDIDATE_SETS`, or none.
     """
-    number = math.comb(len(candidates), count)
-    if number > MAX_CANDIDATE_SETS:
+    count_of_sets = math.comb(len(candidates), count)
+    if count_of_sets > MAX_CANDIDATE_SETS:
         raise PlanError(
-            f"{number} sets of {count} candidates are more than {MAX_CANDIDATE_SETS} to compare; name fewer candidates"
+            f"{count_of_sets} sets of {count} candidates exceed the limit of {MAX_CANDIDATE_SETS}; name fewer candidates"
         )
-    found = list(itertools.combinations(candidates, count))
+    sets = list(itertools.combinations(candidates, count))
     if memory is not None:
-        found = [beside for beside in found if sum(_memory(load, profiles) for load in (target, *beside)) <= memory]
-    if not found:
-        room = "" if memory is None else f" within {show_memory(memory)}"
-        raise PlanError(f"no {count} of {len(candidates)} candidates fit beside {target.model!r}{room}")
-    return found
+        sets = [each for each in sets if sum(_memory(load, profiles) for load in (target, *each)) <= memory]
+    if not sets:
+        limit = "" if memory is None else f" within {show_memory(memory)}"
+        raise PlanError(f"no {count} of {len(candidates)} candidates fit beside {target.model!r}{limit}")
+    return sets
 
 
-def rank_sets(sets: Iterable[Neighbours], worth: Worth) -> list[Choice]:
-    """The highest worth first; equal ones in the order that they came. Of whom nothing is known is left out."""
-    known = [Choice(beside, value) for beside in sets if (value := worth(beside)) is not None]
-    return sorted(known, key=lambda choice: -choice.worth)
+def rank_sets(sets: Iterable[ColocatedSet], score: SetScore) -> list[Choice]:
+    """Rank sets by decreasing score, stably; omit those without a score."""
+    choices = [Choice(colocated, value) for colocated in sets if (value := score(colocated)) is not None]
+    return sorted(choices, key=lambda choice: -choice.score)
 
 
-def rank_by_prediction(target: Load, interference: Interference, profiles: Profiles, measure: Measure) -> Worth:
-    """The sum of throughputs, each slowed by the others."""
+def rank_by_prediction(target: Load, interference: Interference, profiles: Profiles, unit: ThroughputUnit) -> SetScore:
+    """Score sets by the predicted sum of throughputs, in rows/s or relative to each one's alone."""
 
-    def worth(beside: Neighbours) -> float:
-        loads = (target, *beside)
+    def score(colocated: ColocatedSet) -> float:
+        loads = (target, *colocated)
         return sum(
-            (1.0 if measure == "relative" else throughput_alone(load, profiles))
+            (1.0 if unit == "relative" else throughput_alone(load, profiles))
             / interference.slowdown(load, (*loads[:i], *loads[i + 1 :]))
             for i, load in enumerate(loads)
         )
 
-    return worth
+    return score
 
 
-def rank_by_learned_sum(target: Load, learnt: ThroughputSum) -> Worth:
-    """KACE's own: the sum in rows per second is what was learnt."""
-    return lambda beside: learnt.rows_per_s([(target, *beside)])[0]
+def rank_by_learned_sum(target: Load, predictor: ThroughputSum) -> SetScore:
+    """Score sets by the sum in rows/s that a KACE predictor was trained on."""
+    return lambda colocated: predictor.rows_per_s([(target, *colocated)])[0]
 
 
-def rank_by_rule(rule: str, profiles: Profiles) -> Worth:
-    """The candidates that have the most, or the least, of a feature. Raises PlanError for a profile without it."""
-    column, most = RULES[rule]
-    known = feature_table(profiles, (), (column,))
-    place = known.names.index(column)
+def rank_by_rule(rule: str, profiles: Profiles) -> SetScore:
+    """Score sets by one feature of the candidates. Raises PlanError, also from the score, for a profile without it."""
+    column, prefer_largest = RULES[rule]
+    features = feature_table(profiles, (), (column,))
+    column_index = features.names.index(column)
     if column == MEMORY and not any(profile.memory(profile.max_batch) for profile in profiles.values()):
-        raise PlanError(f"the rule {rule!r} looks at memory, which was not measured: it is 0 in all profiles")
+        raise PlanError(f"the rule {rule!r} needs memory, which is 0 in all profiles; measure it, or use another rule")
 
-    def worth(beside: Neighbours) -> float:
+    def score(colocated: ColocatedSet) -> float:
         try:
-            value = float(known.together(beside)[place])
+            value = float(features.together(colocated)[column_index])
         except PlanError:
-            names = ", ".join(sorted({load.model for load in beside}))
-            raise PlanError(f"the rule {rule!r} looks at {column!r}, which a profile of {names} lacks") from None
-        return value if most else -value
+            names = ", ".join(sorted({load.model for load in colocated}))
+            raise PlanError(
+                f"the rule {rule!r} needs the column {column!r}, which a profile of {names} lacks"
+            ) from None
+        return value if prefer_largest else -value
 
-    return worth
-
-
-def rank_by_measurement(target: Load, runs: Iterable[ColocatedRun], profiles: Profiles, measure: Measure) -> Worth:
-    """What was measured of exactly these models together: Oracle."""
-    seen = {_key(run.loads): measured_throughput(run, profiles, measure) for run in runs}
-    return lambda beside: seen.get(_key((target, *beside)))
+    return score
 
 
-def rank_at_random(rng: np.random.Generator) -> Worth:
-    return lambda beside: float(rng.random())
+def rank_by_measurement(
+    target: Load, runs: Iterable[ColocatedRun], profiles: Profiles, unit: ThroughputUnit
+) -> SetScore:
+    """Score sets by a measured run of exactly these loads: Oracle."""
+    measured = {_key(run.loads): measured_throughput(run, profiles, unit) for run in runs}
+    return lambda colocated: measured.get(_key((target, *colocated)))
 
 
-def measured_throughput(run: ColocatedRun, profiles: Profiles, measure: Measure) -> float:
-    """The sum of throughputs of a run."""
-    if measure == "rows":
+def rank_at_random(rng: np.random.Generator) -> SetScore:
+    """Score sets at random."""
+    return lambda colocated: float(rng.random())
+
+
+def measured_throughput(run: ColocatedRun, profiles: Profiles, unit: ThroughputUnit) -> float:
+    """Return the sum of throughputs of a run, in rows/s or relative to each one's alone."""
+    if unit == "rows":
         return sum(run.rows_per_s)
     return sum(rate / throughput_alone(load, profiles) for load, rate in zip(run.loads, run.rows_per_s, strict=True))
 
 
 def throughput_alone(load: Load, profiles: Profiles) -> float:
-    """Rows per second. Raises PlanError where a batch of that size on that share was not measured."""
+    """Return a load's rows/s alone. Raises PlanError where its batch or share was not profiled."""
     latency = profiles[load.model, load.kind].latency(load.batch, load.share)
     if math.isinf(latency):
         raise PlanError(
-            f"model {load.model!r}: a batch of {load.batch} on {load.share / 10:g} % lies outside of its profile"
+            f"model {load.model!r}: a batch of {load.batch} on {load.share / 10:g} % is outside its profile"
         )
     return load.batch / latency
 

@@ -1,21 +1,20 @@
-"""Exhaustive search: every way to cut devices into at most two, and inside each the best assignment there is.
+"""Exhaustive search: every way to cut devices into at most two partitions, with the best assignment for each.
 
 gpulet paper, section 5.2: the ideal scheduler tries every combination of the cuts 2:8, 4:6, 5:5 and 10:0 over the GPUs.
-The authors' program runs its own greedy inside each; this one looks for any models that share any partition, with
-rates split in any way, so that it says what two partitions a device can do at all. Fleets are tried from the cheapest
-on, and the plan of `elastic` is the one to beat.
+The authors' program runs its own greedy inside each. This one searches for any models on any partition, with rates
+split in any way, and so shows what two partitions a device can achieve. Fleets are tried from the cheapest on, and must
+beat the plan of `elastic`.
 
-How rates are split makes the question continuous. It becomes finite thus: link two partitions that carry parts of one
-model. Where the links form no ring, some partition has at most one link; it serves its other models to the end and of
-the linked one, without loss, as much as it can, and what is left is the same question with one partition fewer. So a
-plan is a sequence of such *splits*, and then of partitions that each serve some models to the end, which is bin
-packing: the hardest model goes somewhere, with as many others as fit. Batches need no search: the smallest that keep
-up are the best (`smallest_batches`).
+Split rates make the problem continuous. It becomes finite as follows: link two partitions that serve parts of one
+model. If the links form no cycle, some partition has at most one. Without loss it serves its other models fully and as
+much as it can of the linked one; what remains is the same problem with one partition fewer. So a plan is a sequence of
+such *splits*, followed by partitions that each serve some models fully, which is bin packing: the hardest model first,
+with as many others as fit. Batches need no search: the smallest that keep up are optimal (`smallest_batches`).
 
-Its limits: rings are not tried, a split has at most SPLIT_BESIDE other models, fleets have at most DEVICES devices, and
-each gets STEPS steps; beyond them the plan is that of `elastic`. Where neighbours slow each other or memory is short,
-sets of models that do not hold are tried with fewer, and once more with the slowdown that is usual; but a split may
-still take more than is good for its neighbours, and the search is no proof.
+Limits: cycles are not tried, a split has at most MAX_SPLIT_COLOCATED other models, fleets have at most MAX_DEVICES
+devices, and each gets MAX_STEPS steps; beyond them the plan is that of `elastic`. With interference or tight memory,
+infeasible sets of models are tried with fewer models, and the whole search once more with the median slowdown; but a
+split may still take more than co-located partitions allow, so that the search is no proof.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ from cotenant.planners.capacity import (
     smallest_batches,
 )
 
-PARTITIONS = 2  # on a device, where its kind sets no limit
-DEVICES = 8  # in a fleet
-STEPS = 10_000
-SPLIT_BESIDE = 2
+DEFAULT_MAX_PARTITIONS = 2  # on a device, where its kind sets no limit
+MAX_DEVICES = 8  # in a fleet
+MAX_STEPS = 10_000  # of the search, for each fleet
+MAX_SPLIT_COLOCATED = 2  # models that a split serves fully
 
-# Models with what is left of their rates, in requests/s, in the order of the problem.
+# Models with the unserved part of their rates in requests/s, in the order of the problem.
 Rates = tuple[tuple[str, float], ...]
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """A device as it fills. kind: its number in the problem's fleet; cuts: share in ‰ and rates."""
+    """A device while it is filled. kind: index in the fleet; cuts: share in ‰ and rates of each partition."""
 
     kind: int
     cuts: tuple[tuple[int, Rates], ...] = ()
@@ -64,240 +63,265 @@ Devices = tuple[_Device, ...]
 
 
 def plan(problem: Problem) -> Plan:
-    """Where the search finds nothing that serves all, or nothing cheaper than elastic does: as elastic has it."""
-    problem = _cut(problem)
+    """Search for the cheapest plan that serves every model; return elastic's where none is found or none is cheaper."""
+    problem = _with_partition_limit(problem)
     fleet = problem.fleet
     best = msgspec.structs.replace(elastic.plan(problem), planner="ideal")
     searches = _searches(problem)
-    served = not any(model in searches[0].cheapest for model in best.unserved)
-    spent = _cost(problem, [sum(device.kind == kind.name for device in best.devices) for kind in fleet])
+    all_served = not any(model in searches[0].share_per_rate for model in best.unserved)
+    cost = _fleet_cost(problem, [sum(device.kind == kind.name for device in best.devices) for kind in fleet])
     for counts in _fleets(problem):
-        if served and _cost(problem, counts) >= spent:
+        if all_served and _fleet_cost(problem, counts) >= cost:
             return best
-        found = next((found for search in searches if (found := search.serve(counts))), None)
-        if found is not None:
-            return _assembled(problem, found)
+        devices = next((devices for search in searches if (devices := search.serve(counts))), None)
+        if devices is not None:
+            return _build(problem, devices)
     return best
 
 
 def feasible(problem: Problem) -> Plan | None:
-    """A plan that serves all with as many devices as there are; None where none was found, or none is to be sought."""
-    problem = _cut(problem)
-    counts = [DEVICES + 1 if kind.count is None else kind.count for kind in problem.fleet]
-    if not 0 < sum(counts) <= DEVICES:
+    """Search for a plan that serves every model on all devices; None where none is found or there are too many."""
+    problem = _with_partition_limit(problem)
+    counts = [MAX_DEVICES + 1 if kind.count is None else kind.count for kind in problem.fleet]
+    if not 0 < sum(counts) <= MAX_DEVICES:
         return None
-    found = next((found for search in _searches(problem) if (found := search.serve(counts))), None)
-    return None if found is None else _assembled(problem, found)
+    devices = next((devices for search in _searches(problem) if (devices := search.serve(counts))), None)
+    return None if devices is None else _build(problem, devices)
 
 
-def _cut(problem: Problem) -> Problem:
-    """The same with a limit to the partitions of a device where there is none."""
-    fleet = (msgspec.structs.replace(kind, max_partitions=kind.max_partitions or PARTITIONS) for kind in problem.fleet)
+def _with_partition_limit(problem: Problem) -> Problem:
+    fleet = (
+        msgspec.structs.replace(kind, max_partitions=kind.max_partitions or DEFAULT_MAX_PARTITIONS)
+        for kind in problem.fleet
+    )
     return msgspec.structs.replace(problem, fleet=tuple(fleet))
 
 
 def _searches(problem: Problem) -> list[_Search]:
-    free = _Search(problem, crowded=False)
-    return [free, _Search(problem, crowded=True)] if problem.interference.interferes else [free]
+    plain = _Search(problem, with_median_slowdown=False)
+    return [plain, _Search(problem, with_median_slowdown=True)] if problem.interference.interferes else [plain]
 
 
-def _assembled(problem: Problem, found: Devices) -> Plan:
-    bins = [
+def _build(problem: Problem, devices: Devices) -> Plan:
+    drafts = [
         DeviceDraft(problem.fleet[device.kind], [PartitionDraft(share, dict(rates)) for share, rates in device.cuts])
-        for device in found
+        for device in devices
         if device.cuts
     ]
-    return build_plan(problem, "ideal", bins)
+    return build_plan(problem, "ideal", drafts)
 
 
-def _cost(problem: Problem, counts: Sequence[int]) -> tuple[float, int]:
-    """What a fleet costs an hour, and how many devices it has; a kind without a price beside priced ones is dearest."""
+def _fleet_cost(problem: Problem, counts: Sequence[int]) -> tuple[float, int]:
+    """Return a fleet's cost per hour and size; a kind without a price among priced ones is the most expensive."""
     missing = 0.0 if all(kind.price is None for kind in problem.fleet) else math.inf
     prices = [missing if kind.price is None else kind.price for kind in problem.fleet]
     return sum(count * price for count, price in zip(counts, prices, strict=True) if count), sum(counts)
 
 
 def _fleets(problem: Problem) -> list[tuple[int, ...]]:
-    """Numbers of devices of each kind, the cheapest fleet first."""
-    most = [range(1 + min(DEVICES if kind.count is None else kind.count, DEVICES)) for kind in problem.fleet]
-    fleets = [counts for counts in product(*most) if 0 < sum(counts) <= DEVICES]
-    return sorted(fleets, key=lambda counts: _cost(problem, counts))
+    """Return all fleets as numbers of devices of each kind, the cheapest first."""
+    ranges = [range(1 + min(MAX_DEVICES if kind.count is None else kind.count, MAX_DEVICES)) for kind in problem.fleet]
+    fleets = [counts for counts in product(*ranges) if 0 < sum(counts) <= MAX_DEVICES]
+    return sorted(fleets, key=lambda counts: _fleet_cost(problem, counts))
 
 
 class _Search:
-    """crowded: whether a partition is reckoned to have a neighbour before it has one. cheapest: by model and kind the
-    least share of a device, in ‰, that one request/s takes; no model without one."""
+    """The search for one problem.
 
-    def __init__(self, problem: Problem, *, crowded: bool) -> None:
+    with_median_slowdown: plan every partition with the median slowdown. share_per_rate: by model and kind, the least
+    share in ‰ that one request/s takes (inf: not servable); only models that some kind can serve.
+    """
+
+    def __init__(self, problem: Problem, *, with_median_slowdown: bool) -> None:
         self.problem = problem
-        self.crowded = crowded
-        self.cheapest: dict[str, list[float]] = {}
+        self.with_median_slowdown = with_median_slowdown
+        self.share_per_rate: dict[str, list[float]] = {}
         self._slos = {model.name: model.slo for model in problem.models}
         for model, rate in problem.rates.items():
-            costs = [math.inf if kind.count == 0 else self._cost(model, kind) for kind in problem.fleet]
+            costs = [math.inf if kind.count == 0 else self._share_per_rate(model, kind) for kind in problem.fleet]
             if rate > 0 and min(costs, default=math.inf) < math.inf:
-                self.cheapest[model] = costs
-        # Without neighbours and limits on memory what is on a device does not matter, only how it is cut.
-        self._plain = not problem.interference.interferes and all(
+                self.share_per_rate[model] = costs
+        # Without interference and memory limits only a device's shares matter, not the models on it.
+        self._ignores_contents = not problem.interference.interferes and all(
             kind.memory >= 1 << 62 and kind.geometry is None for kind in problem.fleet
         )
-        self._holds: dict[tuple[int, int, Rates], bool] = {}
-        self._most: dict[tuple[int, int, Rates, str], float] = {}
+        self._serves_cache: dict[tuple[int, int, Rates], bool] = {}
+        self._partial_rate_cache: dict[tuple[int, int, Rates, str], float] = {}
         self._curves: dict[tuple[int, int, str], list[float]] = {}
-        self._sets: dict[tuple[int, int, str, Rates], list[Rates]] = {}
+        self._sets_cache: dict[tuple[int, int, str, Rates], list[Rates]] = {}
         self._failed: set[tuple[object, Rates, int]] = set()
         self._steps = 0
 
     def serve(self, counts: Sequence[int]) -> Devices | None:
-        """The devices of a fleet, filled so that every model that can be served is; None where no way was found."""
+        """Fill the devices of a fleet so that every servable model is served; None where no way is found."""
         devices = tuple(_Device(kind) for kind, count in enumerate(counts) for _ in range(count))
-        left = tuple((model, self.problem.rates[model]) for model in self.cheapest)
+        unserved = tuple((model, self.problem.rates[model]) for model in self.share_per_rate)
         used = {device.kind for device in devices}
-        if any(self._cheapest(model, used) == math.inf for model, _ in left):
+        if any(self._least_of_kinds(model, used) == math.inf for model, _ in unserved):
             return None
         self._failed.clear()
-        self._steps = STEPS
-        most = sum(self.problem.fleet[device.kind].max_partitions or PARTITIONS for device in devices) - 1
-        for splits in range(self._fewest_splits(left, used), most + 1):
-            found = self._split(devices, left, splits)
-            if found is not None or self._steps <= 0:
-                return found
+        self._steps = MAX_STEPS
+        max_splits = (
+            sum(self.problem.fleet[device.kind].max_partitions or DEFAULT_MAX_PARTITIONS for device in devices) - 1
+        )
+        for splits in range(self._fewest_splits(unserved, used), max_splits + 1):
+            filled = self._split(devices, unserved, splits)
+            if filled is not None or self._steps <= 0:
+                return filled
         return None
 
-    def _cost(self, model: str, kind: Kind) -> float:
-        most = [
+    def _share_per_rate(self, model: str, kind: Kind) -> float:
+        max_rates = [
             max_throughput_batch(latency_curve(self.problem, model, kind.name, cut), self._slos[model])[1]
             for cut in kind.cuts
         ]
-        return min((cut / rate for cut, rate in zip(kind.cuts, most, strict=True) if rate), default=math.inf)
+        return min((cut / rate for cut, rate in zip(kind.cuts, max_rates, strict=True) if rate), default=math.inf)
 
-    def _cheapest(self, model: str, kinds: set[int]) -> float:
-        return min(self.cheapest[model][kind] for kind in kinds)
+    def _least_of_kinds(self, model: str, kinds: set[int]) -> float:
+        return min(self.share_per_rate[model][kind] for kind in kinds)
 
-    def _fewest_splits(self, left: Rates, kinds: set[int]) -> int:
-        """A model that saturates partitions must be on several."""
+    def _fewest_splits(self, unserved: Rates, kinds: set[int]) -> int:
+        """Return the least number of splits: a model that saturates partitions must be on several."""
         splits = 0
-        for model, rate in left:
-            alone = max(
+        for model, rate in unserved:
+            max_rate = max(
                 max_throughput_batch(
                     latency_curve(self.problem, model, self.problem.fleet[k].name, cut), self._slos[model]
                 )[1]
                 for k in kinds
                 for cut in self.problem.fleet[k].cuts
             )
-            splits += math.ceil(rate / alone * (1 - ROUNDING_TOLERANCE)) - 1
+            splits += math.ceil(rate / max_rate * (1 - ROUNDING_TOLERANCE)) - 1
         return splits
 
-    def _hopeless(self, devices: Devices, left: Rates, splits: int) -> bool:
-        """Whether what is left takes more than is free, or this was tried; counts the try."""
+    def _is_exhausted(self, devices: Devices, unserved: Rates, splits: int) -> bool:
+        """Return whether a state needs more than is free, was tried before, or exceeds the steps; count the step."""
         self._steps -= 10
         kinds = {device.kind for device in devices}
-        needed = sum(rate * self._cheapest(model, kinds) for model, rate in left)
+        needed = sum(rate * self._least_of_kinds(model, kinds) for model, rate in unserved)
         free = sum(
             WHOLE - sum(share for share, _ in device.cuts) for device in devices if next(self._cuts(device), None)
         )
         if self._steps < 0 or needed > free * (1 + ROUNDING_TOLERANCE):
             return True
-        cut: object = sorted((d.kind, sorted(share for share, _ in d.cuts) if self._plain else d.cuts) for d in devices)
-        state = repr(cut), left, splits
+        cut: object = sorted(
+            (d.kind, sorted(share for share, _ in d.cuts) if self._ignores_contents else d.cuts) for d in devices
+        )
+        state = repr(cut), unserved, splits
         if state in self._failed:
             return True
         self._failed.add(state)
         return False
 
-    def _split(self, devices: Devices, left: Rates, splits: int) -> Devices | None:
-        """Cuts that each serve some models to the end and a part of another one; then those without such parts."""
+    def _split(self, devices: Devices, unserved: Rates, splits: int) -> Devices | None:
+        """Search partitions that each serve some models fully and part of another one; then those without (`_pack`)."""
         if splits == 0:
-            return self._pack(devices, left)
-        if self._hopeless(devices, left, splits):
+            return self._pack(devices, unserved)
+        if self._is_exhausted(devices, unserved, splits):
             return None
         choices = []
-        for index, share, whole in self._places(devices):
-            for size in range(min(SPLIT_BESIDE, len(left) - 1) + 1):
-                for rates in combinations(left, size):
-                    for model, rate in left if self._steps > 0 else ():
+        for index, share, whole in self._candidate_partitions(devices):
+            for size in range(min(MAX_SPLIT_COLOCATED, len(unserved) - 1) + 1):
+                for rates in combinations(unserved, size):
+                    for model, rate in unserved if self._steps > 0 else ():
                         if all(model != other for other, _ in rates):
-                            part = self._part(devices[index].kind, share, rates, model)
-                            if rate / 100 < part < rate * (1 - ROUNDING_TOLERANCE):
-                                choices.append((self._use((*rates, (model, part))) / whole, index, share, rates, model))
+                            partial_rate = self._max_partial_rate(devices[index].kind, share, rates, model)
+                            if rate / 100 < partial_rate < rate * (1 - ROUNDING_TOLERANCE):
+                                choices.append(
+                                    (
+                                        self._device_use((*rates, (model, partial_rate))) / whole,
+                                        index,
+                                        share,
+                                        rates,
+                                        model,
+                                    )
+                                )
         for _, index, share, rates, model in sorted(choices, key=lambda choice: -choice[0]):
-            part = self._part(devices[index].kind, share, rates, model)
-            grown = self._with(devices, index, share, (*rates, (model, part)))
+            partial_rate = self._max_partial_rate(devices[index].kind, share, rates, model)
+            grown = self._with_partition(devices, index, share, (*rates, (model, partial_rate)))
             rest = tuple(
-                (name, rate - part if name == model else rate) for name, rate in left if (name, rate) not in rates
+                (name, rate - partial_rate if name == model else rate)
+                for name, rate in unserved
+                if (name, rate) not in rates
             )
-            if grown and (found := self._split(grown, rest, splits - 1)):
-                return found
+            if grown and (filled := self._split(grown, rest, splits - 1)):
+                return filled
             if self._steps <= 0:
                 break
         return None
 
-    def _pack(self, devices: Devices, left: Rates) -> Devices | None:
-        """Bin packing of models that are each on one partition."""
-        if not left:
+    def _pack(self, devices: Devices, unserved: Rates) -> Devices | None:
+        """Pack models that are each on one partition."""
+        if not unserved:
             return devices
-        if self._hopeless(devices, left, 0):
+        if self._is_exhausted(devices, unserved, 0):
             return None
         kinds = {device.kind for device in devices}
-        partners = {item: sum(self._together(kinds, item, other) for other in left) for item in left}
-        order = sorted(left, key=lambda item: (partners[item], -self._use((item,))))
-        apart: list[tuple[str, float]] = []
+        partners = {item: sum(self._can_share(kinds, item, other) for other in unserved) for item in unserved}
+        order = sorted(unserved, key=lambda item: (partners[item], -self._device_use((item,))))
+        pairwise_apart: list[tuple[str, float]] = []
         for item in order:
-            if not any(self._together(kinds, item, other) for other in apart):
-                apart.append(item)
-        if len(apart) > sum(self._places_left(device) for device in devices):
+            if not any(self._can_share(kinds, item, other) for other in pairwise_apart):
+                pairwise_apart.append(item)
+        if len(pairwise_apart) > sum(self._partitions_left(device) for device in devices):
             return None
         first = order[0]
-        others = tuple(item for item in left if item != first)
+        others = tuple(item for item in unserved if item != first)
         choices = []
-        smaller: dict[int, int] = {}
-        for index, share, whole in self._places(devices):
+        smaller_share: dict[int, int] = {}
+        for index, share, whole in self._candidate_partitions(devices):
             kind = devices[index].kind
             choices += [
-                (self._use(rates) / whole, index, share, rates)
-                for rates in self._fullest(kind, share, first, others)
-                if not (self._plain and index in smaller and self._hold(kind, smaller[index], rates))
+                (self._device_use(rates) / whole, index, share, rates)
+                for rates in self._maximal_sets(kind, share, first, others)
+                if not (
+                    self._ignores_contents
+                    and index in smaller_share
+                    and self._serves_fully(kind, smaller_share[index], rates)
+                )
             ]
-            smaller[index] = share
+            smaller_share[index] = share
         choices.sort(key=lambda choice: -choice[0])
         for _, index, share, rates in choices:
-            grown = self._with(devices, index, share, rates)
+            grown = self._with_partition(devices, index, share, rates)
             if grown is None:
-                # Memory or neighbours: with fewer models beside the first.
-                shorter = [tuple(item for item in rates if item != gone) for gone in rates if gone != first]
+                # Memory or interference forbids it: try with fewer models besides the first.
+                shorter = [tuple(item for item in rates if item != dropped) for dropped in rates if dropped != first]
                 choices.extend(
-                    (0.0, index, share, some) for some in shorter if (0.0, index, share, some) not in choices
+                    (0.0, index, share, subset) for subset in shorter if (0.0, index, share, subset) not in choices
                 )
-            elif found := self._pack(grown, tuple(item for item in left if item not in rates)):
-                return found
+            elif filled := self._pack(grown, tuple(item for item in unserved if item not in rates)):
+                return filled
             if self._steps <= 0:
                 break
         return None
 
-    def _places(self, devices: Devices) -> Iterator[tuple[int, int, int]]:
-        """Which device may be cut at which share, and how much of the device that takes: equal ones once."""
+    def _candidate_partitions(self, devices: Devices) -> Iterator[tuple[int, int, int]]:
+        """Yield the device, share and used part of the device of every possible partition; equivalent ones once."""
         seen = set()
         for index, device in enumerate(devices):
-            state = (device.kind, tuple(share for share, _ in device.cuts) if self._plain else device.cuts)
+            state = (device.kind, tuple(share for share, _ in device.cuts) if self._ignores_contents else device.cuts)
             if state in seen:
                 continue
             seen.add(state)
             for share, whole in self._cuts(device):
                 yield index, share, whole
 
-    def _places_left(self, device: _Device) -> int:
-        """How many more partitions it may have, at most."""
-        limit = self.problem.fleet[device.kind].max_partitions or PARTITIONS
+    def _partitions_left(self, device: _Device) -> int:
+        """Return how many more partitions a device may have, at most."""
+        limit = self.problem.fleet[device.kind].max_partitions or DEFAULT_MAX_PARTITIONS
         return limit - len(device.cuts) if next(self._cuts(device), None) else 0
 
-    def _together(self, kinds: set[int], a: tuple[str, float], b: tuple[str, float]) -> bool:
-        """Whether any partition serves both to the end."""
-        return any(self._hold(kind, self.problem.fleet[kind].cuts[-1], (a, b) if a < b else (b, a)) for kind in kinds)
+    def _can_share(self, kinds: set[int], a: tuple[str, float], b: tuple[str, float]) -> bool:
+        """Return whether any partition serves both fully."""
+        return any(
+            self._serves_fully(kind, self.problem.fleet[kind].cuts[-1], (a, b) if a < b else (b, a)) for kind in kinds
+        )
 
     def _cuts(self, device: _Device) -> Iterator[tuple[int, int]]:
-        """The last cut of a device takes all that is left."""
+        """Yield legal shares and what each uses of the device: the last partition takes all that is left."""
         kind = self.problem.fleet[device.kind]
-        limit = kind.max_partitions or PARTITIONS
+        limit = kind.max_partitions or DEFAULT_MAX_PARTITIONS
         shares = [share for share, _ in device.cuts]
         free = WHOLE - sum(shares)
         legal = [cut for cut in kind.cuts if cut <= free]
@@ -311,81 +335,89 @@ class _Search:
         elif len(shares) < limit and legal:
             yield legal[-1], free
 
-    def _with(self, devices: Devices, index: int, share: int, rates: Rates) -> Devices | None:
-        """The devices with one more cut; None where it does not hold."""
+    def _with_partition(self, devices: Devices, index: int, share: int, rates: Rates) -> Devices | None:
+        """Return the devices with one more partition; None where that is infeasible."""
         device = _Device(devices[index].kind, (*devices[index].cuts, (share, rates)))
         cuts = [PartitionDraft(share, dict(rates)) for share, rates in device.cuts]
-        if not self._plain and not fits_device(self.problem, self.problem.fleet[device.kind], cuts):
+        if not self._ignores_contents and not fits_device(self.problem, self.problem.fleet[device.kind], cuts):
             return None
         return (*devices[:index], device, *devices[index + 1 :])
 
-    def _use(self, rates: Rates) -> float:
-        return sum(rate * min(self.cheapest[model]) for model, rate in rates)
+    def _device_use(self, rates: Rates) -> float:
+        return sum(rate * min(self.share_per_rate[model]) for model, rate in rates)
 
-    def _work(self, kind: int, share: int, model: str, rate: float) -> RoundShare:
+    def _round_share(self, kind: int, share: int, model: str, rate: float) -> RoundShare:
         key = kind, share, model
         if key not in self._curves:
-            of = self.problem.fleet[kind]
-            factor = median_slowdown(self.problem, model, of, share) if self.crowded else 1.0
-            self._curves[key] = [factor * latency for latency in latency_curve(self.problem, model, of.name, share)]
+            device_kind = self.problem.fleet[kind]
+            factor = median_slowdown(self.problem, model, device_kind, share) if self.with_median_slowdown else 1.0
+            self._curves[key] = [
+                factor * latency for latency in latency_curve(self.problem, model, device_kind.name, share)
+            ]
         return RoundShare(self._curves[key], rate, self._slos[model])
 
-    def _hold(self, kind: int, share: int, rates: Rates) -> bool:
-        """Whether a partition serves the models to the end."""
+    def _serves_fully(self, kind: int, share: int, rates: Rates) -> bool:
+        """Return whether a partition serves models fully."""
         key = kind, share, rates
-        if key not in self._holds:
-            self._holds[key] = smallest_batches([self._work(kind, share, *item) for item in rates]) is not None
-        return self._holds[key]
+        if key not in self._serves_cache:
+            self._serves_cache[key] = (
+                smallest_batches([self._round_share(kind, share, *item) for item in rates]) is not None
+            )
+        return self._serves_cache[key]
 
-    def _part(self, kind: int, share: int, rates: Rates, model: str) -> float:
-        """The most requests/s of a model beside others that are served to the end."""
+    def _max_partial_rate(self, kind: int, share: int, rates: Rates, model: str) -> float:
+        """Return the highest requests/s of a model beside others that are served fully."""
         key = kind, share, rates, model
-        if not self._hold(kind, share, rates):
+        if not self._serves_fully(kind, share, rates):
             return 0.0
-        if key not in self._most:
+        if key not in self._partial_rate_cache:
             self._steps -= 1
-            works = [self._work(kind, share, *item) for item in rates]
-            self._most[key] = second_model_rate(works, self._work(kind, share, model, 0.0))
-        return self._most[key]
+            round_shares = [self._round_share(kind, share, *item) for item in rates]
+            self._partial_rate_cache[key] = second_model_rate(round_shares, self._round_share(kind, share, model, 0.0))
+        return self._partial_rate_cache[key]
 
-    def _fullest(self, kind: int, share: int, first: tuple[str, float], others: Rates) -> list[Rates]:
-        """Every set of models with the first one that a partition serves to the end, and to which none can be added."""
+    def _maximal_sets(self, kind: int, share: int, first: tuple[str, float], others: Rates) -> list[Rates]:
+        """Return every maximal set of models, including the first, that a partition serves fully."""
         key = kind, share, first[0], (first, *others)
-        if key not in self._sets:
-            self._sets[key] = self._enumerated(kind, share, (first,), others)
-        return self._sets[key]
+        if key not in self._sets_cache:
+            self._sets_cache[key] = self._enumerate_maximal_sets(kind, share, (first,), others)
+        return self._sets_cache[key]
 
-    def _enumerated(self, kind: int, share: int, base: Rates, others: Rates) -> list[Rates]:
-        if not self._hold(kind, share, base):
+    def _enumerate_maximal_sets(self, kind: int, share: int, base: Rates, others: Rates) -> list[Rates]:
+        if not self._serves_fully(kind, share, base):
             return []
-        others = tuple(item for item in others if self._hold(kind, share, (*base, item)))
-        if self._hold(kind, share, (*base, *others)):
+        others = tuple(item for item in others if self._serves_fully(kind, share, (*base, item)))
+        if self._serves_fully(kind, share, (*base, *others)):
             return [(*base, *others)]
-        found: list[frozenset[tuple[str, float]]] = []
+        maximal: list[frozenset[tuple[str, float]]] = []
         for size in range(len(others) - 1, -1, -1):
-            for some in combinations(others, size):
-                if not any(known.issuperset(some) for known in found) and self._hold(kind, share, (*base, *some)):
-                    found.append(frozenset(some))
-        return [(*base, *(item for item in others if item in some)) for some in found]
+            for subset in combinations(others, size):
+                if not any(larger.issuperset(subset) for larger in maximal) and self._serves_fully(
+                    kind, share, (*base, *subset)
+                ):
+                    maximal.append(frozenset(subset))
+        return [(*base, *(item for item in others if item in subset)) for subset in maximal]
 
 
-def second_model_rate(works: Sequence[RoundShare], another: RoundShare) -> float:
-    """The most requests/s of another model on a partition whose works keep up; its own rate does not count.
+def second_model_rate(round_shares: Sequence[RoundShare], second: RoundShare) -> float:
+    """Return the highest requests/s of a second model on a partition that serves others; its own rate is ignored.
 
-    For each of its batches the others' least batches are a fixed point, as in `smallest_batches`, and only grow with
-    it.
+    For each of its batches the others' smallest batches are a least fixed point, as in `smallest_batches`, and only
+    grow with it.
     """
-    batches = [1] * len(works)
+    batches = [1] * len(round_shares)
     best = 0.0
-    for rows, latency in enumerate(another.curve, 1):
+    for rows, latency in enumerate(second.curve, 1):
         while True:
-            length = latency + sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
-            if length + latency > another.slo:
+            length = latency + sum(
+                round_share.curve[batch - 1] for round_share, batch in zip(round_shares, batches, strict=True)
+            )
+            if length + latency > second.slo:
                 return best
             grew = False
-            for i, work in enumerate(works):
-                need = math.ceil(work.rate * length * (1 - ROUNDING_TOLERANCE))
-                if need > len(work.curve) or length + work.curve[batches[i] - 1] > work.slo:
+            for i, round_share in enumerate(round_shares):
+                need = math.ceil(round_share.rate * length * (1 - ROUNDING_TOLERANCE))
+                if need > len(round_share.curve) or length + round_share.curve[batches[i] - 1] > round_share.slo:
                     return best
                 if need > batches[i]:
                     batches[i], grew = need, True

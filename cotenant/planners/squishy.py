@@ -1,9 +1,9 @@
 """Squishy bin packing: whole devices, shared in time only.
 
-Nexus (SOSP 2019), Algorithm 1, which the gpulet paper takes as its temporal baseline (section 2.2). A model first gets
-as many devices to itself as it can saturate. What is left of each becomes a residue with a duty cycle d, the time to
-gather its batch b at its rate r; residues are merged, the fullest first, each into the node where they fill most: two
-share a device if, in the shorter of their duty cycles, both can run what gathers meanwhile.
+Nexus (SOSP 2019), Algorithm 1, the gpulet paper's temporal baseline (section 2.2). A model first gets as many devices
+to itself as it can saturate. The rest of each rate becomes a residue with a duty cycle d, the time in which its batch b
+gathers at its rate r. Residues are merged in order of decreasing occupancy, each into the node of highest resulting
+occupancy: two share a device if, in the shorter of their duty cycles, both can run what gathers meanwhile.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from cotenant.planners.capacity import (
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Models that share a device in time, on each of `count` devices. duty: seconds; occupancy: the part of it that
-    they run."""
+    """Models that time-share a device, on each of `count` devices.
+
+    duty: duty cycle in seconds; occupancy: the fraction of it in which they run.
+    """
 
     rates: dict[str, float]
     duty: float
@@ -38,11 +40,12 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def plan(problem: Problem) -> Plan:
-    left = {model: rate for model, rate in problem.rates.items() if rate > 0}
-    bins: list[DeviceDraft] = []
+    """Plan by squishy bin packing, on the cheapest kind first."""
+    unserved = {model: rate for model, rate in problem.rates.items() if rate > 0}
+    devices: list[DeviceDraft] = []
     for kind in sorted_by_price(problem.fleet):
-        nodes = _pack(problem, kind, left)
-        # Where there are too few devices, those that do most work are worth most.
+        nodes = _pack(problem, kind, unserved)
+        # With too few devices, the fullest nodes get one.
         nodes.sort(key=lambda node: -node.occupancy)
         free = math.inf if kind.count is None else kind.count
         for node in nodes:
@@ -50,36 +53,36 @@ def plan(problem: Problem) -> Plan:
             if count == 0:
                 break
             free -= count
-            bins.append(DeviceDraft(kind, [PartitionDraft(kind.cuts[-1], node.rates)], count))
+            devices.append(DeviceDraft(kind, [PartitionDraft(kind.cuts[-1], node.rates)], count))
             for model, rate in node.rates.items():
-                left[model] -= rate * count
-        left = {model: rate for model, rate in left.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
-    return build_plan(problem, "squishy", bins)
+                unserved[model] -= rate * count
+        unserved = {model: rate for model, rate in unserved.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
+    return build_plan(problem, "squishy", devices)
 
 
 def _pack(problem: Problem, kind: Kind, rates: dict[str, float]) -> list[Node]:
-    """Nodes for all the rates, as if there were devices enough; without the models that this kind cannot serve."""
+    """Return nodes for all rates, as if devices were unlimited; without models that this kind cannot serve."""
     curves = {model: latency_curve(problem, model, kind.name, kind.cuts[-1]) for model in rates}
     nodes: list[Node] = []
     residues: list[Node] = []
     for model, rate in rates.items():
         slo = problem.model(model).slo
-        batch, most = max_throughput_batch(curves[model], slo)
-        if batch == 0 or not fits_device(problem, kind, [PartitionDraft(kind.cuts[-1], {model: most})]):
+        batch, max_rate = max_throughput_batch(curves[model], slo)
+        if batch == 0 or not fits_device(problem, kind, [PartitionDraft(kind.cuts[-1], {model: max_rate})]):
             continue
-        whole = math.floor(rate / most * (1 + ROUNDING_TOLERANCE))
-        if whole:
-            nodes.append(Node({model: most}, curves[model][batch - 1], 1.0, whole))
-        rest = rate - whole * most
-        if rest > ROUNDING_TOLERANCE * rate:
-            residues.append(_residue(model, rest, curves[model], slo))
+        saturated = math.floor(rate / max_rate * (1 + ROUNDING_TOLERANCE))
+        if saturated:
+            nodes.append(Node({model: max_rate}, curves[model][batch - 1], 1.0, saturated))
+        residual = rate - saturated * max_rate
+        if residual > ROUNDING_TOLERANCE * rate:
+            residues.append(_residue(model, residual, curves[model], slo))
     residues.sort(key=lambda node: -node.occupancy)
     merged: list[Node] = []
     for residue in residues:
         choices = [(i, _merge(problem, kind, curves, node, residue)) for i, node in enumerate(merged)]
-        able = [(i, node) for i, node in choices if node is not None]
-        if able:
-            i, node = max(able, key=lambda choice: choice[1].occupancy)
+        feasible = [(i, node) for i, node in choices if node is not None]
+        if feasible:
+            i, node = max(feasible, key=lambda choice: choice[1].occupancy)
             merged[i] = node
         else:
             merged.append(residue)
@@ -87,8 +90,10 @@ def _pack(problem: Problem, kind: Kind, rates: dict[str, float]) -> list[Node]:
 
 
 def _residue(model: str, rate: float, curve: tuple[float, ...], slo: float) -> Node:
-    """The largest batch that can be gathered and run in time. At a rate so low that not even one request can be waited
-    for, the duty cycle is what the target leaves for waiting."""
+    """Return a node with the largest batch that gathers and runs within the target.
+
+    At rates so low that no second request arrives in time, the duty cycle is what the target leaves for waiting.
+    """
     batch = max((b for b, latency in enumerate(curve, 1) if latency + b / rate <= slo), default=1)
     latency = curve[batch - 1]
     duty = min(batch / rate, slo - latency)

@@ -99,7 +99,7 @@ def test_what_was_measured_stands_beside_the_promise(program: Program) -> None:
 def test_policies_side_by_side(program: Program) -> None:
     said = program(*ASK, "--samples", "samples.csv", "--fit", "fitted.json", "--compare")
     assert said.code == 0
-    assert "left out mem: the rule 'mem' looks at 'dram_util_pct'" in said.err
+    assert "left out mem: the rule 'mem' needs the column 'dram_util_pct'" in said.err
     policies = [line.split()[0] for line in said.out.splitlines() if "@100%" in line][1:]
     assert policies == ["oracle", "predicted", "kace", "memcap", "sm", "random", "best"]
     assert "100.0 %" in said.out

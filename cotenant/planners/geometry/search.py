@@ -101,7 +101,7 @@ def _candidates(context: PlanningContext, *, first: bool = False, thorough: bool
         thorough
         and len(context.catalogs) > 1
         and not context.maximize_scale
-        and context.estimated_devices() <= ideal.DEVICES
+        and context.estimated_devices() <= ideal.MAX_DEVICES
     )
     if first:
         yield from (plan_from_devices(context, rival(problem).devices) for rival in rivals)

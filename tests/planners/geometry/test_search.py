@@ -97,7 +97,7 @@ def test_geometry_on_tiny_problems_agrees_with_ideal_and_brute_force(parts: int,
     feasible = geometry.feasible(problem)
     assert (feasible is None) == (fewest is None)
     assert feasible is None or (check(feasible, problem), feasible.unserved) == ([], {})
-    if parts == ideal.PARTITIONS:
+    if parts == ideal.DEFAULT_MAX_PARTITIONS:
         same = ideal.plan(problem)
         assert (None if same.unserved else same.devices_used) == fewest
     rate = msgspec.structs.replace(problem, objective="rate")
