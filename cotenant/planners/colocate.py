@@ -51,10 +51,10 @@ def candidate_sets(
 
     Raises PlanError where there are more than `MAX_CANDIDATE_SETS`, or none.
     """
-    count_of_sets = math.comb(len(candidates), count)
-    if count_of_sets > MAX_CANDIDATE_SETS:
+    combinations = math.comb(len(candidates), count)
+    if combinations > MAX_CANDIDATE_SETS:
         raise PlanError(
-            f"{count_of_sets} sets of {count} candidates exceed the limit of {MAX_CANDIDATE_SETS}; name fewer candidates"
+            f"{combinations} sets of {count} candidates exceed the limit of {MAX_CANDIDATE_SETS}; name fewer candidates"
         )
     sets = list(itertools.combinations(candidates, count))
     if memory is not None:
