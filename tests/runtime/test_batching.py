@@ -6,38 +6,14 @@ import math
 
 import pytest
 
-from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Request
 from cotenant.runtime.batching import drop_requests, held_until, next_batch_size, next_queue
-from cotenant.runtime.events import LaneModel, LaneSpec
-from cotenant.runtime.lane import Lane, Queue
-
-LATENCIES = tuple(0.010 + 0.001 * rows for rows in range(1, 9))  # seconds: 11 ms for one row, 18 ms for eight
-
-
-def lane_of(*models: str, max_queue_delay: float = 0.0) -> Lane:
-    return Lane(
-        LaneSpec(
-            id=LaneId(DeviceId("cpu"), 0),
-            models=tuple(
-                LaneModel(model=model, latencies=LATENCIES, max_queue_delay=max_queue_delay) for model in models
-            ),
-        )
-    )
-
-
-def push(queue: Queue, *requests: Request) -> Queue:
-    for request in requests:
-        queue.push(request, request.size, request.priority, request.deadline)
-    return queue
+from cotenant.runtime.lane import Queue
+from tests.runtime.queues import LATENCIES, lane_of, push, request
 
 
 def queue_of(*requests: Request, max_queue_delay: float = 0.0) -> Queue:
     return push(lane_of("m", max_queue_delay=max_queue_delay).queues["m"], *requests)
-
-
-def request(id: int, deadline: float, *, model: str = "m", size: int = 1, priority: int = 0) -> Request:
-    return Request(id, model, 0.0, deadline, size, priority)
 
 
 def ids(requests: list[Request]) -> list[int]:
@@ -131,6 +107,14 @@ def test_next_queue_several_models_waiting_takes_the_one_that_ran_longest_ago() 
     push(lane.queues["n"], request(2, 0.9, model="n"))
     lane.queues["m"].ran, lane.queues["n"].ran = 7, 6
     assert next_queue(lane, 0.0)[:3] == (lane.queues["n"], 1, 1)
+
+
+def test_next_queue_one_that_ran_lately_waits_however_near_its_deadline() -> None:
+    lane = lane_of("m", "n")
+    push(lane.queues["m"], request(1, 0.9))
+    push(lane.queues["n"], request(2, 0.1, model="n"))
+    lane.queues["m"].ran, lane.queues["n"].ran = 6, 7
+    assert next_queue(lane, 0.0)[:3] == (lane.queues["m"], 1, 1)
 
 
 def test_next_queue_none_has_run_takes_the_earliest_deadline() -> None:
