@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 TESTABLE := .venv/.testable
 
-.PHONY: demo test check test-slow compiled bench gpu-check clean
+.PHONY: demo test check test-slow mutants compiled bench gpu-check clean
 
 demo: $(READY)
 	$(BIN)/cotenant demo
@@ -21,6 +21,11 @@ check: $(TESTABLE)
 # What measures, or takes longer than CI should.
 test-slow: $(TESTABLE)
 	$(BIN)/pytest -m slow
+
+# Whether tests notice faults: each of some hundred is put into a copy of the tree, and the tests that guard it run. That
+# takes half an hour; with TIME=600 it is a random part, of ten minutes. docs/benchmarks.md has the score.
+mutants: $(TESTABLE)
+	$(BIN)/python -m benchmarks.mutants $(if $(TIME),--time-limit $(TIME))
 
 # A wheel for this machine, in dist/, in which what runs for every request is machine code. Needs a C compiler.
 compiled: $(READY)
