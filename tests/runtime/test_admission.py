@@ -59,7 +59,7 @@ def test_finish_time_other_model_running_has_a_batch_less() -> None:
 
 def test_finish_time_several_rounds_count_what_others_were_seen_to_run_between() -> None:
     lane = shared(waiting=4)
-    lane.queues["m"].between = 0.015
+    lane.queues["m"].others_between = 0.015
     assert finish(lane, 17) == pytest.approx(3 * FULL + LATENCIES[3] + 0.015)
-    lane.queues["m"].between = 0.0
+    lane.queues["m"].others_between = 0.0
     assert finish(lane, 17) == pytest.approx(3 * FULL + LATENCIES[3])
