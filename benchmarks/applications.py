@@ -81,7 +81,7 @@ def main() -> None:
         (seen, *_) = simulate(problem, plan, seconds=SECONDS).models
         if seen.attainment is not None:
             apart.append(100 * (expected - seen.attainment))
-            late += not seen.kept
+            late += not seen.slo_met
     points = np.array(apart)
     near = int((np.abs(points) <= NEAR).sum())
     took = [seconds / given.problems * 1e3 for seconds in (split, alone)]

@@ -137,7 +137,7 @@ def capacity_view(
         text = Text("-")  # nobody asked while it ran
         if it.models:
             worst = it.models[it.worst]
-            style = "green" if it.surely_kept else "yellow" if it.kept else "red"
+            style = "green" if it.surely_met else "yellow" if it.slos_met else "red"
             text = Text(f"{worst.mean * 100:.2f} %", style=style)
             spread = f" ± {worst.half * 100:.2f} " if seeds > 1 else ""
             text.append(f"{spread} {it.worst}", style="default")

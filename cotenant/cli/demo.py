@@ -67,7 +67,7 @@ async def run(
             else:
                 console.print(report_table(report))
                 for row in report.models:
-                    if not row.kept:
+                    if not row.slo_met:
                         print_labelled("broken promise:", row.model, console)
             if keep:
                 aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)

@@ -209,7 +209,7 @@ def _simulated(offer: SizingResult) -> Text:
     if not offer.level.models:
         return Text("-")  # nobody asked while it ran
     worst = offer.level.models[offer.level.worst]
-    text = Text(f"{worst.mean * 100:.2f} %", style="green" if offer.level.kept else "red")
+    text = Text(f"{worst.mean * 100:.2f} %", style="green" if offer.level.slos_met else "red")
     return text.append(f" {offer.level.worst}", style="default")
 
 

@@ -136,8 +136,8 @@ def _percent(row: ModelReport) -> str:
 
 
 def _attained(row: ModelReport, base: ModelReport) -> Text:
-    style = "bold red" if not row.kept else "bold" if base.kept != row.kept else ""
-    return Text(_percent(row) + ("" if row.kept else f" {BROKEN}"), style=style)
+    style = "bold red" if not row.slo_met else "bold" if base.slo_met != row.slo_met else ""
+    return Text(_percent(row) + ("" if row.slo_met else f" {BROKEN}"), style=style)
 
 
 def _tail(row: ModelReport, base: ModelReport) -> Text:

@@ -74,8 +74,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return 0 if self.attainment is None else round(self.stayed * (1 - self.attainment))
 
     @property
-    def kept(self) -> bool:
-        """Whether its promise was kept, or nobody asked, or it was missed by no more than chance."""
+    def slo_met(self) -> bool:
+        """Whether the SLO was met, missed by no more than chance allows, or there were no requests."""
         if self.attainment is None or self.attainment >= self.required:
             return True
         return consistent_with_rate(self.missed, self.stayed, 1 - self.required)

@@ -50,7 +50,7 @@ class SizingResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def serves(self) -> bool:
-        return not self.plan.unserved and self.level.kept
+        return not self.plan.unserved and self.level.slos_met
 
 
 def size_fleet(task: SizingTask) -> SizingResult:
@@ -66,7 +66,7 @@ def size_fleet(task: SizingTask) -> SizingResult:
             run = SimulationTask(problem=problem, plan=plan, workload=workload, seconds=task.seconds, seed=seed)
             reports.append(run_simulation(run))
             last = rate_factor == RATE_FACTORS[-1]
-            if not last and not plan.unserved and not all(row.kept for row in reports[-1].models):
+            if not last and not plan.unserved and not all(row.slo_met for row in reports[-1].models):
                 break  # one run is enough to reject a plan while a larger one can be tried
         result = SizingResult(growth=task.growth, kinds=task.kinds, plan=plan, level=attainment_at(1.0, reports))
         if plan.unserved or (result.serves and len(reports) == len(task.seeds)):

@@ -105,7 +105,7 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def broken(self) -> list[ModelReport]:
         """Models whose promise was not kept, the worst first."""
-        broken = [row for row in self.report.models if not row.kept]
+        broken = [row for row in self.report.models if not row.slo_met]
         return sorted(broken, key=lambda row: (row.attainment or 0.0) - row.required)
 
 

@@ -45,7 +45,7 @@ def show_attainment(value: float | None) -> str:
 def _attainment(row: ModelReport) -> str:
     if row.attainment is None:
         return "-"
-    colour = "red" if not row.kept else "yellow" if row.attainment < row.required else "green"
+    colour = "red" if not row.slo_met else "yellow" if row.attainment < row.required else "green"
     return f"[{colour}]{show_attainment(row.attainment)}[/]"
 
 

@@ -1,4 +1,4 @@
-"""Applications in the simulator: their fan-outs are drawn."""
+"""Applications in the simulator: random fan-outs, and the SLOs to report."""
 
 from __future__ import annotations
 
@@ -22,28 +22,34 @@ _BLOCK = 1024  # draws at a time
 
 
 def drawn_fanouts(applications: Iterable[Application], seed: int) -> Fanouts:
-    """Each stage draws from a stream of its own, when the application's request arrives: whatever the plan, the n-th
-    request becomes the same."""
+    """Return fan-outs that draw from one random stream per stage when the application's request arrives, so that the
+    n-th request is the same whatever the plan."""
     stages = [(application, number) for application in applications for number in range(len(application.order))]
-    rngs = random_streams(seed, (f"fan-out {it.name} {it.order[number].name}" for it, number in stages))
+    rngs = random_streams(
+        seed, (f"fan-out {application.name} {application.order[number].name}" for application, number in stages)
+    )
     counts = {
-        (it.name, number): _counts(it.order[number].fanout, rng)
-        for (it, number), rng in zip(stages, rngs.values(), strict=True)
+        (application.name, number): _counts(application.order[number].fanout, rng)
+        for (application, number), rng in zip(stages, rngs.values(), strict=True)
     }
 
-    def fanned(spec: ApplicationSpec, number: int, times: int) -> Sequence[int]:
+    def fanouts(spec: ApplicationSpec, number: int, times: int) -> Sequence[int]:
         return list(islice(counts[spec.name, number], times))
 
-    return fanned
+    return fanouts
 
 
 def reported_slos(problem: Problem, plan: Plan, workload: Workload) -> list[Model]:
-    """What a run reports on, applications first. Models that only they ask for have promised nobody anything; their
-    target is what the plan gives them."""
-    wholes = [Model(name=it.name, slo=it.slo, attainment=it.attainment) for it in problem.applications]
+    """Return what a run reports on, applications first.
+
+    A model that only applications use has no SLO of its own: its target is its part of theirs, its attainment 0.
+    """
+    wholes = [Model(name=app.name, slo=app.slo, attainment=app.attainment) for app in problem.applications]
     parts = [
-        own if own.name in workload.sources or not problem.applications else msgspec.structs.replace(it, attainment=0.0)
-        for own, it in zip(problem.models, without_applications(problem, plan.split).models, strict=True)
+        model
+        if model.name in workload.sources or not problem.applications
+        else msgspec.structs.replace(part, attainment=0.0)
+        for model, part in zip(problem.models, without_applications(problem, plan.split).models, strict=True)
     ]
     return wholes + parts
 

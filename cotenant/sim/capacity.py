@@ -1,9 +1,8 @@
-"""How much a plan bears: the largest multiple of the requests at which it keeps every promise, in the simulator.
+"""Find the capacity of a plan by simulation: the largest multiple of the load at which all SLOs hold.
 
-At each multiple the same few seeds are simulated. What a model attains is the mean over them, and its 95 % confidence
-interval that of Student's t over the seeds, which are independent, while requests within a run are not. Bisection over
-multiples then finds three: where the means keep all promises, up to where they are surely kept, and from where one is
-surely broken.
+The same few seeds are simulated at each multiple. A model's attainment is the mean over them, with a 95 % confidence
+interval by Student's t over the seeds, which are independent while requests within a run are not. Bisection finds three
+multiples: up to which the means meet all SLOs, up to which they surely do, and from which one is surely violated.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from cotenant.workload import Workload
 from cotenant.workload.arrivals import generate_arrivals
 from cotenant.workload.sources import Curve, Gamma, MarkovModulated, Poisson, Uniform
 
-CLOSE = 0.01  # how near multiples are found
-LARGEST = 64.0  # multiple that is looked at; beyond, nothing is asked of the plan
-STRIDE = 8  # steps of CLOSE at first
+PRECISION = 0.01  # relative, of the multiples
+MAX_MULTIPLE = 64.0  # beyond, the load is negligible for the plan
+STRIDE = 8  # first stride of the search, in steps of PRECISION
 CONFIDENCE = 0.95
-WHILES = 20  # parts of a run in which requests of a trace are counted
+TRACE_BINS = 20  # of a run, in which requests of a trace are counted
 
 
 class Attainment(msgspec.Struct, frozen=True):
-    """The fraction of a model's requests answered in time: mean over seeds, half the width of its 95 % confidence
-    interval (0 for a single seed, of which nothing can be said), and what is promised."""
+    """SLO attainment of a model. mean: over seeds. half: half the width of the 95 % confidence interval, 0 for a single
+    seed, which allows none. required: by the SLO."""
 
     mean: float
     half: float
@@ -40,38 +39,38 @@ class Attainment(msgspec.Struct, frozen=True):
 
     @property
     def lacks(self) -> float:
-        """How far it is from the promise; below 0 where there is room."""
+        """Shortfall from the required attainment; negative if there is headroom."""
         return self.required - self.mean
 
 
 class LoadLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a plan at a multiple of the requests. models: those that were asked for something."""
+    """What a plan attains at a multiple of the load. models: those with requests."""
 
     multiple: float
     models: dict[str, Attainment]
 
     @property
-    def kept(self) -> bool:
-        return all(it.mean >= it.required for it in self.models.values())
+    def slos_met(self) -> bool:
+        return all(model.mean >= model.required for model in self.models.values())
 
     @property
-    def surely_kept(self) -> bool:
-        return all(it.mean - it.half >= it.required for it in self.models.values())
+    def surely_met(self) -> bool:
+        return all(model.mean - model.half >= model.required for model in self.models.values())
 
     @property
-    def surely_broken(self) -> bool:
-        return any(it.mean + it.half < it.required for it in self.models.values())
+    def surely_violated(self) -> bool:
+        return any(model.mean + model.half < model.required for model in self.models.values())
 
     @property
     def worst(self) -> str:
-        """The model that breaks its promise most or comes nearest to it; empty where nothing was asked."""
+        """The model that violates its SLO most or comes nearest to it; empty without requests."""
         return max(self.models, key=lambda name: self.models[name].lacks, default="")
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """multiple: of the requests, up to which every promise is kept. low, high: its 95 % confidence interval; infinite
-    where nothing was ever broken. limit: the model whose promise breaks first. levels: all that were looked at, by
-    multiple."""
+    """The capacity of a plan. multiple: of the load, up to which all SLOs hold. low, high: its 95 % confidence
+    interval; infinite if no SLO was ever violated. limit: the model whose SLO is violated first. levels: all that were
+    simulated, by multiple."""
 
     multiple: float
     low: float
@@ -81,7 +80,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One run to be made: a plan under a workload."""
+    """A run to simulate: a plan under a workload."""
 
     problem: Problem
     plan: Plan
@@ -90,12 +89,13 @@ class SimulationTask(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-def run_simulation(look: SimulationTask) -> Report:
-    return simulate(look.problem, look.plan, look.workload, seconds=look.seconds, seed=look.seed)
+def run_simulation(task: SimulationTask) -> Report:
+    """Simulate a task."""
+    return simulate(task.problem, task.plan, task.workload, seconds=task.seconds, seed=task.seed)
 
 
 def attainment_at(multiple: float, reports: Sequence[Report]) -> LoadLevel:
-    """What models attain over runs that differ in their seeds."""
+    """Summarise runs that differ in their seeds."""
     models = {}
     for rows in zip(*(report.models for report in reports), strict=True):
         stayed = [row.stayed for row in rows]
@@ -107,30 +107,30 @@ def attainment_at(multiple: float, reports: Sequence[Report]) -> LoadLevel:
 
 
 def find_capacity(at: Callable[[float], LoadLevel]) -> Capacity:
-    """Bisection over multiples that are powers of 1 + CLOSE. at: what becomes of the plan at a multiple."""
-    known: dict[int, LoadLevel] = {}
+    """Bisect over multiples that are powers of 1 + PRECISION. at: simulates the plan at a multiple."""
+    levels: dict[int, LoadLevel] = {}
 
-    def look(step: int) -> LoadLevel:
-        if step not in known:
-            known[step] = at((1 + CLOSE) ** step)
-        return known[step]
+    def level(step: int) -> LoadLevel:
+        if step not in levels:
+            levels[step] = at((1 + PRECISION) ** step)
+        return levels[step]
 
-    limit = round(math.log(LARGEST) / math.log1p(CLOSE))
-    kept = _last(lambda step: look(step).kept, limit)
-    low = _last(lambda step: look(step).surely_kept, limit)
-    high = _last(lambda step: not look(step).surely_broken, limit)
-    first = min((step for step, it in known.items() if not it.kept), default=None)
+    limit = round(math.log(MAX_MULTIPLE) / math.log1p(PRECISION))
+    met = _last(lambda step: level(step).slos_met, limit)
+    low = _last(lambda step: level(step).surely_met, limit)
+    high = _last(lambda step: not level(step).surely_violated, limit)
+    first = min((step for step, each in levels.items() if not each.slos_met), default=None)
     return Capacity(
-        multiple=_multiple(kept, limit),
+        multiple=_multiple(met, limit),
         low=_multiple(low, limit),
         high=_multiple(high, limit),
-        limit="" if first is None else known[first].worst,
-        levels=tuple(known[step] for step in sorted(known)),
+        limit="" if first is None else levels[first].worst,
+        levels=tuple(levels[step] for step in sorted(levels)),
     )
 
 
 def _last(holds: Callable[[int], bool], limit: int) -> int:
-    """The last step that holds, where all before it do: `limit` where all do, -limit where none does."""
+    """Return the last step that holds, given that all before it do: `limit` if all do, -limit if none does."""
     low = high = 0
     stride = STRIDE
     if holds(0):
@@ -157,18 +157,18 @@ def _last(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def _multiple(step: int, limit: int) -> float:
-    return 0.0 if step <= -limit else math.inf if step >= limit else (1 + CLOSE) ** step
+    return 0.0 if step <= -limit else math.inf if step >= limit else (1 + PRECISION) ** step
 
 
 def _half(values: Sequence[float]) -> float:
-    """Half the width of the confidence interval of a mean."""
+    """Return half the width of the confidence interval of a mean."""
     if len(values) < 2:
         return 0.0
     return _student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _student(freedom: int) -> float:
-    """Quantile of Student's t for a two-sided interval (Abramowitz and Stegun, 26.7.5, where its first terms do)."""
+    """Return the quantile of Student's t for a two-sided interval (Abramowitz and Stegun, 26.7.5, first terms)."""
     if freedom <= 3:
         return (12.706, 4.303, 3.182)[freedom - 1]
     z = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
@@ -177,8 +177,8 @@ def _student(freedom: int) -> float:
 
 
 def peak_rates(workload: Workload, seconds: float, seed: int) -> dict[str, float]:
-    """Requests/s to plan for, by name: the highest rate that a source has before `seconds`, on average over a while
-    where it is not said in advance. Those that depend on how fast they are answered are left out."""
+    """Return the requests/s to plan for, by name: the highest rate of a source before `seconds`, averaged over a
+    twentieth of it for traces. Closed-loop sources, whose rate depends on the answers, are left out."""
     rates = {}
     for name, source in workload.sources.items():
         if isinstance(source, Curve):
@@ -189,8 +189,8 @@ def peak_rates(workload: Workload, seconds: float, seed: int) -> dict[str, float
         elif isinstance(source, Poisson | Gamma | Uniform):
             rates[name] = source.rate
         elif source.rate is not None:
-            counts = np.zeros(WHILES)  # chunk by chunk: a trace may be longer than memory
+            counts = np.zeros(TRACE_BINS)  # chunk by chunk: a trace may be longer than memory
             for times, _ in generate_arrivals(Workload({name: source}), seconds, seed):
-                counts += np.histogram(times, bins=WHILES, range=(0.0, seconds))[0]
-            rates[name] = float(counts.max()) * WHILES / seconds
+                counts += np.histogram(times, bins=TRACE_BINS, range=(0.0, seconds))[0]
+            rates[name] = float(counts.max()) * TRACE_BINS / seconds
     return rates

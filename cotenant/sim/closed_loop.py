@@ -1,4 +1,4 @@
-"""Callers who wait for their answers: what they ask next follows from what they were told."""
+"""Closed-loop callers: each sends its next request after the reply to the last one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from cotenant.core.request import Outcome, Request
 from cotenant.runtime.events import Reply
 from cotenant.workload.sources import ClosedLoop
 
-# Who is refused comes back no sooner, as `Retry-After` says to callers of the server.
+# Seconds before a rejected caller tries again, at least, as the server's `Retry-After` says.
 RETRY = 1.0
 
 
 class ClosedLoopCallers:
-    """The callers of one name. within: seconds that they give a request; numbers: ids of requests; until: nobody asks
-    at that time or later."""
+    """The callers of one model or application.
+
+    within: seconds from arrival to deadline. numbers: ids of requests. until: time from which no request is sent.
+    """
 
     def __init__(
         self,
@@ -36,25 +38,25 @@ class ClosedLoopCallers:
         self._open: dict[int, _Query] = {}  # by request
 
     def first(self) -> list[Request]:
-        """What they ask at the beginning, in the order of time."""
+        """Return the initial requests in order of time."""
         samples = self._source.samples
         times = [time for chunk in self._source.times(self._rng) for time in chunk[::samples].tolist()]
         return [request for time in times for request in self._query(time)]
 
     def next(self, reply: Reply, now: float) -> list[Request]:
-        """The queries that follow, once all that a caller asked for in one has ended."""
-        asked: list[Request] = []
+        """Return the requests of callers whose last query has ended with this reply."""
+        requests: list[Request] = []
         for request in reply.requests:
             query = self._open.pop(request.id, None)
             if query is None:
-                continue  # a stage's, of an application
+                continue  # a request of a stage
             query.left -= 1
             if reply.outcome is Outcome.REJECTED:
                 query.pause = max(query.pause, reply.retry_after, RETRY)
             if not query.left:
                 think = float(self._rng.exponential(self._source.think)) if self._source.think else 0.0
-                asked += self._query(now + max(think, query.pause))
-        return asked
+                requests += self._query(now + max(think, query.pause))
+        return requests
 
     def _query(self, time: float) -> list[Request]:
         if time >= self._until:
@@ -68,7 +70,7 @@ class ClosedLoopCallers:
 
 
 class _Query:
-    """left: samples that have not ended. pause: seconds before its caller may ask again."""
+    """A query. left: samples that have not ended. pause: seconds before its caller may send again."""
 
     __slots__ = ("left", "pause")
 

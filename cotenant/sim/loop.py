@@ -1,4 +1,4 @@
-"""Virtual time: take the next event, hand it to the dispatcher, carry out what it wants."""
+"""Run a dispatcher in virtual time: take the next event, hand it over, perform the commands."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Died, Drained, Event, Finished, Reply, Run, WakeAt, Woke
 
 Handle = Callable[[Event, float], list[Command]]
-Tell = Callable[[Event, float], None]  # an event for the dispatcher, and when; its commands are performed at once
+Tell = Callable[[Event, float], None]  # hands an event to the dispatcher and performs its commands at once
 
 
 class Actor(Protocol):
-    """Act by itself in a run: workers that start and die, plans that change."""
+    """Act on its own in a run: workers that start and die, plans that change."""
 
     @property
     def due(self) -> float:
-        """When to act next; infinity where there is nothing to do."""
+        """Time of the next action; infinity if there is none."""
         ...
 
     def act(self, now: float, tell: Tell) -> None:
-        """Do what is due. All that came before this moment has been handled."""
+        """Do what is due; everything before this moment has been handled."""
         ...
 
     def drained(self, lane: LaneId, now: float) -> None:
-        """Hear of a lane that holds nothing any more, perhaps within `act`. What follows is due now or later."""
+        """Hear, perhaps within `act`, that a lane is drained. What follows is due now or later."""
         ...
 
 
 class Script:
-    """Tell the dispatcher what is known beforehand, or from one event to the next: (time, event), in order of time."""
+    """Feed given events to the dispatcher: (time, event) in order of time, generated one by one."""
 
     def __init__(self, events: Iterable[tuple[float, Event]]) -> None:
         self._events: Iterator[tuple[float, Event]] = iter(events)
@@ -47,10 +47,10 @@ class Script:
     def act(self, now: float, tell: Tell) -> None:
         if self._next is not None:
             tell(self._next[1], now)
-            self._next = next(self._events, None)  # which may depend on what came of that
+            self._next = next(self._events, None)  # which may depend on the outcome of this one
 
     def drained(self, lane: LaneId, now: float) -> None:
-        """Of a lane that is drained there is no worker to stop."""
+        """Do nothing: a script has no workers to stop."""
 
 
 def play(
@@ -60,13 +60,13 @@ def play(
     ended: Callable[[Reply, float], Iterable[Request]],
     actor: Actor,
 ) -> float:
-    """Run until nothing is left to do; the time of the last event, in seconds.
+    """Run until nothing is left to do; return the time of the last event in seconds.
 
-    handle: of a dispatcher, or what stands before it and wants to see every event; or a dispatcher itself.
-    requests: in the order of their arrival. service: seconds that a batch takes which starts at that time. ended: is
-    told of each reply and when, and gives the requests that follow from it, which arrive then or later. actor: what
-    else happens. Of what is due at the same time the actor is first, then events that were asked for earlier, then
-    `requests`.
+    handle: a dispatcher, or the `handle` of whatever wraps one and wants to see every event. requests: in order of
+    arrival. service: seconds of a batch that starts at a given time. ended: called with each reply and its time;
+    returns
+    the requests that follow from it, which arrive then or later. actor: what else happens. At equal times the actor
+    comes first, then pending events in the order in which they were scheduled, then `requests`.
     """
     dispatcher = handle if isinstance(handle, Dispatcher) else None
     tell = handle.handle if isinstance(handle, Dispatcher) else handle
@@ -78,7 +78,7 @@ def play(
             agenda.step()
         now = arrived
         commands = tell(Arrived(request), now) if dispatcher is None else dispatcher.admit(request, now)
-        if commands:  # mostly the lane is busy, and there is nothing to do
+        if commands:  # usually the lane is busy and there is nothing to do
             agenda.perform(commands, now)
     while agenda.due < math.inf:
         now = agenda.step()
@@ -86,7 +86,7 @@ def play(
 
 
 class _Agenda:
-    """What will happen, `requests` aside: (time, number, event). due: when the next of it does."""
+    """The event queue, `requests` apart: (time, number, event). due: time of the next event."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class _Agenda:
         self._ended = ended
         self._actor = actor
         self._acts = actor.due
-        self._numbers = 0  # of events that were asked for
+        self._numbers = 0  # of scheduled events
         self._heap: list[tuple[float, int, Event]] = []
         self.due = self._acts
 
     def step(self) -> float:
-        """Let the next of it happen; when that was."""
+        """Process the next event; return its time."""
         heap = self._heap
         if not heap or self._acts <= heap[0][0]:
             now = self._acts
@@ -118,6 +118,7 @@ class _Agenda:
         return now
 
     def tell(self, event: Event, now: float) -> None:
+        """Hand an event to the dispatcher and perform its commands."""
         if type(event) is Died:  # a dead worker finishes nothing
             dead = {event.lane, *event.others}
             self._heap[:] = [
@@ -127,8 +128,8 @@ class _Agenda:
         self.perform(self._handle(event, now), now)
 
     def perform(self, commands: list[Command], now: float) -> None:
-        """Carry out what the dispatcher wants."""
-        for command in commands:  # not by isinstance: of a struct, no is a slow answer
+        """Perform commands of the dispatcher."""
+        for command in commands:  # no isinstance: it is slow to deny for structs
             if type(command) is Run:
                 self._at(now + self._service(command, now), Finished(command.lane, command.batch))
             elif type(command) is Reply:

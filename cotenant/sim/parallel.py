@@ -1,4 +1,4 @@
-"""The same work on many tasks, over several processes, each result as soon as it is there."""
+"""Run a function over many tasks in several processes and yield each result as soon as it is there."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ Result = TypeVar("Result")
 
 
 class TaskPool:
-    """With one job, this process does it. Start it with `task_pool`, which also ends it."""
+    """A pool of worker processes, or this process alone. Create it with `task_pool`, which also ends it."""
 
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
         self._pool = pool
 
     def each(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """(which task, what `work`, a function of a module, makes of it), in the order in which they are done."""
+        """Yield (task index, result) in the order of completion. work: a function of a module."""
         if self._pool is None:
             for number, task in enumerate(tasks):
                 yield number, work(task)
             return
-        with _undisturbed():  # the processes start here, and one that is left before it was told what to do complains
+        with (
+            _undisturbed()
+        ):  # processes start here; one that is terminated before it got its task would print a traceback
             futures = {self._pool.submit(work, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
     def all(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-        """What becomes of each task, in their order."""
+        """Return the result of each task, in the order of the tasks."""
         return [result for _, result in sorted(self.each(work, tasks), key=lambda done: done[0])]
 
 
-def _begin() -> None:
-    """Of a process of a pool: Ctrl-C reaches it, too, and ends it without a word; and so does its parent's end."""
+def _initialize() -> None:
+    """Let Ctrl-C, and the end of the parent, end a pool process silently."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_follow, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _follow() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -54,34 +56,34 @@ def _follow() -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals to end come when the block is over. Not by a mask: another thread would take them."""
-    came: list[int] = []
-    known = {number: signal.getsignal(number) for number in ENDING}
-    ours = threading.current_thread() is threading.main_thread()  # no other thread is disturbed
+    """Defer SIGINT and SIGTERM to the end of the block. A signal mask would not do: another thread would take them."""
+    deferred: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    on_main_thread = threading.current_thread() is threading.main_thread()  # only it receives signals
     try:
-        for number in known if ours else ():
-            signal.signal(number, lambda number, frame: came.append(number))
+        for number in handlers if on_main_thread else ():
+            signal.signal(number, lambda number, frame: deferred.append(number))
         yield
     finally:
-        for number, handler in known.items() if ours else ():
+        for number, handler in handlers.items() if on_main_thread else ():
             signal.signal(number, handler)
-        for late in came:
+        for late in deferred:
             signal.raise_signal(late)
 
 
 @contextmanager
 def task_pool(jobs: int) -> Iterator[TaskPool]:
-    """So many processes, which end with the block, at once where it is left by an error or by Ctrl-C."""
+    """Start `jobs` processes that end with the block, at once if it is left by an error or Ctrl-C."""
     if jobs == 1:
         yield TaskPool(None)
         return
     # Spawned rather than forked: a progress bar has a thread, and a fork would copy its locks.
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_initialize)
     try:
         yield TaskPool(pool)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
-            child.terminate()  # in the middle of what nobody waits for any more
+            child.terminate()  # nobody waits for its result any more
         raise
     pool.shutdown()

@@ -1,4 +1,4 @@
-"""Writes down how a run goes, as a `Timeline`: it stands between the loop and the dispatcher and changes nothing."""
+"""Record a run as a `Timeline`: a transparent wrapper between the event loop and the dispatcher."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ INTERVALS = 60
 
 
 class LanePlace(msgspec.Struct, frozen=True):
-    """Where a lane is. share: ‰ of its device, which the workers of a partition have together; price: of that device,
-    per hour."""
+    """Where a lane is. share: its part, in ‰ of the device, of the partition's share. price: of the device, per
+    hour."""
 
     device: DeviceId
     share: float
@@ -30,7 +30,7 @@ class LanePlace(msgspec.Struct, frozen=True):
 
 
 def lane_places(plan: Plan, fleet: Iterable[Kind]) -> dict[LaneId, LanePlace]:
-    """By lane."""
+    """Return the place of every lane of a plan."""
     prices = {kind.name: kind.price for kind in fleet}
     return {
         LaneId(device.id, slot, worker): LanePlace(
@@ -43,9 +43,9 @@ def lane_places(plan: Plan, fleet: Iterable[Kind]) -> dict[LaneId, LanePlace]:
 
 
 class Recorder:
-    """Callable as a dispatcher's `handle`. What happens after `seconds`, when nothing arrives any more, is left out.
+    """Callable like a dispatcher's `handle`. What happens after `seconds`, when nothing arrives any more, is left out.
 
-    slots: of every lane that there will be. progress: called with how many of the intervals are over.
+    slots: places of all lanes that there will be. progress: called with the number of intervals that are over.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Recorder:
         self._devices = 0
         self._price = 0.0
         self._busy = 0.0  # ‰ of a device on which batches run
-        # Of the interval under way.
+        # Of the current interval.
         self._arrived = dict.fromkeys(names, 0)
         self._in_time = dict.fromkeys(names, 0)
         self._late = dict.fromkeys(names, 0)
         self._latency = {name: Histogram() for name in names}
         self._integrals = [0.0] * 4  # of waiting, busy, devices, price over time
-        # Of those that are over.
+        # Of completed intervals.
         self._offered: dict[str, list[float]] = {name: [] for name in names}
         self._goodput: dict[str, list[float]] = {name: [] for name in names}
         self._missed: dict[str, list[float]] = {name: [] for name in names}
@@ -115,7 +115,7 @@ class Recorder:
         return commands
 
     def timeline(self) -> Timeline:
-        """After the run."""
+        """Return the timeline, after the run."""
         self._pass(self._intervals * self._step)
         priced = any(slot.price is not None for slot in self._slots.values())
         waiting, busy, devices, price = self._means
@@ -157,7 +157,7 @@ class Recorder:
         self._price = sum(price or 0.0 for price in prices.values())
 
     def _pass(self, now: float) -> None:
-        """The time has come to `now`, and all was until then as it is."""
+        """Advance to `now`; the state has not changed since the last call."""
         while now >= self._until and self._closed < self._intervals:
             self._integrate(self._until)
             self._close()

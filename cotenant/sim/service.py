@@ -1,4 +1,4 @@
-"""How long a batch takes in the simulator: as its lane predicts, times noise, plus what the server itself costs."""
+"""Service times of batches in the simulator: latency, times noise, plus the server's own overhead."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cotenant.core.identity import LaneId
 from cotenant.runtime.events import LaneSpec, Run
 from cotenant.workload.arrivals import random_streams
 
-_BLOCK = 1024  # draws at a time: a call of numpy for each batch would cost more than the dispatcher
+_BLOCK = 1024  # random draws at a time: one numpy call per batch would cost more than the dispatcher
 
-_PARTS = (0.1, 0.5, 0.9, 0.99)  # of a profile
+_PROBABILITIES = (0.1, 0.5, 0.9, 0.99)  # of the quantiles in a profile
 
 # A placement at run time: its lane and its model.
 Key = tuple[LaneId, str]
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server adds to what was profiled, as measured live.
+    """What the server adds to profiled latencies, as measured live.
 
-    per_batch, per_request: seconds. bandwidth: bytes/s of the link that requests come to a device by; sizes: bytes of
-    one row, by model, 0 where absent.
+    per_batch, per_request: seconds. bandwidth: bytes/s of the link over which requests reach a device. sizes: bytes of
+    one row, by model; 0 if absent.
     """
 
     per_batch: float = 0.0
@@ -35,53 +35,54 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     sizes: Mapping[str, float] = {}
 
     def per_row(self, model: str) -> float:
-        """Seconds that a row of a model takes on the link."""
+        """Return the seconds that a row of a model takes on the link."""
         return self.sizes.get(model, 0.0) / self.bandwidth
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How much batches vary, around a median of 1, since profiles hold medians.
+    """The distribution of batch latency over its median.
 
-    cv: standard deviation over median. levels: what these `parts` of all do not exceed, where that was measured; the
-    distribution then goes through these. Else it is lognormal.
+    cv: standard deviation over median. quantiles: measured values at `probabilities`, between which the distribution is
+    interpolated; without them it is lognormal.
     """
 
     cv: float = 0.0
-    levels: tuple[float, ...] = ()
-    parts: tuple[float, ...] = _PARTS
+    quantiles: tuple[float, ...] = ()
+    probabilities: tuple[float, ...] = _PROBABILITIES
 
     @classmethod
     def of(cls, features: Mapping[str, float], latency: float) -> Noise:
-        """From the features of a profile's point (``cv_pct``, ``p10_ms``, ``p90_ms``, ``p99_ms``), and its latency in
-        seconds."""
-        known = [features.get(f"p{percent}_ms", math.nan) / (1e3 * latency) for percent in (10, 90, 99)]
-        levels = () if any(map(math.isnan, known)) else (known[0], 1.0, *known[1:])
-        return cls(features.get("cv_pct", 0.0) / 100, levels)
+        """Make it from the features of a profile point (``cv_pct``, ``p10_ms``, ``p90_ms``, ``p99_ms``) and its
+        latency in seconds."""
+        relative = [features.get(f"p{percent}_ms", math.nan) / (1e3 * latency) for percent in (10, 90, 99)]
+        quantiles = () if any(map(math.isnan, relative)) else (relative[0], 1.0, *relative[1:])
+        return cls(features.get("cv_pct", 0.0) / 100, quantiles)
 
     def draws(self, rng: np.random.Generator) -> Iterator[float]:
+        """Draw factors on the median, without end."""
         if not self.cv:
             yield from itertools.repeat(1.0)
         # A lognormal of median 1 has a deviation of sqrt((v - 1) v) with v = exp(sigma^2).
         sigma = math.sqrt(math.log((1 + math.sqrt(1 + 4 * self.cv**2)) / 2))
         while True:
-            if self.levels:
-                yield from np.interp(rng.random(_BLOCK), self.parts, self.levels).tolist()
+            if self.quantiles:
+                yield from np.interp(rng.random(_BLOCK), self.probabilities, self.quantiles).tolist()
             else:
                 yield from rng.lognormal(0.0, sigma, _BLOCK).tolist()
 
 
 class BatchTimes(msgspec.Struct, frozen=True):
-    """What batches really take. latencies: seconds of 1, 2, … rows, the median of each; noise: around that."""
+    """True batch latencies. latencies: median seconds of 1, 2, … rows. noise: around the median."""
 
     latencies: tuple[float, ...]
     noise: Noise
 
 
 class RecordedBatches(msgspec.Struct, frozen=True):
-    """Batches as they ran once, to run again with the same arrivals: slow ones where they were slow then.
+    """Batches of a recorded run, to replay under the same arrivals: slow where they were slow then.
 
-    latencies: seconds of 1, 2, … rows, the median of each. starts: seconds, ascending; rows and factors (over their
-    latency) of the batches that started then.
+    latencies: median seconds of 1, 2, … rows. starts: seconds, ascending. rows, factors: of the batches that started
+    then; a factor is over the median.
     """
 
     latencies: tuple[float, ...]
@@ -90,7 +91,8 @@ class RecordedBatches(msgspec.Struct, frozen=True):
     factors: tuple[float, ...]
 
     def takes(self, rows: int, now: float) -> float:
-        """As long as the nearer in time of the batches before and after, rather of one with as many rows."""
+        """Return the seconds of a batch, scaled like the recorded batch before or after `now`: one with the same rows
+        if there is one, then the nearer in time."""
         after = bisect.bisect(self.starts, now)
         near = range(max(after - 1, 0), min(after + 1, len(self.starts)))
         _, _, nearest = min([(self.rows[n] != rows, abs(self.starts[n] - now), n) for n in near])
@@ -98,8 +100,10 @@ class RecordedBatches(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """batches: what they take, by lane and model; what the lane predicts where absent. Each has random numbers of its
-    own."""
+    """Draw service times, each placement from its own random stream.
+
+    batches: true latencies by lane and model; those that the lane predicts if absent.
+    """
 
     def __init__(
         self,
@@ -117,7 +121,7 @@ class Service:
         self.open(lanes, batches or {})
 
     def open(self, lanes: Iterable[LaneSpec], batches: Mapping[Key, BatchTimes | RecordedBatches]) -> None:
-        """There are these lanes, too, or they have other latencies from now on; noise goes on where it was."""
+        """Add lanes, or change their latencies from now on; the noise of known placements continues."""
         predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
         rngs = random_streams(self._seed, map(_stream, predicted))
         for key, curve in predicted.items():
@@ -129,7 +133,7 @@ class Service:
             self._placements[key] = (curve, own.latencies, draws, self._overhead.per_row(key[1]))
 
     def takes(self, run: Run, now: float) -> tuple[int, float, float]:
-        """Rows, seconds that the lane predicts, seconds until it is `Finished`."""
+        """Return the rows of a batch, its predicted seconds, and its true seconds."""
         predicted, latencies, noise, per_row = self._placements[run.lane, run.model]
         requests = run.requests
         rows = 0
@@ -142,6 +146,6 @@ class Service:
 
 
 def _stream(key: Key) -> str:
-    """What a placement's noise is drawn by."""
+    """Return the name of a placement's random stream."""
     lane, model = key
     return f"service {lane} {model}"

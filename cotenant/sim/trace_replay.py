@@ -1,5 +1,5 @@
-"""What a server's event log tells of a stretch of time: what batches really take, with the neighbours they have, which
-is the service model of a server as it runs; and how long requests were with the dispatcher."""
+"""Fit a service model to a server's event log: true batch latencies under co-location, and how long requests spent in
+the dispatcher."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cotenant.sim.service import BatchTimes, Key, Noise, RecordedBatches
 
 Array = NDArray[np.float64]
 
-ENOUGH = 30  # batches of one size, whose median is taken as it is
-PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+MIN_BATCHES = 30  # of one size, from which their median is used directly
+PROBABILITIES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
 class ObservedBatch(msgspec.Struct, frozen=True):
-    """A batch. start, seconds: from its stretch of time's begin, and how long."""
+    """A batch. start: seconds from the beginning of the observed period. seconds: its duration."""
 
     start: float
     rows: int
@@ -31,7 +31,7 @@ class ObservedBatch(msgspec.Struct, frozen=True):
 
 
 class Observations(msgspec.Struct, frozen=True):
-    """batches: as they started, by lane and model. requests: seconds from arrival to answer of those that were served,
+    """batches: in order of their start, by lane and model. requests: seconds from arrival to reply of served requests,
     by model."""
 
     batches: dict[Key, list[ObservedBatch]]
@@ -39,7 +39,8 @@ class Observations(msgspec.Struct, frozen=True):
 
 
 def collect_observations(lines: Iterable[LogLine], since: float, until: float) -> Observations:
-    """Of batches that ran and requests that came and were answered, from `since` to `until` (by the log's clock)."""
+    """Collect the batches that ran, and the requests that arrived and were served, from `since` to `until` (log
+    clock)."""
     batches: defaultdict[Key, list[ObservedBatch]] = defaultdict(list)
     requests: defaultdict[str, list[float]] = defaultdict(list)
     running: dict[tuple[str, int], tuple[Run, float]] = {}
@@ -62,55 +63,53 @@ def collect_observations(lines: Iterable[LogLine], since: float, until: float) -
 
 
 def fit_batch_times(lanes: Iterable[LaneSpec], batches: Mapping[Key, Sequence[ObservedBatch]]) -> dict[Key, BatchTimes]:
-    """How long batches take and how much that varies, by lane and model, of those that ran at all: for a run with other
-    arrivals, or at another time."""
-    return {key: _batches(_curve(predicted, ran), ran) for key, predicted, ran in _known(lanes, batches)}
+    """Fit latencies and their variation to observed batches, by lane and model, to simulate other arrivals."""
+    return {key: _batch_times(_curve(predicted, ran), ran) for key, predicted, ran in _with_predictions(lanes, batches)}
 
 
 def recorded_batches(
     lanes: Iterable[LaneSpec], batches: Mapping[Key, Sequence[ObservedBatch]]
 ) -> dict[Key, RecordedBatches]:
-    """The very batches, by lane and model, of those that ran at all: for a run with the same arrivals, from the same
-    time on. What is left between it and what was seen is not for the batches."""
-    return {key: _record(_curve(predicted, ran), ran) for key, predicted, ran in _known(lanes, batches)}
+    """Return the observed batches, by lane and model, to replay under the same arrivals from the same time on; what
+    then still differs from the observation is not due to batch latencies."""
+    return {key: _recorded(_curve(predicted, ran), ran) for key, predicted, ran in _with_predictions(lanes, batches)}
 
 
-def _known(
+def _with_predictions(
     lanes: Iterable[LaneSpec], batches: Mapping[Key, Sequence[ObservedBatch]]
 ) -> Iterator[tuple[Key, Sequence[float], Sequence[ObservedBatch]]]:
-    """With what the lane predicts of 1, 2, … rows."""
+    """Yield the observed batches with the latencies that their lane predicts for 1, 2, … rows."""
     predicted = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
     return ((key, predicted[key], ran) for key, ran in batches.items() if ran and key in predicted)
 
 
 def _curve(predicted: Sequence[float], ran: Sequence[ObservedBatch]) -> tuple[float, ...]:
-    """Medians of 1, 2, … rows.
+    """Return median latencies of 1, 2, … rows.
 
-    Sizes that did not run often lie on a line: so many times what the lane predicts, and something for every batch, as
-    those that ran have it by least squares.
+    Sizes with few batches lie on a line fitted by least squares: a constant plus a multiple of the lane's prediction.
     """
-    took: defaultdict[int, list[float]] = defaultdict(list)
+    observed: defaultdict[int, list[float]] = defaultdict(list)
     for batch in ran:
-        took[batch.rows].append(batch.seconds)
-    medians = {rows: statistics.median(seconds) for rows, seconds in took.items()}
+        observed[batch.rows].append(batch.seconds)
+    medians = {rows: statistics.median(seconds) for rows, seconds in observed.items()}
     fixed, times = _line(
         np.array([predicted[rows - 1] for rows in medians]),
         np.array(list(medians.values())),
-        np.array([float(len(seconds)) for seconds in took.values()]),
+        np.array([float(len(seconds)) for seconds in observed.values()]),
     )
-    often = {rows for rows, seconds in took.items() if len(seconds) >= ENOUGH}
+    frequent = {rows for rows, seconds in observed.items() if len(seconds) >= MIN_BATCHES}
     return tuple(
-        medians[rows] if rows in often else fixed + times * seconds for rows, seconds in enumerate(predicted, 1)
+        medians[rows] if rows in frequent else fixed + times * seconds for rows, seconds in enumerate(predicted, 1)
     )
 
 
-def _batches(curve: tuple[float, ...], ran: Sequence[ObservedBatch]) -> BatchTimes:
+def _batch_times(curve: tuple[float, ...], ran: Sequence[ObservedBatch]) -> BatchTimes:
     factors = np.array([batch.seconds / curve[batch.rows - 1] for batch in ran])
-    levels = tuple(np.quantile(factors, PARTS).tolist())
-    return BatchTimes(curve, Noise(float(factors.std()), levels, PARTS))
+    quantiles = tuple(np.quantile(factors, PROBABILITIES).tolist())
+    return BatchTimes(curve, Noise(float(factors.std()), quantiles, PROBABILITIES))
 
 
-def _record(curve: tuple[float, ...], ran: Sequence[ObservedBatch]) -> RecordedBatches:
+def _recorded(curve: tuple[float, ...], ran: Sequence[ObservedBatch]) -> RecordedBatches:
     ran = sorted(ran, key=lambda batch: batch.start)
     return RecordedBatches(
         latencies=curve,
@@ -121,7 +120,7 @@ def _record(curve: tuple[float, ...], ran: Sequence[ObservedBatch]) -> RecordedB
 
 
 def _line(x: Array, y: Array, weight: Array) -> tuple[float, float]:
-    """What is fixed and what is proportional, neither below 0; relative errors count."""
+    """Fit constant and slope, neither negative, by least squares of relative errors."""
     weight = weight / y**2
     mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
     spread = float(weight @ (x - mean_x) ** 2)

@@ -36,7 +36,7 @@ def test_a_report_says_what_became_of_each_model() -> None:
     assert digits.predicted == pytest.approx(0.007)
     assert digits.observed == pytest.approx(0.0075)
     assert idle.attainment is idle.p99 is idle.batch is None
-    assert idle.kept
+    assert idle.slo_met
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_promise_is_broken_where_chance_does_not_explain_what_was_missed(
         done = 1.030 if number < missed else 1.010
         tally.ended((Request(number, "digits", 1.0, 1.025),), Outcome.SERVED, done)
     (row,) = Report.of("live", MODELS[:1], {"digits": tally}, 10.0).models
-    assert row.kept is kept
+    assert row.slo_met is kept
 
 
 def test_a_report_survives_its_file() -> None:

@@ -71,7 +71,7 @@ def test_a_level_is_the_mean_over_seeds_with_students_interval() -> None:
     assert list(found.models) == ["a"]  # nobody asked for b
     assert found.models["a"].mean == pytest.approx(0.98)
     assert found.models["a"].half == pytest.approx(4.303 * 0.02 / math.sqrt(3), rel=1e-3)
-    assert not found.kept and not found.surely_broken
+    assert not found.slos_met and not found.surely_violated
     assert attainment_at(1.0, changed[:1]).models["a"].half == 0.0
 
 

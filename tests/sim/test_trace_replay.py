@@ -64,7 +64,7 @@ def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
     known = fit_batch_times([LANE], took)[LANE.id, "a"]
     # Twice what was predicted, and 5 ms for each batch.
     assert known.latencies == pytest.approx((0.025, 0.029, 0.033, 0.037))
-    assert known.noise.levels == pytest.approx((1.0,) * len(known.noise.parts))
+    assert known.noise.quantiles == pytest.approx((1.0,) * len(known.noise.probabilities))
 
 
 def test_one_size_alone_says_how_many_times_as_long() -> None:
@@ -108,7 +108,7 @@ def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
     assert len(often) > 3
     for n in often:
         assert again.latencies[n - 1] == pytest.approx(real[LANE.id, "a"].latencies[n - 1], rel=0.05)
-    assert np.interp(0.9, again.noise.parts, again.noise.levels) == pytest.approx(1.28, abs=0.05)
+    assert np.interp(0.9, again.noise.probabilities, again.noise.quantiles) == pytest.approx(1.28, abs=0.05)
 
 
 def test_batches_run_again_as_they_did() -> None:
