@@ -18,10 +18,12 @@ from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisso
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
-from cotenant.planners import Problem, load_planner
+from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
 from cotenant.planners.forecast import forecast
-from cotenant.planners.solve import slo_budget_of, solve
+from cotenant.planners.portfolio import choose_planner
+from cotenant.planners.slo_budget import split_slo_budgets
+from cotenant.planning import plan as plan_problem
 from cotenant.sim.run import simulate
 
 CUTS = (100, 200, 300, 400, 500, 600, 800, 1000)
@@ -68,13 +70,13 @@ def main() -> None:
         problem = random_problem(rng)
         begun = time.perf_counter()
         try:
-            parts = slo_budget_of(load_planner(given.planner), problem)
+            parts = split_slo_budgets(choose_planner(given.planner).plan, problem)
         except PlanError:
             continue  # a target that no split meets
         done = time.perf_counter()
-        solve(given.planner, without_applications(problem, parts))
+        plan_problem(without_applications(problem, parts), given.planner, validate=False)
         split, alone = split + done - begun, alone + time.perf_counter() - done
-        plan = solve(given.planner, problem)
+        plan = plan_problem(problem, given.planner, validate=False)
         if plan.unserved:
             continue
         expected = forecast(plan, problem).applications["app"].attainment

@@ -27,7 +27,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
-from cotenant.planners import PLANNERS, Problem, geometry, load_planner
+from cotenant.planners import PLANNERS, Problem, geometry, load_planner, portfolio
 from cotenant.planners.check import check
 from experiments.data import a100, v100
 
@@ -97,7 +97,7 @@ def timed(what: Callable[[Problem], Answer], problem: Problem) -> tuple[Answer, 
 
 def large(devices: int) -> None:
     problem = large_problem(devices)
-    plan, seconds = timed(geometry.plan, problem)
+    plan, seconds = timed(portfolio.plan, problem)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     over = (plan.cost_per_hour or 0.0) / (plan.bound or 1.0)
     faults = len(check(plan, problem)) + len(plan.unserved)
@@ -115,7 +115,7 @@ def large(devices: int) -> None:
 
 def near(problems: list[Problem], devices: int) -> list[Plan]:
     """How near the bound, over all problems and over those with the most models."""
-    found = [timed(geometry.plan, problem) for problem in problems]
+    found = [timed(portfolio.plan, problem) for problem in problems]
     ratios = np.array([plan.scale / plan.bound for plan, _ in found if plan.bound])
     took = np.array([seconds for _, seconds in found])
     nine = np.array([len(problem.models) == 9 for problem in problems])
@@ -145,7 +145,7 @@ def rivals(problems: list[Problem], plans: list[Plan]) -> None:
     for n, (problem, best) in enumerate(zip(problems, plans, strict=True)):
         for part in PARTS:
             rates = at(problem, part * best.scale)
-            mine = geometry.plan(rates)
+            mine = portfolio.plan(rates)
             asked += 1
             for k, name in enumerate(sorted(PLANNERS)):
                 plan = mine if name == "geometry" else load_planner(name)(rates)

@@ -3,7 +3,7 @@
 The operations of the command line, as functions on the same values:
 
     problem = cotenant.read_problem(Path("problem.toml"))
-    plan = cotenant.solve("elastic", problem)
+    plan = cotenant.plan(problem)                        # validated by simulation
     cotenant.check(plan, problem)                        # what it violates: nothing
     cotenant.forecast(plan, problem)                     # what it will do under Poisson arrivals
     cotenant.simulate(problem, plan, seconds=60)         # and what the server's own dispatcher makes of it
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from cotenant.planners.compare import compare
     from cotenant.planners.explain import explain
     from cotenant.planners.forecast import forecast
-    from cotenant.planners.solve import solve
+    from cotenant.planning import plan
     from cotenant.predictors import ConstantMargin, Load, NoInterference
     from cotenant.predictors.fitting import fit
     from cotenant.predictors.samples import Sample
@@ -96,6 +96,7 @@ _HOMES = {
     "explain": "planners.explain",
     "fit": "predictors.fitting",
     "forecast": "planners.forecast",
+    "plan": "planning",
     "read_failures": "config",
     "read_problem": "config",
     "read_profiles_file": "config",
@@ -108,7 +109,6 @@ _HOMES = {
     "serve": "app.serving",
     "serving": "app.serving",
     "simulate": "sim.run",
-    "solve": "planners.solve",
     "write_profiles": "core.profile",
 }
 
@@ -149,6 +149,7 @@ __all__ = [
     "explain",
     "fit",
     "forecast",
+    "plan",
     "read_failures",
     "read_problem",
     "read_profiles_file",
@@ -161,7 +162,6 @@ __all__ = [
     "serve",
     "serving",
     "simulate",
-    "solve",
     "write_profiles",
 ]
 

@@ -30,7 +30,7 @@ def test_files_are_named_by_text_too(tmp_path: Path) -> None:
     )
     problem = cotenant.read_problem(f"{tmp_path}/p.toml")
     assert list(cotenant.read_profiles_file(f"{tmp_path}/p.csv")) == [("m", "k")]
-    plan = cotenant.solve("geometry", problem)
+    plan = cotenant.plan(problem)
     assert cotenant.check(plan, problem) == []
     assert cotenant.compare(problem, [plan], {}).rows[0].devices == 1
     assert cotenant.diff_plans(plan, plan).workers_started == 0

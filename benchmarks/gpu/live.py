@@ -20,7 +20,7 @@ import uvloop
 
 from benchmarks.gpu import profiles
 from benchmarks.gpu.session import Session
-from cotenant.app.deployment_builder import DeploymentBuilder, timed_plan
+from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.backends import Backend
 from cotenant.core.model import Model
 from cotenant.core.plan import Plan
@@ -33,6 +33,7 @@ from cotenant.live.server import Server
 from cotenant.measure.report import Report
 from cotenant.measure.stats import Histogram, Tally
 from cotenant.planners import Problem
+from cotenant.planning import plan as plan_problem
 from cotenant.runtime.dispatcher import HOPELESS, PASSED
 from cotenant.runtime.lane_specs import lane_specs
 from cotenant.runtime.log import read_log
@@ -123,7 +124,7 @@ async def _served(
                 elif planner != TEMPORAL or factor == times:
                     known = {TEMPORAL: temporal} | ({site.plan.planner: site.plan} if factor == 1 else {})
                     if (plan := known.get(planner)) is None:
-                        plan = await asyncio.to_thread(timed_plan, planner, looser.problem)
+                        plan = await asyncio.to_thread(plan_problem, looser.problem, planner)
                     found[planner] = await bench.largest(looser, plan, session.left - rest)
             rates = {planner: it["requests_s"] for planner, it in found.items()}
             if rates.get(TEMPORAL):
@@ -138,7 +139,7 @@ async def _bearable(site: Deployment) -> tuple[int, Plan]:
     """How many times their targets whole devices, shared in time, can keep at some rate, 0 for none; and the plan. A
     short target and another model's long batch do not go together on one device."""
     for factor in LOOSER:
-        plan = await asyncio.to_thread(timed_plan, TEMPORAL, _loosened(site, factor).problem)
+        plan = await asyncio.to_thread(plan_problem, _loosened(site, factor).problem, TEMPORAL)
         if plan.devices and not plan.unserved:
             return factor, plan
     return 0, plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -27,11 +26,11 @@ from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, DeviceError, ModelError, NotFoundError
 from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.planners import Problem
+from cotenant.planning import plan as plan_problem
 from cotenant.predictors.fitting import with_observations
 from cotenant.predictors.samples import Sample
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, grid_of, profile_model
-from cotenant.sim.plan_validation import validated
 from cotenant.worker.ensemble import NESTED, Ensemble, describe_ensemble
 from cotenant.worker.repository import ENSEMBLE, Entry, describe, sample_inputs, scan_repository, worker_model
 
@@ -187,7 +186,7 @@ class DeploymentBuilder:
         problem = self._problem(served, profiles, seen)
         plan = Plan(planner=self._settings.planner)
         if planned:  # in a thread: a server goes on meanwhile
-            plan = await asyncio.to_thread(timed_plan, self._settings.planner, problem)
+            plan = await asyncio.to_thread(plan_problem, problem, self._settings.planner)
         return Deployment(offered=served, problem=problem, plan=plan, broken=broken)
 
     def _look(self) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -274,13 +273,6 @@ class DeploymentBuilder:
 
 def _given(settings: Settings) -> Profiles:
     return {} if settings.profiles is None else read_profiles_file(settings.profiles)
-
-
-def timed_plan(planner: str, problem: Problem) -> Plan:
-    """The planner's answer, which the simulator has seen, with how long it took."""
-    begun = time.perf_counter()
-    plan = validated(planner, problem)
-    return msgspec.structs.replace(plan, solve_s=time.perf_counter() - begun)
 
 
 def _runtime(entry: Entry) -> str:

@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.app.deployment_builder import timed_plan
 from cotenant.cli.output import aside, progress_bars
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import Problem, load_planner
 from cotenant.planners import planner_names as planners
 from cotenant.planners.compare import Comparison, Row, compare
+from cotenant.planning import plan
 from cotenant.render.table import table
 
 
@@ -40,7 +40,7 @@ def compare_planners(problem: Problem, names: Sequence[str]) -> Comparison:
         for name in names:
             progress.update(task, description=name)
             try:
-                plans.append(timed_plan(name, problem))
+                plans.append(plan(problem, name))
             except PlanError as error:
                 refusals[name] = str(error)
             progress.advance(task)

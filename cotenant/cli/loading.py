@@ -36,7 +36,8 @@ def load_settings(
 
 def load_deployment(settings: Any, *, force: bool = False, planned: bool = True) -> Any:
     """Build the deployment that settings ask for, showing progress of profiling; with its plan where `planned`."""
-    from cotenant.app.deployment_builder import DeploymentBuilder, backend_of, timed_plan
+    from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
+    from cotenant.planning import plan as plan_problem
 
     backend = backend_of(settings)
     try:
@@ -45,7 +46,7 @@ def load_deployment(settings: Any, *, force: bool = False, planned: bool = True)
     finally:
         backend.stop()
     # Here, where Ctrl-C ends it at once, and not in the thread that a server has for it.
-    return msgspec.structs.replace(site, plan=timed_plan(settings.planner, site.problem)) if planned else site
+    return msgspec.structs.replace(site, plan=plan_problem(site.problem, settings.planner)) if planned else site
 
 
 def load_problem(problem: Path | None, settings: Path | None, model_repository: Path | None) -> Any:
@@ -67,9 +68,9 @@ def load_planned(
     time_limit: float | None = None,
 ) -> tuple[Any, Plan]:
     """Plan a problem file, or what a server would serve. current: the plan in force."""
-    from cotenant.app.deployment_builder import timed_plan
     from cotenant.cli.plan import plan_from_current
     from cotenant.config import read_settings
+    from cotenant.planning import plan as plan_problem
 
     if problem is None or problem.is_dir():
         server_settings = _served_settings(problem, settings, model_repository, planner)
@@ -80,7 +81,7 @@ def load_planned(
     else:
         parsed = with_time_limit(time_limit, load_problem(problem, settings, model_repository))
         name = planner or read_settings().planner
-    return (parsed, timed_plan(name, parsed)) if current is None else plan_from_current(name, parsed, current)
+    return (parsed, plan_problem(parsed, name)) if current is None else plan_from_current(name, parsed, current)
 
 
 def load_plan(

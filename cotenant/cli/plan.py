@@ -7,7 +7,6 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.app.deployment_builder import timed_plan
 from cotenant.cli.output import aside, console, forecast_table, print_labelled, progress_bars, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
@@ -17,6 +16,7 @@ from cotenant.planners.applications import without_applications
 from cotenant.planners.check import check
 from cotenant.planners.explain import Explanation, explain, gain, probes
 from cotenant.planners.forecast import forecast
+from cotenant.planning import plan as plan_problem
 from cotenant.predictors import Load
 from cotenant.predictors.fitting import extrapolated_models
 from cotenant.render.plan_diff import plan_diff_table
@@ -39,7 +39,7 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def plan_from_current(planner: str, problem: Problem, current: Plan) -> tuple[Problem, Plan]:
     """The problem and its plan, made from one in force: what that has which the problem does not know is left out."""
     asked = msgspec.structs.replace(problem, current=_known(current, problem))
-    return asked, renumber_devices(timed_plan(planner, asked), current)
+    return asked, renumber_devices(plan_problem(asked, planner), current)
 
 
 def _known(current: Plan, problem: Problem) -> Plan:
@@ -67,7 +67,7 @@ def explain_with_gains(problem: Problem, plan: Plan) -> Explanation:
         task = progress.add_task("", total=len(tries))
         for more, richer in tries:
             progress.update(task, description=more)
-            gains.append(gain(more, plan, timed_plan(plan.planner, richer)))
+            gains.append(gain(more, plan, plan_problem(richer, plan.planner)))
             progress.advance(task)
     return msgspec.structs.replace(found, gains=tuple(gains))
 

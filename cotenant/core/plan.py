@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from cotenant.core.identity import DeviceId
+from cotenant.core.provenance import Provenance
 from cotenant.core.units import WHOLE, parse_share
 from cotenant.errors import ConfigError
 
@@ -61,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     scale: the multiple of the asked rates that is served; 1 when all are.
     bound: a proven limit on the objective, where the planner has one. split: application → stage → its part of the
-    application's target, in seconds.
+    application's target, in seconds. provenance: how the plan came about, where that is known.
     """
 
     planner: str
@@ -73,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_hour: float | None = None
     solve_s: float = 0.0
     split: dict[str, dict[str, float]] = {}
+    provenance: Provenance | None = None
 
     @property
     def devices_used(self) -> int:
@@ -133,6 +135,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 name: {stage: seconds * 1e3 for stage, seconds in stages.items()} for name, stages in self.split.items()
             }
             or msgspec.UNSET,
+            provenance=self.provenance or msgspec.UNSET,
         )
         return msgspec.json.format(msgspec.json.encode(file), indent=2)
 
@@ -178,6 +181,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 name: {stage: ms / 1e3 for stage, ms in stages.items()}
                 for name, stages in (file.split_ms or {}).items()
             },
+            provenance=file.provenance or None,
         )
 
 
@@ -217,3 +221,4 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
     devices: list[_DeviceFile]
     unserved: dict[str, float]
     split_ms: dict[str, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET  # only where there are applications
+    provenance: Provenance | msgspec.UnsetType = msgspec.UNSET

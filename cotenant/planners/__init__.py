@@ -4,6 +4,6 @@ entry point of a package of yours (see registry.py)."""
 from __future__ import annotations
 
 from cotenant.planners.problem import Objective, Problem
-from cotenant.planners.registry import PLANNERS, QUICK, Planner, load_planner, planner_names
+from cotenant.planners.registry import PLANNERS, Planner, load_planner, planner_names
 
-__all__ = ["PLANNERS", "QUICK", "Objective", "Planner", "Problem", "load_planner", "planner_names"]
+__all__ = ["PLANNERS", "Objective", "Planner", "Problem", "load_planner", "planner_names"]

@@ -153,7 +153,7 @@ def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     if bound is not None and best.gap is not None:
         told.append(_against(problem, best, bound))
     if best.worst is not None and not best.keeps:
-        # `solve` makes room for chance where there is any.
+        # Plans have headroom for random arrivals wherever the devices have room for it.
         told.append(
             f"But under Poisson arrivals {best.worst.model} would attain {_percent(best.worst.attainment)} where"
             f" {_percent(best.worst.promised)} are promised."

@@ -26,8 +26,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     devices (the least cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates
     that the fleet can serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds
     that a planner may search for something better than it has. bounded: whether a close bound is wanted, too; to prove
-    one takes time. applications: graphs of these models; planners never see any, since `solve` splits their targets
-    first.
+    one takes time. applications: graphs of these models; planners never see any, since their targets are split over the
+    models first.
     """
 
     models: tuple[Model, ...]

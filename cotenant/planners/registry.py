@@ -27,7 +27,7 @@ from cotenant.planners.problem import Problem
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# One that answers the objective "rate" itself says so in its plan's objective; `solve` asks any other for fixed rates.
+# One that answers the objective "rate" itself says so in its plan's objective; any other is asked for fixed rates.
 Planner = Callable[[Problem], Plan]
 
 # Name → module with a function `plan(problem) -> Plan`, loaded on use.
@@ -38,8 +38,6 @@ PLANNERS: dict[str, str] = {
     "ideal": "cotenant.planners.ideal",
     "geometry": "cotenant.planners.geometry",
 }
-# Those quick enough to be asked beside another, so that it is never behind them.
-QUICK = ("elastic", "bestfit", "squishy")
 GROUP = "cotenant.planners"
 
 

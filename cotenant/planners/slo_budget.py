@@ -18,11 +18,16 @@ import msgspec
 import numpy as np
 
 from cotenant.core.application import Application
+from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE, show_seconds
 from cotenant.errors import PlanError
 from cotenant.planners import Planner, Problem
 from cotenant.planners.applications import Split, without_applications
+from cotenant.planners.candidates import objective_value
 from cotenant.planners.capacity import latency_curve
+from cotenant.planners.largest_rate import largest_scale
+from cotenant.planners.local_search import attainment_shortfall
+from cotenant.planners.scale_search import is_sound
 
 MIN_RATE = 1e-6  # requests/s: of a model without requests, so that a cheaper level still costs less
 BUDGET_STEP = 0.25  # relative: by which the budget of one stage is changed
@@ -59,6 +64,36 @@ def budget_levels(problem: Problem, model: str, slower: float = 1.0) -> list[Bud
         if not found or level.costs < found[-1].costs * (1 - COST_TOLERANCE):
             found.append(level)
     return found if len(found) <= MAX_LEVELS else [found[round(i)] for i in np.linspace(0, len(found) - 1, MAX_LEVELS)]
+
+
+def split_slo_budgets(planner: Planner, problem: Problem) -> Split:
+    """Return the split of the applications' targets with which the planner needs least; {} without applications.
+
+    Raises PlanError for a target that no split can meet.
+    """
+    return best_budget(problem, lambda asked: _cost(planner, asked)) if problem.applications else {}
+
+
+def with_slo_budget(planner: Planner, problem: Problem, plan: Plan, split: Split) -> Plan:
+    """Return a plan that was made for this split, with a bound that holds for every split."""
+    if not split:
+        return plan
+    return msgspec.structs.replace(plan, split=split, bound=plan.bound and bound_of(planner, problem))
+
+
+def _cost(planner: Planner, problem: Problem) -> Cost:
+    """Return what is left unserved, what the devices cost, and the forecast shortfall: evenly spaced requests first."""
+    plan = planner(problem)
+    if problem.objective == "rate":
+        if plan.objective != "rate":
+            plan = largest_scale(planner, problem, accept=is_sound)
+        return (-plan.scale,)
+    asked = sum(problem.rates.values())
+    return (
+        sum(plan.unserved.values()) / asked if asked else 0.0,
+        objective_value(plan),
+        sum(attainment_shortfall(plan, problem).values()),
+    )
 
 
 def best_budget(problem: Problem, cost: Callable[[Problem], Cost]) -> Split:

@@ -9,8 +9,8 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
+from cotenant.planning.pipeline import plan as plan_problem
 from cotenant.sim.capacity import LoadLevel, SimulationTask, attainment_at, run_simulation
-from cotenant.sim.plan_validation import validated
 from cotenant.workload import Workload
 
 RATE_FACTORS = (1.0, 1.02, 1.05, 1.1, 1.2)  # of the workload's rates: planned for in turn until every SLO is met
@@ -60,7 +60,7 @@ def size_fleet(task: SizingTask) -> SizingResult:
     """
     problem, workload = task.grown_problem(), task.workload.scaled(task.growth)
     for rate_factor in RATE_FACTORS:
-        plan = validated(task.planner, task.grown_problem(rate_factor))
+        plan = plan_problem(task.grown_problem(rate_factor), task.planner)
         reports: list[Report] = []
         for seed in task.seeds:
             run = SimulationTask(problem=problem, plan=plan, workload=workload, seconds=task.seconds, seed=seed)

@@ -25,8 +25,8 @@ from cotenant.core.units import parse_seconds
 from cotenant.errors import ConfigError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem, load_planner
+from cotenant.planning.pipeline import plan as plan_problem
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.sim.plan_validation import validated
 from cotenant.sim.recorder import Recorder, lane_places
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
@@ -112,7 +112,7 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
 def run_scenario(trial: ScenarioTask) -> ScenarioResult:
     """Plan, unless there is one, and simulate."""
     question = trial.question
-    plan = trial.plan or validated(question.planner, question.problem)
+    plan = trial.plan or plan_problem(question.problem, question.planner)
     problem = question.problem
     names = [model.name for model in problem.models]
     slots = lane_places(plan, problem.fleet)

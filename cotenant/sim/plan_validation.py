@@ -1,168 +1,136 @@
-"""Plans that the simulator has agreed to.
+"""Validation of plans by simulation.
 
-The forecast, which `planners.solve` goes by, knows nothing of batches that take longer at times, and where models share
-a partition it is up to two points too hopeful. So each plan is simulated before it is given, and made anew where that
-breaks a promise.
+The forecast, which planners go by, knows nothing of batches whose latency varies, and where models share a partition it
+is up to two points too hopeful. So each plan is simulated before it is given.
 
-A look at a plan is several runs with seeds of their own, counted together, and ends as soon as its verdict is as good
-as sure: that more are missed than chance would have it, or that no more will be in the end, were as many missed from
-here on as may be. While the largest rate is looked for, plans are told apart by one run; the one that is given stood
-all of them.
+A plan is simulated several times, with seeds of their own, and the requests of all runs are counted together. A run
+ends as soon as the verdict is as good as sure: that more requests miss their target than chance would have it, or that
+no more will in the end, were as many missed from here on as may be. Only a plan that passed all runs is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from cotenant.core.plan import Device, Plan
+from cotenant.core.plan import Plan
+from cotenant.core.provenance import WorstAttainment
 from cotenant.measure.binomial import CHANCE, binomial_cdf, consistent_with_rate, max_misses
 from cotenant.measure.stats import Tally
-from cotenant.planners import Problem, load_planner
-from cotenant.planners.applications import carried_rates, slo_of, without_applications
-from cotenant.planners.solve import (
-    largest_accepted_scale,
-    largest_scale,
-    meets_slos,
-    slo_budget_of,
-    solve,
-    with_headroom,
-    with_slo_budget,
-)
+from cotenant.planners import Problem
+from cotenant.planners.applications import carried_rates, slo_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
-# How much the simulator looks at, at most, with each seed, and how many plans after the first; what becomes of the
-# targets of models that are late.
-LOOK_SECONDS = 300.0
-LOOK_REQUESTS = 30_000
-SEEDS = 3
-LOOKS = 3
-TIGHTER = 0.9
-DOUBT = 0.02  # how likely a plan that is agreed to before the end may miss too much in it
-RARE = 0.002  # how likely one is to have missed as much as it has that is refused before the end; misses come together
-EVEN = 0.2  # how often plans that miss as much as is allowed are passed over where others are left
+# What is simulated at most, with each seed, and with how many seeds.
+MAX_SECONDS = 300.0
+MAX_REQUESTS = 30_000
+RUNS = 3
+EARLY_PASS_RISK = 0.02  # probability that a plan that passes before the end would miss too much by then
+# Probability of as many misses, at the rate that is allowed, as fail a plan before the end; misses come in bursts.
+EARLY_FAIL_RISK = 0.002
 
 
-def validated(planner: str, problem: Problem) -> Plan:
-    """The plan of a named planner that keeps promises in the simulator, or comes nearest to it."""
-    if problem.objective == "rate":
-        split = slo_budget_of(load_planner(planner), problem)
-        asked = without_applications(problem, split)
-        known: dict[tuple[Device, ...], bool] = {}  # planners often come to the same plan
+class SimulatedSlos(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a plan's SLOs in the simulator.
 
-        def kept(plan: Plan, scaled: Problem) -> bool:
-            if plan.devices not in known:
-                known[plan.devices] = _Look(msgspec.structs.replace(plan, split=split), problem, 1, EVEN).kept()
-            return known[plan.devices]
+    passed: whether none was missed by more than chance would have it. seeds: of the runs. requests: that were answered
+    or missed. shortfall: by model or application, by how much it missed its attainment objective, where that is more
+    than chance. worst: None where no request came.
+    """
 
-        def kept_always(plan: Plan, scaled: Problem) -> bool:
-            return meets_slos(plan, scaled) and _Look(msgspec.structs.replace(plan, split=split), problem).kept()
-
-        plan = largest_scale(load_planner(planner), asked, judge=kept)
-        if plan.scale:
-            sure = largest_accepted_scale(plan, asked, accept=kept_always)
-            plan = msgspec.structs.replace(sure, objective="rate", bound=plan.bound)
-        return with_slo_budget(load_planner(planner), problem, plan, split)
-    plan = solve(planner, problem)
-    late = _Look(plan, problem).late()
-    return _in_time(planner, problem, plan, late) if late else plan
+    passed: bool
+    seeds: tuple[int, ...]
+    requests: int
+    shortfall: dict[str, float]
+    worst: WorstAttainment | None
 
 
-def _in_time(planner: str, problem: Problem, plan: Plan, late: dict[str, float]) -> Plan:
-    """For models that are late in the simulator, or whose application is, the plan is made anew with tighter targets.
-    That with least late."""
-    best, least, asked = plan, late, without_applications(problem, plan.split)
-    models = {application.name: application.models() for application in problem.applications}
-    for _ in range(LOOKS):
-        asked = _tighter(asked, set().union(*(models.get(name, {name}) for name in late)))
-        plan = msgspec.structs.replace(with_headroom(load_planner(planner), asked, plan), split=plan.split)
-        late = _Look(plan, problem).late()
-        if sum(late.values()) < sum(least.values()):
-            best, least = plan, late
-        if not late:
+def simulate_slos(
+    plan: Plan, problem: Problem, *, runs: int = RUNS, chance: float = CHANCE, all_verdicts: bool = True
+) -> SimulatedSlos:
+    """Simulate a plan under Poisson arrivals at the rates that it serves.
+
+    runs: at most, each with a seed of its own. chance: how often a plan that misses just as much as is allowed is
+    failed. all_verdicts: whether to go on until the verdict on every SLO is known, and not only on one that is missed.
+    """
+    rates = {name: rate for name, rate in carried_rates(plan, problem).items() if rate}
+    seconds = min(MAX_SECONDS, MAX_REQUESTS / sum(plan.rates().values())) if rates else 0.0
+    counts = {
+        name: _MissCount(runs * seconds * rate, 1 - slo_of(problem, name).attainment, chance)
+        for name, rate in rates.items()
+    }
+    decided = failed = False
+
+    def over(tallies: Mapping[str, Tally]) -> bool:
+        nonlocal decided, failed
+        verdicts = []
+        for name, count in counts.items():
+            stayed = tallies[name].stayed
+            verdicts.append(count.verdict(stayed, stayed - tallies[name].on_time))
+        failed = False in verdicts
+        decided = None not in verdicts or (failed and not all_verdicts)
+        return decided
+
+    workload = Workload.poisson(rates)
+    seeds: list[int] = []
+    for seed in range(runs if counts else 0):
+        report = simulate(problem, plan, workload, seconds=seconds, seed=seed, over=over)
+        seeds.append(seed)
+        for row in report.models:
+            if row.model in counts:
+                counts[row.model].stayed += row.stayed
+                counts[row.model].missed += row.missed
+        if decided:
             break
-    return best
+    shortfall = {name: count.shortfall for name, count in counts.items() if count.shortfall > 0}
+    return SimulatedSlos(
+        passed=not failed and not shortfall,
+        seeds=tuple(seeds),
+        requests=sum(count.stayed for count in counts.values()),
+        shortfall=shortfall,
+        worst=_worst(counts, problem),
+    )
 
 
-class _Count:
-    """The requests of one name. total: how many there will be, about; rate: the part that may miss; chance: how often
-    who misses at that rate is taken to be late."""
+def _worst(counts: Mapping[str, _MissCount], problem: Problem) -> WorstAttainment | None:
+    worst = (
+        WorstAttainment(
+            name=name, attainment=1 - count.missed / count.stayed, objective=slo_of(problem, name).attainment
+        )
+        for name, count in counts.items()
+        if count.stayed
+    )
+    return min(worst, key=lambda one: one.attainment - one.objective, default=None)
 
-    def __init__(self, total: float, rate: float, chance: float) -> None:
+
+class _MissCount:
+    """The requests of one model or application, and how many of them missed their target."""
+
+    def __init__(self, expected: float, allowed_rate: float, chance: float) -> None:
+        """expected: requests of all runs, about. allowed_rate: the fraction that may miss. chance: of
+        `simulate_slos`."""
         self.stayed = self.missed = 0
-        self._total = round(total)
-        self._rate = rate
+        self._expected = round(expected)
+        self._allowed_rate = allowed_rate
         self._chance = chance
-        self._allowed = max_misses(self._total, rate, chance)
+        self._allowed = max_misses(self._expected, allowed_rate, chance)
 
-    def kept(self, stayed: int, missed: int) -> bool | None:
-        """Whether no more miss than may, once so many more have stayed and missed; None as long as that is open."""
+    def verdict(self, stayed: int, missed: int) -> bool | None:
+        """Return whether the SLO is met, given these requests of the current run; None as long as that is open."""
         stayed, missed = self.stayed + stayed, self.missed + missed
-        if missed > stayed * self._rate and not consistent_with_rate(missed, stayed, self._rate, RARE):
+        if missed > stayed * self._allowed_rate and not consistent_with_rate(
+            missed, stayed, self._allowed_rate, EARLY_FAIL_RISK
+        ):
             return False
-        # Where nothing may be missed, one is counted upon: else it would seem sure from the start that none is.
-        coming = max(self._rate, 1 / max(self._total, 1))
-        return binomial_cdf(self._allowed - missed, max(self._total - stayed, 0), coming) > 1 - DOUBT or None
+        # Where none may be missed, one miss is reckoned with: else it would seem sure from the start that none comes.
+        coming = max(self._allowed_rate, 1 / max(self._expected, 1))
+        left = max(self._expected - stayed, 0)
+        return binomial_cdf(self._allowed - missed, left, coming) > 1 - EARLY_PASS_RISK or None
 
     @property
-    def lacks(self) -> float:
-        """How much of its promise it missed, where that is more than chance."""
-        late = self.missed > max_misses(self.stayed, self._rate, self._chance)
-        return self.missed / self.stayed - self._rate if late else 0.0
-
-
-class _Look:
-    """At a plan, in the simulator, at the rates that are served. runs: at most, each with a seed of its own; chance: as
-    of `_Count`."""
-
-    def __init__(self, plan: Plan, problem: Problem, runs: int = SEEDS, chance: float = CHANCE) -> None:
-        self._plan = plan
-        self._problem = problem
-        self._runs = runs
-        self._rates = {name: rate for name, rate in carried_rates(plan, problem).items() if rate}
-        self._seconds = min(LOOK_SECONDS, LOOK_REQUESTS / sum(plan.rates().values())) if self._rates else 0.0
-        self._counts = {
-            name: _Count(runs * self._seconds * rate, 1 - slo_of(problem, name).attainment, chance)
-            for name, rate in self._rates.items()
-        }
-
-    def late(self) -> dict[str, float]:
-        """By how much models and applications miss the fraction promised; those that miss it by more than chance."""
-        self._run(each=True)
-        return {name: count.lacks for name, count in self._counts.items() if count.lacks > 0}
-
-    def kept(self) -> bool:
-        """Whether nobody misses more than chance may have it."""
-        return not self._run(each=False) and not any(count.lacks > 0 for count in self._counts.values())
-
-    def _run(self, *, each: bool) -> bool:
-        """Whether somebody was found to be late. each: until it is known of all, and not only of one that is."""
-        decided = late = False
-
-        def over(tallies: Mapping[str, Tally]) -> bool:
-            nonlocal decided, late
-            verdicts = []
-            for name, count in self._counts.items():
-                stayed = tallies[name].stayed
-                verdicts.append(count.kept(stayed, stayed - tallies[name].on_time))
-            late = False in verdicts
-            decided = None not in verdicts or (late and not each)
-            return decided
-
-        workload = Workload.poisson(self._rates)
-        for seed in range(self._runs if self._counts else 0):
-            report = simulate(self._problem, self._plan, workload, seconds=self._seconds, seed=seed, over=over)
-            for row in report.models:
-                if row.model in self._counts:
-                    self._counts[row.model].stayed += row.stayed
-                    self._counts[row.model].missed += row.missed
-            if decided:
-                break
-        return late
-
-
-def _tighter(problem: Problem, names: Collection[str]) -> Problem:
-    models = (msgspec.structs.replace(it, slo=it.slo * TIGHTER) if it.name in names else it for it in problem.models)
-    return msgspec.structs.replace(problem, models=tuple(models))
+    def shortfall(self) -> float:
+        """By how much the attainment objective was missed; 0 where chance explains it."""
+        failed = self.missed > max_misses(self.stayed, self._allowed_rate, self._chance)
+        return self.missed / self.stayed - self._allowed_rate if failed else 0.0

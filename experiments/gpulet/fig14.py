@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from cotenant.core.plan import Plan
-from cotenant.planners import load_planner
-from cotenant.planners.solve import largest_scale
+from cotenant.planners.largest_rate import largest_scale
+from cotenant.planners.portfolio import choose_planner
 from experiments.gpulet import fig17, paper
 from experiments.gpulet.fig13 import QUICK
 from experiments.gpulet.ground_truth import world
@@ -122,7 +122,8 @@ def _claimed(trial: Trial) -> tuple[float, Plan | None]:
     if group.way.who == "published":
         return largest_plan(group.way, its, group.mix, group.devices, its.units[0])
     problem = msgspec.structs.replace(asked(group.way, its, group.devices), rates=group.mix, objective="rate")
-    plan = largest_scale(load_planner(group.way.planner), problem)
+    choice = choose_planner(group.way.planner)
+    plan = largest_scale(choice.plan, problem, quick=choice.quick)
     return (plan.scale, plan) if plan.scale else (0.0, None)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from cotenant.control.scaling import ScalingOptions
-from cotenant.planners import load_planner
-from cotenant.planners.solve import with_headroom
+from cotenant.planners.portfolio import choose_planner
+from cotenant.planning import plan as plan_problem
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.shapes import gpulet_waves
@@ -95,11 +95,12 @@ def played(run: Run) -> Story:
     its, models = cast(run.cast), paper.GROUPS["scen3"]
     waves = gpulet_waves(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
     rates = dict.fromkeys(models, waves.at(0) * run.policy.room)
-    planner = load_planner(run.way.planner)
     return scaled(
         msgspec.structs.replace(asked(run.way, its, paper.FIG15_DEVICES), rates=rates),
         world(its, paper.FIG15_DEVICES, run.seed),
-        partial(with_headroom, planner) if run.policy.ahead else planner,
+        partial(plan_problem, planner=run.way.planner, validate=False)
+        if run.policy.ahead
+        else choose_planner(run.way.planner).plan,
         run.policy,
         Workload(dict.fromkeys(models, waves)),
         seconds=run.seconds,

@@ -7,8 +7,8 @@ every round, or for easier ones, as what it believes of neighbours may be too da
 most counts. None is given more than it was made for.
 
 Geometry is what `cotenant plan` makes of it: for the largest rate that plans for tighter targets and for neighbours
-that cost less, too, asks the quick planners, and takes what keeps most (`planners.solve.largest_scale`). The simulator
-alone judges it here, as it does the others.
+that cost less, too, asks the quick planners, and takes what keeps most (`planners.largest_rate.largest_scale`). The
+simulator alone judges it here, as it does the others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Mapping
 import msgspec
 
 from cotenant.core.plan import Plan
-from cotenant.planners import Problem, geometry
+from cotenant.planners import Problem, portfolio
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
-from cotenant.planners.solve import largest_scale
+from cotenant.planners.largest_rate import largest_scale
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from experiments.gpulet import paper
@@ -106,7 +106,8 @@ def as_asked(cast: Cast, machines: Problem, trial: Trial) -> float:
     def keeps(plan: Plan, scaled: Problem) -> bool:
         return enough(plan, machines, trial, scaled.rates[role] / group.mix[role])
 
-    return largest_scale(geometry.plan, problem, accept=keeps, sound=False).scale
+    choice = portfolio.choose_planner("geometry")
+    return largest_scale(choice.plan, problem, quick=choice.quick, accept=keeps, sound=False).scale
 
 
 def enough(plan: Plan, machines: Problem, trial: Trial, x: float) -> bool:
@@ -137,7 +138,7 @@ def largest_plan(
     """The largest multiple of the mix that the way serves, evenly spaced, and its plan."""
     if way.planner == "geometry":
         problem = msgspec.structs.replace(asked(way, cast, devices), rates=dict(mix), objective="rate")
-        plan = geometry.plan(problem)
+        plan = portfolio.plan(problem)
         return (plan.scale, plan) if plan.scale else (0.0, None)
     found: dict[float, Plan] = {}
     plans = planned(way, cast, devices)

@@ -17,7 +17,7 @@ import numpy as np
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
-from cotenant.planners import PLANNERS, Problem, geometry, load_planner
+from cotenant.planners import PLANNERS, Problem, load_planner, portfolio
 from cotenant.planners.capacity import slowdown
 from cotenant.predictors import Load
 from experiments.gpulet import paper, published
@@ -79,7 +79,7 @@ def planned(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Plans:
     if way.planner == "geometry":
         # Whether any plan serves them, rather than which needs fewest devices.
         patient = msgspec.structs.replace(problem, time_limit=PATIENCE)
-        return lambda rates: geometry.feasible(msgspec.structs.replace(patient, rates=dict(rates)))
+        return lambda rates: portfolio.feasible(msgspec.structs.replace(patient, rates=dict(rates)))
     plan = load_planner(way.planner)
 
     def complete(rates: Mapping[str, float]) -> Plan | None:

@@ -16,8 +16,9 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
-from cotenant.planners import PLANNERS, Planner, Problem, load_planner
+from cotenant.planners import PLANNERS, Planner, Problem
 from cotenant.planners.check import check
+from cotenant.planners.portfolio import choose_planner
 from cotenant.predictors import ConstantMargin, Interference, NoInterference
 from cotenant.render.figure import figure_for, save_figure
 from experiments.gpulet import paper
@@ -44,7 +45,7 @@ def run(options: Options) -> list[Row]:
     rows = [_row(system, "paper", said) for system, said in paper.TABLE05.items()]
     options.progress("planners", 0, len(PLANNERS))
     for done, name in enumerate(PLANNERS, 1):
-        rows.append(_row(name, "found out", [probe(load_planner(name)) for probe in PROBES]))
+        rows.append(_row(name, "found out", [probe(choose_planner(name).plan) for probe in PROBES]))
         options.progress("planners", done, len(PLANNERS))
     return rows
 

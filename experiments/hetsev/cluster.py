@@ -21,7 +21,7 @@ from cotenant.control.scaling import ScalingOptions
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
-from cotenant.planners import Problem, geometry
+from cotenant.planners import Problem, portfolio
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
 from experiments.data import v100
 from experiments.gpulet.ground_truth import Measured
@@ -73,7 +73,7 @@ def cluster(rates: Mapping[str, float], devices: int = DEVICES) -> Problem:
 
 def served(mix: Mapping[str, float], devices: int = DEVICES) -> float:
     """The largest multiple of a mix for which geometry has a plan."""
-    return geometry.plan(msgspec.structs.replace(problem(mix, devices=devices), objective="rate")).scale
+    return portfolio.plan(msgspec.structs.replace(problem(mix, devices=devices), objective="rate")).scale
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.measure.report import Report
-from cotenant.planners import load_planner
+from cotenant.planners.portfolio import choose_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
 from cotenant.workload.sources import Curve
@@ -73,7 +73,7 @@ def played(run: Run) -> Story:
     return scaled(
         problem(start, alone=run.way.alone),
         cluster(start),
-        load_planner(run.way.planner),
+        choose_planner(run.way.planner).plan,
         POLICY,
         Workload({name: curve.scaled(part) for name, part in paper.FIG05_MIX.items()}),
         seconds=run.end - run.start,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.planners import load_planner
+from cotenant.planners.portfolio import choose_planner
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_fluctuating
@@ -64,7 +64,7 @@ def played(run: Run) -> Story:
     return scaled(
         problem(start),
         cluster(start),
-        load_planner(run.way.planner),
+        choose_planner(run.way.planner).plan,
         POLICY,
         Workload(dict.fromkeys(start, waves)),
         seconds=run.seconds,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.planners import load_planner
+from cotenant.planners.portfolio import choose_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
 from experiments.autoscaled_runs import Story, scaled, span
@@ -66,7 +66,7 @@ def played(run: Run) -> Story:
     return scaled(
         problem(start, alone=run.way.alone, devices=FLEET),
         cluster(start, FLEET),
-        load_planner(run.way.planner),
+        choose_planner(run.way.planner).plan,
         POLICY,
         Workload(dict.fromkeys(start, curve)),
         seconds=run.seconds,

@@ -19,7 +19,7 @@ from cotenant.core.model import Model
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import DeviceError
 from cotenant.planners import Problem
-from cotenant.planners.solve import solve
+from cotenant.planning import plan as plan_problem
 from tests.driver.build import loaded
 
 GIB = 1 << 30
@@ -102,16 +102,13 @@ def test_a_plan_uses_the_instances_that_there_are(machine: Machine) -> None:
     (kind,) = backend.fleet()
     names = ("a", "b", "c", "d")
     points = [Point(share=share, batch=1, latency=2 / share, memory=GIB) for share in kind.cuts]
-    plan = solve(
-        "geometry",
-        Problem(
+    plan = plan_problem(Problem(
             models=tuple(Model(name=name, slo=0.1) for name in names),
             rates=dict.fromkeys(names, 1.0),
             fleet=(kind,),
             profiles={(name, kind.name): Profile(name, kind.name, points) for name in names},
             objective="rate",
-        ),
-    )
+        ), "geometry", validate=False)
     (device,) = plan.devices
     assert sorted(cut.share for cut in device.partitions) == [ONE, ONE, TWO, THREE]
     found = {where(backend, LaneId(device.id, slot), cut.share) for slot, cut in enumerate(device.partitions)}

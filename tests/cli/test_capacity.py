@@ -18,7 +18,7 @@ SHORT = ("--duration", "0.5", "--seeds", "2", "--jobs", "1", "--planner", "elast
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are judged by a short look."""
-    monkeypatch.setattr(cotenant.sim.plan_validation, "LOOK_REQUESTS", 1000)
+    monkeypatch.setattr(cotenant.sim.plan_validation, "MAX_REQUESTS", 1000)
 
 
 def test_how_much_a_plan_bears(program: Program, folder: Path) -> None:

@@ -21,7 +21,8 @@ def repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`identity` under two names, and `broken`."""
     few = Grid(shares=(1000, 500), batches=(1, 2), seconds=0.01)
     monkeypatch.setattr("cotenant.app.deployment_builder.grid_of", lambda kind: few)
-    monkeypatch.setattr("cotenant.app.deployment_builder.timed_plan", lambda *_: pytest.fail("nobody asked for a plan"))
+    for place in ("app.deployment_builder.plan_problem", "planning.plan"):
+        monkeypatch.setattr(f"cotenant.{place}", lambda *_: pytest.fail("nobody asked for a plan"))
     for name, model in (("first", "identity"), ("second", "identity"), ("broken", "broken")):
         shutil.copytree(folder / "models" / model, folder / "mine" / name)
     return folder / "mine"

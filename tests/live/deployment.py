@@ -8,7 +8,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.planners import Problem
-from cotenant.planners.solve import solve
+from cotenant.planning import plan as plan_problem
 from cotenant.worker.repository import describe, find_model
 from tests.worker import graphs
 
@@ -56,6 +56,6 @@ def site(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -> Deploym
             for name, entry in entries.items()
         },
         problem=problem,
-        plan=solve("elastic", problem),
+        plan=plan_problem(problem, "elastic", validate=False),
         broken={"broken": "not a model"},
     )

@@ -14,13 +14,19 @@ from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisso
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.errors import PlanError
-from cotenant.planners import PLANNERS, Problem, geometry
+from cotenant.planners import PLANNERS, Problem, portfolio
 from cotenant.planners.applications import carried_rates, without_applications
 from cotenant.planners.check import check
 from cotenant.planners.compare import compare
 from cotenant.planners.forecast import attains, forecast
-from cotenant.planners.slo_budget import budget_levels, candidate_budgets, loosest_budgets, stretched_budget
-from cotenant.planners.solve import solve, with_slo_budget
+from cotenant.planners.slo_budget import (
+    budget_levels,
+    candidate_budgets,
+    loosest_budgets,
+    stretched_budget,
+    with_slo_budget,
+)
+from cotenant.planning import plan as plan_problem
 from tests.planners.problems import linear
 
 CUTS = (200, 400, 600, 1000)
@@ -72,7 +78,7 @@ def test_a_problem_without_applications_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_serves_applications(planner: str) -> None:
-    plan = solve(planner, BOTH)
+    plan = plan_problem(BOTH, planner, validate=False)
     assert check(plan, BOTH) == []
     assert not plan.unserved
     assert attains(plan, BOTH)
@@ -86,14 +92,16 @@ def test_every_planner_serves_applications(planner: str) -> None:
 
 def test_the_largest_rate_is_one_for_all_uses() -> None:
     asked = msgspec.structs.replace(BOTH, objective="rate", fleet=(Kind(name="k", count=2, cuts=CUTS),))
-    plan = solve("squishy", asked)
+    plan = plan_problem(asked, "squishy", validate=False)
     assert plan.scale > 1
     assert carried_rates(plan, asked) == pytest.approx({name: rate * plan.scale for name, rate in BOTH.rates.items()})
     assert forecast(plan, asked).applications["game"].rate == pytest.approx(30.0 * plan.scale, rel=0.02)
 
 
 def test_what_a_model_lacks_is_missing_in_all_its_uses() -> None:
-    plan = solve("squishy", msgspec.structs.replace(BOTH, fleet=(Kind(name="k", count=8, cuts=CUTS),)))
+    plan = plan_problem(
+        msgspec.structs.replace(BOTH, fleet=(Kind(name="k", count=8, cuts=CUTS),)), "squishy", validate=False
+    )
     scarce = msgspec.structs.replace(BOTH, rates={"traffic": 40.0, "game": 30.0, "name": 10.0})
     served = carried_rates(plan, scarce)
     assert served["traffic"] == pytest.approx(20.0)
@@ -101,13 +109,13 @@ def test_what_a_model_lacks_is_missing_in_all_its_uses() -> None:
 
 
 def test_an_application_that_was_unloaded_is_not_served() -> None:
-    plan = solve("elastic", BOTH)
+    plan = plan_problem(BOTH, "elastic", validate=False)
     less = msgspec.structs.replace(plan, split={"game": plan.split["game"]})
     assert carried_rates(less, BOTH) == pytest.approx(BOTH.rates | {"traffic": 0.0})
 
 
 def test_a_plan_without_a_split_or_with_one_that_is_too_long_is_no_plan_for_applications() -> None:
-    plan = solve("elastic", BOTH)
+    plan = plan_problem(BOTH, "elastic", validate=False)
     (none,) = check(msgspec.structs.replace(plan, split={"game": plan.split["game"]}), BOTH)
     assert str(none) == "application traffic: its stages together get 0 µs of a target of 200 ms"
     longer = {name: seconds * 1.1 for name, seconds in plan.split["traffic"].items()}
@@ -120,7 +128,7 @@ def test_a_plan_without_a_split_or_with_one_that_is_too_long_is_no_plan_for_appl
 
 
 def test_comparisons_speak_of_promises_and_not_of_stages() -> None:
-    plans = [solve(name, BOTH) for name in ("squishy", "elastic")]
+    plans = [plan_problem(BOTH, name, validate=False) for name in ("squishy", "elastic")]
     rows = compare(BOTH, plans, {}).rows
     assert {row.worst.model for row in rows if row.worst} <= {"traffic", "game", "name"}
     assert not any(row.violations for row in rows)
@@ -181,7 +189,7 @@ def test_a_target_that_no_split_can_meet_is_said(slo: float, message: str) -> No
     tight = problem(Application(name="tight", slo=slo, stages=stages), tight=1.0)
     models = tuple(msgspec.structs.replace(model, slo=slo) for model in tight.models)
     with pytest.raises(PlanError) as caught:
-        solve("elastic", msgspec.structs.replace(tight, models=models))
+        plan_problem(msgspec.structs.replace(tight, models=models), "elastic", validate=False)
     assert str(caught.value) == message
 
 
@@ -226,14 +234,14 @@ def test_a_split_uses_all_of_the_target_along_every_way_and_no_more(one: Applica
 def test_a_bound_holds_for_every_split() -> None:
     stages = (Stage(name="find", model="find"), Stage(name="name", model="name", after=("find",), fanout=Fixed(3)))
     asked = problem(Application(name="chain", slo=0.1, stages=stages), chain=250.0)
-    chosen = solve("geometry", asked)
-    good = geometry.plan(without_applications(asked, chosen.split))
+    chosen = plan_problem(asked, "geometry", validate=False)
+    good = portfolio.plan(without_applications(asked, chosen.split))
     assert not good.unserved
     poor = {"chain": {"find": 0.028, "name": 0.072}}
-    worse = geometry.plan(without_applications(asked, poor))
+    worse = portfolio.plan(without_applications(asked, poor))
     assert worse.bound is not None
     assert worse.bound > good.devices_used, "proven, of this split"
-    told = with_slo_budget(geometry.plan, asked, worse, poor)
+    told = with_slo_budget(portfolio.plan, asked, worse, poor)
     assert told.bound is not None
     assert told.bound <= good.devices_used
     assert chosen.bound == told.bound

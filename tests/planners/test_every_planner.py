@@ -11,7 +11,7 @@ from cotenant.planners import PLANNERS, Problem, contract, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 from cotenant.planners.geometry import small_fleet
-from cotenant.planners.solve import solve
+from cotenant.planning import plan as plan_problem
 from tests.planners.problems import embedded, problems
 
 every = pytest.mark.parametrize("name", sorted(PLANNERS))
@@ -62,7 +62,7 @@ def solved(name: str, problem: Problem, *, rate: bool) -> None:
     if rate:
         fleet = tuple(msgspec.structs.replace(kind, count=kind.count or 1) for kind in problem.fleet)
         problem = msgspec.structs.replace(problem, fleet=fleet, objective="rate")
-    plan = solve(name, problem)
+    plan = plan_problem(problem, name, validate=False)
     assert [str(violation) for violation in check(plan, problem)] == []
     assert plan.objective == problem.objective
 

@@ -9,8 +9,8 @@ common multiple of the rates. The program's size depends on models, shares and k
 2. Up to sixteen devices or so, modes are put on partitions by ruin and recreate (small.py), at the prices of the
    relaxation: the program would be hundreds of columns for a few partitions. Beyond, most is as the relaxation has it,
    and the integer program settles the rest (large.py), with the modes of several models that its prices pick.
-3. The plan in force is where the search begins: it may stand as it is, or change by a few partitions. The papers' quick
-   planners are tried as well, and the best plan is taken, of equal ones the one that moves least.
+3. The plan in force is where the search begins: it may stand as it is, or change by a few partitions. The best plan is
+   taken, of equal ones the one that moves least. A portfolio may have plans of other planners compete.
 4. Devices are composed, neighbours paired so that they slow each other least, and every promise is checked.
 
 Neighbours slow each other, which neither search sees: latencies are multiplied by what neighbours do at worst, usually
@@ -22,13 +22,17 @@ from __future__ import annotations
 
 from cotenant.core.plan import Plan
 from cotenant.planners.geometry import search
+from cotenant.planners.geometry.competitors import ALONE, Competitors
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.problem import Problem
 
 
-def plan(problem: Problem) -> Plan:
-    """The best plan that was found within the problem's time limit, with the bound."""
-    return search.search_plan(problem)
+def plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
+    """Return the best plan found within the problem's time limit, with the bound.
+
+    competitors: planners of a portfolio, whose plans are given where they are better.
+    """
+    return search.search_plan(problem, competitors)
 
 
 def bound(problem: Problem) -> float | None:
@@ -39,6 +43,6 @@ def bound(problem: Problem) -> float | None:
     return PlanningContext(problem).bound()
 
 
-def feasible(problem: Problem) -> Plan | None:
-    """A sound plan that serves the rates, on however many of the devices; None where none was found."""
-    return search.find_feasible(problem)
+def feasible(problem: Problem, competitors: Competitors = ALONE) -> Plan | None:
+    """Return a sound plan that serves the rates, on however many of the devices; None where none was found."""
+    return search.find_feasible(problem, competitors)

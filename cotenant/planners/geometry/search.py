@@ -8,7 +8,10 @@ from collections.abc import Generator
 import msgspec
 
 from cotenant.core.plan import Plan
-from cotenant.planners import QUICK, Problem, ideal, load_planner
+from cotenant.core.provenance import Candidate, Provenance
+from cotenant.planners import Problem
+from cotenant.planners.candidates import objective_value, provenance_of
+from cotenant.planners.geometry.competitors import ALONE, Competitors
 from cotenant.planners.geometry.context import MAX_DEVICES_TO_TIGHTEN, PlanningContext
 from cotenant.planners.geometry.device_assembly import DeviceGroup
 from cotenant.planners.geometry.large_fleet import SolverBudget, solve_large_fleet
@@ -21,47 +24,107 @@ from cotenant.planners.geometry.small_fleet import (
 )
 
 BISECTIONS = 6
-RIVALS = tuple(load_planner(name) for name in QUICK)
+
+# Sources of plans, as candidates name them.
+CURRENT = "geometry, current plan"
+RUIN_RECREATE = "geometry, ruin and recreate"
+PROGRAM = "geometry, integer program"
 
 Merit = tuple[float, float, float, int, int]
+# Why a plan is not taken, by the first part of its merit that is less.
+REJECTED = (
+    "serves a smaller part of the rates",
+    "serves less in total",
+    "needs more devices, or dearer ones",
+    "changes more partitions of the current plan",
+    "runs more workers",
+)
 
 
-def search_plan(problem: Problem) -> Plan:
-    """The best plan that was found, and the bound."""
+def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
+    """Return the best plan of the search and its competitors, with the bound."""
     context = PlanningContext(problem)
     limit = context.bound()
-    best = plan_from_devices(context, ())
+    incumbent = Incumbent(context)
     if context.names:
-        for candidate in _candidates(context):
-            if _merit(context, candidate) > _merit(context, best):
-                best = candidate
-            if _reaches(context, best, limit):
+        for source, candidate in _candidates(context, competitors):
+            incumbent.offer(source, candidate)
+            if _reaches(context, incumbent.plan, limit):
                 break
     if context.maximize_scale and limit is not None and context.estimated_devices() <= MAX_DEVICES_TO_TIGHTEN:
-        best = _raised(context, best, limit)
-    return msgspec.structs.replace(best, bound=limit)
+        _raise_scale(context, incumbent, limit, competitors)
+    return msgspec.structs.replace(incumbent.plan, bound=limit, provenance=incumbent.provenance())
 
 
-def find_feasible(problem: Problem, *, thorough: bool = True) -> Plan | None:
-    """Any plan that serves the rates. thorough: whatever it takes."""
+def find_feasible(problem: Problem, competitors: Competitors = ALONE, *, thorough: bool = True) -> Plan | None:
+    """Return any plan that serves the rates; None where none was found. thorough: whatever it takes."""
     context = PlanningContext(problem)
     if not context.names and not context.has_unservable:
         return plan_from_devices(context, ())
     if context.relaxation is None or context.has_unservable:
         return None
-    for candidate in _candidates(context, first=True, thorough=thorough):
+    for source, candidate in _candidates(context, competitors, first=True, thorough=thorough):
         if not candidate.unserved:
-            return candidate
+            return msgspec.structs.replace(candidate, provenance=Provenance(source=source))
     return None
 
 
-def _raised(context: PlanningContext, best: Plan, limit: float) -> Plan:
-    """A plan for a larger multiple of the rates, asked for one multiple after the other.
+class Incumbent:
+    """The best plan so far, and the best of each source that it was compared with."""
 
-    With neighbours in play that finds more than to ask for the largest; and no rival may serve more.
+    def __init__(self, context: PlanningContext) -> None:
+        self.plan = plan_from_devices(context, ())
+        self._context = context
+        self._source = "geometry"
+        self._merit = merit_of(context, self.plan) if context.names else None
+        self._best: dict[str, tuple[Merit, Plan]] = {}
+        self._plans: Counter[str] = Counter()
+
+    def offer(self, source: str, plan: Plan) -> None:
+        """Take the plan where it has more merit; of equal ones the first stays."""
+        merit = self._noted(source, plan)
+        if self._merit is None or merit > self._merit:
+            self._source, self._merit, self.plan = source, merit, plan
+
+    def take(self, source: str, plan: Plan) -> None:
+        self._source, self._merit, self.plan = source, self._noted(source, plan), plan
+
+    def provenance(self) -> Provenance | None:
+        """Return where the plan comes from; None where there was no candidate."""
+        if not self._best:
+            return None
+        return Provenance(source=self._source, candidates=tuple(self._candidate(source) for source in self._best))
+
+    def _noted(self, source: str, plan: Plan) -> Merit:
+        merit = merit_of(self._context, plan)
+        self._plans[source] += 1
+        if source not in self._best or merit > self._best[source][0]:
+            self._best[source] = merit, plan
+        return merit
+
+    def _candidate(self, source: str) -> Candidate:
+        merit, plan = self._best[source]
+        return Candidate(
+            source=source,
+            value=objective_value(plan),
+            unserved=sum(plan.unserved.values()),
+            plans=self._plans[source],
+            rejected="" if source == self._source else self._why_rejected(merit),
+        )
+
+    def _why_rejected(self, merit: Merit) -> str:
+        assert self._merit is not None
+        less = (reason for own, best, reason in zip(merit, self._merit, REJECTED, strict=True) if own < best)
+        return next(less, "no better than one before it")
+
+
+def _raise_scale(context: PlanningContext, incumbent: Incumbent, limit: float, competitors: Competitors) -> None:
+    """Plan for larger multiples of the rates in turn, from that of the incumbent up to the bound.
+
+    Under interference that finds more than to ask for the largest; without it, it is up to the competitors.
     """
     problem = context.problem
-    low, high = max(0.0, best.scale), limit
+    low, high = max(0.0, incumbent.plan.scale), limit
     known = len(context.catalogs) == 1
     for n in range(BISECTIONS):
         # Where all went well, rivals do no better, and one question is enough.
@@ -73,55 +136,78 @@ def _raised(context: PlanningContext, best: Plan, limit: float) -> Plan:
             problem, rates=rates, objective="devices", time_limit=problem.time_limit / BISECTIONS
         )
         if known:
-            found = next((plan for rival in RIVALS if not (plan := rival(asked)).unserved), None)
+            plans = (planner(asked) for planner in competitors.quick.values())
+            found = next((plan for plan in plans if not plan.unserved), None)
         else:
-            found = find_feasible(asked, thorough=False)
+            found = find_feasible(asked, competitors, thorough=False)
         if found is not None:
-            low, best = multiple, plan_from_devices(context, found.devices)
+            low = multiple
+            incumbent.take(provenance_of(found).source, plan_from_devices(context, found.devices))
         elif n == 0 and known:
             break
         else:
             high = multiple
-    return best
 
 
-def _candidates(context: PlanningContext, *, first: bool = False, thorough: bool = True) -> Generator[Plan, None, None]:
-    """Plans, each a try of its own. first: any that serves the rates will do. thorough: whatever it takes."""
+def _candidates(
+    context: PlanningContext, competitors: Competitors, *, first: bool = False, thorough: bool = True
+) -> Generator[tuple[str, Plan], None, None]:
+    """Yield plans to choose from, each with its source.
+
+    first: any that serves the rates will do. thorough: whatever it takes.
+    """
     problem = context.problem
     search_budget, solver_budget = SearchBudget(problem.time_limit), SolverBudget(problem.time_limit)
     small = bool(context.names) and context.estimated_devices() <= MAX_SMALL_FLEET
-    rivals = (
-        RIVALS
+    quick = (
+        list(competitors.quick.items())
         if context.names and not context.maximize_scale and context.estimated_devices() <= MAX_DEVICES_TO_TIGHTEN
-        else ()
+        else []
     )
     if context.names and context.current_devices:
-        yield _as_it_stands(context)
-    crowded = (
-        thorough
-        and len(context.catalogs) > 1
-        and not context.maximize_scale
-        and context.estimated_devices() <= ideal.MAX_DEVICES
-    )
+        yield CURRENT, _as_it_stands(context)
+    exhaustive = competitors.exhaustive
+    if (
+        not thorough
+        or len(context.catalogs) == 1
+        or context.maximize_scale
+        or (exhaustive is not None and context.estimated_devices() > exhaustive.MAX_DEVICES)
+    ):
+        exhaustive = None
     if first:
-        yield from (plan_from_devices(context, rival(problem).devices) for rival in rivals)
+        yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
         if thorough and context.proves_infeasible():
             return
-        if crowded and (found := ideal.feasible(problem)) is not None:
-            yield plan_from_devices(context, found.devices)
+        if exhaustive is not None and (found := exhaustive.feasible(problem)) is not None:
+            yield found.planner, plan_from_devices(context, found.devices)
     for n, catalog in enumerate(context.catalogs):
-        done = small and (yield from solve_small_fleet(context, catalog, search_budget, first=first))
+        done = small and (
+            yield from _from(RUIN_RECREATE, solve_small_fleet(context, catalog, search_budget, first=first))
+        )
         if n == 0 and not first:
-            yield from (plan_from_devices(context, rival(problem).devices) for rival in rivals)
+            yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
         if done or (small and (first or context.maximize_scale)):
             continue
         all_served = context.relaxation is not None and (
-            yield from solve_large_fleet(context, catalog, solver_budget, maximize_scale=context.maximize_scale)
+            yield from _from(
+                PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=context.maximize_scale)
+            )
         )
         if not all_served and not context.maximize_scale and not first:
-            yield from solve_large_fleet(context, catalog, solver_budget, maximize_scale=True)
-    if crowded and not first:
-        yield plan_from_devices(context, ideal.plan(problem).devices)
+            yield from _from(PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=True))
+    if exhaustive is not None and not first:
+        found = exhaustive.plan(problem)
+        yield found.planner, plan_from_devices(context, found.devices)
+
+
+def _from(source: str, plans: Generator[Plan, None, bool]) -> Generator[tuple[str, Plan], None, bool]:
+    """Yield the plans with their source, and return what their generator does."""
+    while True:
+        try:
+            plan = next(plans)
+        except StopIteration as end:
+            return bool(end.value)
+        yield source, plan
 
 
 def _as_it_stands(context: PlanningContext) -> Plan:
@@ -135,7 +221,7 @@ def _as_it_stands(context: PlanningContext) -> Plan:
     return fitted_plan(context, context.catalog, groups)
 
 
-def _merit(context: PlanningContext, plan: Plan) -> Merit:
+def merit_of(context: PlanningContext, plan: Plan) -> Merit:
     """More is better: the least part of a rate that is served, the part over all; the price, what stays as it was, and
     how few workers there are."""
     parts = served_fractions(context, plan).tolist()

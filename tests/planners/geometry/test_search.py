@@ -9,20 +9,19 @@ from typing import Literal
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase
 from numpy.typing import NDArray
 
 from cotenant.core import mig
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
-from cotenant.planners import PLANNERS, Problem, bestfit, elastic, geometry, ideal, load_planner
+from cotenant.planners import Problem, bestfit, elastic, geometry, ideal, portfolio
 from cotenant.planners.check import check
-from cotenant.planners.compare import SCALE_TOLERANCE
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.predictors import ConstantMargin, Interference, NoInterference
 from cotenant.predictors.linear import Coefficients, Linear, Utilisation
-from tests.planners.problems import MIB, ProportionalInterference, linear, problems, profile
+from tests.planners.problems import MIB, ProportionalInterference, linear, profile
 
 Array = NDArray[np.float64]
 
@@ -106,59 +105,6 @@ def test_geometry_on_tiny_problems_agrees_with_ideal_and_brute_force(parts: int,
     assert best.bound is not None and best.bound >= largest[-1] * (1 - 1e-6)
     # The pool lacks some modes of three models: seed 18 needs one of those.
     assert largest[-1] * 0.85 <= best.scale <= largest[-1] * (1 + 1e-6)
-
-
-def cost(plan: Plan, problem: Problem) -> float:
-    """Return the objective that is bounded: devices, or their cost where they have prices."""
-    prices = {kind.name: kind.price for kind in problem.fleet}
-    return sum(prices[device.kind] or 0.0 for device in plan.devices) if any(prices.values()) else plan.devices_used
-
-
-def least_served_fraction(plan: Plan, problem: Problem) -> float:
-    """Return the least fraction of a rate that is served, over models that can be served at all."""
-    servable = PlanningContext(problem).names
-    return min((plan.rate(name) / problem.rates[name] for name in servable), default=1.0)
-
-
-# A heuristic guarantees none of this, so the problems are the same each time.
-@settings(max_examples=10, deadline=None, derandomize=True, phases=UNSHRUNK)
-@given(problem=problems())
-def test_no_planner_beats_geometry_nor_its_bound(problem: Problem) -> None:
-    problem = msgspec.structs.replace(problem, time_limit=0.1)
-    fleet = problem.fleet
-    if any(kind.price is None for kind in fleet):
-        fleet = tuple(msgspec.structs.replace(kind, price=None) for kind in fleet)
-        problem = msgspec.structs.replace(problem, fleet=fleet)
-    geometry_plan = geometry.plan(problem)
-    bound = geometry.bound(problem)
-    has_unservable = len(PlanningContext(problem).names) < sum(rate > 0 for rate in problem.rates.values())
-    for name in PLANNERS:
-        plan = geometry_plan if name == "geometry" else load_planner(name)(problem)
-        fraction = least_served_fraction(plan, problem)
-        if fraction > 1 - 1e-6:
-            assert bound is None or cost(plan, problem) >= bound * (1 - 1e-6)
-            assert least_served_fraction(geometry_plan, problem) > 1 - 1e-6
-            assert cost(geometry_plan, problem) <= cost(plan, problem) * (1 + 1e-9)
-            assert has_unservable or geometry.feasible(problem) is not None
-        else:
-            assert least_served_fraction(geometry_plan, problem) >= fraction * (1 - 1e-3)
-
-
-@settings(max_examples=8, deadline=None, derandomize=True, phases=UNSHRUNK)
-@given(problem=problems())
-def test_no_planner_serves_a_larger_multiple_than_geometry_or_its_bound(problem: Problem) -> None:
-    fleet = tuple(msgspec.structs.replace(kind, count=kind.count or 1) for kind in problem.fleet)
-    problem = msgspec.structs.replace(problem, fleet=fleet, time_limit=0.3)
-    rate = msgspec.structs.replace(problem, objective="rate")
-    geometry_plan = geometry.plan(rate)
-    assert check(geometry_plan, rate) == []
-    for name in PLANNERS:
-        plan = load_planner(name)(problem)
-        # Under interference the multiple is found by bisection, as close as time allows.
-        if isinstance(problem.interference, NoInterference):
-            assert geometry_plan.scale >= plan.scale * (1 - (2 if name == "geometry" else 1) * SCALE_TOLERANCE)
-        if geometry_plan.bound is not None:
-            assert max(plan.scale, geometry_plan.scale) <= geometry_plan.bound * (1 + 1e-6)
 
 
 def fleet_problem(seed: int, models: int, times: float = 1.0, **kind: object) -> Problem:
@@ -377,7 +323,8 @@ def test_geometry_under_interference_meets_every_slo(
 ) -> None:
     problem = fleet_problem(7, 4, 4.0, count=4, max_partitions=4)
     problem = msgspec.structs.replace(problem, interference=interference, objective=objective, time_limit=0.1)
-    plan, alone = geometry.plan(problem), geometry.plan(msgspec.structs.replace(problem, interference=NoInterference()))
+    plan = portfolio.plan(problem)
+    alone = geometry.plan(msgspec.structs.replace(problem, interference=NoInterference()))
     assert [str(violation) for violation in check(plan, problem)] == []
     assert plan.bound == pytest.approx(alone.bound)  # which counts no slowdown
     assert plan.scale <= alone.scale * (1 + 1e-6)

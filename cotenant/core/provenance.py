@@ -1,0 +1,63 @@
+"""How a plan came about: the candidates, the headroom, and what its validation by simulation saw. Values only."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Plans of one source that were compared for a plan, and the best of them.
+
+    source: a planner, a stage of one, or what it was asked for instead, such as "geometry; targets x 0.8". value: what
+    the objective counts of the best: devices, cost per hour, or the multiple of the rates, for evenly spaced requests;
+    None where it was not worth finding out.
+    unserved: requests/s that it leaves out. plans: how many there were. rejected: why the best was not taken; empty
+    for the one that was.
+    """
+
+    source: str
+    value: float | None
+    unserved: float = 0.0
+    plans: int = 1
+    rejected: str = ""
+
+
+class WorstAttainment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The SLO attainment of the model or application that is farthest below its objective, or nearest to it."""
+
+    name: str
+    attainment: float
+    objective: float
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the simulator saw of a plan. passed: whether no SLO was missed by more than chance would have it.
+
+    seeds: of the runs; a run ends early once its verdict is as good as sure. requests: that were answered or missed in
+    them. plans, runs: that were simulated before this plan was settled on, its own included. worst: None where no
+    request came.
+    """
+
+    passed: bool
+    seeds: tuple[int, ...]
+    requests: int
+    plans: int
+    runs: int
+    worst: WorstAttainment | None = None
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a plan came about.
+
+    source: the candidate that the plan was made from. candidates: all that were compared, at the rates and targets
+    planned for. headroom: by model, the multiple of its rate that was planned for, above 1, so that random arrivals
+    keep its SLO. slo_factors: by model, the fraction of its target that was planned for, below 1, for the same reason.
+    validation: None where the plan was not simulated. stage_s: processing time of the stages, in seconds.
+    """
+
+    source: str
+    candidates: tuple[Candidate, ...] = ()
+    headroom: dict[str, float] = {}
+    slo_factors: dict[str, float] = {}
+    validation: Validation | None = None
+    stage_s: dict[str, float] = {}

@@ -1,0 +1,30 @@
+"""What planners record of how a plan came about (`Plan.provenance`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.core.provenance import Candidate, Provenance
+
+
+def objective_value(plan: Plan) -> float:
+    """Return what the objective counts: the multiple of the rates, cost per hour, or devices."""
+    if plan.objective == "rate":
+        return plan.scale
+    return float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
+
+
+def provenance_of(plan: Plan) -> Provenance:
+    """Return a plan's provenance; of a planner that records none, that it is the planner's only candidate."""
+    if plan.provenance is not None:
+        return plan.provenance
+    only = Candidate(source=plan.planner, value=objective_value(plan), unserved=sum(plan.unserved.values()))
+    return Provenance(source=plan.planner, candidates=(only,))
+
+
+def with_provenance(plan: Plan, **changes: Any) -> Plan:
+    """Return the plan with these fields of its provenance changed."""
+    return msgspec.structs.replace(plan, provenance=msgspec.structs.replace(provenance_of(plan), **changes))

@@ -1,0 +1,39 @@
+"""Planners whose plans compete with those of the search, for a portfolio to name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.planners.problem import Problem
+from cotenant.planners.registry import Planner
+
+
+class ExhaustivePlanner(Protocol):
+    """A planner that enumerates the plans of few devices, such as the module `ideal`.
+
+    MAX_DEVICES: up to how many it does.
+    """
+
+    @property
+    def MAX_DEVICES(self) -> int: ...  # noqa: N802
+
+    def plan(self, problem: Problem) -> Plan: ...
+
+    def feasible(self, problem: Problem) -> Plan | None:
+        """Return a plan that serves the rates with all devices; None where none was found."""
+        ...
+
+
+class Competitors(msgspec.Struct, frozen=True):
+    """quick: planners by name that answer within milliseconds. exhaustive: tried last, where co-located models slow
+    each other, which the search estimates and an enumeration does not have to."""
+
+    quick: Mapping[str, Planner] = {}
+    exhaustive: ExhaustivePlanner | None = None
+
+
+ALONE = Competitors()

@@ -1,0 +1,105 @@
+"""From a problem to a plan: one way for the command line, Python, the server and a controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+import msgspec
+
+from cotenant.core.plan import Plan
+from cotenant.planners import Planner, Problem
+from cotenant.planners.applications import without_applications
+from cotenant.planners.candidates import with_provenance
+from cotenant.planners.headroom import with_headroom
+from cotenant.planners.largest_rate import largest_scale
+from cotenant.planners.portfolio import choose_planner
+from cotenant.planners.scale_search import largest_accepted_scale, meets_slos
+from cotenant.planners.slo_budget import split_slo_budgets, with_slo_budget
+from cotenant.planning.stage_timer import StageTimer
+from cotenant.planning.validator import Validator
+
+MAX_RETRIES = 3  # plans for tighter targets, after one that misses an SLO in the simulator
+RETRY_SLO_FACTOR = 0.9  # on the target of a model that missed it, for each retry
+
+
+def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, portfolio: bool = True) -> Plan:
+    """Plan for a problem, in these stages:
+
+    1. split the SLOs of applications over their stages;
+    2. ask the planner and its portfolio for candidates: for the rates, or for their largest multiple;
+    3. add headroom for random arrivals, by local search and by planning for larger rates, or lower the multiple, until
+       the forecast meets every SLO;
+    4. validate by simulation, and retry with tighter targets or lower rates where an SLO is missed;
+    5. state a bound that holds for every split, and how the plan came about.
+
+    planner: a name. validate: whether to simulate; else the plan is as good as its forecast. portfolio: whether other
+    planners are tried beside one that has a portfolio.
+
+    Raises PlanError for an unknown planner, and for a problem that it has no plan for.
+    """
+    begun = time.perf_counter()
+    timer = StageTimer()
+    choice = choose_planner(planner, portfolio=portfolio)
+    with timer.stage("slo_budget"):
+        split = split_slo_budgets(choice.plan, problem)
+    asked = without_applications(problem, split)
+    validator = Validator(problem, split, timer)
+    ask = timer.timed("candidates", choice.plan)
+    with timer.stage("headroom"):
+        if problem.objective == "devices":
+            made = with_headroom(ask, asked, with_provenance(ask(asked)))
+        else:
+            quick = {name: timer.timed("candidates", other) for name, other in choice.quick.items()}
+            validated = validator.passes_quickly if validate else None
+            made = largest_scale(ask, asked, quick=quick, validate=validated)
+        if validate:
+            retried = _with_tighter_targets if problem.objective == "devices" else _with_lower_rates
+            made = retried(made, ask, problem, asked, validator)
+    with timer.stage("slo_budget"):
+        made = with_slo_budget(choice.plan, problem, made, split)
+    stage_s = {stage: round(seconds, 6) for stage, seconds in timer.seconds.items()}
+    made = with_provenance(made, validation=validator.record(made), stage_s=stage_s)
+    return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
+
+
+def _with_tighter_targets(plan: Plan, ask: Planner, problem: Problem, asked: Problem, validator: Validator) -> Plan:
+    """Return the plan where it passes; else the plan for tighter targets that passes, or misses least."""
+    best, tighter = plan, asked
+    least = shortfall = validator.validate(plan).shortfall
+    models = {application.name: application.models() for application in problem.applications}
+    for _ in range(MAX_RETRIES):
+        if not shortfall:
+            break
+        tighter = _tightened(tighter, set().union(*(models.get(name, {name}) for name in shortfall)))
+        plan = with_headroom(ask, tighter, plan)
+        plan = with_provenance(plan, slo_factors=_slo_factors(tighter, asked))
+        shortfall = validator.validate(plan).shortfall
+        if sum(shortfall.values()) < sum(least.values()):
+            best, least = plan, shortfall
+    return best
+
+
+def _with_lower_rates(plan: Plan, ask: Planner, problem: Problem, asked: Problem, validator: Validator) -> Plan:
+    """Return the plan at the largest multiple of the rates, up to its own, that passes."""
+    if not plan.scale:
+        return plan
+
+    def passes(lowered: Plan, scaled: Problem) -> bool:
+        return meets_slos(lowered, scaled) and validator.validate(lowered, all_verdicts=False).passed
+
+    lowered = largest_accepted_scale(plan, asked, accept=passes)
+    return msgspec.structs.replace(lowered, objective="rate", bound=plan.bound)
+
+
+def _tightened(problem: Problem, names: Collection[str]) -> Problem:
+    models = tuple(
+        msgspec.structs.replace(model, slo=model.slo * RETRY_SLO_FACTOR) if model.name in names else model
+        for model in problem.models
+    )
+    return msgspec.structs.replace(problem, models=models)
+
+
+def _slo_factors(tighter: Problem, asked: Problem) -> dict[str, float]:
+    factors = {model.name: model.slo / asked.model(model.name).slo for model in tighter.models}
+    return {name: round(factor, 6) for name, factor in factors.items() if factor < 1}
