@@ -61,7 +61,7 @@ def measure(factor: float, seconds: float) -> None:
         uvloop.run(run(pid, url, model.slo, rate, min(seconds, 2.0)))
         fair, over = (uvloop.run(run(pid, url, model.slo, rate * times, seconds)) for times in (1.0, OVERLOAD))
     ratio = over.seen.goodput / fair.seen.goodput
-    refusal = over.seen.refusal or 0.0
+    refusal = over.seen.rejection_p99 or 0.0
     show(
         f"overload/{factor:g}",
         f"goodput {fair.seen.goodput:,.0f}/s of {fair.seen.offered:,.0f}/s, and {over.seen.goodput:,.0f}/s of "

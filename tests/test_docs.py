@@ -9,7 +9,7 @@ import pytest
 
 from cotenant.core.identity import LaneId
 from cotenant.live.metrics import LaneReading, ServerCollector, render
-from cotenant.live.statistics import ModelStatistics
+from cotenant.live.statistics import ModelCounts
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -27,7 +27,7 @@ def test_metrics_that_are_named_are_exported(page: str) -> None:
         restarts=0,
         waiting={"m": 0},
     )
-    collector = ServerCollector([ModelStatistics("m", "1", 0.0)], [lane], backend="cpu", isolation="")
+    collector = ServerCollector([ModelCounts("m", "1")], [lane], backend="cpu", isolation="")
     text = render(collector, "")[0].decode()
     exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     named = set(re.findall(r"\b(?:cotenant|nv)_[a-z_]*[a-z]\b", (DOCS / page).read_text()))

@@ -30,8 +30,9 @@ from cotenant.errors import ConfigError, CotenantError, RequestError, Unavailabl
 from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server
+from cotenant.measure.histogram import Histogram
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.measure.report import Report
-from cotenant.measure.stats import Histogram, Tally
 from cotenant.planners import Problem
 from cotenant.planning import plan as plan_problem
 from cotenant.runtime.dispatcher import HOPELESS, PASSED
@@ -281,7 +282,7 @@ class _Bench:
 
     async def _driven(self, models: Sequence[Model], plan: Plan, load: float, seconds: float, seed: int) -> Report:
         """Poisson arrivals, whether or not earlier ones were answered."""
-        tallies = {model.name: Tally() for model in models}
+        ledgers = {model.name: OutcomeLedger() for model in models}
         workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
         lag, start = Histogram(), time.monotonic()
         sent = pending = burst = 0
@@ -296,7 +297,7 @@ class _Bench:
             def done(answer: InferResponse | RequestError) -> None:
                 nonlocal pending
                 pending -= 1
-                tallies[model.name].ended((request,), _outcome(answer), time.monotonic())
+                ledgers[model.name].ended((request,), _outcome(answer), time.monotonic())
                 if not pending:
                     idle.set()
 
@@ -320,7 +321,7 @@ class _Bench:
                 await asyncio.wait_for(idle.wait(), PATIENCE)
             except TimeoutError:
                 raise WorkerError(f"{pending} requests have no answer after {PATIENCE:g} s") from None
-        return Report.of("live", models, tallies, seconds, lag=lag.quantile(0.99) if sent else None)
+        return Report.of("live", models, ledgers, seconds, lag=lag.quantile(0.99) if sent else None)
 
     def _written(self) -> list[bytes]:
         self._log.flush()

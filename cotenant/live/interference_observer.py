@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from cotenant.core.identity import LaneId
-from cotenant.live.statistics import Sum
+from cotenant.live.statistics import DurationSum
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 
@@ -27,8 +27,8 @@ class InterferenceObserver:
     def __init__(self) -> None:
         self._ended: defaultdict[LaneId, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
         self._last: dict[LaneId, Load] = {}  # what each lane ran last
-        self._alone: defaultdict[tuple[Load, ...], Sum] = defaultdict(Sum)  # by victim and neighbours
-        self._together: defaultdict[tuple[Load, ...], Sum] = defaultdict(Sum)
+        self._alone: defaultdict[tuple[Load, ...], DurationSum] = defaultdict(DurationSum)  # by victim and neighbours
+        self._together: defaultdict[tuple[Load, ...], DurationSum] = defaultdict(DurationSum)
 
     def ran(
         self, lane: LaneId, load: Load, *, since: float, now: float, alone: float, others: Mapping[LaneId, float | None]

@@ -19,8 +19,9 @@ import msgspec
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
+from cotenant.measure.histogram import Histogram
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.measure.report import Report
-from cotenant.measure.stats import Histogram, Tally
 from cotenant.runtime.dispatcher import HOPELESS, PASSED
 from cotenant.workload.arrivals import Arrivals
 
@@ -68,7 +69,7 @@ async def generate_load(
     next_tick = start + _TICK
 
     def report(elapsed: float) -> Report:
-        return Report.of("live", models, client.tallies, elapsed, lag=lag.quantile(0.99))
+        return Report.of("live", models, client.ledgers, elapsed, lag=lag.quantile(0.99))
 
     try:
         sent = burst = 0
@@ -119,10 +120,10 @@ def _wire(host: str, port: int, model: str, body: RequestBody) -> bytes:
 
 
 class _Client:
-    """Keep-alive connections, as many as it takes, and one tally a model."""
+    """Keep-alive connections, as many as it takes, and one ledger a model."""
 
     def __init__(self, host: str, port: int, names: Sequence[str], limit: int) -> None:
-        self.tallies = {name: Tally() for name in names}
+        self.ledgers = {name: OutcomeLedger() for name in names}
         self._idle: list[_Connection] = []
         self._address = host, port
         self._limit = limit
@@ -183,7 +184,7 @@ class _Client:
     def ended(self, request: Request, outcome: Outcome) -> None:
         if self._closed:
             return
-        self.tallies[request.model].ended((request,), outcome, monotonic())
+        self.ledgers[request.model].ended((request,), outcome, monotonic())
         self._pending -= 1
         if not self._pending and self._drained is not None:
             self._drained.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
 
 import msgspec
 from prometheus_client.core import (
@@ -24,7 +23,7 @@ from cotenant import __version__
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
-from cotenant.live.statistics import BUCKETS, ModelStatistics
+from cotenant.live.statistics import ModelCounts
 
 # Triton's reason of a failure → outcomes. What it calls OTHER never reaches the dispatcher here.
 _FAILURES = {
@@ -33,7 +32,8 @@ _FAILURES = {
     "BACKEND": (Outcome.FAILED,),
     "OTHER": (),
 }
-_BOUNDS = [*map(str, BUCKETS), "+Inf"]
+# Upper bounds of the latency histogram, in seconds.
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _PROCESS = ProcessCollector(registry=None)
 _PLATFORM = PlatformCollector(registry=None)
 
@@ -61,14 +61,15 @@ class ServerCollector(Collector):
     """Collect a server's metrics, and those of its process.
 
     backend: its name; isolation: in words, what enforces the shares of workers. It may be collected in a thread while
-    the event loop goes on counting: tables that grow are copied at once, lanes have been read before.
+    the event loop goes on counting: tables that grow are copied at once, lanes and latencies have been read before.
     """
 
     def __init__(
-        self, models: Iterable[ModelStatistics], lanes: Iterable[LaneReading], *, backend: str, isolation: str
+        self, models: Iterable[ModelCounts], lanes: Iterable[LaneReading], *, backend: str, isolation: str
     ) -> None:
         self._models = list(models)
         self._lanes = list(lanes)
+        self._latencies = {model.name: _read_latency(model) for model in self._models}
         self._backend = {"backend": backend, "isolation": isolation}
 
     def collect(self) -> Iterator[Metric]:
@@ -90,9 +91,15 @@ class ServerCollector(Collector):
         )
         for model in self._models:
             for reason, outcomes in _FAILURES.items():
-                count = sum(model.outcomes[outcome] for outcome in outcomes)
+                count = sum(model.ledger.outcomes[outcome] for outcome in outcomes)
                 failures.add_metric((model.name, model.version, reason), count)
         yield failures
+        duration = UnknownMetricFamily(
+            "nv_inference_request_duration_us", "Time from arrival to answer.", labels=("model", "version")
+        )
+        for model in self._models:
+            duration.add_metric((model.name, model.version), self._latencies[model.name].seconds * 1e6)
+        yield duration
         for name, text, value in _TRITON:
             family = UnknownMetricFamily(name, text, labels=("model", "version"))
             for model in self._models:
@@ -127,14 +134,15 @@ class ServerCollector(Collector):
             labels=("model",),
         )
         for model in self._models:
-            goodput.add_metric((model.name, model.version), model.within)
-            attainment.add_metric((model.name, model.version), model.attainment)
-            for outcome, count in model.outcomes.items():
+            ledger, seen = model.ledger, self._latencies[model.name]
+            goodput.add_metric((model.name, model.version), ledger.within_target)
+            if (ratio := ledger.attainment) is not None:
+                attainment.add_metric((model.name, model.version), ratio)
+            for outcome, count in ledger.outcomes.items():
                 requests.add_metric((model.name, outcome.value), count)
-            for (outcome, reason), count in tuple(model.rejections.items()):
+            for (outcome, reason), count in tuple(ledger.reasons.items()):
                 rejected.add_metric((model.name, outcome.value, reason), count)
-            buckets = list(zip(_BOUNDS, accumulate(model.latency), strict=True))
-            latency.add_metric((model.name,), buckets, model.success.seconds)
+            latency.add_metric((model.name,), seen.buckets, seen.seconds)
         return iter((goodput, attainment, requests, rejected, latency))
 
     def _batches(self) -> Iterator[Metric]:
@@ -160,11 +168,11 @@ class ServerCollector(Collector):
             ),
         }
         for model in self._models:
-            for lane, alone in tuple(model.alone.items()):
-                for kind, total in (("predicted", model.predicted[lane]), ("observed", model.observed[lane])):
+            for lane, batches in tuple(model.lanes.items()):
+                for kind, total in (("predicted", batches.predicted), ("observed", batches.observed)):
                     times[kind].add_metric((lane, model.name), total.count, total.seconds)
-                    if alone.seconds > 0:
-                        slowdowns[kind].add_metric((lane, model.name), total.seconds / alone.seconds)
+                    if batches.alone.seconds > 0:
+                        slowdowns[kind].add_metric((lane, model.name), total.seconds / batches.alone.seconds)
         return iter((*times.values(), *slowdowns.values()))
 
     def _partitions(self) -> Iterator[Metric]:
@@ -181,6 +189,19 @@ class ServerCollector(Collector):
         yield queues
 
 
+class _Latency(msgspec.Struct, frozen=True):
+    """Latency of a model's served requests: its sum, and counts by upper bound, as the exposition writes them."""
+
+    seconds: float
+    buckets: list[tuple[str, float]]
+
+
+def _read_latency(model: ModelCounts) -> _Latency:
+    histogram = model.ledger.latency
+    counts = zip(map(str, _BUCKETS), histogram.cumulative(_BUCKETS), strict=True)
+    return _Latency(histogram.total, [*counts, ("+Inf", histogram.count)])
+
+
 def render(collector: Collector, accept: str) -> tuple[bytes, str]:
     """Render metrics in the format that an Accept header asks for: OpenMetrics or Prometheus' text.
 
@@ -193,11 +214,10 @@ def render(collector: Collector, accept: str) -> tuple[bytes, str]:
     return encode(collector), content_type
 
 
-_TRITON: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
-    ("nv_inference_request_success", "Requests that were answered.", lambda m: m.outcomes[Outcome.SERVED]),
-    ("nv_inference_count", "Rows that were inferred.", lambda m: m.rows),
-    ("nv_inference_exec_count", "Batches that were run.", lambda m: m.executions),
-    ("nv_inference_request_duration_us", "Time from arrival to answer.", lambda m: m.success.seconds * 1e6),
+_TRITON: tuple[tuple[str, str, Callable[[ModelCounts], float]], ...] = (
+    ("nv_inference_request_success", "Requests that were answered.", lambda m: m.ledger.served),
+    ("nv_inference_count", "Rows that were inferred.", lambda m: m.ledger.rows),
+    ("nv_inference_exec_count", "Batches that were run.", lambda m: m.ledger.batches),
     ("nv_inference_queue_duration_us", "Time in the queue.", lambda m: m.queue.seconds * 1e6),
     ("nv_inference_compute_input_duration_us", "Time to put inputs together.", lambda m: m.gather.seconds * 1e6),
     ("nv_inference_compute_infer_duration_us", "Time to run the model.", lambda m: m.infer.seconds * 1e6),

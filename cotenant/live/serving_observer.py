@@ -11,7 +11,7 @@ from cotenant.core.identity import LaneId
 from cotenant.live.deployment import ServableModel
 from cotenant.live.interference_observer import InterferenceObserver
 from cotenant.live.serving_state import ServingState
-from cotenant.live.statistics import ModelStatistics
+from cotenant.live.statistics import ModelCounts
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 from cotenant.runtime.events import Reply
@@ -29,7 +29,7 @@ class ServingObserver:
     """
 
     def __init__(self, state: ServingState, busy_since: Callable[[LaneId], float | None]) -> None:
-        self.models: dict[str, ModelStatistics] = {}
+        self.models: dict[str, ModelCounts] = {}
         self.busy: defaultdict[str, float] = defaultdict(float)
         self._state = state
         self._busy_since = busy_since
@@ -40,7 +40,7 @@ class ServingObserver:
         for model in models:
             name = model.info.name
             if name not in self.models:
-                self.models[name] = ModelStatistics(name, model.info.version, EPOCH)
+                self.models[name] = ModelCounts(name, model.info.version)
 
     def samples(self) -> list[Sample]:
         """Return the co-located batch latencies that were seen often enough to learn from."""

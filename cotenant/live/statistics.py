@@ -1,21 +1,18 @@
-"""What is counted of each model, in one place: `/stats`, gRPC's ModelStatistics and the metrics all read it."""
+"""What a server counts of each model: `/stats`, gRPC's ModelStatistics, the metrics and the status all read it."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Any
 
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.runtime.events import Reply
 from cotenant.worker.wire import Timing
 
-# Upper bounds of the latency histogram, in seconds.
-BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
-
-class Sum:
-    """How many, and their seconds together."""
+class DurationSum:
+    """How many durations there were, and their sum in seconds."""
 
     __slots__ = ("count", "seconds")
 
@@ -28,114 +25,104 @@ class Sum:
         self.seconds += seconds
 
     def to_json(self) -> dict[str, int]:
+        """Return Triton's `StatisticDuration`."""
         return {"count": self.count, "ns": round(self.seconds * 1e9)}
 
 
-class _Batches:
-    """Batches of one number of rows."""
+class BatchPhases:
+    """Phases of the batches of one number of rows."""
 
     __slots__ = ("gather", "infer", "scatter")
 
     def __init__(self) -> None:
-        self.gather = Sum()
-        self.infer = Sum()
-        self.scatter = Sum()
+        self.gather = DurationSum()
+        self.infer = DurationSum()
+        self.scatter = DurationSum()
 
 
-class ModelStatistics:
-    """Counts of one model. epoch: what to add to the driver's clock to get the seconds since 1970.
+class LaneBatches:
+    """Latency of a model's batches on one lane: predicted, observed, and profiled without co-located models."""
 
-    Of a batch that was held back to stay within its share, the wait counts as inference.
+    __slots__ = ("alone", "observed", "predicted")
+
+    def __init__(self) -> None:
+        self.predicted = DurationSum()
+        self.observed = DurationSum()
+        self.alone = DurationSum()
+
+
+class ModelCounts:
+    """Count what a server sees of one model: the ledger of outcomes, and how long the phases of requests and batches
+    took.
+
+    queue, gather, infer, scatter: of each served request, the phases of its whole batch; fail: of the others, arrival
+    to end. The pause of a batch that was held back to stay within its share counts as inference. batches: by rows;
+    lanes: by lane. last: when a request was last served, in seconds of the driver's clock.
     """
 
-    def __init__(self, name: str, version: str, epoch: float) -> None:
+    def __init__(self, name: str, version: str) -> None:
         self.name = name
         self.version = version
-        self.epoch = epoch
+        self.ledger = OutcomeLedger()
         self.last = 0.0
-        self.rows = 0
-        self.wholes = 0  # requests of an ensemble, which runs no batches itself
-        self.outcomes = dict.fromkeys(Outcome, 0)
-        self.within = 0  # answers within their target
-        self.rejections: dict[tuple[Outcome, str], int] = {}  # refused and expired requests, by reason
-        self.success = Sum()
-        self.fail = Sum()
-        self.queue = Sum()
-        self.gather = Sum()
-        self.infer = Sum()
-        self.scatter = Sum()
-        self.latency = [0] * (len(BUCKETS) + 1)
-        self.batches: dict[int, _Batches] = {}  # by rows
-        self.predicted: dict[str, Sum] = {}  # by lane
-        self.observed: dict[str, Sum] = {}
-        self.alone: dict[str, Sum] = {}
-        self._timings: dict[str, Timing] = {}  # of the last batch of each lane
+        self.fail = DurationSum()
+        self.queue = DurationSum()
+        self.gather = DurationSum()
+        self.infer = DurationSum()
+        self.scatter = DurationSum()
+        self.batches: dict[int, BatchPhases] = {}
+        self.lanes: dict[LaneId, LaneBatches] = {}
+        self._timings: dict[LaneId, Timing] = {}  # of the last batch of each lane
 
     def ran(self, lane: LaneId, rows: int, predicted: float, observed: float, timing: Timing, *, alone: float) -> None:
-        """A batch is back, predicted and observed to take so many seconds, and profiled to take `alone` without
-        neighbours. To be told before its requests end."""
+        """Count a batch that is done, before its requests end. Durations are in seconds; alone: as profiled without
+        co-located models."""
+        self.ledger.ran(rows, predicted, observed)
         self._timings[lane] = timing
-        self.rows += rows
         batches = self.batches.get(rows)
         if batches is None:
-            batches = self.batches[rows] = _Batches()
+            batches = self.batches[rows] = BatchPhases()
         batches.gather.add(timing.gather)
         batches.infer.add(timing.infer + timing.pause)
         batches.scatter.add(timing.scatter)
-        if lane not in self.observed:
-            self.predicted[lane], self.observed[lane], self.alone[lane] = Sum(), Sum(), Sum()
-        self.predicted[lane].add(predicted)
-        self.observed[lane].add(observed)
-        self.alone[lane].add(alone)
+        if lane not in self.lanes:
+            self.lanes[lane] = LaneBatches()
+        times = self.lanes[lane]
+        times.predicted.add(predicted)
+        times.observed.add(observed)
+        times.alone.add(alone)
 
     def ended(self, reply: Reply, now: float) -> None:
-        """Requests of this model have ended, as that reply says."""
-        outcome, count = reply.outcome, len(reply.requests)
-        self.outcomes[outcome] += count
-        latencies = [now - request.arrived for request in reply.requests]
-        total = sum(latencies)
-        if outcome is not Outcome.SERVED:
+        """Count requests of this model that have ended as that reply says."""
+        count = len(reply.requests)
+        self.ledger.ended(reply.requests, reply.outcome, now, reply.reason)
+        total = sum([now - request.arrived for request in reply.requests])
+        if reply.outcome is not Outcome.SERVED:
             self.fail.add(total, count)
-            if outcome is Outcome.REJECTED or outcome is Outcome.EXPIRED:
-                key = outcome, reply.reason
-                self.rejections[key] = self.rejections.get(key, 0) + count
             return
         self.last = now
-        self.success.add(total, count)
-        for latency in latencies:
-            self.latency[bisect_left(BUCKETS, latency)] += 1
-        self.within += sum([now <= request.deadline for request in reply.requests])
         self.queue.add(total - (now - reply.started) * count, count)
-        if not reply.lane:  # an ensemble's: its models' batches are counted as theirs
-            self.rows += sum([request.size for request in reply.requests])
-            self.wholes += count
+        if not reply.lane:  # an ensemble's, which runs no batches itself: each request is one
+            for request in reply.requests:
+                self.ledger.ran(request.size, 0.0, 0.0)
             return
         timing = self._timings[reply.lane]
         self.gather.add(timing.gather * count, count)
         self.infer.add((timing.infer + timing.pause) * count, count)
         self.scatter.add(timing.scatter * count, count)
 
-    @property
-    def executions(self) -> int:
-        return self.wholes + sum(batches.infer.count for batches in self.batches.values())
-
-    @property
-    def attainment(self) -> float:
-        """The fraction of the requests whose caller stayed that were answered within their target; 1 of none."""
-        stayed = sum(self.outcomes.values()) - self.outcomes[Outcome.CANCELLED]
-        return self.within / stayed if stayed else 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """One entry of Triton's `model_stats`."""
+    def to_json(self, epoch: float) -> dict[str, Any]:
+        """Return one entry of Triton's `model_stats`. epoch: what the driver's clock calls 0, in seconds since 1970."""
         none = {"count": 0, "ns": 0}
+        ledger = self.ledger
         return {
             "name": self.name,
             "version": self.version,
-            "last_inference": round((self.last + self.epoch) * 1e3) if self.last else 0,
-            "inference_count": self.rows,
-            "execution_count": self.executions,
+            "last_inference": round((self.last + epoch) * 1e3) if self.last else 0,
+            "inference_count": ledger.rows,
+            "execution_count": ledger.batches,
             "inference_stats": {
-                "success": self.success.to_json(),
+                "success": {"count": ledger.served, "ns": round(ledger.latency.total * 1e9)},
                 "fail": self.fail.to_json(),
                 "queue": self.queue.to_json(),
                 "compute_input": self.gather.to_json(),

@@ -11,11 +11,15 @@ from cotenant.live.pool import WorkerStatus
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """ends: requests so far by outcome. mean: latency of the answered, in seconds."""
+    """What has become of a model's requests so far.
+
+    outcomes: requests by outcome. attainment: the fraction within the target of those whose caller stayed; mean:
+    latency of the served, in seconds; each None where there was none.
+    """
 
     outcomes: dict[str, int]
-    attainment: float
-    mean: float
+    attainment: float | None
+    mean: float | None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +52,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                     show_seconds(self.targets[entry.name]),
                     f"{plan.rate(entry.name) or self.planned.get(entry.name, 0.0):.1f}",
                     str(counts.outcomes["served"]),
-                    show_seconds(counts.mean) if counts.mean else "-",
-                    f"{counts.attainment * 100:.2f} %",
+                    "-" if counts.mean is None else show_seconds(counts.mean),
+                    "-" if counts.attainment is None else f"{counts.attainment * 100:.2f} %",
                     entry.reason or others,
                 ]
             )

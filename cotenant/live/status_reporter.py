@@ -13,7 +13,7 @@ from cotenant.live.metrics import LaneReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.pool import Pool
 from cotenant.live.process import private_memory
-from cotenant.live.serving_observer import ServingObserver
+from cotenant.live.serving_observer import EPOCH, ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.status import ModelStatus, Status
 from cotenant.measure.report import ModelReport, Report
@@ -55,9 +55,9 @@ class StatusReporter:
             models=self._repository.index(),
             statistics={
                 name: ModelStatus(
-                    outcomes={outcome.value: count for outcome, count in counts.outcomes.items()},
-                    attainment=counts.attainment,
-                    mean=counts.success.seconds / counts.success.count if counts.success.count else 0.0,
+                    outcomes={outcome.value: count for outcome, count in counts.ledger.outcomes.items()},
+                    attainment=counts.ledger.attainment,
+                    mean=counts.ledger.latency.mean if counts.ledger.served else None,
                 )
                 for name, counts in self._observer.models.items()
             },
@@ -69,7 +69,7 @@ class StatusReporter:
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:
         """Return Triton's `model_stats`, one entry a model; of all models where no name is given."""
-        return [counts.to_json() for model, counts in self._observer.models.items() if name in ("", model)]
+        return [counts.to_json(EPOCH) for model, counts in self._observer.models.items() if name in ("", model)]
 
     def metrics(self) -> ServerCollector:
         """Return the metrics, with the lanes as they are now."""
@@ -104,12 +104,12 @@ class StatusReporter:
 
     def _with_batch_means(self, row: ModelReport) -> ModelReport:
         counts = self._observer.models[row.model]
-        batches = counts.executions
-        if not counts.predicted:
+        if not counts.lanes:
             return row
+        ledger = counts.ledger
         return msgspec.structs.replace(
             row,
-            batch=counts.rows / batches,
-            predicted=sum(total.seconds for total in counts.predicted.values()) / batches,
-            observed=sum(total.seconds for total in counts.observed.values()) / batches,
+            batch=ledger.rows / ledger.batches,
+            predicted=ledger.predicted / ledger.batches,
+            observed=ledger.observed / ledger.batches,
         )

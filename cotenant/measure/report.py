@@ -11,17 +11,17 @@ from cotenant.core.model import Model
 from cotenant.core.request import Outcome
 from cotenant.errors import ConfigError
 from cotenant.measure.binomial import consistent_with_rate
-from cotenant.measure.stats import Tally
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.measure.timeline import Timeline
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model. Rates are per second, durations in seconds; None where there was nothing to measure.
 
-    offered: rate of arrivals; served: of answers; goodput: of answers in time. attainment: the fraction in time of all
-    that arrived and stayed; required: what it should be. target: None where callers wait for ever.
-    ends: requests by outcome.
-    batch: rows in a batch on average; predicted, observed: what a batch was to take and took on average.
+    offered: rate of arrivals; served: of answers; goodput: of answers within the target. attainment: the fraction
+    within the target of all requests whose caller stayed; required: what it should be. target: None where callers wait
+    for ever. mean, p50, p99, p999: latency of served requests. outcomes: requests by outcome. rejection_p99: 99th
+    percentile of the time to a rejection. batch: mean rows of a batch; predicted, observed: mean latency of a batch.
     """
 
     model: str
@@ -36,31 +36,31 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     p99: float | None = msgspec.field(name="p99_s")
     p999: float | None = msgspec.field(name="p999_s")
     outcomes: dict[str, int]
-    refusal: float | None = msgspec.field(name="refusal_p99_s", default=None)
+    rejection_p99: float | None = msgspec.field(name="rejection_p99_s", default=None)
     batch: float | None = None
     predicted: float | None = msgspec.field(name="predicted_s", default=None)
     observed: float | None = msgspec.field(name="observed_s", default=None)
 
     @classmethod
-    def of(cls, model: Model, tally: Tally, seconds: float, within: float) -> ModelReport:
-        latency = tally.latency
+    def of(cls, model: Model, ledger: OutcomeLedger, seconds: float, within: float) -> ModelReport:
+        latency = ledger.latency
         return cls(
             model=model.name,
-            offered=tally.arrived / seconds,
-            served=tally.served / seconds,
-            goodput=tally.on_time / seconds,
-            attainment=_known(tally.attainment),
+            offered=ledger.arrived / seconds,
+            served=ledger.served / seconds,
+            goodput=ledger.within_target / seconds,
+            attainment=ledger.attainment,
             required=model.attainment,
             target=within if math.isfinite(within) else None,
             mean=_known(latency.mean),
             p50=_known(latency.quantile(0.5)),
             p99=_known(latency.quantile(0.99)),
             p999=_known(latency.quantile(0.999)),
-            outcomes={"served": tally.served} | {outcome.value: count for outcome, count in tally.outcomes.items()},
-            refusal=_known(tally.refusal.quantile(0.99)),
-            batch=tally.rows / tally.batches if tally.batches else None,
-            predicted=tally.predicted / tally.batches if tally.batches else None,
-            observed=tally.observed / tally.batches if tally.batches else None,
+            outcomes={outcome.value: count for outcome, count in ledger.outcomes.items()},
+            rejection_p99=_known(ledger.rejection_latency.quantile(0.99)),
+            batch=ledger.rows / ledger.batches if ledger.batches else None,
+            predicted=ledger.predicted / ledger.batches if ledger.batches else None,
+            observed=ledger.observed / ledger.batches if ledger.batches else None,
         )
 
     @property
@@ -100,14 +100,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         cls,
         source: str,
         models: Sequence[Model],
-        tallies: Mapping[str, Tally],
+        ledgers: Mapping[str, OutcomeLedger],
         seconds: float,
         lag: float | None = None,
         timeouts: Mapping[str, float] = {},
     ) -> Report:
         """timeouts: targets of callers who were given others than the models', by model."""
         rows = tuple(
-            ModelReport.of(model, tallies[model.name], seconds, timeouts.get(model.name, model.slo)) for model in models
+            ModelReport.of(model, ledgers[model.name], seconds, timeouts.get(model.name, model.slo)) for model in models
         )
         return cls(source=source, seconds=seconds, models=rows, lag=None if lag is None else _known(lag))
 

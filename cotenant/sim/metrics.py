@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from cotenant.core.request import Request
-from cotenant.measure.stats import Tally
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.runtime.events import Reply, Run
 from cotenant.sim.service import Service
 
 
 class CountingService:
-    """`serve` and `ended` are for `loop.play`. The tallies, by model, are filled as requests end.
+    """`serve` and `ended` are for `loop.play`. The ledgers, by model, are filled as requests end.
 
     follow: gives the requests that follow from a reply, None where none ever do.
     """
 
     def __init__(
         self,
-        tallies: Mapping[str, Tally],
+        ledgers: Mapping[str, OutcomeLedger],
         service: Service,
         follow: Callable[[Reply, float], Iterable[Request]] | None,
     ) -> None:
-        self._tallies = dict(tallies)
+        self._ledgers = dict(ledgers)
         self._service = service
         self._follow = follow
 
     def serve(self, run: Run, now: float) -> float:
         rows, predicted, took = self._service.takes(run, now)
-        self._tallies[run.model].ran(rows, predicted, took)
+        self._ledgers[run.model].ran(rows, predicted, took)
         return took
 
     def ended(self, reply: Reply, now: float) -> Iterable[Request]:
         requests = reply.requests
-        self._tallies[requests[0].model].ended(requests, reply.outcome, now)
+        self._ledgers[requests[0].model].ended(requests, reply.outcome, now)
         return () if self._follow is None else self._follow(reply, now)

@@ -17,7 +17,7 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.core.provenance import WorstAttainment
 from cotenant.measure.binomial import CHANCE, binomial_cdf, consistent_with_rate, max_misses
-from cotenant.measure.stats import Tally
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.planners import Problem
 from cotenant.planners.applications import carried_rates, slo_of
 from cotenant.sim.run import simulate
@@ -63,12 +63,12 @@ def simulate_slos(
     }
     decided = failed = False
 
-    def over(tallies: Mapping[str, Tally]) -> bool:
+    def over(ledgers: Mapping[str, OutcomeLedger]) -> bool:
         nonlocal decided, failed
         verdicts = []
         for name, count in counts.items():
-            stayed = tallies[name].stayed
-            verdicts.append(count.verdict(stayed, stayed - tallies[name].on_time))
+            stayed = ledgers[name].stayed
+            verdicts.append(count.verdict(stayed, stayed - ledgers[name].within_target))
         failed = False in verdicts
         decided = None not in verdicts or (failed and not all_verdicts)
         return decided

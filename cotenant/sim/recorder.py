@@ -11,7 +11,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
-from cotenant.measure.stats import Histogram
+from cotenant.measure.histogram import Histogram
 from cotenant.measure.timeline import Timeline
 from cotenant.runtime.events import Applied, Arrived, Command, Died, Drained, Event, Failed, Finished, Reply, Run
 from cotenant.runtime.lane_specs import workers_per_partition

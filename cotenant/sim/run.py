@@ -14,8 +14,8 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Partition, Plan
 from cotenant.core.request import Request, make_requests
 from cotenant.errors import PlanError
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.measure.report import Report
-from cotenant.measure.stats import Tally
 from cotenant.planners import Problem
 from cotenant.planners.applications import budgets_of, slo_of
 from cotenant.planners.capacity import slowdown
@@ -37,8 +37,8 @@ from cotenant.workload.arrivals import Arrivals, merge_arrivals, random_streams
 from cotenant.workload.failures import Failure
 from cotenant.workload.sources import ClosedLoop
 
-# Whether a run has shown enough, given the tallies by name.
-Over = Callable[[Mapping[str, Tally]], bool]
+# Whether a run has shown enough, given the ledgers by name.
+Over = Callable[[Mapping[str, OutcomeLedger]], bool]
 
 _BLOCK = 256  # requests that are made at a time
 _GLANCE = 1024  # requests after which it is asked whether that was enough
@@ -81,7 +81,7 @@ def simulate(
         slo_of(problem, name)  # refuses a name that it does not know
     models = {model.name: model for model in problem.models}
     watched = reported_slos(problem, plan, workload)
-    tallies = {each.name: Tally() for each in watched}
+    ledgers = {each.name: OutcomeLedger() for each in watched}
     service = Service(seed=seed, overhead=overhead)
 
     def lanes(plan: Plan) -> tuple[LaneSpec, ...]:
@@ -103,11 +103,11 @@ def simulate(
     workers.fail(failures)
     workers.change(changes)
     if control is not None:
-        workers.control(control, lambda: {name: tally.arrived for name, tally in tallies.items()}, seconds)
+        workers.control(control, lambda: {name: ledger.arrived for name, ledger in ledgers.items()}, seconds)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
-    _run(workers, watched, tallies, workload, service, seconds, seed, handle, over)
-    return Report.of("simulated", watched, tallies, seconds, timeouts=workload.timeouts)
+    _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over)
+    return Report.of("simulated", watched, ledgers, seconds, timeouts=workload.timeouts)
 
 
 def simulate_lanes(
@@ -121,16 +121,16 @@ def simulate_lanes(
     handle: Handle | None = None,
 ) -> Report:
     """A workload over any lanes, all of them up; it asks for names of `models` only."""
-    tallies = {model.name: Tally() for model in models}
+    ledgers = {model.name: OutcomeLedger() for model in models}
     events: list[tuple[float, Event]] = [(0.0, Applied(tuple(lanes))), *((0.0, Ready(lane.id)) for lane in lanes)]
-    _run(Script(events), models, tallies, workload, service, seconds, seed, handle)
-    return Report.of("simulated", models, tallies, seconds, timeouts=workload.timeouts)
+    _run(Script(events), models, ledgers, workload, service, seconds, seed, handle)
+    return Report.of("simulated", models, ledgers, seconds, timeouts=workload.timeouts)
 
 
 def _run(
     actor: Actor,
     models: Iterable[Model],
-    tallies: Mapping[str, Tally],
+    ledgers: Mapping[str, OutcomeLedger],
     workload: Workload,
     service: Service,
     seconds: float,
@@ -138,11 +138,11 @@ def _run(
     handle: Handle | None,
     over: Over | None = None,
 ) -> None:
-    """The tallies are filled as requests end."""
+    """The ledgers are filled as requests end."""
     requests, follow = generate_requests(models, workload, seconds, seed)
     if over is not None:
-        requests = _until(requests, lambda: over(tallies))
-    counted = CountingService(tallies, service, follow)
+        requests = _until(requests, lambda: over(ledgers))
+    counted = CountingService(ledgers, service, follow)
     play(handle or Dispatcher(), requests, counted.serve, counted.ended, actor)
 
 

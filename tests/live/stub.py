@@ -18,7 +18,7 @@ from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.metrics import LaneReading, ServerCollector
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
-from cotenant.live.statistics import ModelStatistics
+from cotenant.live.statistics import ModelCounts
 from cotenant.runtime.events import Reply
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import Timing
@@ -67,7 +67,7 @@ class StubCore:
         self.held: dict[int, tuple[InferRequest, Done]] = {}
         self.cancelled: list[int] = []
         self.handles = 0
-        self.counts = {name: ModelStatistics(name, "1", 1.7e9) for name in self.models}
+        self.counts = {name: ModelCounts(name, "1") for name in self.models}
         self.log = {"log_file": "", "log_info": True, "log_verbose_level": 0, "log_format": "default"}
         self.trace: dict[str, Any] = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1"}
         self.is_ready = True
@@ -109,7 +109,7 @@ class StubCore:
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         if name:
             self.model(name, version)
-        return [counts.to_json() for counts in self.counts.values() if name in ("", counts.name)]
+        return [counts.to_json(1.7e9) for counts in self.counts.values() if name in ("", counts.name)]
 
     def index(self, *, ready: bool = False) -> list[IndexEntry]:
         entries = [

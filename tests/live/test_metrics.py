@@ -13,7 +13,7 @@ from cotenant import __version__
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.live.metrics import LaneReading, ServerCollector, render
-from cotenant.live.statistics import ModelStatistics
+from cotenant.live.statistics import ModelCounts
 from cotenant.runtime.events import Reply
 from cotenant.worker.wire import Timing
 
@@ -24,7 +24,7 @@ SCRAPER = (
 )
 
 
-def collector(models: Iterable[ModelStatistics] = (), lanes: Iterable[LaneReading] = ()) -> ServerCollector:
+def collector(models: Iterable[ModelCounts] = (), lanes: Iterable[LaneReading] = ()) -> ServerCollector:
     return ServerCollector(models, lanes, backend="cpu", isolation="a bucket")
 
 
@@ -43,9 +43,9 @@ def samples(collected: ServerCollector, accept: str = "") -> dict[str, float]:
     return values
 
 
-def filled(name: str = "resnet") -> ModelStatistics:
+def filled(name: str = "resnet") -> ModelCounts:
     """Two requests served in one batch, one of them late; one rejected, one expired, one failed, one cancelled."""
-    counts = ModelStatistics(name, "1", epoch=1000.0)
+    counts = ModelCounts(name, "1")
     timing = Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01)
     counts.ran(LaneId.parse("cpu-0/0"), 2, 0.010, 0.012, timing, alone=0.008)
     served = Request(1, name, arrived=4.998, deadline=5.1), Request(2, name, arrived=4.5, deadline=5.0)
@@ -60,7 +60,7 @@ def test_metrics_filled_model_gives_its_counts_in_every_format(accept: str) -> N
     lane = LaneReading(
         lane=LaneId.parse("cpu-0/0"), up=True, share=400, used_share=389.5, busy=0.012, waiting={"resnet": 3}
     )
-    values = samples(collector([filled(), ModelStatistics("idle", "2", 0.0)], [lane]), accept)
+    values = samples(collector([filled(), ModelCounts("idle", "2")], [lane]), accept)
     model = 'model="resnet",version="1"'
     wanted = {
         f"nv_inference_request_success{{{model}}}": 2,
@@ -100,6 +100,7 @@ def test_metrics_filled_model_gives_its_counts_in_every_format(accept: str) -> N
         'cotenant_queue_length{lane="cpu-0/0",model="resnet"}': 3,
     }
     assert {name: values.get(name) for name in wanted} == {name: pytest.approx(value) for name, value in wanted.items()}
+    assert not any(name.startswith("cotenant_attainment_ratio") and "idle" in name for name in values)
     assert values["process_resident_memory_bytes"] > 0 and values["process_cpu_seconds_total"] > 0
     assert any(name.startswith("python_info{") for name in values)
 

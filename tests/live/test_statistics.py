@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from cotenant.live.statistics import ModelStatistics
+from cotenant.live.statistics import ModelCounts
 from tests.live.test_metrics import filled
 
 
-def test_an_idle_model_has_all_keys() -> None:
+def test_model_counts_idle_model_has_all_keys() -> None:
     """The keys are those that Triton 2.51.0 answered for a model that had served nothing."""
     none = {"count": 0, "ns": 0}
     phases = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
-    assert ModelStatistics("identity", "1", 1e9).to_json() == {
+    assert ModelCounts("identity", "1").to_json(1e9) == {
         "name": "identity",
         "version": "1",
         "last_inference": 0,
@@ -21,8 +21,8 @@ def test_an_idle_model_has_all_keys() -> None:
     }
 
 
-def test_counts() -> None:
-    stats = filled().to_json()
+def test_model_counts_filled_model_gives_tritons_statistics() -> None:
+    stats = filled().to_json(1000.0)
     assert (stats["last_inference"], stats["inference_count"], stats["execution_count"]) == (1_005_012, 2, 1)
     phases = stats["inference_stats"]
     assert phases["success"] == {"count": 2, "ns": 526_000_000}

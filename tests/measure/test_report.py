@@ -3,14 +3,14 @@ import pytest
 from cotenant.core.model import Model
 from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
+from cotenant.measure.ledger import OutcomeLedger
 from cotenant.measure.report import Report
-from cotenant.measure.stats import Tally
 
 MODELS = (Model(name="digits", slo=0.025), Model(name="idle", slo=0.1, attainment=0.95))
 
 
-def tallies() -> dict[str, Tally]:
-    digits = Tally()
+def ledgers() -> dict[str, OutcomeLedger]:
+    digits = OutcomeLedger()
     for number in range(98):
         digits.ended((Request(number, "digits", 1.0, 1.025),), Outcome.SERVED, 1.010)
     digits.ended((Request(98, "digits", 1.0, 1.025),), Outcome.SERVED, 1.030)
@@ -18,11 +18,11 @@ def tallies() -> dict[str, Tally]:
     digits.ended((Request(100, "digits", 1.0, 1.025),), Outcome.CANCELLED, 1.0)
     digits.ran(60, 0.008, 0.009)
     digits.ran(40, 0.006, 0.006)
-    return {"digits": digits, "idle": Tally()}
+    return {"digits": digits, "idle": OutcomeLedger()}
 
 
 def report() -> Report:
-    return Report.of("simulated", MODELS, tallies(), 10.0, lag=0.0004)
+    return Report.of("simulated", MODELS, ledgers(), 10.0, lag=0.0004)
 
 
 def test_a_report_says_what_became_of_each_model() -> None:
@@ -46,11 +46,11 @@ def test_a_report_says_what_became_of_each_model() -> None:
 def test_a_promise_is_broken_where_chance_does_not_explain_what_was_missed(
     missed: int, arrived: int, kept: bool
 ) -> None:
-    tally = Tally()
+    ledger = OutcomeLedger()
     for number in range(arrived):
         done = 1.030 if number < missed else 1.010
-        tally.ended((Request(number, "digits", 1.0, 1.025),), Outcome.SERVED, done)
-    (row,) = Report.of("live", MODELS[:1], {"digits": tally}, 10.0).models
+        ledger.ended((Request(number, "digits", 1.0, 1.025),), Outcome.SERVED, done)
+    (row,) = Report.of("live", MODELS[:1], {"digits": ledger}, 10.0).models
     assert row.slo_met is kept
 
 

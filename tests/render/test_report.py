@@ -4,7 +4,7 @@ from rich.console import Console, RenderableType
 
 from cotenant.measure.report import Report
 from cotenant.render.report import report_table
-from tests.measure.test_report import MODELS, report, tallies
+from tests.measure.test_report import MODELS, ledgers, report
 
 
 def text(table: RenderableType) -> str:
@@ -25,4 +25,4 @@ def test_report_table_shows_every_model_and_its_outcomes() -> None:
 
 def test_report_table_without_batches_omits_their_table() -> None:
     assert "predicted" in text(report_table(report()))
-    assert "predicted" not in text(report_table(Report.of("live", MODELS[1:], tallies(), 10.0)))
+    assert "predicted" not in text(report_table(Report.of("live", MODELS[1:], ledgers(), 10.0)))
