@@ -102,13 +102,17 @@ def test_a_plan_uses_the_instances_that_there_are(machine: Machine) -> None:
     (kind,) = backend.fleet()
     names = ("a", "b", "c", "d")
     points = [Point(share=share, batch=1, latency=2 / share, memory=GIB) for share in kind.cuts]
-    plan = plan_problem(Problem(
+    plan = plan_problem(
+        Problem(
             models=tuple(Model(name=name, slo=0.1) for name in names),
             rates=dict.fromkeys(names, 1.0),
             fleet=(kind,),
             profiles={(name, kind.name): Profile(name, kind.name, points) for name in names},
             objective="rate",
-        ), "geometry", validate=False)
+        ),
+        "geometry",
+        validate=False,
+    )
     (device,) = plan.devices
     assert sorted(cut.share for cut in device.partitions) == [ONE, ONE, TWO, THREE]
     found = {where(backend, LaneId(device.id, slot), cut.share) for slot, cut in enumerate(device.partitions)}
