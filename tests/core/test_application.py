@@ -71,6 +71,7 @@ def test_a_stage_behind_a_fan_out_multiplies_it() -> None:
     )
     assert deep.visits == {"a": 2.0, "b": 6.0, "c": 3.0}
     assert deep.success({"m": 1.0}) == 1.0
+    assert deep.burst("m") == 3.0, "stages one after another make no requests together"
 
 
 ROUND = (

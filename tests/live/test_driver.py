@@ -8,10 +8,13 @@ import pytest
 
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Request
+from cotenant.errors import UnavailableError
 from cotenant.live.driver import GAIN, Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply
 from cotenant.worker.wire import Timing
+
+PATIENCE = 60.0  # seconds until a test that waits for something fails
 
 
 class Recording(Dispatcher):
@@ -85,6 +88,22 @@ def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.
 
     asyncio.run(main())
     assert [record.getMessage() for record in caplog.records] == ["the answer to request 1 for model 'm' was lost"]
+
+
+def test_driver_deadline_passes_while_the_lane_is_busy_answers_by_timer() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        expired: asyncio.Future[object] = loop.create_future()
+        driver = Driver(Dispatcher(), lambda *run: None, Nobody(), clock=loop.time, drained=lambda lane: None)
+        driver.apply(LANE)
+        driver.ready(LaneId.parse("cpu-0/0"))
+        driver.submit("m", (), lambda answer: None, within=60.0)  # its batch never ends
+        driver.submit("m", (), expired.set_result, within=0.05)
+        answer = await asyncio.wait_for(expired, PATIENCE)
+        assert isinstance(answer, UnavailableError)
+        assert "expired" in str(answer)
+
+    asyncio.run(main())
 
 
 def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from typing import ClassVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Partition
+from cotenant.core.profile import Profile
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
     PartitionDraft,
@@ -21,7 +25,8 @@ from cotenant.planners.capacity import (
     max_throughput_batch,
     smallest_batches,
 )
-from tests.planners.problems import MIB, ProportionalInterference, linear
+from cotenant.predictors import Load
+from tests.planners.problems import MIB, ProportionalInterference, linear, profile
 
 works = st.builds(
     lambda fixed, steps, rate, slo: RoundShare(tuple(itertools.accumulate(steps, initial=fixed)), rate, slo),
@@ -153,3 +158,43 @@ def test_neighbours_slow_each_other_as_much_as_their_batches_do() -> None:
         return expected
 
     assert slow(made[0], made[1]) > slow(made[1], made[0]) > 1
+
+
+def test_batched_partitions_several_workers_need_memory_each() -> None:
+    """Each has 1 MiB: two of `a` and one of `b`."""
+    problem = small()
+    points = [msgspec.structs.replace(point, procs=2) for point in problem.profiles["a", "k"].points]
+    problem = msgspec.structs.replace(problem, profiles={**problem.profiles, ("a", "k"): Profile("a", "k", points)})
+    cuts = [PartitionDraft(600, {"a": 10.0}, {"a": 2}), PartitionDraft(400, {"b": 5.0})]
+    for memory, fits in ((2 * MIB, False), (3 * MIB, True)):
+        kind = msgspec.structs.replace(problem.fleet[0], memory=memory)
+        assert (batched_partitions(problem, kind, cuts) is not None) is fits
+
+
+class SelfishInterference(msgspec.Struct, frozen=True):
+    """`a` is slowed where it runs single rows, `b` where `a` does not."""
+
+    interferes: ClassVar[bool] = True
+
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        if victim.model == "a":
+            return 1.5 if victim.batch == 1 else 1.1
+        return 1.3 if colocated[0].batch > 1 else 1.0
+
+
+def test_batched_partitions_slowdowns_that_chase_each_other_end_at_the_worst() -> None:
+    """With slowdowns as they were last, `a` would run single rows and two in turn, for ever."""
+    latency = {(share, batch): 0.009 + 0.001 * batch for share in (400, 600) for batch in (1, 2, 4)}
+    problem = Problem(
+        models=(Model(name="a", slo=1.0), Model(name="b", slo=1.0)),
+        rates={"a": 80.0, "b": 80.0},
+        fleet=(Kind(name="k", count=1),),
+        profiles={(name, "k"): profile(name, "k", latency) for name in "ab"},
+        interference=SelfishInterference(),
+    )
+    made = batched_partitions(
+        problem, problem.fleet[0], [PartitionDraft(600, {"a": 80.0}), PartitionDraft(400, {"b": 80.0})]
+    )
+    assert made is not None
+    assert [partition.placements[0].batch for partition in made] == [2, 2]
+    assert [partition.placements[0].latency for partition in made] == pytest.approx([1.1 * 0.011, 1.3 * 0.011])

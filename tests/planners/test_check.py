@@ -90,6 +90,13 @@ def test_each_violation_is_one_clear_line(changes: dict[str, Any], line: str) ->
     assert any(re.match(re.escape(line), found) for found in lines), lines
 
 
+def test_check_plan_for_a_multiple_of_the_rates_violates_nothing() -> None:
+    """A plan for the largest rate serves more than was asked for, of each model alike."""
+    half = msgspec.structs.replace(PROBLEM, rates={"a": 30.0, "b": 5.0})
+    assert check(changed(plan={"scale": 2.0}), half) == []
+    assert {violation.rule for violation in check(changed(plan={"scale": 3.0}), half)} == {"served", "scale"}
+
+
 def test_neighbours_count() -> None:
     crowded = msgspec.structs.replace(PROBLEM, interference=ProportionalInterference(1.0))
     rules = [violation.rule for violation in check(SOUND, crowded)]

@@ -142,3 +142,22 @@ def test_where_the_order_leaves_a_model_it_comes_first_in_the_next() -> None:
     made = plan(problem)
     assert made.rate("b") == 60.0
     assert check(made, problem) == []
+
+
+def test_elastic_partition_that_need_not_grow_is_shared_before_one_that_must() -> None:
+    """`b` could join `a` on 50 instead of 40 % of the first device; the rest of `c` on the second has room as it is."""
+    problem = Problem(
+        models=(Model(name="a", slo=0.1), Model(name="b", slo=0.4), Model(name="c", slo=0.05)),
+        rates={"a": 10.0, "b": 25.0, "c": 65.0},
+        fleet=(Kind(name="k", cuts=CUTS, count=4),),
+        profiles={
+            (name, "k"): profile(name, "k", {(cut, 1): seconds * 1000 / cut for cut in CUTS})
+            for name, seconds in (("a", 0.016), ("b", 0.004), ("c", 0.008))
+        },
+    )
+    made = plan(problem)
+    assert [[[p.model for p in cut.placements] for cut in device.partitions] for device in made.devices] == [
+        [["a"], ["c"]],
+        [["c", "b"]],
+    ]
+    assert shares(made) == [[400, 500], [400]]

@@ -48,6 +48,16 @@ def test_residues_share_a_device_in_the_shorter_duty_cycle() -> None:
     assert len(plan(problem({"a": 64.0, "b": 32.0, "c": 32.0})).devices) == 2
 
 
+def test_squishy_residues_merge_the_fullest_first() -> None:
+    """C fills 39 % of its duty cycle, A 33 % and B 27 %: C and A are 119 ms in A's 150, and B has no room there. The
+    emptiest first, it were B and A."""
+    assert groups(plan(problem({"a": 4.0, "b": 16.0, "c": 28.0}))) == [["a", "c"], ["b"]]
+
+
+def test_squishy_residue_that_fits_several_devices_joins_the_one_that_it_fills_most() -> None:
+    assert groups(plan(problem({"a": 4.0, "b": 28.0, "c": 52.0}))) == [["a", "c"], ["b"]]
+
+
 def test_squishy_residues_longer_together_than_the_shorter_duty_cycle_stay_apart() -> None:
     """A at 10 requests/s runs 1 in 50 ms each 100 ms. With C at 20 a round of 110 ms would hold both targets, but
     Nexus lengthens no duty cycle: 50 + 60 ms exceed A's. B's 50 ms fill it exactly."""
