@@ -50,6 +50,19 @@ def test_a_death_loses_the_batch_but_not_the_request() -> None:
     assert ends(requests, events) == [(2.2, 0, Outcome.SERVED)]
 
 
+def test_play_batch_lost_with_its_worker_never_finishes() -> None:
+    heard: list[tuple[float, str]] = []
+    dispatcher = Dispatcher()
+
+    def handle(event: Event, now: float) -> list[Command]:
+        heard.append((now, type(event).__name__))
+        return dispatcher.handle(event, now)
+
+    script = Script([*UP, (1.0, Died(LaneId.parse("cpu-0/0"), "test"))])
+    play(handle, [Request(0, "m", 0.5, 4.0)], lambda run, now: 3.0, lambda reply, now: (), script)
+    assert heard[-2:] == [(1.0, "Died"), (4.0, "Woke")]
+
+
 def test_what_follows_from_a_reply_arrives_when_it_says() -> None:
     told: list[tuple[float, int]] = []
 
