@@ -82,9 +82,13 @@ def error_message(response: HttpResponse) -> str:
 
 def fetch_status(address: str) -> Status:
     try:
-        return msgspec.json.decode(fetch(address, "/cotenant/status"), type=Status)
+        return msgspec.json.decode(fetch(address, "/cotenant/status"), type=Status, dec_hook=_parse_identity)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{address} answers with something that is no status: {error}") from None
+
+
+def _parse_identity(kind: type[Any], value: Any) -> Any:
+    return kind.parse(value)
 
 
 def model_path(model: str) -> str:

@@ -45,7 +45,9 @@ def print_written(path: Path) -> None:
 
 def show_json(value: object) -> None:
     """On standard output. Bytes are JSON already."""
-    text = value if isinstance(value, bytes) else msgspec.json.format(msgspec.json.encode(value), indent=2)
+    text = (
+        value if isinstance(value, bytes) else msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
+    )
     console.file.write(text.decode() + "\n")
     console.file.flush()  # a program that started us may wait for it
 

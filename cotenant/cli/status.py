@@ -63,7 +63,7 @@ def status_view(status: Status) -> RenderableType:
     for worker in status.workers:
         used = "-" if worker.used_share is None else show_share(round(worker.used_share))
         workers.add_row(
-            worker.lane,
+            str(worker.lane),
             worker.state,
             show_share(worker.share),
             f"[red]{used}[/]" if worker.over_share else used,

@@ -129,11 +129,11 @@ class RequestCycle:
         self.send(status, JSON, (msgspec.json.encode({"error": message}),), headers)
 
     def reply(self, payload: Any) -> None:
-        """Respond with text as it is, and with any other object as JSON."""
+        """Respond with text as it is, and with any other object as JSON, identities as they are spelled."""
         if isinstance(payload, TextResponse):
             self.send(200, payload.content_type, (payload.body,))
         else:
-            self.send(200, JSON, (msgspec.json.encode(payload),))
+            self.send(200, JSON, (msgspec.json.encode(payload, enc_hook=str),))
 
     def awaited(self, task: asyncio.Task[Any]) -> None:
         """Respond with the result of the task that the request has started."""
