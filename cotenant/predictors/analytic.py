@@ -1,16 +1,16 @@
-"""InSS' closed form of a batch's latency beside neighbours, and of a request's.
+"""InSS' analytic model: latency of a batch under co-location, and of a request.
 
-InSS (2023), section 4: a batch is transferred, its kernels are scheduled, they run, and the answer is transferred:
+InSS (2023), section 4: a batch is transferred, its kernels are scheduled and run, and the response is transferred:
 
     latency = (input + output) · batch / bandwidth + kernels · (o + delay(models on the device)) + run · (1 + c · Σ L2)
 
-The delay of scheduling grows linearly with how many models share the device, and is 0 for one alone. Running takes
-longer by the L2 cache that neighbours use, each linear in its share; alone it is read off locally weighted regression
-over batch and share. Which kernel and width that has, the paper does not say: here it is tricube over the nearest
-points, in logarithms, in which time is nearly linear in both.
+The scheduling delay grows linearly with the number of models on the device, and is 0 for one alone. The run time grows
+with the L2 utilisation of co-located models, each linear in its share; alone, it comes from locally weighted regression
+over batch and share. The paper does not give that regression's kernel and bandwidth: here it is tricube over the
+nearest points, in logarithms, in which the time is nearly linear in both.
 
-Of a profile, the columns `input_bytes` and `output_bytes` of a row, `kernels`, `scheduling_us` of a kernel alone and
-`l2_util_pct` are read; without the first four those parts are taken to be none.
+Profile columns: `input_bytes` and `output_bytes` of a row, `kernels`, `scheduling_us` of a kernel alone (each 0 where
+absent), and `l2_util_pct`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from cotenant.predictors import Load, remembered, require
 from cotenant.predictors.linear import L2
 from cotenant.predictors.samples import Sample
 
-BANDWIDTH = 10e9  # bytes per second of a device's PCIe bus; iGniter measured 10 GB/s
+BANDWIDTH = 10e9  # bytes/s of a device's PCIe bus, as iGniter measured
 INPUT, OUTPUT, KERNELS, SCHEDULING = "input_bytes", "output_bytes", "kernels", "scheduling_us"
-# Of locally weighted regression: points, and where weight ends over the farthest of them. A point left out is then off
-# by 1.4 % on the V100's profiles and 2.9 % on the A100's, on average; what smooths more is worse with InSS' 16 points.
+# Of locally weighted regression: the number of points, and the bandwidth over the distance of the farthest. The mean
+# leave-one-out error is then 1.4 % on the V100's profiles and 2.9 % on the A100's; with InSS' 16 points more smoothing
+# is worse.
 NEAREST, REACH = 6, 1.02
 
 
 class Alone(msgspec.Struct, frozen=True, dict=True):
-    """A model alone. transfer: seconds for a row; scheduling: seconds for a kernel; l2_*: a line, fraction over share.
+    """A model alone.
 
-    points: batch, share (‰), seconds that it runs.
+    transfer: seconds for a row; scheduling: seconds for a kernel; l2_*: L2 utilisation as a line, fraction over share;
+    points: batch, share (‰), run time in seconds.
     """
 
     transfer: float
@@ -55,30 +57,30 @@ class Alone(msgspec.Struct, frozen=True, dict=True):
         return max(0.0, self.l2_slope * share / WHOLE + self.l2_constant)
 
     def overhead(self, batch: int) -> float:
-        """Seconds before and after it runs."""
+        """Return the seconds for transfer and scheduling."""
         return self.transfer * batch + self.kernels * self.scheduling
 
     def running(self, batch: int, share: int) -> float:
-        """Seconds, by locally weighted regression."""
-        known = self._known.get((batch, share))
-        if known is None:
-            where, times = self._logarithms
-            known = math.exp(locally_weighted(where, times, np.log([batch, share])))
-            self._known[batch, share] = known
-        return known
+        """Return the run time in seconds, by locally weighted regression."""
+        seconds = self._running_cache.get((batch, share))
+        if seconds is None:
+            points, times = self._log_points
+            seconds = math.exp(locally_weighted(points, times, np.log([batch, share])))
+            self._running_cache[batch, share] = seconds
+        return seconds
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[int, int], float]:
+    def _running_cache(self) -> dict[tuple[int, int], float]:
         return {}
 
     @functools.cached_property
-    def _logarithms(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _log_points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         points = np.log(np.array(self.points))
         return points[:, :2], points[:, 2]
 
 
 class Delay(msgspec.Struct, frozen=True):
-    """Seconds that scheduling a kernel takes longer, by how many models share the device."""
+    """The additional seconds to schedule a kernel, linear in the number of models on the device."""
 
     slope: float
     constant: float
@@ -88,9 +90,10 @@ class Delay(msgspec.Struct, frozen=True):
 
 
 class Analytic(msgspec.Struct, frozen=True, dict=True):
-    """Of one kind of device. alone: by model; cache: how much longer each runs, for all of the L2 cache in use.
+    """InSS' model of one kind of device.
 
-    A model that was no victim in any sample is taken to feel the cache as those that were do on average.
+    alone: by model; cache: by victim, the relative increase of its run time when all of L2 is used by others. A model
+    that is the victim in no sample gets the mean of those that are.
     """
 
     kind: str
@@ -102,38 +105,41 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
-        """Raises PlanError for a model that no profile says the use of L2 of, and on another kind of device."""
+        """Predict a slowdown. Raises PlanError for a model without L2 utilisation, and on another kind of device."""
         return max(1.0, self.latency(victim, colocated) / self.latency(victim, ()))
 
     def latency(self, victim: Load, colocated: Sequence[Load]) -> float:
-        """Seconds of a batch."""
+        """Predict the latency of a batch in seconds."""
         own = self._alone(victim)
         used = sum(self._alone(load).l2(load.share) for load in colocated)
         delay = own.kernels * self.delay.of(1 + len(colocated))
         running = own.running(victim.batch, victim.share)
-        cache = self.cache.get(victim.model, self._usual)
+        cache = self.cache.get(victim.model, self._mean_cache_sensitivity)
         return own.overhead(victim.batch) + delay + running * (1 + cache * used)
 
     def with_profiles(self, profiles: Profiles) -> Analytic:
-        """The same, which also knows these models."""
+        """Return the predictor with the models of these profiles added."""
         return Analytic(self.kind, self.delay, self.cache, self.alone | _alone(profiles, self.kind))
 
     @functools.cached_property
-    def _usual(self) -> float:
+    def _mean_cache_sensitivity(self) -> float:
         return float(np.mean(list(self.cache.values())))
 
     def _alone(self, load: Load) -> Alone:
         require(self.kind, load)
-        known = self.alone.get(load.model)
-        if known is None:
-            raise PlanError(f"model {load.model!r}: how much L2 it uses is unknown; its profile needs {L2}")
-        return known
+        profile = self.alone.get(load.model)
+        if profile is None:
+            raise PlanError(f"model {load.model!r}: its L2 utilisation is unknown; add the column {L2} to its profile")
+        return profile
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Analytic:
-    """By least squares of slowdowns. Raises PlanError for models without `l2_util_pct`, and for too few samples."""
+    """Fit delay and cache coefficients by least squares of slowdowns.
+
+    Raises PlanError for models without `l2_util_pct`, and for too few samples.
+    """
     if not samples:
-        raise PlanError("no samples to fit a closed form to; measure pairs with `cotenant profile --pairs`")
+        raise PlanError("no samples to fit an analytic model to; measure pairs with `cotenant profile --pairs`")
     kind = samples[0].victim.kind
     alone = _alone(profiles, kind)
     bare = Analytic(kind, Delay(0.0, 0.0), {sample.victim.model: 0.0 for sample in samples}, alone)
@@ -154,7 +160,7 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Analytic:
 
 
 def _alone(profiles: Profiles, kind: str) -> dict[str, Alone]:
-    """Of the models on this kind of device whose profiles say how much L2 they use."""
+    """Return the models on a kind of device whose profiles have their L2 utilisation."""
     return {
         profile.model: measured(profile)
         for profile in profiles.values()
@@ -163,10 +169,10 @@ def _alone(profiles: Profiles, kind: str) -> dict[str, Alone]:
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One sample: slower = kernels · delay(models) + cache[victim] · pressure.
+    """The linear equation of one sample: slower = kernels · delay(models) + cache[victim] · pressure.
 
-    kernels: over the latency alone; pressure: what neighbours use of L2, times the part of the latency that feels it;
-    slower: the slowdown less 1.
+    kernels: over the latency alone; pressure: L2 utilisation of co-located models times the affected fraction of the
+    latency; slower: the slowdown minus 1.
     """
 
     victim: str
@@ -177,10 +183,10 @@ class Term(msgspec.Struct, frozen=True):
 
 
 def least_squares(terms: Sequence[Term]) -> tuple[Delay, dict[str, float]]:
-    """The delay, and what L2 costs each victim.
+    """Return the delay, and the cache coefficient of each victim.
 
-    Where all samples have the same number of models, a line through it cannot be told; the delay is then taken to go
-    with the number of neighbours. Raises PlanError for fewer samples than coefficients.
+    Where all samples have the same number of models, a line is not identifiable; the delay is then proportional to the
+    number of co-located models. Raises PlanError for fewer samples than coefficients.
     """
     victims = sorted({term.victim for term in terms})
     counts = {term.models for term in terms}
@@ -191,55 +197,57 @@ def least_squares(terms: Sequence[Term]) -> tuple[Delay, dict[str, float]]:
         ]
     )
     caches = np.array([[term.pressure if term.victim == victim else 0.0 for victim in victims] for term in terms])
-    unknown = delays.shape[1] + len(victims)
-    if len(terms) < unknown:
-        raise PlanError(f"{len(terms)} samples are fewer than the {unknown} coefficients to find; measure more pairs")
-    found, *_ = np.linalg.lstsq(np.hstack([delays, caches]), np.array([term.slower for term in terms]), rcond=None)
-    slope, *rest = found.tolist()
+    coefficients = delays.shape[1] + len(victims)
+    if len(terms) < coefficients:
+        raise PlanError(
+            f"{len(terms)} samples are fewer than the {coefficients} coefficients to find; measure more pairs"
+        )
+    solution, *_ = np.linalg.lstsq(np.hstack([delays, caches]), np.array([term.slower for term in terms]), rcond=None)
+    slope, *rest = solution.tolist()
     delay = Delay(slope, rest.pop(0) if len(counts) > 1 else -slope)
     return delay, dict(zip(victims, rest, strict=True))
 
 
 def measured(profile: Profile) -> Alone:
-    """What a profile says of a model alone."""
+    """Extract a model's parameters from its profile. Raises PlanError where overheads exceed a batch's latency."""
     points = [point for point in profile.points if point.procs == 1]
-    using = [(point.share / WHOLE, point.features[L2] / 100) for point in points if L2 in point.features]
-    if len({share for share, _ in using}) > 1:
-        shares, fractions = np.array(using).T
+    l2_points = [(point.share / WHOLE, point.features[L2] / 100) for point in points if L2 in point.features]
+    if len({share for share, _ in l2_points}) > 1:
+        shares, fractions = np.array(l2_points).T
         slope, constant = np.polyfit(shares, fractions, 1)
     else:
-        slope, constant = 0.0, float(np.mean([used for _, used in using]))
-    of_all = {name: value for point in points for name, value in point.features.items()}
-    transfer = (of_all.get(INPUT, 0.0) + of_all.get(OUTPUT, 0.0)) / BANDWIDTH
-    kernels, scheduling = of_all.get(KERNELS, 0.0), of_all.get(SCHEDULING, 0.0) / 1e6
-    found = Alone(transfer, kernels, scheduling, float(slope), float(constant), ())
-    running = [(point.batch, point.share, point.latency - found.overhead(point.batch)) for point in points]
+        slope, constant = 0.0, float(np.mean([fraction for _, fraction in l2_points]))
+    features = {name: value for point in points for name, value in point.features.items()}
+    transfer = (features.get(INPUT, 0.0) + features.get(OUTPUT, 0.0)) / BANDWIDTH
+    kernels, scheduling = features.get(KERNELS, 0.0), features.get(SCHEDULING, 0.0) / 1e6
+    alone = Alone(transfer, kernels, scheduling, float(slope), float(constant), ())
+    running = [(point.batch, point.share, point.latency - alone.overhead(point.batch)) for point in points]
     for batch, share, seconds in running:
         if seconds <= 0:
             raise PlanError(
                 f"model {profile.model!r}, batch {batch} at {share / 10:g} %: transfer and scheduling would take longer"
                 f" than the batch; look at {INPUT}, {OUTPUT}, {KERNELS} and {SCHEDULING} of its profile"
             )
-    return msgspec.structs.replace(found, points=tuple(running))
+    return msgspec.structs.replace(alone, points=tuple(running))
 
 
-def locally_weighted(where: NDArray[np.float64], values: NDArray[np.float64], at: NDArray[np.float64]) -> float:
-    """A plane through the nearest points, the nearer the more it counts (Cleveland, 1979). where: two columns."""
-    off = where - at
-    distance = np.hypot(*off.T)
+def locally_weighted(points: NDArray[np.float64], values: NDArray[np.float64], query: NDArray[np.float64]) -> float:
+    """Evaluate a weighted least-squares plane through the nearest points (Cleveland, 1979). points: two columns."""
+    offset = points - query
+    distance = np.hypot(*offset.T)
     nearest = np.argsort(distance, kind="stable")[:NEAREST]
     width = REACH * distance[nearest[-1]] or 1.0
     weight = np.sqrt((1 - (distance[nearest] / width) ** 3) ** 3)
-    plane = np.column_stack([np.ones(len(nearest)), off[nearest]])
-    found, *_ = np.linalg.lstsq(plane * weight[:, None], values[nearest] * weight, rcond=None)
-    return float(found[0])
+    plane = np.column_stack([np.ones(len(nearest)), offset[nearest]])
+    solution, *_ = np.linalg.lstsq(plane * weight[:, None], values[nearest] * weight, rcond=None)
+    return float(solution[0])
 
 
 def task_latency(queued: float, batch: int, rate: float, executing: float, latency: float) -> float:
-    """Seconds until a request is answered, InSS' equation 2.
+    """Predict the seconds until a request is answered, InSS' equation 2.
 
-    queued: requests that wait, this one included; rate: of arrivals, per second; executing: seconds until the batch in
-    flight is done; latency: of a batch. With fewer than a batch waiting, it also takes until the batch is full.
+    queued: waiting requests, this one included; rate: arrivals/s; executing: seconds until the batch in flight is done;
+    latency: seconds of a batch. With fewer than a batch waiting, the batch fills first.
     """
     if queued >= batch:
         return executing + math.ceil(queued / batch) * latency

@@ -1,6 +1,6 @@
-"""What is known of models that run alone, as the numbers that predictors learn from.
+"""Features of models that run alone, from their profiles, as the inputs of predictors.
 
-KACE (section 4.2): of models that run together, the features are added up, and those that are percentages are averaged.
+KACE (section 4.2): the features of models that run together are summed, and those that are percentages are averaged.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 from cotenant.predictors import Load
 
-PERCENT = "_pct"  # how columns of percentages end
-SHARE, ROWS, MEMORY = "share_pct", "rows_per_s", "memory_mib"  # what every profile says
+PERCENT = "_pct"  # suffix of columns with percentages
+SHARE, ROWS, MEMORY = "share_pct", "rows_per_s", "memory_mib"  # features that every profile has
 
 Vector = NDArray[np.float64]
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A model at a measured point. share: ‰; values: in the order of the sheet's columns."""
+    """A model at a profiled point. share: ‰; values: in the order of the table's columns."""
 
     name: str
     kind: str
@@ -34,32 +34,35 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class FeatureTable(msgspec.Struct, frozen=True, dict=True):
-    """columns: names of features, as in profiles; known: every measured point of every model."""
+    """A table of features. columns: their names, as in profiles; known: every profiled point of every model."""
 
     columns: tuple[str, ...]
     known: tuple[Known, ...]
 
     def of(self, load: Load) -> Vector:
-        """Its features at the measured point nearest in share, then in batch. Raises PlanError for a strange model."""
-        found = self._found.get(load)
-        if found is None:
-            points = self._points.get((load.model, load.kind))
+        """Return a load's features at the profiled point nearest in share, then in batch.
+
+        Raises PlanError for an unknown model.
+        """
+        features = self._features_cache.get(load)
+        if features is None:
+            points = self._points_of.get((load.model, load.kind))
             if points is None:
                 raise PlanError(
-                    f"model {load.model!r} on {load.kind!r} is unknown to this predictor; it has no features"
+                    f"model {load.model!r} on {load.kind!r} has no features; give this predictor a profile with them"
                 )
             nearest = min(points, key=lambda point: (abs(point.share - load.share), abs(point.batch - load.batch)))
-            found = self._found[load] = np.array([load.share * 100 / WHOLE, *nearest.values])
-        return found
+            features = self._features_cache[load] = np.array([load.share * 100 / WHOLE, *nearest.values])
+        return features
 
     def together(self, loads: Sequence[Load]) -> Vector:
-        """Features of models that run together: sums, and means of percentages."""
+        """Return the features of models that run together: sums, and means of percentages."""
         total: Vector = np.sum([self.of(load) for load in loads], axis=0)
         return np.where(self._averaged, total / len(loads), total)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of what `of` gives."""
+        """The names of the features that `of` returns."""
         return (SHARE, *self.columns)
 
     @functools.cached_property
@@ -67,27 +70,27 @@ class FeatureTable(msgspec.Struct, frozen=True, dict=True):
         return np.array([name.endswith(PERCENT) for name in self.names])
 
     @functools.cached_property
-    def _found(self) -> dict[Load, Vector]:
+    def _features_cache(self) -> dict[Load, Vector]:
         return {}
 
     @functools.cached_property
-    def _points(self) -> dict[tuple[str, str], list[Known]]:
-        found: dict[tuple[str, str], list[Known]] = {}
+    def _points_of(self) -> dict[tuple[str, str], list[Known]]:
+        points: dict[tuple[str, str], list[Known]] = {}
         for each in self.known:
-            found.setdefault((each.name, each.kind), []).append(each)
-        return found
+            points.setdefault((each.name, each.kind), []).append(each)
+        return points
 
 
 def feature_table(
     profiles: Profiles, needed: Iterable[tuple[str, str]], columns: Sequence[str] | None = None
 ) -> FeatureTable:
-    """Of profiles. needed: models and kinds that have to be known. columns: which; without, those that all these have.
+    """Build the table of features of profiles; points that lack a column are left out.
 
-    Models that lack a column are left out.
+    needed: models and kinds that must be included. columns: which features; by default, those that all needed have.
     """
     if columns is None:
-        having = [_columns(profiles[key]) for key in needed]
-        columns = (*sorted(set.intersection(*having)), ROWS, MEMORY)
+        columns_of_needed = [_columns(profiles[key]) for key in needed]
+        columns = (*sorted(set.intersection(*columns_of_needed)), ROWS, MEMORY)
     return FeatureTable(
         tuple(columns),
         tuple(
@@ -102,12 +105,12 @@ def feature_table(
 
 
 def _columns(profile: Profile) -> set[str]:
-    """Those that any point has: points that lack one are not learnt from."""
+    """Return the features that any point of a profile has: points that lack one are left out."""
     return {name for point in profile.points for name in point.features}
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A feature over the samples. place: among those that `Scale.apply` is given."""
+    """The distribution of a feature over the samples. place: index among the features that `Scale.apply` receives."""
 
     name: str
     place: int
@@ -118,35 +121,35 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True, dict=True):
-    """To mean 0 and deviation 1 over the samples. Features that did not vary among them are left out.
+    """Standardise features to mean 0 and deviation 1 over the samples; drop those that did not vary.
 
-    Features beyond what the samples had are taken to be at their edge: a model learnt nothing of what lies there, and a
-    line's answer grows without bound with a kernel that has ten times the threads.
+    Features are clipped to the range of the samples: nothing was learnt beyond it, and a linear prediction would grow
+    without bound with a kernel that has ten times the threads.
     """
 
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, rows: Vector, names: Sequence[str]) -> Scale:
-        """names: of the columns of `rows`."""
-        every = zip(
+        """Fit to samples. names: of the columns of `rows`."""
+        statistics = zip(
             names,
             range(len(names)),
             *(each.tolist() for each in (rows.min(axis=0), rows.max(axis=0), rows.mean(axis=0), rows.std(axis=0))),
             strict=True,
         )
-        columns = [Column(*each) for each in every]
+        columns = [Column(*each) for each in statistics]
         return cls(tuple(each for each in columns if each.deviation > 1e-9 * max(abs(each.mean), 1e-300)))
 
     def apply(self, rows: Vector) -> Vector:
-        places, low, high, mean, deviation = self._arrays
-        scaled: Vector = (np.clip(rows[..., places], low, high) - mean) / deviation
+        indices, low, high, mean, deviation = self._arrays
+        scaled: Vector = (np.clip(rows[..., indices], low, high) - mean) / deviation
         return scaled
 
     @functools.cached_property
     def _arrays(self) -> tuple[NDArray[np.int64], Vector, Vector, Vector, Vector]:
-        places = np.array([each.place for each in self.columns], dtype=np.int64)
+        indices = np.array([each.place for each in self.columns], dtype=np.int64)
         low, high, mean, deviation = (
             np.array([(each.low, each.high, each.mean, each.deviation) for each in self.columns]).reshape(-1, 4).T
         )
-        return places, low, high, mean, deviation
+        return indices, low, high, mean, deviation

@@ -1,11 +1,10 @@
-"""A Gaussian process over terms: one for each victim and neighbour, of which a sample is the sum.
+"""Gaussian-process regression in which a sample is a sum of terms, one for each victim and co-located load.
 
-Four functions make up a term: of the traits of victim and neighbour alone; of the victim by name, and its neighbour's
-traits; of the neighbour by name, and its victim's traits; of both by name. How far each reaches and how much it
-explains is chosen by the marginal likelihood (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
-section 5.4.1), on a part of the samples. What is measured has outliers, so each sample has a noise of its own, as
-Student's t has it: expectation maximisation by reweighting (Lange, Little and Taylor, Journal of the American
-Statistical Association 84, 1989).
+Four kernels make up the covariance of a term: of the features of both loads; of the victim's name and the other's
+features; of the other's name and the victim's features; of both names. Length scales and amplitudes maximise the
+marginal likelihood (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.1) on a subset
+of the samples. Measurements have outliers, so each sample has a noise of its own, as under Student's t: expectation
+maximisation by reweighting (Lange, Little and Taylor, Journal of the American Statistical Association 84, 1989).
 """
 
 from __future__ import annotations
@@ -16,18 +15,25 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.predictors.load_features import PLACE, REACTION, SHARE, TO_ROWS, TRAITS, USED
+from cotenant.predictors.load_features import (
+    BATCH_SENSITIVITY,
+    FEATURES,
+    OPERATING_POINT,
+    SENSITIVITY,
+    SHARE,
+    UTILISATION,
+)
 
 Matrix = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
-LOOKED_AT = 300  # samples, for the choice of scales
-STEPS = 40  # of that choice
-FREEDOM = 2.0  # degrees, of Student's t
-ROUNDS = 8  # of reweighting
-LEAST = 0.05  # of the usual variance that a sample may have
-JITTER = 1e-7  # variance that keeps a matrix of equal samples regular
-PULL = 0.25  # of a scale towards where it starts, in log-likelihood per squared log
+MAX_TUNING_SAMPLES = 300  # used to fit hyperparameters
+RPROP_STEPS = 40  # of the hyperparameter fit
+DEGREES_OF_FREEDOM = 2.0  # of Student's t
+REWEIGHTING_ROUNDS = 8  # of expectation maximisation
+MIN_NOISE_FACTOR = 0.05  # of a sample's noise variance over the prior's
+JITTER = 1e-7  # variance that keeps the covariance of equal samples regular
+SCALE_PRIOR_STRENGTH = 0.25  # pull of a log hyperparameter to its initial value, in log-likelihood per squared log
 
 
 def _of_victim(*columns: range) -> list[int]:
@@ -35,13 +41,14 @@ def _of_victim(*columns: range) -> list[int]:
 
 
 def _of_neighbour(*columns: range) -> list[int]:
-    return [len(TRAITS) + i for i in _of_victim(*columns)]
+    return [len(FEATURES) + i for i in _of_victim(*columns)]
 
 
 class _Function(msgspec.Struct, frozen=True):
-    """victim, neighbour: has to be the same by name. groups: columns of a term that share a scale, and its first value.
+    """A kernel of terms.
 
-    fixed: and its last.
+    victim, neighbour: the names must be equal. groups: columns of a term that share a length scale, and its initial
+    value. fixed: the length scales keep it.
     """
 
     victim: bool
@@ -51,33 +58,42 @@ class _Function(msgspec.Struct, frozen=True):
 
 
 FUNCTIONS = {
-    # What carries over between models has to be smooth. These scales did best on victims that were left out.
+    # What carries over between models must be smooth: these scales did best on held-out victims.
     "traits": _Function(
         victim=False,
         neighbour=False,
-        groups=((_of_victim(TO_ROWS), 3.0), (_of_neighbour(USED, SHARE), 8.0)),
+        groups=((_of_victim(BATCH_SENSITIVITY), 3.0), (_of_neighbour(UTILISATION, SHARE), 8.0)),
         fixed=True,
     ),
     "victim": _Function(
-        victim=True, neighbour=False, groups=((_of_victim(PLACE), 1.0), (_of_neighbour(USED, PLACE), 3.0))
+        victim=True,
+        neighbour=False,
+        groups=((_of_victim(OPERATING_POINT), 1.0), (_of_neighbour(UTILISATION, OPERATING_POINT), 3.0)),
     ),
     "neighbour": _Function(
-        victim=False, neighbour=True, groups=((_of_victim(REACTION), 2.0), (_of_neighbour(PLACE), 1.5))
+        victim=False, neighbour=True, groups=((_of_victim(SENSITIVITY), 2.0), (_of_neighbour(OPERATING_POINT), 1.5))
     ),
-    "pair": _Function(victim=True, neighbour=True, groups=((_of_victim(PLACE), 1.0), (_of_neighbour(PLACE), 1.5))),
+    "pair": _Function(
+        victim=True, neighbour=True, groups=((_of_victim(OPERATING_POINT), 1.0), (_of_neighbour(OPERATING_POINT), 1.5))
+    ),
 }
 
 
 class Scales(msgspec.Struct, frozen=True):
-    """Of a function. amount: standard deviation that it explains. reach: in those of the columns, by group."""
+    """Hyperparameters of a kernel.
+
+    amount: its standard deviation; reach: length scales by group, in standardised columns.
+    """
 
     amount: float
     reach: tuple[float, ...]
 
 
 class Prior(msgspec.Struct, frozen=True):
-    """What is believed before any sample. mean: of a term. noise: standard deviation of a sample. centre, width: of the
-    columns of a term, which have no unit inside."""
+    """The prior of a regression.
+
+    mean: of a term; noise: standard deviation of a sample; centre, width: to standardise a term's columns.
+    """
 
     mean: float
     noise: float
@@ -87,8 +103,11 @@ class Prior(msgspec.Struct, frozen=True):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """columns: (terms, 2 · TRAITS), NaN where unknown. victims, neighbours: numbers that stand for names. owners: the
-    sample of each term, ascending from 0."""
+    """The terms of some samples.
+
+    columns: (terms, 2 · FEATURES), NaN where unknown. victims, colocated: numbers that stand for names. owners: the
+    sample of each term, ascending from 0.
+    """
 
     columns: Matrix
     victims: Numbers
@@ -96,7 +115,7 @@ class Terms(msgspec.Struct, frozen=True):
     owners: Numbers
 
     def of(self, samples: Numbers) -> Terms:
-        """Of some of the samples, in that order."""
+        """Return the terms of some samples, in that order."""
         order = [np.flatnonzero(self.owners == sample) for sample in samples]
         chosen = np.concatenate(order)
         owners = np.repeat(np.arange(len(samples)), [len(each) for each in order])
@@ -104,34 +123,36 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class GpRegression:
-    """A prior and samples: values (samples,), and how many times the variance of the noise each has.
+    """The posterior of a prior and samples.
 
-    scaled: columns of the terms, as functions see them. starts: first term of each sample. noises: variance of each
-    sample's. covariance: of the values without noise; precision: inverse of that with it; pull: that times the values.
+    values: of each sample; noise_factors: on the variance of its noise. scaled: standardised columns of the terms.
+    starts: first term of each sample. noises: variances. covariance: of the values without noise; precision: inverse of
+    it with noise; alpha: precision times the centred values.
     """
 
     def __init__(
-        self, prior: Prior, terms: Terms, values: Matrix, outlying: Matrix, covariance: Matrix | None = None
+        self, prior: Prior, terms: Terms, values: Matrix, noise_factors: Matrix, covariance: Matrix | None = None
     ) -> None:
-        """covariance: of the values without noise, where it is known already."""
+        """Condition the prior on the samples. covariance: of the values without noise, where computed before."""
         self.prior = prior
         self.terms = terms
         self.values = values
-        self.outlying = outlying
+        self.noise_factors = noise_factors
         self.scaled = _scaled(prior, terms)
         self.starts = np.searchsorted(terms.owners, np.arange(len(values)))
         counts = np.bincount(terms.owners, minlength=len(values))
-        self.noises = prior.noise**2 * outlying + JITTER
+        self.noises = prior.noise**2 * noise_factors + JITTER
         if covariance is None:
-            covariance = _by_sample(covariances(prior, terms, terms), self.starts, self.starts)
+            covariance = _sum_by_sample(covariances(prior, terms, terms), self.starts, self.starts)
         self.covariance = covariance
         self.precision = np.linalg.inv(covariance + np.diag(self.noises))
-        self.pull = self.precision @ (values - prior.mean * counts)
+        self.alpha = self.precision @ (values - prior.mean * counts)
 
-    def left_out(self, groups: Numbers | None = None) -> tuple[Matrix, Matrix]:
-        """What was measured less what the rest says of it, and the variance of that without noise, for each sample.
+    def leave_out_errors(self, groups: Numbers | None = None) -> tuple[Matrix, Matrix]:
+        """Return errors on held-out samples, and their variances without noise, for each sample.
 
-        groups: of each sample; then the rest are all other groups (Rasmussen and Williams, section 5.4.2).
+        groups: of each sample; a group is held out together (Rasmussen and Williams, section 5.4.2), by default each
+        sample.
         """
         if groups is None:
             groups = np.arange(len(self.values))
@@ -139,35 +160,37 @@ class GpRegression:
         for group in np.unique(groups):
             own = np.flatnonzero(groups == group)
             covariance = np.linalg.inv(self.precision[np.ix_(own, own)])
-            errors[own] = covariance @ self.pull[own]
+            errors[own] = covariance @ self.alpha[own]
             variances[own] = np.diag(covariance) - self.noises[own]
         return errors, np.maximum(0.0, variances)
 
     def reweighted(self) -> GpRegression:
-        """With the noise that each sample seems to have: the expectation of Student's t, given its error."""
-        errors = self.noises * self.pull
+        """Return the regression with each sample's expected noise under Student's t, given its error."""
+        errors = self.noises * self.alpha
         variances = self.noises - self.noises**2 * np.diag(self.precision)
         noise = self.prior.noise**2
-        outlying = (FREEDOM + (errors**2 + variances) / noise) / (FREEDOM + 1)
-        return GpRegression(self.prior, self.terms, self.values, np.maximum(outlying, LEAST), self.covariance)
+        noise_factors = (DEGREES_OF_FREEDOM + (errors**2 + variances) / noise) / (DEGREES_OF_FREEDOM + 1)
+        return GpRegression(
+            self.prior, self.terms, self.values, np.maximum(noise_factors, MIN_NOISE_FACTOR), self.covariance
+        )
 
 
 def fit_hyperparameters(terms: Terms, values: Matrix) -> GpRegression:
-    """The process that the samples speak for."""
+    """Fit the hyperparameters to samples and return the posterior."""
     rng = np.random.default_rng(0)
-    some = np.sort(rng.permutation(len(values))[:LOOKED_AT])
-    prior = _start(terms, values)
-    outlying = np.ones_like(values)
+    some = np.sort(rng.permutation(len(values))[:MAX_TUNING_SAMPLES])
+    prior = _initial_prior(terms, values)
+    noise_factors = np.ones_like(values)
     for _ in range(2):
-        prior = _chosen(prior, terms.of(some), values[some], outlying[some])
-        process = GpRegression(prior, terms, values, outlying)
-        for _ in range(ROUNDS):
+        prior = _maximise_likelihood(prior, terms.of(some), values[some], noise_factors[some])
+        process = GpRegression(prior, terms, values, noise_factors)
+        for _ in range(REWEIGHTING_ROUNDS):
             process = process.reweighted()
-        outlying = process.outlying
+        noise_factors = process.noise_factors
     return process
 
 
-def _start(terms: Terms, values: Matrix) -> Prior:
+def _initial_prior(terms: Terms, values: Matrix) -> Prior:
     known = np.isfinite(terms.columns)
     counts = np.maximum(known.sum(axis=0), 1)
     columns = np.where(known, terms.columns, 0.0)
@@ -187,8 +210,8 @@ def _start(terms: Terms, values: Matrix) -> Prior:
     )
 
 
-def _chosen(prior: Prior, terms: Terms, values: Matrix, outlying: Matrix) -> Prior:
-    """Scales by the gradient of the log marginal likelihood, of which Rprop (Riedmiller and Braun, 1993) uses signs."""
+def _maximise_likelihood(prior: Prior, terms: Terms, values: Matrix, noise_factors: Matrix) -> Prior:
+    """Maximise the log marginal likelihood by Rprop (Riedmiller and Braun, 1993), from signs of the gradient."""
     scaled = _scaled(prior, terms)
     starts = np.searchsorted(terms.owners, np.arange(len(values)))
     centred = values - prior.mean * np.bincount(terms.owners)
@@ -196,38 +219,38 @@ def _chosen(prior: Prior, terms: Terms, values: Matrix, outlying: Matrix) -> Pri
         name: [_distances(scaled[:, group], scaled[:, group]) for group, _ in function.groups]
         for name, function in FUNCTIONS.items()
     }
-    alike = {name: _alike(function, terms, terms) for name, function in FUNCTIONS.items()}
+    same = {name: _same_names(function, terms, terms) for name, function in FUNCTIONS.items()}
     logs = _logs(prior)
-    begun, steps, before = logs.copy(), np.full_like(logs, 0.2), np.zeros_like(logs)
-    free = np.array([not fixed for fixed in _fixed()])
-    for _ in range(STEPS):
+    initial, steps, previous = logs.copy(), np.full_like(logs, 0.2), np.zeros_like(logs)
+    free = np.array([not fixed for fixed in _fixed_scales()])
+    for _ in range(RPROP_STEPS):
         prior = _prior(prior, logs)
-        grams = {name: _reached(prior.functions[name], distances[name]) * alike[name] for name in FUNCTIONS}
-        noises = prior.noise**2 * outlying
-        covariance = _by_sample(np.sum(list(grams.values()), axis=0), starts, starts) + np.diag(noises + JITTER)
+        grams = {name: _squared_exponential(prior.functions[name], distances[name]) * same[name] for name in FUNCTIONS}
+        noises = prior.noise**2 * noise_factors
+        covariance = _sum_by_sample(np.sum(list(grams.values()), axis=0), starts, starts) + np.diag(noises + JITTER)
         precision = np.linalg.inv(covariance)
-        pull = precision @ centred
-        slope = np.outer(pull, pull) - precision  # of twice the log-likelihood, by the covariance
+        alpha = precision @ centred
+        slope = np.outer(alpha, alpha) - precision  # gradient of twice the log-likelihood by the covariance
         by_term = slope[np.ix_(terms.owners, terms.owners)]
         gradient = []
         for name, gram in grams.items():
             own = by_term * gram
             gradient.append(own.sum())
             gradient += [
-                0.5 * float((own * apart).sum()) / reach**2
-                for apart, reach in zip(distances[name], prior.functions[name].reach, strict=True)
+                0.5 * float((own * distance).sum()) / reach**2
+                for distance, reach in zip(distances[name], prior.functions[name].reach, strict=True)
             ]
         gradient.append(float(np.diag(slope) @ noises))
-        uphill = np.array(gradient) - PULL * (logs - begun)
-        turned = np.sign(uphill) * np.sign(before)
-        steps = np.clip(steps * np.where(turned > 0, 1.2, np.where(turned < 0, 0.5, 1.0)), 1e-3, 0.5)
-        logs = np.where(free, logs + steps * np.sign(uphill), logs)
-        before = uphill
+        ascent = np.array(gradient) - SCALE_PRIOR_STRENGTH * (logs - initial)
+        agreement = np.sign(ascent) * np.sign(previous)
+        steps = np.clip(steps * np.where(agreement > 0, 1.2, np.where(agreement < 0, 0.5, 1.0)), 1e-3, 0.5)
+        logs = np.where(free, logs + steps * np.sign(ascent), logs)
+        previous = ascent
     return _prior(prior, logs)
 
 
-def _fixed() -> list[bool]:
-    """Of each scale, in the order of `_logs`."""
+def _fixed_scales() -> list[bool]:
+    """Return whether each hyperparameter is fixed, in the order of `_logs`."""
     return [
         fixed for function in FUNCTIONS.values() for fixed in (False, *(function.fixed for _ in function.groups))
     ] + [False]
@@ -247,47 +270,46 @@ def _prior(prior: Prior, logs: Matrix) -> Prior:
 
 
 def _scaled(prior: Prior, terms: Terms) -> Matrix:
-    """What is unknown is taken to be usual."""
+    """Standardise columns; unknown features get the mean."""
     scaled: Matrix = np.nan_to_num((terms.columns - np.array(prior.centre)) / np.array(prior.width), nan=0.0)
     return scaled
 
 
 def covariances(prior: Prior, a: Terms, b: Terms) -> Matrix:
-    """Of each term of one to each of the other, all functions together."""
+    """Return the covariance of each term of one set with each of another, over all kernels."""
     one, other = _scaled(prior, a), _scaled(prior, b)
     total = np.zeros((len(one), len(other)))
     for name, function in FUNCTIONS.items():
         distances = [_distances(one[:, group], other[:, group]) for group, _ in function.groups]
-        total += _reached(prior.functions[name], distances) * _alike(function, a, b)
+        total += _squared_exponential(prior.functions[name], distances) * _same_names(function, a, b)
     return total
 
 
-def _reached(scales: Scales, distances: Sequence[Matrix]) -> Matrix:
-    """Squared exponential."""
-    far = np.zeros_like(distances[0])
-    for apart, reach in zip(distances, scales.reach, strict=True):
-        far += apart / reach**2
-    covariance: Matrix = scales.amount**2 * np.exp(-0.5 * far)
+def _squared_exponential(scales: Scales, distances: Sequence[Matrix]) -> Matrix:
+    exponent = np.zeros_like(distances[0])
+    for distance, reach in zip(distances, scales.reach, strict=True):
+        exponent += distance / reach**2
+    covariance: Matrix = scales.amount**2 * np.exp(-0.5 * exponent)
     return covariance
 
 
 def _distances(a: Matrix, b: Matrix) -> Matrix:
-    """Squared, of each row to each."""
-    apart: Matrix = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * a @ b.T
-    return np.maximum(apart, 0.0, out=apart)
+    """Return squared distances of each row to each."""
+    distance: Matrix = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2 * a @ b.T
+    return np.maximum(distance, 0.0, out=distance)
 
 
-def _alike(function: _Function, a: Terms, b: Terms) -> Matrix:
-    alike = np.ones((len(a.owners), len(b.owners)))
+def _same_names(function: _Function, a: Terms, b: Terms) -> Matrix:
+    same = np.ones((len(a.owners), len(b.owners)))
     if function.victim:
-        alike *= a.victims[:, None] == b.victims[None, :]
+        same *= a.victims[:, None] == b.victims[None, :]
     if function.neighbour:
-        alike *= a.colocated[:, None] == b.colocated[None, :]
-    return alike
+        same *= a.colocated[:, None] == b.colocated[None, :]
+    return same
 
 
-def _by_sample(gram: Matrix, starts: Numbers, others: Numbers) -> Matrix:
-    """Sums over the terms of each sample, which begin at `starts`."""
+def _sum_by_sample(gram: Matrix, starts: Numbers, others: Numbers) -> Matrix:
+    """Sum a matrix over the terms of each sample, given the first term of each."""
     if len(starts) == gram.shape[0] and len(others) == gram.shape[1]:
         return gram
     summed: Matrix = np.add.reduceat(np.add.reduceat(gram, starts, axis=0), others, axis=1)
@@ -297,35 +319,35 @@ def _by_sample(gram: Matrix, starts: Numbers, others: Numbers) -> Matrix:
 def most_informative(
     terms: Terms, runs: Numbers, parts: Sequence[int], weights: Mapping[int, int], measured: Sequence[int] = ()
 ) -> Iterator[int]:
-    """Runs in the order in which to measure them, without knowing any outcome.
+    """Yield runs in the order in which to measure them, before any outcome is known.
 
-    runs: of each sample, from 0. parts: of each run, what it belongs to; of each part come as many as it weighs.
-    measured: runs that are known already. Next comes, of the part whose turn it is, always the run that tells most of
-    all samples: that takes most off the sum of variances (Krause, Singh and Guestrin, Journal of Machine Learning
-    Research 9, 2008, section 3). Memory and time for each go with the square of the samples.
+    runs: of each sample, from 0. parts: of each run, the part that it belongs to; parts take turns in proportion to
+    their weights. measured: runs that exist. Of the part whose turn it is comes the run that reduces the sum of all
+    samples' variances most (Krause, Singh and Guestrin, Journal of Machine Learning Research 9, 2008, section 3).
+    Memory, and time for each run, grow with the square of the samples.
     """
-    prior = _start(terms, np.zeros(len(runs)))
+    prior = _initial_prior(terms, np.zeros(len(runs)))
     starts = np.searchsorted(terms.owners, np.arange(len(runs)))
-    covariance = _by_sample(covariances(prior, terms, terms), starts, starts)
+    covariance = _sum_by_sample(covariances(prior, terms, terms), starts, starts)
     members = [np.flatnonzero(runs == run) for run in range(len(parts))]
     part = np.array(parts)
     left = np.ones(len(parts), dtype=bool)
-    come = dict.fromkeys(weights, 0)
+    chosen = dict.fromkeys(weights, 0)
 
-    def know(run: int) -> None:
+    def condition_on(run: int) -> None:
         nonlocal covariance
         left[run] = False
-        come[parts[run]] += 1
+        chosen[parts[run]] += 1
         for sample in members[run]:
             row = covariance[sample] / np.sqrt(covariance[sample, sample] + prior.noise**2)
             covariance -= np.outer(row, row)
 
     for run in measured:
-        know(run)
+        condition_on(run)
     while left.any():
-        turn = min(np.unique(part[left]).tolist(), key=lambda it: (come[it] + 1) / weights[it])
-        told = (covariance**2).sum(axis=0) / (np.diag(covariance) + prior.noise**2)
-        gains = np.bincount(runs, weights=told)
-        best = int(np.where(left & (part == turn), gains, -1.0).argmax())
+        next_part = min(np.unique(part[left]).tolist(), key=lambda it: (chosen[it] + 1) / weights[it])
+        information = (covariance**2).sum(axis=0) / (np.diag(covariance) + prior.noise**2)
+        gains = np.bincount(runs, weights=information)
+        best = int(np.where(left & (part == next_part), gains, -1.0).argmax())
         yield best
-        know(best)
+        condition_on(best)

@@ -1,13 +1,13 @@
-"""iGniter's closed form of a batch's latency beside neighbours (TPDS 2022, section 3).
+"""iGniter's analytic model of a batch's latency under co-location (TPDS 2022, section 3).
 
     latency = (idle + active) · frequency at rest / frequency + (input + output) · batch / bandwidth
     active alone = (k1 · batch² + k2 · batch + k3) / (share + k4) + k5
-    active = active alone · (1 + c · Σ L2 of neighbours)
-    idle = idle alone + kernels · (a · models + b), the second only beside others
+    active = active alone · (1 + c · Σ L2 of co-located models)
+    idle = idle alone + kernels · (a · models + b), the latter only under co-location
 
-What a model uses of L2 and of power are lines over its rows per active second; above the device's power its frequency
-falls, in a line over the power asked for. `fit` finds all of it from profiles and samples but power and frequency,
-which profiles do not have: published coefficients do (`experiments/data/igniter.py`).
+A model's L2 utilisation and power are linear in its rows per active second; beyond the device's power limit its
+frequency falls linearly with the power demand. `fit` estimates everything from profiles and samples except power and
+frequency, which profiles lack; the published coefficients have them (`experiments/data/igniter.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cotenant.predictors.analytic import BANDWIDTH, INPUT, KERNELS, OUTPUT, SCHE
 from cotenant.predictors.linear import L2
 from cotenant.predictors.samples import Sample
 
-K4 = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 120)])  # of share as a fraction; tried one by one
+K4 = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 120)])  # candidates, in the unit of share as a fraction
 
 
 class LinearTerm(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class LinearTerm(msgspec.Struct, frozen=True):
 
 
 class Active(msgspec.Struct, frozen=True):
-    """Seconds alone over batch, and share as a fraction."""
+    """Active seconds alone, by batch and by share as a fraction."""
 
     k1: float
     k2: float
@@ -53,7 +53,11 @@ class Active(msgspec.Struct, frozen=True):
 
 
 class Coefficients(msgspec.Struct, frozen=True):
-    """Of a model. transfer: seconds for a row; idle: seconds alone; l2, power: fractions and W over rows per second."""
+    """A model's coefficients.
+
+    transfer: seconds for a row; idle: seconds alone; l2, power: a fraction and W, by rows per active second; cache: the
+    relative increase of its active time when all of L2 is used by others, None where it was no victim.
+    """
 
     transfer: float
     kernels: float
@@ -65,19 +69,22 @@ class Coefficients(msgspec.Struct, frozen=True):
 
 
 class Throttle(msgspec.Struct, frozen=True):
-    """Of a device. idle, most: W; slope: of its frequency as a fraction, for each W above the most."""
+    """A device's power throttling. idle, most: W at rest and at most; slope: of relative frequency, per W above it."""
 
     idle: float
     most: float
     slope: float
 
     def frequency(self, asked: float) -> float:
-        """As a fraction of the one at rest."""
+        """Return the frequency, as a fraction of that at rest, at a power demand in W."""
         return max(0.1, 1 + self.slope * max(0.0, self.idle + asked - self.most))
 
 
 class Igniter(msgspec.Struct, frozen=True, dict=True):
-    """Of one kind of device. models: by name; one that was no victim feels the cache as those that were on average."""
+    """iGniter's model of one kind of device.
+
+    models: by name; one that is the victim in no sample gets the mean cache coefficient of those that are.
+    """
 
     kind: str
     models: dict[str, Coefficients]
@@ -88,28 +95,28 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
-        """Raises PlanError for a model whose coefficients are unknown, and on another kind of device."""
+        """Predict a slowdown. Raises PlanError for a model without coefficients, and on another kind of device."""
         return max(1.0, self.latency(victim, colocated) / self.latency(victim, ()))
 
     def latency(self, victim: Load, colocated: Sequence[Load]) -> float:
-        """Seconds of a batch, transfers included."""
+        """Predict the latency of a batch in seconds, transfers included."""
         own = self._of(victim)
-        beside = [(self._of(load), self._rate(load)) for load in colocated]
+        colocated_models = [(self._of(load), self._rate(load)) for load in colocated]
         active = self._active(victim)
-        if beside:
-            cache = self._usual if own.cache is None else own.cache
-            active *= 1 + cache * sum(max(0.0, it.l2.at(rate)) for it, rate in beside)
-        idle = own.idle + own.kernels * self.delay.of(1 + len(beside))
-        power = sum(it.power.at(rate) for it, rate in [(own, self._rate(victim)), *beside])
+        if colocated_models:
+            cache = self._mean_cache_sensitivity if own.cache is None else own.cache
+            active *= 1 + cache * sum(max(0.0, model.l2.at(rate)) for model, rate in colocated_models)
+        idle = own.idle + own.kernels * self.delay.of(1 + len(colocated_models))
+        power = sum(model.power.at(rate) for model, rate in [(own, self._rate(victim)), *colocated_models])
         frequency = 1.0 if self.throttle is None else self.throttle.frequency(power)
         return (idle + active) / frequency + own.transfer * victim.batch
 
     def with_profiles(self, profiles: Profiles) -> Igniter:
-        """The same, which also knows these models."""
+        """Return the predictor with the models of these profiles added."""
         return Igniter(self.kind, _models(profiles, self.kind) | self.models, self.delay, self.throttle)
 
     @functools.cached_property
-    def _usual(self) -> float:
+    def _mean_cache_sensitivity(self) -> float:
         return float(np.mean([known.cache for known in self.models.values() if known.cache is not None]))
 
     def _active(self, load: Load) -> float:
@@ -120,14 +127,14 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
 
     def _of(self, load: Load) -> Coefficients:
         require(self.kind, load)
-        known = self.models.get(load.model)
-        if known is None:
-            raise PlanError(f"model {load.model!r} has no coefficients of iGniter's; its profile needs {L2}")
-        return known
+        model = self.models.get(load.model)
+        if model is None:
+            raise PlanError(f"model {load.model!r} has no iGniter coefficients; add the column {L2} to its profile")
+        return model
 
 
 class Measured(NamedTuple):
-    """Of a model alone: columns of batches, shares as fractions, and active seconds."""
+    """Measurements of a model alone: columns of batches, shares as fractions, and active seconds."""
 
     batches: NDArray[np.float64]
     shares: NDArray[np.float64]
@@ -135,7 +142,10 @@ class Measured(NamedTuple):
 
 
 def active(measured: Measured, *, relative: bool = True) -> Active:
-    """By least squares, linear but for k4. relative: of relative errors. Raises PlanError for fewer than 5 points."""
+    """Fit the active time by least squares, linear but for k4, which is searched over `K4`.
+
+    relative: minimise relative errors. Raises PlanError for fewer than 5 points.
+    """
     batches, shares, seconds = measured
     if len(seconds) < 5:
         raise PlanError(f"{len(seconds)} points are fewer than the 5 coefficients of iGniter's active time")
@@ -144,16 +154,17 @@ def active(measured: Measured, *, relative: bool = True) -> Active:
     for k4 in K4:
         over = 1 / (shares + k4)
         terms = np.column_stack([batches**2 * over, batches * over, over, np.ones_like(over)]) * weight[:, None]
-        found, *_ = np.linalg.lstsq(terms, seconds * weight, rcond=None)
-        off = float(((terms @ found - seconds * weight) ** 2).sum())
-        if best is None or off < best[0]:
-            k1, k2, k3, k5 = found.tolist()
-            best = off, Active(k1, k2, k3, float(k4), k5)
+        solution, *_ = np.linalg.lstsq(terms, seconds * weight, rcond=None)
+        squared_error = float(((terms @ solution - seconds * weight) ** 2).sum())
+        if best is None or squared_error < best[0]:
+            k1, k2, k3, k5 = solution.tolist()
+            best = squared_error, Active(k1, k2, k3, float(k4), k5)
     assert best is not None
     return best[1]
 
 
 def fit_linear_term(x: Sequence[float], y: Sequence[float]) -> LinearTerm:
+    """Fit a line; a constant where all x are equal."""
     if len(set(x)) < 2:
         return LinearTerm(0.0, float(np.mean(y)) if len(y) else 0.0)
     slope, constant = np.polyfit(np.array(x), np.array(y), 1)
@@ -161,25 +172,27 @@ def fit_linear_term(x: Sequence[float], y: Sequence[float]) -> LinearTerm:
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Igniter:
-    """Raises PlanError for models without `l2_util_pct`, and for too few points or samples."""
+    """Fit all coefficients but power. Raises PlanError for models without `l2_util_pct`, too few points or samples."""
     if not samples:
-        raise PlanError("no samples to fit a closed form to; measure pairs with `cotenant profile --pairs`")
+        raise PlanError("no samples to fit an analytic model to; measure pairs with `cotenant profile --pairs`")
     kind = samples[0].victim.kind
     bare = Igniter(kind, _models(profiles, kind), Delay(0.0, 0.0))
     terms = []
     for sample in samples:
         own, base = bare._of(sample.victim), bare.latency(sample.victim, ())
         pressure = sum(max(0.0, bare._of(load).l2.at(bare._rate(load))) for load in sample.colocated)
-        felt = bare._active(sample.victim) / base
+        active_fraction = bare._active(sample.victim) / base
         count = 1 + len(sample.colocated)
-        terms.append(Term(sample.victim.model, count, own.kernels / base, felt * pressure, sample.slowdown - 1))
+        terms.append(
+            Term(sample.victim.model, count, own.kernels / base, active_fraction * pressure, sample.slowdown - 1)
+        )
     delay, cache = least_squares(terms)
-    models = {name: msgspec.structs.replace(known, cache=cache.get(name)) for name, known in bare.models.items()}
+    models = {name: msgspec.structs.replace(model, cache=cache.get(name)) for name, model in bare.models.items()}
     return Igniter(kind, models, delay)
 
 
 def _models(profiles: Profiles, kind: str) -> dict[str, Coefficients]:
-    """Of the models on this kind of device whose profiles say how much L2 they use."""
+    """Return the models on a kind of device whose profiles have their L2 utilisation."""
     return {
         profile.model: _coefficients(profile)
         for profile in profiles.values()
@@ -189,10 +202,10 @@ def _models(profiles: Profiles, kind: str) -> dict[str, Coefficients]:
 
 def _coefficients(profile: Profile) -> Coefficients:
     points = [point for point in profile.points if point.procs == 1]
-    of_all = {name: value for point in points for name, value in point.features.items()}
-    transfer = (of_all.get(INPUT, 0.0) + of_all.get(OUTPUT, 0.0)) / BANDWIDTH
-    kernels = of_all.get(KERNELS, 0.0)
-    idle = kernels * of_all.get(SCHEDULING, 0.0) / 1e6
+    features = {name: value for point in points for name, value in point.features.items()}
+    transfer = (features.get(INPUT, 0.0) + features.get(OUTPUT, 0.0)) / BANDWIDTH
+    kernels = features.get(KERNELS, 0.0)
+    idle = kernels * features.get(SCHEDULING, 0.0) / 1e6
     seconds = np.array([point.latency - transfer * point.batch - idle for point in points])
     if (seconds <= 0).any():
         raise PlanError(
@@ -201,14 +214,14 @@ def _coefficients(profile: Profile) -> Coefficients:
         )
     batches, shares = np.array([(float(point.batch), point.share / WHOLE) for point in points]).T
     try:
-        found = active(Measured(batches, shares, seconds))
+        active_time = active(Measured(batches, shares, seconds))
     except PlanError as error:
         raise PlanError(f"model {profile.model!r}: {error}; measure it at more batches or shares") from None
-    using = [
-        (point.batch / found.at(point.batch, point.share / WHOLE), point.features[L2] / 100)
+    l2_points = [
+        (point.batch / active_time.at(point.batch, point.share / WHOLE), point.features[L2] / 100)
         for point in points
         if L2 in point.features
     ]
     return Coefficients(
-        transfer, kernels, idle, found, fit_linear_term(*zip(*using, strict=True)), LinearTerm(0.0, 0.0)
+        transfer, kernels, idle, active_time, fit_linear_term(*zip(*l2_points, strict=True)), LinearTerm(0.0, 0.0)
     )

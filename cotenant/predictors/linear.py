@@ -1,10 +1,10 @@
-"""gpulet's model of interference: linear in how busy victim and neighbours keep the L2 cache and the memory.
+"""gpulet's interference model: linear in the L2 and memory-bandwidth utilisation of victim and co-located models.
 
 gpulet paper, section 4.4: slowdown = c1 · L2_victim + c2 · L2_neighbour + c3 · mem_victim + c4 · mem_neighbour + c5,
-with what each uses alone on its share. It is never below 1.
+with each model's utilisation alone on its share. Slowdowns are at least 1.
 
-The paper has one neighbour. What several use adds up: cache and memory carry the sum of what is asked of them. A
-neighbour that shares its partition in time runs one model at once; who asks gives the one that slows most.
+The paper has one co-located model. The utilisations of several are summed. A partition that is time-shared runs one
+model at a time; callers pass the one that slows the victim most.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ class Coefficients(msgspec.Struct, frozen=True):
 
 
 class Utilisation:
-    """What a model uses of L2 cache and memory bandwidth alone, as fractions by batch and share (‰).
+    """A model's utilisation of L2 cache and memory bandwidth alone, as fractions by batch and share (‰).
 
-    Linear between measured batches and shares; as at the nearest measured one beyond them.
+    Linear between measured batches and shares; constant beyond them.
     """
 
     def __init__(self, model: str, measured: Mapping[tuple[int, int], tuple[float, float]]) -> None:
         """measured: (batch, share) → (L2, DRAM). Raises PlanError where there is none."""
         if not measured:
-            raise PlanError(f"model {model!r}: how much L2 and DRAM it uses was not measured")
+            raise PlanError(f"model {model!r}: its L2 and DRAM utilisation was not measured")
         self.model = model
         self.measured = dict(measured)
         self._rows: dict[int, NDArray[np.float64]] = {}  # share → rows of batch, L2, DRAM
         for share in sorted({share for _, share in measured}):
-            points = sorted((batch, *used) for (batch, at), used in measured.items() if at == share)
+            points = sorted(
+                (batch, *used) for (batch, measured_share), used in measured.items() if measured_share == share
+            )
             self._rows[share] = np.array(points).T
-        self._known: dict[tuple[int, int], tuple[float, float]] = {}
+        self._cache: dict[tuple[int, int], tuple[float, float]] = {}
 
     @classmethod
     def of(cls, profile: Profile) -> Utilisation:
-        """From the columns `l2_util_pct` and `dram_util_pct` of a profile. Raises PlanError where they are absent."""
+        """Read a profile's columns `l2_util_pct` and `dram_util_pct`. Raises PlanError where they are absent."""
         return cls(
             profile.model,
             {
@@ -74,11 +76,11 @@ class Utilisation:
         return {"model": self.model, COLUMNS: [(*where, *used) for where, used in sorted(self.measured.items())]}
 
     def at(self, batch: int, share: int) -> tuple[float, float]:
-        """(L2, DRAM), each a fraction of what the device has."""
-        known = self._known.get((batch, share))
-        if known is None:
-            known = self._known[batch, share] = self._interpolate(batch, share)
-        return known
+        """Return (L2, DRAM) utilisation, each as a fraction of the device's."""
+        used = self._cache.get((batch, share))
+        if used is None:
+            used = self._cache[batch, share] = self._interpolate(batch, share)
+        return used
 
     def _interpolate(self, batch: int, share: int) -> tuple[float, float]:
         rows = self._rows.values()
@@ -89,7 +91,7 @@ class Utilisation:
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """utilisation: model → what it uses. kind: of the devices that this is of; None: the same on any."""
+    """gpulet's model. utilisation: by model; kind: of the devices that it holds for, None for any."""
 
     coefficients: Coefficients
     utilisation: Mapping[str, Utilisation]
@@ -98,33 +100,33 @@ class Linear(msgspec.Struct, frozen=True):
     interferes: ClassVar[bool] = True
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
-        """Raises PlanError for a model whose utilisation is unknown, and on another kind of device."""
+        """Predict a slowdown. Raises PlanError for a model of unknown utilisation, and on another kind of device."""
         if not colocated:
             return 1.0
         if self.kind is not None:
             require(self.kind, victim)
         c = self.coefficients
-        own_l2, own_dram = _used(self.utilisation, victim)
+        own_l2, own_dram = _utilisation_of(self.utilisation, victim)
         factor = c.constant + c.l2_victim * own_l2 + c.dram_victim * own_dram
         for load in colocated:
-            l2, dram = _used(self.utilisation, load)
+            l2, dram = _utilisation_of(self.utilisation, load)
             factor += c.l2_neighbours * l2 + c.dram_neighbours * dram
         return factor if factor > 1.0 else 1.0
 
     def with_profiles(self, profiles: Profiles) -> Linear:
-        """With the utilisation that these profiles have."""
+        """Return the predictor with the utilisation of these profiles' models added."""
         return Linear(self.coefficients, {**self.utilisation, **_utilisation(profiles, self.kind)}, self.kind)
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Linear:
-    """With the utilisation of every model whose profile has it. Raises PlanError where a sample's has not."""
+    """Fit the coefficients by least squares. Raises PlanError for samples of models without utilisation."""
     kind = samples[0].victim.kind if samples else None
     used = _utilisation(profiles, kind)
     return Linear(least_squares(samples, used), used, kind)
 
 
 def _utilisation(profiles: Profiles, kind: str | None) -> dict[str, Utilisation]:
-    """On this kind of device."""
+    """Return the utilisation of every model on a kind of device whose profile has it."""
     return {
         model: Utilisation.of(profile)
         for (model, on), profile in profiles.items()
@@ -134,26 +136,27 @@ def _utilisation(profiles: Profiles, kind: str | None) -> dict[str, Utilisation]
 
 
 def least_squares(samples: Iterable[Sample], utilisation: Mapping[str, Utilisation]) -> Coefficients:
-    """The coefficients with the least squared error over the samples. Raises PlanError where those are fewer."""
+    """Return the least-squares coefficients. Raises PlanError for fewer samples than coefficients."""
     rows, slowdowns = [], []
     for sample in samples:
-        own_l2, own_dram = _used(utilisation, sample.victim)
-        beside = [_used(utilisation, load) for load in sample.colocated]
-        rows.append((own_l2, sum(l2 for l2, _ in beside), own_dram, sum(dram for _, dram in beside), 1.0))
+        own_l2, own_dram = _utilisation_of(utilisation, sample.victim)
+        colocated = [_utilisation_of(utilisation, load) for load in sample.colocated]
+        rows.append((own_l2, sum(l2 for l2, _ in colocated), own_dram, sum(dram for _, dram in colocated), 1.0))
         slowdowns.append(sample.slowdown)
-    unknown = len(Coefficients.__struct_fields__)
-    if len(rows) < unknown:
+    coefficients = len(Coefficients.__struct_fields__)
+    if len(rows) < coefficients:
         raise PlanError(
-            f"{len(rows)} samples for the {unknown} coefficients of a linear model; it needs more runs of pairs"
+            f"{len(rows)} samples for the {coefficients} coefficients of a linear model; it needs more runs of pairs"
         )
-    found, *_ = np.linalg.lstsq(np.array(rows), np.array(slowdowns), rcond=None)
-    return Coefficients(*found.tolist())
+    solution, *_ = np.linalg.lstsq(np.array(rows), np.array(slowdowns), rcond=None)
+    return Coefficients(*solution.tolist())
 
 
-def _used(utilisation: Mapping[str, Utilisation], load: Load) -> tuple[float, float]:
-    known = utilisation.get(load.model)
-    if known is None:
+def _utilisation_of(utilisation: Mapping[str, Utilisation], load: Load) -> tuple[float, float]:
+    model_utilisation = utilisation.get(load.model)
+    if model_utilisation is None:
         raise PlanError(
-            f"model {load.model!r}: how much L2 and DRAM it uses is unknown; its profile needs {L2}, {DRAM}"
+            f"model {load.model!r}: its L2 and DRAM utilisation is unknown; add the columns {L2} and {DRAM} to its"
+            " profile"
         )
-    return known.at(load.batch, load.share)
+    return model_utilisation.at(load.batch, load.share)

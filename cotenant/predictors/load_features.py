@@ -1,7 +1,7 @@
-"""What a profile tells of a load before anything ran beside it: how it reacts to rows and share, and what it uses.
+"""Features of a load from its profile alone: sensitivity to batch and share, operating point, utilisation.
 
-A load that waits for its host rather than for the device is one whose latency hardly moves with batch and share, and a
-neighbour costs it other things than a load that keeps the device busy.
+A load that waits for its host rather than for the device has a latency that hardly changes with batch and share, and
+interference affects it differently from a load that keeps the device busy.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from cotenant.core.profile import Profile
 from cotenant.predictors import Load
 
-# Columns of a profile, in percent. A profile may have any of them.
-USE = ("l2_util_pct", "dram_util_pct", "sm_util_pct", "sm_throughput_pct", "dram_throughput_pct")
-TRAITS = ("floor", "by_batch", "by_share", "batch", "share", *USE)
-# Places in TRAITS.
-REACTION = range(3)
-TO_ROWS = range(2)
-PLACE = range(3, 5)
+# Columns of a profile, in percent; a profile may have any of them.
+UTILISATION_COLUMNS = ("l2_util_pct", "dram_util_pct", "sm_util_pct", "sm_throughput_pct", "dram_throughput_pct")
+FEATURES = ("floor", "by_batch", "by_share", "batch", "share", *UTILISATION_COLUMNS)
+# Indices in FEATURES.
+SENSITIVITY = range(3)
+BATCH_SENSITIVITY = range(2)
+OPERATING_POINT = range(3, 5)
 SHARE = range(4, 5)
-USED = range(5, len(TRAITS))
-LEAST = 0.01  # percent: below, a use is none
+UTILISATION = range(5, len(FEATURES))
+MIN_PERCENT = 0.01  # lower utilisation counts as this
 
 
 def load_features(profile: Profile, load: Load) -> NDArray[np.float64]:
-    """One number for each of TRAITS; NaN for what the profile does not tell.
+    """Return the FEATURES of a load; NaN for what the profile lacks.
 
-    floor: log of the latency of one row on the largest share over this one's. by_batch, by_share: exponents by which
-    the latency grows with rows, and falls with the share. batch: log. share: of the whole. The rest: logs of percents.
+    floor: log of the latency of one row on the largest share over this load's. by_batch, by_share: exponents by which
+    the latency grows with rows, and falls with the share. batch: log. share: fraction. The rest: logs of percentages.
     """
     batch = min(load.batch, profile.max_batch)
     shares = [share for share in profile.shares if math.isfinite(profile.latency(batch, share))] or [load.share]
@@ -49,7 +49,7 @@ def load_features(profile: Profile, load: Load) -> NDArray[np.float64]:
             -_exponent(profile.latency(batch, below), profile.latency(batch, above), above / below),
             math.log(load.batch),
             load.share / 1000,
-            *(math.log(max(used[name], LEAST)) if name in used else math.nan for name in USE),
+            *(math.log(max(used[name], MIN_PERCENT)) if name in used else math.nan for name in UTILISATION_COLUMNS),
         ]
     )
 

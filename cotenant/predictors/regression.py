@@ -1,9 +1,9 @@
-"""Techniques that learn a number from features, fitted by a library and kept as plain numbers.
+"""Regression techniques, fitted by libraries and kept as plain numbers.
 
-KACE (section 6.1) compares four: linear regression, a random forest whose settings are searched for, a network of
-128, 64 and 32 units, and a search over several kinds of model. A fitted one is a struct that is written to JSON as it
-stands and needs numpy alone to answer; scikit-learn and FLAML (`pip install 'cotenant[learn]'`) are needed to fit all
-but lines. `ridge` is ours: a line that trusts few samples less.
+KACE (section 6.1) compares four: linear regression, a random forest with tuned hyperparameters, a network of 128, 64
+and 32 units, and AutoML. A fitted regressor is a struct that is written to JSON as it is and predicts with numpy alone;
+scikit-learn and FLAML (`pip install 'cotenant[learn]'`) are needed to fit all but linear models. `ridge` is added here:
+a linear model that is more robust to few samples.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class LinearModel(msgspec.Struct, frozen=True, tag="line"):
     constant: float
 
     def predict(self, rows: Matrix) -> Matrix:
-        found: Matrix = rows @ np.array(self.weights) + self.constant
-        return found
+        prediction: Matrix = rows @ np.array(self.weights) + self.constant
+        return prediction
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """weights: a row for each input."""
+    """A dense layer. weights: a row for each input."""
 
     weights: tuple[tuple[float, ...], ...]
     constants: tuple[float, ...]
@@ -43,7 +43,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Network(msgspec.Struct, frozen=True, tag="network", dict=True):
-    """Layers with rectified units between them; the last has one output."""
+    """Layers with rectified linear units between them; the last has one output."""
 
     layers: tuple[Layer, ...]
 
@@ -58,7 +58,10 @@ class Network(msgspec.Struct, frozen=True, tag="network", dict=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """Nodes, the root first. At most `threshold` goes left. Of a leaf, left and right are the leaf itself."""
+    """A decision tree's nodes, the root first.
+
+    Values up to `threshold` go left. For a leaf, left and right are its own index.
+    """
 
     feature: tuple[int, ...]
     threshold: tuple[float, ...]
@@ -68,7 +71,7 @@ class Tree(msgspec.Struct, frozen=True):
 
 
 class Forest(msgspec.Struct, frozen=True, tag="forest", dict=True):
-    """What the trees say, added up, and the constant."""
+    """The sum of the trees' values and a constant."""
 
     trees: tuple[Tree, ...]
     constant: float = 0.0
@@ -76,18 +79,18 @@ class Forest(msgspec.Struct, frozen=True, tag="forest", dict=True):
     def predict(self, rows: Matrix) -> Matrix:
         feature, threshold, left, right, value, roots = self._arrays
         at = np.tile(roots, (len(rows), 1))
-        narrow = rows.astype(np.float32)  # as the libraries compare
+        float32_rows = rows.astype(np.float32)  # the precision in which the libraries compare
         before = np.full_like(at, -1)
         while (before != at).any():
             before = at
-            goes_left = np.take_along_axis(narrow, feature[at], axis=1) <= threshold[at]
+            goes_left = np.take_along_axis(float32_rows, feature[at], axis=1) <= threshold[at]
             at = np.where(goes_left, left[at], right[at])
-        found: Matrix = value[at].sum(axis=1) + self.constant
-        return found
+        prediction: Matrix = value[at].sum(axis=1) + self.constant
+        return prediction
 
     @functools.cached_property
     def _arrays(self) -> tuple[NDArray[np.int64], Matrix, NDArray[np.int64], NDArray[np.int64], Matrix, Any]:
-        """All trees' nodes in one row."""
+        """The nodes of all trees, concatenated."""
         roots = np.cumsum([0, *(len(tree.value) for tree in self.trees)])[:-1]
         placed = list(zip(self.trees, roots, strict=True))
         return (
@@ -108,17 +111,18 @@ class Fit(Protocol):
 
 
 def train(technique: str, rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 10) -> Regressor:
-    """rows: samples by features, to one scale; targets: one for each. effort: how many settings to try, or seconds.
+    """Fit a regressor by a technique.
 
-    Raises PlanError for a technique that there is not, for fewer samples than it needs, and without its library.
+    rows: samples by features, standardised; targets: one for each. effort: hyperparameter settings to try, or seconds.
+    Raises PlanError for an unknown technique, too few samples, or a missing library.
     """
     if technique not in TECHNIQUES:
         raise PlanError(f"no technique {technique!r}; there are {', '.join(TECHNIQUES)}")
-    least = rows.shape[1] + 1 if technique == "lr" else 2 * FOLDS
-    if len(rows) < least:
+    min_samples = rows.shape[1] + 1 if technique == "lr" else 2 * FOLDS
+    if len(rows) < min_samples:
         raise PlanError(
-            f"{len(rows)} samples are too few for {technique!r} with {rows.shape[1]} features, which needs {least};"
-            " measure more co-located runs"
+            f"{len(rows)} samples are too few for {technique!r} with {rows.shape[1]} features; it needs {min_samples},"
+            " so measure more co-located runs"
         )
     try:
         return TECHNIQUES[technique](rows, targets, seed=seed, effort=effort)
@@ -129,34 +133,36 @@ def train(technique: str, rows: Matrix, targets: Matrix, *, seed: int = 0, effor
 
 
 FOLDS = 5  # of a cross-validation
-PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of weights of features of deviation 1
+PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # on the weights of standardised features
 
 
 def fit_line(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> LinearModel:
-    """Least squares."""
-    found, *_ = np.linalg.lstsq(np.column_stack([rows, np.ones(len(rows))]), targets, rcond=None)
-    return LinearModel(tuple(found[:-1].tolist()), float(found[-1]))
+    """Fit by least squares."""
+    solution, *_ = np.linalg.lstsq(np.column_stack([rows, np.ones(len(rows))]), targets, rcond=None)
+    return LinearModel(tuple(solution[:-1].tolist()), float(solution[-1]))
 
 
 def ridge(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> LinearModel:
-    """Least squares with a penalty on the weights, the one that predicts samples best that are left out, one by one."""
-    centre, off = rows.mean(axis=0), targets.mean()
-    moved, aside = rows - centre, targets - off
+    """Fit by ridge regression, with the penalty of the least leave-one-out error."""
+    centre, target_mean = rows.mean(axis=0), targets.mean()
+    centred_rows, centred_targets = rows - centre, targets - target_mean
     best: tuple[float, Matrix] | None = None
     for penalty in PENALTIES:
-        solve = np.linalg.solve(moved.T @ moved + penalty * np.eye(rows.shape[1]), moved.T)
-        weights = solve @ aside
-        # What leaving each out would change, in closed form (Allen's PRESS, 1974).
-        left_out = (aside - moved @ weights) / (1 - np.einsum("ij,ji->i", moved, solve) - 1 / len(rows))
+        solve = np.linalg.solve(centred_rows.T @ centred_rows + penalty * np.eye(rows.shape[1]), centred_rows.T)
+        weights = solve @ centred_targets
+        # Leave-one-out errors in closed form (Allen's PRESS, 1974).
+        left_out = (centred_targets - centred_rows @ weights) / (
+            1 - np.einsum("ij,ji->i", centred_rows, solve) - 1 / len(rows)
+        )
         error = float((left_out**2).mean())
         if best is None or error < best[0]:
             best = error, weights
     assert best is not None
-    return LinearModel(_floats(best[1]), float(off - centre @ best[1]))
+    return LinearModel(_floats(best[1]), float(target_mean - centre @ best[1]))
 
 
 def fit_forest(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Forest:
-    """The best of `effort` random settings by cross-validation; KACE's space goes on to 2000 trees."""
+    """Fit the best of `effort` random hyperparameter settings by cross-validation; KACE searches up to 2000 trees."""
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.model_selection import RandomizedSearchCV
 
@@ -176,7 +182,10 @@ def fit_forest(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Fore
 
 
 def fit_network(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Network:
-    """128, 64 and 32 rectified units, Adam, 250 rounds at most, and 40 without gain on a fifth held back."""
+    """Fit 128, 64 and 32 rectified units with Adam.
+
+    At most 250 epochs, stopping after 40 without gain on a held-out fifth.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 
@@ -190,7 +199,7 @@ def fit_network(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Net
         random_state=seed,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the rounds are the paper's
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is the paper's
         model.fit(rows, targets)
     return Network(
         tuple(
@@ -201,19 +210,19 @@ def fit_network(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Net
 
 
 def _of_trees(trees: Sequence[Any], share: float | None = None) -> Forest:
-    """scikit-learn's trees; a forest answers with their mean."""
+    """Convert scikit-learn's trees; a forest predicts their mean."""
     weight = 1 / len(trees) if share is None else share
     return Forest(tuple(_tree(each.tree_, weight) for each in trees))
 
 
 def _tree(nodes: Any, weight: float) -> Tree:
-    itself = np.arange(nodes.node_count)
+    own_index = np.arange(nodes.node_count)
     leaf = nodes.children_left < 0
     return Tree(
         feature=_ints(np.where(leaf, 0, nodes.feature)),
         threshold=_floats(np.where(leaf, 0.0, nodes.threshold)),
-        left=_ints(np.where(leaf, itself, nodes.children_left)),
-        right=_ints(np.where(leaf, itself, nodes.children_right)),
+        left=_ints(np.where(leaf, own_index, nodes.children_left)),
+        right=_ints(np.where(leaf, own_index, nodes.children_right)),
         value=_floats(np.where(leaf, weight * nodes.value[:, 0, 0], 0.0)),
     )
 
@@ -227,9 +236,10 @@ def _floats(values: ArrayLike) -> tuple[float, ...]:
 
 
 def fit_automl(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regressor:
-    """What FLAML finds best within `effort` seconds among elastic nets, forests, extremely random and boosted trees.
+    """Fit the best model that FLAML finds in `effort` seconds.
 
-    Kinds of model whose coefficients could not be read by a person, or without the library, are not among them.
+    Candidates are elastic net, random forest, extra trees and boosted trees: others could not be written as plain
+    numbers, or predict without the library.
     """
     from flaml import AutoML
 
@@ -256,7 +266,7 @@ def fit_automl(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regr
 
 
 def _boosted(model: dict[str, Any]) -> Forest:
-    """LightGBM's trees, which are added up."""
+    """Convert LightGBM's trees, which are summed."""
     trees = []
     for each in model["tree_info"]:
         nodes: list[tuple[int, float, int, int, float]] = []
@@ -267,14 +277,14 @@ def _boosted(model: dict[str, Any]) -> Forest:
 
 
 def _lay_out(node: dict[str, Any], nodes: list[tuple[int, float, int, int, float]]) -> int:
-    """Adds a node, and all below it; returns its place."""
-    place = len(nodes)
-    nodes.append((0, 0.0, place, place, float(node.get("leaf_value", 0.0))))
+    """Append a node and its subtree to the list; return the node's index."""
+    index = len(nodes)
+    nodes.append((0, 0.0, index, index, float(node.get("leaf_value", 0.0))))
     if "split_feature" in node:
         left, right = _lay_out(node["left_child"], nodes), _lay_out(node["right_child"], nodes)
-        nodes[place] = (int(node["split_feature"]), float(node["threshold"]), left, right, 0.0)
-    return place
+        nodes[index] = (int(node["split_feature"]), float(node["threshold"]), left, right, 0.0)
+    return index
 
 
-# Name → how it is fitted.
+# Technique → its fitting function.
 TECHNIQUES: dict[str, Fit] = {"lr": fit_line, "ridge": ridge, "rf": fit_forest, "nn": fit_network, "automl": fit_automl}

@@ -1,11 +1,11 @@
-"""What a process (process.py) leaves of the samples of a load, where most of them agree.
+"""Residuals of the Gaussian process (gp_regression.py): the mode on which most samples of a load agree.
 
-A process averages whatever is alike. But runs of one load may fall into groups (on the A100 of others' data latencies
-jump by 4 to 5 ms from run to run), and what lies between two groups is near nobody. So the mean is moved by a mode of
-what is left of the samples of the same victim, batch and share: found by mean shift (Comaniciu and Meer, IEEE
-Transactions on Pattern Analysis and Machine Intelligence 24, 2002), where those beside the same models count more. Runs
-of those often followed each other, and are of one group. It also takes away what was wrong with the latency alone,
-which all samples of a load are measured against.
+A process averages whatever is similar. But runs of one load may fall into groups (in published A100 measurements
+latencies jump by 4 to 5 ms from run to run), and the mean of two groups is near neither. So the mean is moved by a mode
+of the residuals of the same victim, batch and share: found by mean shift (Comaniciu and Meer, IEEE Transactions on
+Pattern Analysis and Machine Intelligence 24, 2002), in which samples beside the same models weigh more. Runs of those
+often followed each other, and are of one group. It also removes errors of the latency alone, to which all samples of a
+load are relative.
 """
 
 from __future__ import annotations
@@ -19,82 +19,84 @@ from cotenant.predictors import Load
 from cotenant.predictors.gp_regression import GpRegression, Matrix
 from cotenant.predictors.samples import Sample
 
-FEWEST = 3  # samples of a load
-WIDTH = 1.5  # of a group, in standard deviations of the usual noise
-BESIDE_SAME = 5.0  # what a sample beside the same models counts, where one beside others counts 1
-STEPS = 5  # of mean shift
+MIN_SAMPLES = 3  # of a load
+GROUP_WIDTH = 1.5  # in standard deviations of the prior's noise
+SAME_COLOCATED_WEIGHT = 5.0  # of a sample beside the same models; others weigh 1
+MEAN_SHIFT_STEPS = 5  # of the mode search
 
-Names = tuple[str, ...]
+ModelNames = tuple[str, ...]
 
 
 class ResidualModes:
-    """Of one load. values: what is left of the log of each sample's slowdown. beside: whom, by name."""
+    """Residual modes of one load. values: residuals of its samples; colocated: the models beside it, by name."""
 
-    def __init__(self, values: Matrix, beside: Sequence[Names], width: float) -> None:
+    def __init__(self, values: Matrix, colocated: Sequence[ModelNames], width: float) -> None:
         self._values = values
-        self._beside = beside
+        self._beside = colocated
         self._width = width
-        self._known: dict[Names, float] = {}
+        self._mode_cache: dict[ModelNames, float] = {}
 
-    def of(self, beside: Names) -> float:
-        found = self._known.get(beside)
-        if found is None:
-            found = self._known[beside] = _mode(self._values, self._weights(beside), self._width)
-        return found
+    def of(self, colocated: ModelNames) -> float:
+        """Return the residual mode beside some models."""
+        modes = self._mode_cache.get(colocated)
+        if modes is None:
+            modes = self._mode_cache[colocated] = _mode(self._values, self._weights(colocated), self._width)
+        return modes
 
     def without_each(self) -> Matrix:
-        """For each sample, what the others say."""
-        found = np.zeros(len(self._values))
-        for i, beside in enumerate(self._beside):
-            weights = self._weights(beside)
+        """Return the mode of the others, for each sample."""
+        modes = np.zeros(len(self._values))
+        for i, colocated in enumerate(self._beside):
+            weights = self._weights(colocated)
             weights[i] = 0.0
-            if len(self._values) > FEWEST:
-                found[i] = _mode(self._values, weights, self._width)
-        return found
+            if len(self._values) > MIN_SAMPLES:
+                modes[i] = _mode(self._values, weights, self._width)
+        return modes
 
-    def _weights(self, beside: Names) -> Matrix:
-        same = np.array([each == beside for each in self._beside])
-        return np.where(same, BESIDE_SAME, 1.0)
+    def _weights(self, colocated: ModelNames) -> Matrix:
+        same = np.array([each == colocated for each in self._beside])
+        return np.where(same, SAME_COLOCATED_WEIGHT, 1.0)
 
 
 def fit_residual_modes(process: GpRegression, samples: Sequence[Sample]) -> dict[Load, ResidualModes]:
-    """Of loads with FEWEST samples or more. samples: those of the process."""
-    left = process.noises * process.pull
-    width = WIDTH * process.prior.noise
+    """Return the residual modes of each load with MIN_SAMPLES or more. samples: those of the process."""
+    residuals = process.noises * process.alpha
+    width = GROUP_WIDTH * process.prior.noise
     return {
-        load: ResidualModes(left[places], [names(samples[i].colocated) for i in places], width)
-        for load, places in _places(samples).items()
-        if len(places) >= FEWEST
+        load: ResidualModes(residuals[indices], [names(samples[i].colocated) for i in indices], width)
+        for load, indices in _indices_by_victim(samples).items()
+        if len(indices) >= MIN_SAMPLES
     }
 
 
 def without_each(process: GpRegression, samples: Sequence[Sample]) -> Matrix:
     """For each sample, what the others of its load say."""
-    found = np.zeros(len(samples))
-    places = _places(samples)
-    for load, remainder in fit_residual_modes(process, samples).items():
-        found[places[load]] = remainder.without_each()
-    return found
+    modes = np.zeros(len(samples))
+    indices = _indices_by_victim(samples)
+    for load, modes_of_load in fit_residual_modes(process, samples).items():
+        modes[indices[load]] = modes_of_load.without_each()
+    return modes
 
 
-def names(colocated: Sequence[Load]) -> Names:
+def names(colocated: Sequence[Load]) -> ModelNames:
+    """Return the sorted names of co-located models."""
     if len(colocated) == 1:
         return (colocated[0].model,)
     return tuple(sorted(load.model for load in colocated))
 
 
-def _places(samples: Sequence[Sample]) -> dict[Load, NDArray[np.int64]]:
-    found: dict[Load, list[int]] = {}
+def _indices_by_victim(samples: Sequence[Sample]) -> dict[Load, NDArray[np.int64]]:
+    indices: dict[Load, list[int]] = {}
     for i, sample in enumerate(samples):
-        found.setdefault(sample.victim, []).append(i)
-    return {load: np.array(places) for load, places in found.items()}
+        indices.setdefault(sample.victim, []).append(i)
+    return {load: np.array(indices) for load, indices in indices.items()}
 
 
 def _mode(values: Matrix, weights: Matrix, width: float) -> float:
-    """Where most weight lies within a width or so of a value."""
-    near = np.exp(-0.5 * ((values[:, None] - values) / width) ** 2)
-    mode = float(values[(near @ weights).argmax()])
-    for _ in range(STEPS):
-        pulls = weights * np.exp(-0.5 * ((values - mode) / width) ** 2)
-        mode = float(pulls @ values / pulls.sum())
+    """Return the mode of weighted values by mean shift, from the value of highest density."""
+    kernel = np.exp(-0.5 * ((values[:, None] - values) / width) ** 2)
+    mode = float(values[(kernel @ weights).argmax()])
+    for _ in range(MEAN_SHIFT_STEPS):
+        kernel = weights * np.exp(-0.5 * ((values - mode) / width) ** 2)
+        mode = float(kernel @ values / kernel.sum())
     return mode

@@ -1,4 +1,4 @@
-"""Runs beside neighbours, as they were measured: what predictors are fitted to and judged by."""
+"""Samples of co-located runs, on which predictors are fitted and evaluated."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ VICTIM = ("kind", "victim", "batch", "share_pct")
 COLOCATED_COLUMNS = ("colocated", "colocated_batch", "colocated_share_pct")
 TIMES = ("alone_ms", "together_ms")
 COLUMNS = (*VICTIM, *COLOCATED_COLUMNS, *TIMES)
-FASTEST = 0.5  # of the latency alone: neighbours make nothing faster, and noise not by so much
+MIN_TIME_RATIO = 0.5  # together over alone: interference speeds nothing up, and noise not by this much
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A victim beside neighbours. alone, together: seconds that its batch takes without them, and with them."""
+    """A victim's batch latency without and with co-located loads.
+
+    alone, together: seconds.
+    """
 
     victim: Load
     colocated: tuple[Load, ...]
@@ -30,7 +33,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def slowdown(self) -> float:
-        """As measured: noise may leave it a little below 1."""
+        """The measured slowdown; noise may leave it slightly below 1."""
         return self.together / self.alone
 
 
@@ -48,10 +51,12 @@ def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
     suffixes = [""]
     while f"colocated_{len(suffixes) + 1}" in header:
         suffixes.append(f"_{len(suffixes) + 1}")
-    known = {*VICTIM, *TIMES, *(column + suffix for column in COLOCATED_COLUMNS for suffix in suffixes)}
-    if wrong := [column for column in header if column not in known] + sorted(known - set(header)):
+    expected_columns = {*VICTIM, *TIMES, *(column + suffix for column in COLOCATED_COLUMNS for suffix in suffixes)}
+    if unexpected := [column for column in header if column not in expected_columns] + sorted(
+        expected_columns - set(header)
+    ):
         raise ConfigError(
-            f"{place}:1: column {wrong[0]!r} is {'not known' if wrong[0] in header else 'missing'}; further"
+            f"{place}:1: column {unexpected[0]!r} is {'not known' if unexpected[0] in header else 'missing'}; further"
             f" co-located models have {', '.join(f'{column}_2' for column in COLOCATED_COLUMNS)}"
         )
     if len(set(header)) != len(header):
@@ -69,24 +74,24 @@ def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
 
 
 def write_samples(samples: Iterable[Sample]) -> str:
-    """The CSV text that `read_samples` reads."""
-    every = list(samples)
-    most = max((len(sample.colocated) for sample in every), default=1)
-    suffixes = ["", *(f"_{i}" for i in range(2, most + 1))]
+    """Return the CSV text that `read_samples` reads."""
+    listed = list(samples)
+    max_colocated = max((len(sample.colocated) for sample in listed), default=1)
+    suffixes = ["", *(f"_{i}" for i in range(2, max_colocated + 1))]
     text = io.StringIO()
     file = csv.writer(text, lineterminator="\n")
     file.writerow((*VICTIM, *(column + suffix for suffix in suffixes for column in COLOCATED_COLUMNS), *TIMES))
-    for sample in every:
-        file.writerow(cells(sample, most))
+    for sample in listed:
+        file.writerow(cells(sample, max_colocated))
     return text.getvalue()
 
 
-def cells(sample: Sample, most: int) -> list[str]:
-    """A row with room for `most` neighbours."""
+def cells(sample: Sample, max_colocated: int) -> list[str]:
+    """Return a sample's row, padded to `most` co-located loads."""
     row = [sample.victim.kind, *_written(sample.victim)]
     for load in sample.colocated:
         row += _written(load)
-    row += ["", "", ""] * (most - len(sample.colocated))
+    row += ["", "", ""] * (max_colocated - len(sample.colocated))
     return [*row, f"{sample.alone * 1e3:.6g}", f"{sample.together * 1e3:.6g}"]
 
 
@@ -106,7 +111,7 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
     for column, value in zip(TIMES, (alone, together), strict=True):
         if value <= 0:
             raise ConfigError(f"{place}: {column} {value:g} must lie above 0; take the row out if the pair did not fit")
-    if together < FASTEST * alone:
+    if together < MIN_TIME_RATIO * alone:
         raise ConfigError(
             f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; neighbours make nothing"
             " faster: are the columns swapped?"

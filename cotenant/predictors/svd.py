@@ -1,11 +1,11 @@
-"""The NTUA thesis' collaborative filtering: gaps in a matrix of measurements are filled from what is alike.
+"""The NTUA thesis' collaborative filtering: complete a matrix of measurements from similar rows and columns.
 
-Rows are models, columns configurations or neighbours; an entry is a throughput alone (`isolated`), or what a row's
-model loses beside a column's (`fit`). Chapters 7 and 8 of the thesis have two ways to fill gaps, and which is better
-goes with how many there are (figure 7.1). Latent features of a singular value decomposition, with gaps as zeros, say
-which columns are alike, and an entry is the mean of the row's others, weighted by likeness: sound with few entries.
-Regression of each column on the others, in rounds, is far better where most of a row is known, and goes astray where it
-is not. `complete` takes for each row the one for its gaps.
+Rows are models, columns configurations or co-located models; an entry is a throughput alone (`isolated`), or the loss
+of a row's model beside a column's (`fit`). Chapters 7 and 8 of the thesis have two ways to fill gaps, and which is
+better depends on how many there are (figure 7.1). Latent features from a singular value decomposition, with gaps as
+zeros, determine which columns are similar, and an entry is the mean of the row's others, weighted by similarity: robust
+with few entries. Iterated regression of each column on the others is far more accurate where most of a row is known,
+and fails where it is not. `complete` chooses by the gaps of each row.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from cotenant.predictors.samples import Sample
 
 Matrix = NDArray[np.float64]  # NaN where nothing was measured
 
-ENERGY = 0.9  # of the squared singular values that latent features keep
-ROUNDS = 10  # of regression
-SPARSE = 0.5  # of a row: from so many gaps on, likeness fills them
-MOST = 0.95  # of its throughput that neighbours may cost a model together
+KEPT_ENERGY = 0.9  # fraction of the squared singular values that latent features keep
+REGRESSION_ROUNDS = 10  # of iterated regression
+MIN_SPARSITY = 0.5  # fraction of gaps in a row from which similarity fills them
+MAX_LOSS = 0.95  # of a model's throughput that co-located models may take together
 
 
 def complete(values: Matrix) -> Matrix:
-    """Each row's gaps by regression, or by likeness where half of it or more is missing.
+    """Fill each row's gaps by regression, or by similarity where at least half of the row is missing.
 
     Raises PlanError for a row or a column without any value, and without scikit-learn where a row needs it.
     """
     gaps = np.isnan(values)
     if gaps.all(axis=0).any() or gaps.all(axis=1).any():
         raise PlanError("a row or a column of the matrix has no measurement; leave it out")
-    sparse = gaps.mean(axis=1) >= SPARSE
+    sparse = gaps.mean(axis=1) >= MIN_SPARSITY
     if not (gaps.any(axis=1) & ~sparse).any():
         return predict_by_similarity(values)
     regressed = predict_by_regression(values)
@@ -49,25 +49,26 @@ def complete(values: Matrix) -> Matrix:
 
 
 def predict_by_similarity(values: Matrix, features: Callable[[Matrix], Matrix] = np.transpose) -> Matrix:
-    """features: from the matrix as its latent features make it again, one row of features for each column.
+    """Fill gaps with the similarity-weighted mean of the row's other entries.
 
-    Columns are alike as 1 / (1 + distance). Entries that were filled count for the rest of their row, as published.
+    features: maps the matrix, reconstructed from its latent features, to a row of features for each column. Similarity
+    is 1 / (1 + distance). Filled entries count for the rest of their row, as published.
     """
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0)
     rows, energy, columns = np.linalg.svd(filled, full_matrices=False)
-    kept = int(np.searchsorted(np.cumsum(energy**2), ENERGY * (energy**2).sum())) + 1
+    kept = int(np.searchsorted(np.cumsum(energy**2), KEPT_ENERGY * (energy**2).sum())) + 1
     latent = features(np.round(rows[:, :kept] * energy[:kept] @ columns[:kept], 3))
     for row, column in np.argwhere(~known):
         others = known[row]
-        alike = 1 / (1 + np.linalg.norm(latent[np.flatnonzero(others)] - latent[column], axis=1))
-        filled[row, column] = alike @ filled[row, others] / alike.sum()
+        similarity = 1 / (1 + np.linalg.norm(latent[np.flatnonzero(others)] - latent[column], axis=1))
+        filled[row, column] = similarity @ filled[row, others] / similarity.sum()
         known[row, column] = True
     return filled
 
 
 def predict_by_regression(values: Matrix) -> Matrix:
-    """Bayesian ridge regression of each column on the others, in rounds. Raises PlanError without scikit-learn."""
+    """Fill gaps by iterated Bayesian ridge regression of each column. Raises PlanError without scikit-learn."""
     try:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.experimental import enable_iterative_imputer  # noqa: F401
@@ -75,30 +76,36 @@ def predict_by_regression(values: Matrix) -> Matrix:
     except ImportError as error:
         raise PlanError(f"filling gaps needs {error.name}: pip install 'cotenant[learn]'") from None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the rounds are the thesis'
-        filled: Matrix = IterativeImputer(max_iter=ROUNDS, random_state=0).fit_transform(values)
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the number of rounds is the thesis'
+        filled: Matrix = IterativeImputer(max_iter=REGRESSION_ROUNDS, random_state=0).fit_transform(values)
     return filled
 
 
 def isolated(profiles: Profiles) -> dict[Load, float]:
-    """Rows per second of every model alone, at every kind, share and batch at which any model was measured."""
+    """Return rows/s of every model alone, at every kind, share and batch at which any model was profiled."""
     measured = {
         (profile.model, (profile.kind, point.share, point.batch)): point.batch / point.latency
         for profile in profiles.values()
         for point in profile.points
         if point.procs == 1
     }
-    models, places = sorted({model for model, _ in measured}), sorted({place for _, place in measured})
-    filled = complete(np.array([[measured.get((model, place), np.nan) for place in places] for model in models]))
+    models, configurations = sorted({model for model, _ in measured}), sorted({index for _, index in measured})
+    filled = complete(
+        np.array([[measured.get((model, index), np.nan) for index in configurations] for model in models])
+    )
     return {
         Load(model, kind, batch, share): float(filled[i, j])
         for i, model in enumerate(models)
-        for j, (kind, share, batch) in enumerate(places)
+        for j, (kind, share, batch) in enumerate(configurations)
     }
 
 
 class Losses(msgspec.Struct, frozen=True, dict=True):
-    """lost: of each victim beside each neighbour, the fraction of its throughput. Of several neighbours it adds up."""
+    """Predict slowdowns from the completed matrix.
+
+    lost: for each victim beside each co-located model, the lost fraction of its throughput; losses beside several add
+    up.
+    """
 
     victims: tuple[Load, ...]
     colocated: tuple[Load, ...]
@@ -107,24 +114,24 @@ class Losses(msgspec.Struct, frozen=True, dict=True):
     interferes: ClassVar[bool] = True
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
-        """As at the nearest share and batch that were measured. Raises PlanError for a model that was not."""
+        """Predict a slowdown at the nearest sampled share and batch. Raises PlanError for a model without samples."""
         if not colocated:
             return 1.0
         row = self._place(victim, "victim")
         total = sum(self.lost[row][self._place(load, "neighbour")] for load in colocated)
-        return 1 / (1 - min(max(total, 0.0), MOST))
+        return 1 / (1 - min(max(total, 0.0), MAX_LOSS))
 
     def _place(self, load: Load, role: str) -> int:
-        """Number of the row or column."""
-        place = self._places.get((load, role))
-        if place is None:
+        """Return the index of a load's row or column."""
+        index = self._places.get((load, role))
+        if index is None:
             every = self.victims if role == "victim" else self.colocated
             near = [i for i, one in enumerate(every) if (one.model, one.kind) == (load.model, load.kind)]
             if not near:
                 raise PlanError(f"model {load.model!r} on {load.kind!r} was no {role} in any sample; measure it as one")
-            place = min(near, key=lambda i: (abs(every[i].share - load.share), abs(every[i].batch - load.batch)))
-            self._places[load, role] = place
-        return place
+            index = min(near, key=lambda i: (abs(every[i].share - load.share), abs(every[i].batch - load.batch)))
+            self._places[load, role] = index
+        return index
 
     @functools.cached_property
     def _places(self) -> dict[tuple[Load, str], int]:
@@ -132,7 +139,7 @@ class Losses(msgspec.Struct, frozen=True, dict=True):
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> Losses:
-    """From samples with one neighbour. Raises PlanError where the others leave too few, and as `complete` does."""
+    """Fit to samples with one co-located model. Raises PlanError where too few remain, and as `complete` does."""
     measured: dict[tuple[Load, Load], list[float]] = defaultdict(list)
     for sample in samples:
         if len(sample.colocated) == 1:

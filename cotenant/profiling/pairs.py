@@ -25,7 +25,7 @@ from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.pool import Pool
 from cotenant.predictors import Load
 from cotenant.predictors.gaussian_process import select_experiments
-from cotenant.predictors.samples import FASTEST, Sample
+from cotenant.predictors.samples import MIN_TIME_RATIO, Sample
 from cotenant.profiling.grid import ARENA, MIN_BATCHES, Candidate, Grid, Listener, Tensors, nearest_share
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
@@ -244,7 +244,7 @@ class _Bench:
                     _victims(run), alone, together, strict=True
                 )
             ]
-            if all(sample.slowdown >= FASTEST for sample in samples):
+            if all(sample.slowdown >= MIN_TIME_RATIO for sample in samples):
                 return samples  # otherwise one was disturbed while it ran alone
         raise ModelError(
             f"{description} measured faster than alone {ATTEMPTS} times; the machine is busy: try again when it is"

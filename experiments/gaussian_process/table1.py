@@ -13,7 +13,7 @@ import msgspec
 
 from cotenant.core.profile import Profile, Profiles
 from cotenant.errors import ConfigError
-from cotenant.predictors.load_features import USE
+from cotenant.predictors.load_features import UTILISATION_COLUMNS
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import cross_validate
 from experiments.data import a100, kace, v100
@@ -33,7 +33,7 @@ TOLD = {
     "+ L2": ("l2_util_pct",),
     "+ DRAM": ("dram_util_pct", "dram_throughput_pct"),
     "+ SM": ("sm_util_pct", "sm_throughput_pct"),
-    "+ all": USE,
+    "+ all": UTILISATION_COLUMNS,
 }
 SPLITS = 3
 MORE_SPLITS = 10  # with --full

@@ -123,18 +123,18 @@ def test_what_cannot_be_fitted() -> None:
     with pytest.raises(PlanError, match="3 samples are fewer than the 4 coefficients"):
         analytic.fit(samples()[:3], PROFILES)
     bare = {("a", "gpu"): Profile("a", "gpu", [Point(share=500, batch=1, latency=0.1, memory=0)])}
-    with pytest.raises(PlanError, match="its profile needs l2_util_pct"):
+    with pytest.raises(PlanError, match="add the column l2_util_pct to its profile"):
         analytic.fit(samples(), bare)
     wrong = Point(share=500, batch=1, latency=1e-5, memory=0, features={"input_bytes": 1e6, "l2_util_pct": 10.0})
     with pytest.raises(PlanError, match="model 'a', batch 1 at 50 %: transfer and scheduling would take longer"):
         analytic.measured(Profile("a", "gpu", [wrong]))
-    with pytest.raises(PlanError, match="no samples to fit a closed form to"):
+    with pytest.raises(PlanError, match="no samples to fit an analytic model to"):
         analytic.fit([], PROFILES)
 
 
 def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
     stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
-    with pytest.raises(PlanError, match="model 'c': how much L2 it uses is unknown"):
+    with pytest.raises(PlanError, match="model 'c': its L2 utilisation is unknown"):
         TRUTH.slowdown(stranger, beside)
     wider = TRUTH.with_profiles(
         {("c", "gpu"): profile("c", MODEL), ("b", "cpu"): Profile("b", "cpu", profile("b", MODEL).points)}

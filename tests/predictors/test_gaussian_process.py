@@ -11,7 +11,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.predictors import ConstantMargin, Load
 from cotenant.predictors.fitting import extrapolated_models
-from cotenant.predictors.gaussian_process import FEWEST, GaussianProcess, fit
+from cotenant.predictors.gaussian_process import MIN_SAMPLES, GaussianProcess, fit
 from cotenant.predictors.gp_regression import Terms, covariances
 from cotenant.predictors.residuals import names
 from cotenant.predictors.samples import Sample
@@ -202,15 +202,15 @@ def test_few_samples_that_are_like_a_pair_tell_nearly_as_much_of_it_as_all(
     process, posterior = ours._process, ours._posterior
     for it in rest:
         (number, traits), (other, beside) = (
-            (ours._names[load.model], ours._known[load]) for load in (it.victim, it.colocated[0])
+            (ours._names[load.model], ours._features_of[load]) for load in (it.victim, it.colocated[0])
         )
         one, two = posterior.victim(traits, number), posterior.neighbour(beside, other)
-        mean, variance = posterior.at(one, two)
+        mean, variance = posterior.term(one, two)
         own = Terms(np.concatenate([traits, beside])[None], np.array([number]), np.array([other]), np.array([0]))
         across = covariances(process.prior, own, process.terms)[0]
-        assert mean == pytest.approx(process.prior.mean + across @ process.pull, abs=1e-9)
+        assert mean == pytest.approx(process.prior.mean + across @ process.alpha, abs=1e-9)
         exact = covariances(process.prior, own, own)[0, 0] - across @ process.precision @ across
-        noise = ours._doubts[it.victim.model].noise
+        noise = ours._uncertainties[it.victim.model].noise
         assert 1 - 1e-6 <= math.sqrt((variance + noise) / (exact + noise)) < 1.3
 
 
@@ -218,9 +218,9 @@ def test_what_is_foreseen_beside_several_is_what_is_beside_each(split: tuple[Gau
     """Means and doubts add up; noise, and what is left of the victim's samples, count once."""
     ours, rest = split
     victim, beside = rest[0].victim, [it.colocated[0] for it in rest[:3]]
-    means, unsure = zip(*(ours._paired(victim, load) for load in beside), strict=True)
-    mean, deviation, doubt = ours._foreseen(victim, beside)
-    assert mean == pytest.approx(sum(means) + ours._left[victim].of(names(beside)))
+    means, unsure = zip(*(ours._pair_moments(victim, load) for load in beside), strict=True)
+    mean, deviation, doubt = ours._predict(victim, beside)
+    assert mean == pytest.approx(sum(means) + ours._residual_modes[victim].of(names(beside)))
     assert deviation**2 == pytest.approx(sum(unsure) ** 2 + doubt.noise)
 
 
@@ -276,5 +276,5 @@ def test_it_says_whom_it_only_guesses() -> None:
 
 
 def test_too_few_samples() -> None:
-    with pytest.raises(PlanError, match=f"{FEWEST - 1} samples for a predictor that needs {FEWEST}"):
-        fit(pairs()[: FEWEST - 1], PROFILES)
+    with pytest.raises(PlanError, match=f"{MIN_SAMPLES - 1} samples for a predictor that needs {MIN_SAMPLES}"):
+        fit(pairs()[: MIN_SAMPLES - 1], PROFILES)

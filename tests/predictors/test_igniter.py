@@ -81,9 +81,11 @@ def test_what_cannot_be_fitted() -> None:
     few = {**PROFILES, ("c", "gpu"): Profile("c", "gpu", PROFILES["a", "gpu"].points[:4])}
     with pytest.raises(PlanError, match="model 'c': 4 points are fewer than the 5 coefficients"):
         igniter.fit([Sample(Load("a", "gpu", 1, 500), (Load("b", "gpu", 1, 500),), 1.0, 1.1)], few)
-    with pytest.raises(PlanError, match="model 'c' has no coefficients of iGniter's; its profile needs l2_util_pct"):
+    with pytest.raises(
+        PlanError, match="model 'c' has no iGniter coefficients; add the column l2_util_pct to its profile"
+    ):
         TRUTH.slowdown(Load("c", "gpu", 1, 500), [Load("a", "gpu", 1, 500)])
-    with pytest.raises(PlanError, match="no samples to fit a closed form to"):
+    with pytest.raises(PlanError, match="no samples to fit an analytic model to"):
         igniter.fit([], PROFILES)
 
 

@@ -84,7 +84,7 @@ def test_a_feature_that_never_varied_is_left_out() -> None:
 def test_models_that_no_sample_has_need_only_a_profile() -> None:
     fitted = kernels.fit(samples(), PROFILES)
     stranger = Load("d", "gpu", 1, 1000)
-    with pytest.raises(PlanError, match="model 'd' on 'gpu' is unknown to this predictor"):
+    with pytest.raises(PlanError, match="model 'd' on 'gpu' has no features"):
         fitted.slowdown(stranger, [LOADS[0]])
     wider = fitted.with_profiles({**PROFILES, ("d", "gpu"): profile("d", 30, 60)})
     assert isinstance(wider, KernelPredictor)

@@ -77,7 +77,7 @@ def test_trees_by_hand() -> None:
 
 
 def test_what_cannot_be_learnt() -> None:
-    with pytest.raises(PlanError, match="4 samples are too few for 'lr' with 4 features, which needs 5"):
+    with pytest.raises(PlanError, match="4 samples are too few for 'lr' with 4 features; it needs 5"):
         train("lr", ROWS[:4], TARGETS[:4])
     with pytest.raises(PlanError, match="9 samples are too few for 'rf'"):
         train("rf", ROWS[:9], TARGETS[:9])

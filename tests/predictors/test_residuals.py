@@ -6,7 +6,7 @@ import pytest
 from cotenant.predictors import Load
 from cotenant.predictors.gaussian_process import fit
 from cotenant.predictors.gp_regression import GpRegression
-from cotenant.predictors.residuals import FEWEST, ResidualModes, fit_residual_modes, names, without_each
+from cotenant.predictors.residuals import MIN_SAMPLES, ResidualModes, fit_residual_modes, names, without_each
 from tests.predictors.test_gaussian_process import PROFILES, pairs
 
 WIDTH = 0.03
@@ -30,7 +30,9 @@ def test_no_sample_speaks_for_itself() -> None:
     remainder = ResidualModes(left, [("x",), ("x",), ("x",), ("y",)], WIDTH)
     assert remainder.of(("y",)) == pytest.approx(0.3)
     assert remainder.without_each() == pytest.approx([0.0] * 4)
-    assert ResidualModes(left[-FEWEST:], [("x",)] * FEWEST, WIDTH).without_each() == pytest.approx([0.0] * FEWEST)
+    assert ResidualModes(left[-MIN_SAMPLES:], [("x",)] * MIN_SAMPLES, WIDTH).without_each() == pytest.approx(
+        [0.0] * MIN_SAMPLES
+    )
 
 
 def test_of_few_samples_of_a_load_nothing_is_made() -> None:
@@ -39,9 +41,9 @@ def test_of_few_samples_of_a_load_nothing_is_made() -> None:
     assert set(fit_residual_modes(ours._process, samples)) == {sample.victim for sample in samples}
     load = samples[0].victim
     own = [i for i, sample in enumerate(samples) if sample.victim == load]
-    places = [i for i in range(len(samples)) if i not in own[FEWEST - 1 :]]
+    places = [i for i in range(len(samples)) if i not in own[MIN_SAMPLES - 1 :]]
     it = ours._process
-    process = GpRegression(it.prior, it.terms.of(np.array(places)), it.values[places], it.outlying[places])
+    process = GpRegression(it.prior, it.terms.of(np.array(places)), it.values[places], it.noise_factors[places])
     few = [samples[i] for i in places]
     assert load not in fit_residual_modes(process, few)
     assert not without_each(process, few)[[sample.victim == load for sample in few]].any()

@@ -80,7 +80,7 @@ def test_losses_of_neighbours_add_up_and_survive_json() -> None:
     assert fitted.slowdown(VICTIMS[3], [BESIDE[0]]) == pytest.approx(1 / 0.6)
     assert fitted.slowdown(VICTIMS[1], [BESIDE[2]]) == pytest.approx(1 / 0.8, rel=0.02)  # was not measured
     assert fitted.slowdown(VICTIMS[0], [BESIDE[0], BESIDE[3]]) == pytest.approx(1 / 0.8)
-    assert fitted.slowdown(VICTIMS[3], BESIDE) == pytest.approx(1 / (1 - svd.MOST))
+    assert fitted.slowdown(VICTIMS[3], BESIDE) == pytest.approx(1 / (1 - svd.MAX_LOSS))
     assert fitted.slowdown(VICTIMS[3], []) == 1.0
 
 

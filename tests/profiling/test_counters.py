@@ -11,7 +11,7 @@ import pytest
 from cotenant.core.profile import Point
 from cotenant.errors import DeviceError, ModelError
 from cotenant.predictors.linear import DRAM, L2
-from cotenant.predictors.load_features import USE
+from cotenant.predictors.load_features import UTILISATION_COLUMNS
 from cotenant.profiling import counters, ncu_target
 from cotenant.profiling.counters import (
     Kernel,
@@ -106,7 +106,7 @@ def test_the_same_bytes_on_a_smaller_share_take_less_of_the_device() -> None:
     assert half[DRAM] == pytest.approx(20)
     assert half[counters.BUSY] == pytest.approx(100 * 5 / 6)
     assert features(kernels, 0.001, 0.001)[counters.BUSY] == 100  # counting slows kernels down
-    assert {*counters.METRICS.values(), *counters.UTILISATION, counters.BUSY} >= set(USE)
+    assert {*counters.METRICS.values(), *counters.UTILISATION, counters.BUSY} >= set(UTILISATION_COLUMNS)
 
 
 def test_points_get_the_features_of_the_nearest_batch_that_was_counted() -> None:

@@ -42,7 +42,7 @@ def test_who_cannot_say_anything_says_why() -> None:
     bare = {key: _without_features(profile) for key, profile in PROFILES.items()}
     verdicts = list(cross_validate(["linear"], pairs(), bare, repeats=2))
     assert [verdict.p90 for verdict in verdicts] == [None, None]
-    assert "how much L2 and DRAM it uses is unknown" in verdicts[0].failed
+    assert "its L2 and DRAM utilisation is unknown" in verdicts[0].failed
 
 
 def _without_features(profile: Profile) -> Profile:
