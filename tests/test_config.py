@@ -89,6 +89,7 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ("count = 4", "count = -4", "kind 'v100': a count of -4 must be at least 0"),
         ("count = 4", "count = 4.5", "devices[0].count: a number stands here; write a whole number"),
         ('"32GiB"', "32", "devices[0].memory: '32' has no unit of memory; write it as"),
+        ('"v100"', '"v100/16"', "devices[0].kind: 'v100/16' must not be empty or contain '/'; rename it"),
         ("price = 3.06", "price = -1", "devices[0].price: -1 must be finite and at least 0"),
         ("cuts = [10", "cuts = [0", "devices[0].cuts: a share of 0 % must lie above 0 and at most at 100"),
         ("cuts = [10, 20, 40, 12.5, 100]", "cuts = []", "devices[0].cuts: no share is legal; write at least one"),

@@ -76,7 +76,8 @@ def read_problem(path: Path | str) -> Problem:
     models += _implied(models, applications)
     if not models:
         raise ConfigError(f"{path}: nothing is asked for; list [[models]], or [[applications]] of them")
-    kinds = {entry.kind for entry in file.devices}
+    fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
+    kinds = {kind.name for kind in fleet}
     for i, model in enumerate(models):
         if not any((model.name, kind) in profiles for kind in kinds):
             place = f"models[{i}].name" if i < len(file.models) else _place(model.name, applications)
@@ -84,7 +85,6 @@ def read_problem(path: Path | str) -> Problem:
                 f"{path}: {place}: {model.name!r} has no profile on {check_exclusive(kinds)}; measure one with"
                 f" `cotenant profile`, or correct {_mistaken(model.name, kinds, profiles)}"
             )
-    fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
     for i, kind in enumerate(fleet):
         _useful(kind, [model.name for model in models], profiles, f"{path}: devices[{i}]")
     rates = {
@@ -163,6 +163,8 @@ def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) 
 def _kind(entry: _DeviceEntry, place: str) -> Kind:
     if entry.price is not None and not 0 <= entry.price < float("inf"):
         raise ConfigError(f"{place}.price: {entry.price:g} must be finite and at least 0")
+    if not entry.kind or "/" in entry.kind:
+        raise ConfigError(f"{place}.kind: {entry.kind!r} must not be empty or contain '/'; rename it")
     kind = Kind(name=entry.kind, count=entry.count, price=entry.price, max_partitions=entry.max_partitions)
     if entry.geometry is not None:
         if entry.cuts is not None:

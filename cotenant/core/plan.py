@@ -7,6 +7,7 @@ where shares are in percent and durations in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
@@ -205,8 +206,8 @@ class _PartitionFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _DeviceFile(msgspec.Struct, forbid_unknown_fields=True):
-    kind: str
-    id: int
+    kind: Annotated[str, msgspec.Meta(pattern="^[^/]+$")]  # as in a DeviceId
+    id: Annotated[int, msgspec.Meta(ge=0)]
     partitions: list[_PartitionFile]
 
 

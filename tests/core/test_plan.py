@@ -84,6 +84,8 @@ def test_rates_add_up_over_placements_and_what_is_not_cut_is_free() -> None:
             {"devices": [{"kind": "k", "id": 0, "partitions": [{"share_pct": 120, "placements": []}]}]},
             r"a share of 120 %",
         ),
+        ({"devices": [{"kind": "k", "id": -1, "partitions": []}]}, r"Expected `int` >= 0 - at `\$.devices\[0\].id`"),
+        ({"devices": [{"kind": "a/b", "id": 0, "partitions": []}]}, r"- at `\$.devices\[0\].kind`"),
         ({"scale": "all"}, r"p.json: not a plan: Expected `float`, got `str` - at `\$.scale`"),
         ({"scales": 1}, r"unknown field `scales`"),
     ],
