@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -15,6 +15,7 @@ from cotenant.app.deployment_builder import (
     check_serves_something,
     ignore_progress,
 )
+from cotenant.app.reloader import Reloader
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.backends import Backend
 from cotenant.config import Settings
@@ -54,8 +55,15 @@ async def assemble(
 
 
 @asynccontextmanager
-async def running(assembly: Assembly) -> AsyncIterator[RunningServer]:
+async def running(
+    assembly: Assembly,
+    read: Callable[[], Settings] | None = None,
+    on_reload: Callable[[Settings], None] | None = None,
+) -> AsyncIterator[RunningServer]:
     """Run a server within the block: it is up at its beginning, and drained and stopped at its end, whatever happens.
+
+    read: returns the settings as they are now, for a reload; None: those of the assembly. on_reload: told of the
+    settings that a reload has put in force.
 
     Sockets come first, so that a port in use is known before any model is loaded. Raises ConfigError, WorkerError,
     DeviceError where it does not start.
@@ -64,7 +72,8 @@ async def running(assembly: Assembly) -> AsyncIterator[RunningServer]:
     check_serves_something(deployment)
     with _event_log(settings.event_log) as log:
         server = Server(deployment, backend, builder.site, warm_workers=settings.warm_workers, log=log)
-        http = HttpServer(server, page=server.page, status=server.status)
+        reloader = Reloader(server, builder, settings, read, on_reload)
+        http = HttpServer(server, page=server.page, status=server.status, reload=reloader.reload_for_caller)
         metrics, grpc = HttpServer(server, only_metrics=True), GrpcServer(server)
         try:
             metrics_host = settings.metrics_host or settings.host
@@ -74,7 +83,7 @@ async def running(assembly: Assembly) -> AsyncIterator[RunningServer]:
                 metrics=await _listen(metrics, metrics_host, settings.metrics_port),
             )
             await server.start()
-            yield RunningServer(server, builder, settings, addresses)
+            yield RunningServer(server, reloader, addresses)
         finally:
             await server.drain(settings.grace)
             await asyncio.gather(http.stop(settings.grace), metrics.stop(0.0), grpc.stop(settings.grace))

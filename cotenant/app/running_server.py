@@ -9,8 +9,7 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from cotenant.app.arrays import Arrays, to_arrays, to_tensors
-from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
-from cotenant.app.settings import check_reloadable
+from cotenant.app.reloader import Reloader
 from cotenant.config import Settings
 from cotenant.errors import RequestError
 from cotenant.live.deployment import Deployment
@@ -31,12 +30,10 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 class RunningServer:
     """Operate a server from the event loop that it runs in."""
 
-    def __init__(self, server: Server, builder: DeploymentBuilder, settings: Settings, addresses: Addresses) -> None:
+    def __init__(self, server: Server, reloader: Reloader, addresses: Addresses) -> None:
         self.addresses = addresses
         self._server = server
-        self._builder = builder
-        self._settings = settings
-        self._reloading = asyncio.Lock()
+        self._reloader = reloader
 
     @property
     def deployment(self) -> Deployment:
@@ -82,14 +79,12 @@ class RunningServer:
         """Take a model out of its partitions. Harmless where it is not served."""
         await self._server.unload(model, {})
 
-    async def reload(self, settings: Settings) -> None:
-        """Plan anew by other settings, and switch to that plan. Raises CotenantError, with nothing changed: ConfigError
-        for settings that a server has to be started again for."""
-        async with self._reloading:
-            check_reloadable(self._settings, settings)
-            async with self._builder.instead(settings) as deployment:
-                check_serves_something(deployment)
-                await self._server.apply(deployment)
+    async def reload(self, settings: Settings | None = None) -> None:
+        """Plan anew by other settings and roll that plan out; None: by the settings as they are read now.
+
+        Raises CotenantError, with nothing changed: ConfigError for settings that need a restart.
+        """
+        await self._reloader.reload(settings)
 
     def with_batch_means(self, report: Report) -> Report:
         """Return a report of what callers saw with what is known here of batches, as means since the start."""

@@ -48,7 +48,8 @@ async def serving(
     settings = settings_from(source)
     used = backend or backend_of(settings)
     try:
-        async with running(await assemble(settings, used, models=models, progress=progress)) as server:
+        assembly = await assemble(settings, used, models=models, progress=progress)
+        async with running(assembly, lambda: settings_from(source)) as server:
             yield server
     finally:
         if backend is None:
@@ -97,8 +98,8 @@ class BackgroundServer:
     def unload(self, model: str) -> None:
         self._call(self._server.unload(model))
 
-    def reload(self, source: Source) -> None:
-        self._call(self._server.reload(settings_from(source)))
+    def reload(self, source: Source = None) -> None:
+        self._call(self._server.reload(None if source is None else settings_from(source)))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():

@@ -47,6 +47,7 @@ from cotenant.cli.options import (
     TimeLimit,
 )
 from cotenant.cli.output import console, print_labelled, print_written, show_json
+from cotenant.cli.reload import reload
 from cotenant.cli.reproduce import reproduce
 from cotenant.cli.simulate import simulate
 from cotenant.cli.status import status
@@ -339,6 +340,7 @@ def loadtest(
 app.command()(status)
 app.add_typer(models.app, name="models")
 app.command()(infer)
+app.command()(reload)
 
 
 @app.command()

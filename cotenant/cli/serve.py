@@ -1,4 +1,4 @@
-"""`cotenant serve`: a repository, planned and served until somebody says stop; SIGHUP has the settings read again."""
+"""`cotenant serve`: plan and serve a model repository until interrupted; SIGHUP reloads the configuration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -36,7 +37,12 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
     async with interruptible():
         with profile_progress() as progress:
             assembly = await assemble(settings, backend, progress=progress)
-        async with running(assembly) as server:
+
+        def on_reload(current: Settings) -> None:
+            set_log_level(current.log_level)
+            show_reloaded(server.deployment, json=json)
+
+        async with running(assembly, read, on_reload) as server:
             tune_for_latency()
             if json:
                 # In one line: whoever started us reads it, and knows that it has all.
@@ -47,25 +53,19 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
                 show_deployment(server.deployment, backend.isolation())
                 show_addresses(server.addresses)
             async for _ in reload_signals():
-                try:
-                    current = read()
-                    await server.reload(current)
-                except CotenantError as error:
-                    print_labelled("settings not taken, all stays as it is:", str(error))
-                else:
-                    set_log_level(current.log_level)
-                    tell_change(server.deployment, json=json)
+                with suppress(CotenantError):  # it is logged
+                    await server.reload()
 
 
 async def reload_signals() -> AsyncIterator[None]:
-    """Each SIGHUP; but where it says that the terminal is gone, SIGTERM follows from it, as for any program."""
-    asked, on_terminal = asyncio.Event(), _has_terminal()
+    """Yield on each SIGHUP; one that says that the terminal is gone becomes SIGTERM, as for any program."""
+    received, on_terminal = asyncio.Event(), _has_terminal()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    loop.add_signal_handler(signal.SIGHUP, received.set)
     try:
         while True:
-            await asked.wait()
-            asked.clear()
+            await received.wait()
+            received.clear()
             if on_terminal and not _has_terminal():
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
@@ -82,14 +82,14 @@ def _has_terminal() -> bool:
     return True
 
 
-def tell_change(deployment: Deployment, *, json: bool) -> None:
+def show_reloaded(deployment: Deployment, *, json: bool) -> None:
     if not json:
         console.print(
             plan_table(deployment.plan, without_applications(deployment.problem, deployment.plan.split).models)
         )
     for name, reason in deployment.broken.items():
         print_labelled("not served", f"{name}: {reason}")
-    aside.print("serving by the settings as they are now", highlight=False)
+    aside.print("configuration reloaded", highlight=False)
 
 
 def show_deployment(site: Deployment, holds: str) -> None:

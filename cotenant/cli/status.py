@@ -41,7 +41,7 @@ def status(
         return
     if json:
         while True:
-            show_json(msgspec.json.encode(current))
+            show_json(msgspec.json.format(msgspec.json.encode(current, enc_hook=str), indent=-1))
             time.sleep(PERIOD)
             current = fetch_status(address)
     with Live(status_view(current), console=console, auto_refresh=False) as live:

@@ -222,37 +222,3 @@ def test_two_servers_of_one_repository(folder: Path) -> None:
         assert one_.works() and other.works()
         assert one_.end(INTERRUPT).code == 130
         assert other.works()
-
-
-def test_settings_are_read_again_while_it_serves(folder: Path) -> None:
-    file = folder / "serve.toml"
-    first = file.read_text()
-    with serving(folder) as server:
-
-        def target() -> float:
-            status, found = server.ask("GET", "/cotenant/status")
-            assert status == 200
-            return float(found["targets"]["identity"])
-
-        def changes_to(text: str, expected: float) -> None:
-            file.write_text(text)
-            server.process.send_signal(signal.SIGHUP)
-            until(lambda: target() == expected)
-
-        assert target() == 2
-        changes_to(first.replace('"2s"', '"1s"', 1), 1)
-        assert server.works()
-        for wrong in ("slo = 0", first.replace("[[models]]", "warm_workers = 3\n[[models]]", 1)):
-            file.write_text(wrong)
-            server.process.send_signal(signal.SIGHUP)
-            assert server.process.stderr is not None
-            while not (line := server.process.stderr.readline()).startswith("settings not taken"):
-                assert line
-            assert ("unknown key 'slo'" in line) != ("cannot change: warm_workers; start it again" in line), line
-            assert target() == 1
-        changes_to(first.replace("rate = 20", "rate = 25"), 2)
-        assert server.works()
-        _, plan = server.ask("GET", "/cotenant/status")
-        assert plan["planned"]["identity"] == 25
-        server = server._replace(workers=workers_of(server.process.pid))
-        assert server.end(TERMINATE).err.endswith("\nserving by the settings as they are now\n")

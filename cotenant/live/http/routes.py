@@ -19,11 +19,13 @@ from cotenant.live.oip import Core, Data, model_metadata, server_metadata
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
-    """What handlers answer from. page: makes the page at ``/``; status: what ``/cotenant/status`` shows, as JSON."""
+    """What handlers answer from. page: makes the page at ``/``; status: what ``/cotenant/status`` shows, as JSON;
+    reload: has the settings read again."""
 
     core: Core
     page: Callable[[], Awaitable[str]] | None = None
     status: Callable[[], Awaitable[Any]] | None = None
+    reload: Callable[[], Awaitable[None]] | None = None
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -70,6 +72,13 @@ async def _status(services: Services, route: Route, request: RequestCycle) -> An
     if services.status is None:
         raise NotFoundError("Not Found")
     return await services.status()
+
+
+async def _reload(services: Services, route: Route, request: RequestCycle) -> Any:
+    if services.reload is None:
+        raise NotFoundError("Not Found")
+    await services.reload()
+    return TextResponse(b"")
 
 
 async def metrics(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -175,6 +184,7 @@ _ROUTES: list[tuple[str, dict[bytes, Handler]]] = [
     (rf"{_VERSION}/infer", {b"POST": None}),
     (r"/", {b"GET": _page}),
     (r"/cotenant/status", {b"GET": _status}),
+    (r"/cotenant/reload", {b"POST": _reload}),
     (r"/metrics", {b"GET": metrics}),
     (r"/v2", {b"GET": _server_metadata}),
     (r"/v2/health/live", {b"GET": _live}),

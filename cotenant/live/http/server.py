@@ -15,7 +15,8 @@ from cotenant.live.oip import Core
 
 
 class HttpServer:
-    """Serve a core over HTTP. page: makes what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON.
+    """Serve a core over HTTP. page: makes what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON;
+    reload: has the settings read again, on a POST to ``/cotenant/reload``.
 
     only_metrics: offer nothing else, for an address that more people may reach.
     """
@@ -26,11 +27,12 @@ class HttpServer:
         *,
         page: Callable[[], Awaitable[str]] | None = None,
         status: Callable[[], Awaitable[Any]] | None = None,
+        reload: Callable[[], Awaitable[None]] | None = None,
         only_metrics: bool = False,
         limits: Limits | None = None,
     ) -> None:
         limits = limits or Limits()
-        services = Services(core=core, page=page, status=status)
+        services = Services(core=core, page=page, status=status, reload=reload)
         self._handler = RequestHandler(services, only_metrics=only_metrics, max_body=limits.body)
         self._connections = ConnectionTable(self._handler, limits)
         self._server: asyncio.Server | None = None

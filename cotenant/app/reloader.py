@@ -1,0 +1,67 @@
+"""Reload a server's configuration while it runs, on SIGHUP, over HTTP or from Python alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
+from cotenant.app.settings import check_reloadable
+from cotenant.config import Settings
+from cotenant.errors import CotenantError, InvalidError
+from cotenant.live.server import Server
+
+logger = logging.getLogger(__name__)
+
+REJECTED = "reload rejected; keeping the current configuration"
+
+
+class Reloader:
+    """Plan anew by other settings and roll that plan out, one reload at a time.
+
+    settings: those that the server was started with. read: returns the settings as they are at that moment.
+    on_reload: told of the settings that a reload has put in force.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        builder: DeploymentBuilder,
+        settings: Settings,
+        read: Callable[[], Settings] | None = None,
+        on_reload: Callable[[Settings], None] | None = None,
+    ) -> None:
+        self._server = server
+        self._builder = builder
+        self._settings = settings
+        self._read = read or (lambda: settings)
+        self._on_reload = on_reload
+        self._lock = asyncio.Lock()
+
+    async def reload(self, settings: Settings | None = None) -> None:
+        """Serve by other settings; None: those that are read now.
+
+        Raises CotenantError, with nothing changed: ConfigError for settings that need a restart.
+        """
+        async with self._lock:
+            try:
+                if settings is None:
+                    settings = self._read()
+                check_reloadable(self._settings, settings)
+                async with self._builder.instead(settings) as deployment:
+                    check_serves_something(deployment)
+                    await self._server.apply(deployment)
+            except CotenantError as error:
+                logger.error("%s: %s", REJECTED, error)
+                raise
+            logger.info("configuration reloaded")
+            if self._on_reload is not None:
+                self._on_reload(settings)
+
+    async def reload_for_caller(self) -> None:
+        """Reload as the HTTP front end asks for it. Raises InvalidError with the reason where that is rejected."""
+        try:
+            await self.reload()
+        except CotenantError as error:
+            raise InvalidError(f"{REJECTED}: {error}") from None
