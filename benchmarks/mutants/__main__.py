@@ -26,7 +26,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.toml")
-TEST_LIMIT = 300.0  # seconds of one run of tests: a fault may make one wait for ever
+TEST_LIMIT = 180.0  # seconds of one run of tests: a fault may make one wait for ever
 TESTS_FAILED = (1, 2)  # pytest's exit status; 2 where a file of tests cannot be imported
 
 Result = Literal["caught", "survived", "hung"]
