@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cotenant.app.deployment_builder import backend_of
+from cotenant.app.backend import create_backend
 from cotenant.backends import Backend
 from cotenant.config import read_settings
 from cotenant.core.identity import DeviceId, LaneId
@@ -198,7 +198,7 @@ def main() -> None:
         try:
             settings = msgspec.structs.replace(read_settings(), backend=given.backend)
             model, payloads = _model(given.repository, given.model, given.rows, Path(folder))
-            backend = backend_of(settings)
+            backend = create_backend(settings)
             try:
                 changes = asyncio.run(
                     measure(backend, model, payloads, (first, second), given.times, given.warm_workers)

@@ -97,7 +97,7 @@ async def _served(
         session.lacks(f"{name}: no share serves {', '.join(site.plan.unserved)} within its target")
     if not site.plan.devices:
         return
-    server = Server(site, backend, preparation.site, log=log)
+    server = Server(site, backend, preparation.build, log=log)
     await server.start()
     try:
         bench = _Bench(session, server, log)
@@ -173,11 +173,11 @@ async def _prepared(
         told = f'{{ model = "gaussian-process", fit = "{pairs}" }}'
         try:
             preparation = DeploymentBuilder(session.settings(name, **given, interference=told), backend)
-            return preparation, await preparation.site(models)
+            return preparation, await preparation.build(models)
         except ConfigError as error:
             session.lacks(f"{name}: what neighbours cost: {error}")
     preparation = DeploymentBuilder(session.settings(name, **given), backend)
-    return preparation, await preparation.site(models)
+    return preparation, await preparation.build(models)
 
 
 class _Bench:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from cotenant.app.deployment_builder import backend_of
+from cotenant.app.backend import create_backend
 from cotenant.backends import Backend, nvidia
 from cotenant.config import Settings, read_settings
 from cotenant.core.model import Kind, Model
@@ -116,7 +116,7 @@ class Session:
         """None, and said to be missing, where this machine cannot do it. What it started ends with it: another backend
         may want the same device."""
         try:
-            found = backend_of(self.settings(name))
+            found = create_backend(self.settings(name))
         except DeviceError as error:
             self.lacks(f"{name}: {error}")
             yield None

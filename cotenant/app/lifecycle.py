@@ -9,12 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cotenant.app.deployment_builder import (
-    DeploymentBuilder,
-    Progress,
-    check_serves_something,
-    ignore_progress,
-)
+from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
+from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.reloader import Reloader
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.backends import Backend
@@ -51,7 +47,7 @@ async def assemble(
     models: those to serve; None: all of the repository. Raises CotenantError.
     """
     builder = DeploymentBuilder(settings, backend, progress)
-    return Assembly(settings, backend, builder, await builder.site(models))
+    return Assembly(settings, backend, builder, await builder.build(models))
 
 
 @asynccontextmanager
@@ -71,7 +67,7 @@ async def running(
     settings, backend, builder, deployment = assembly
     check_serves_something(deployment)
     with _event_log(settings.event_log) as log:
-        server = Server(deployment, backend, builder.site, warm_workers=settings.warm_workers, log=log)
+        server = Server(deployment, backend, builder.build, warm_workers=settings.warm_workers, log=log)
         reloader = Reloader(server, builder, settings, read, on_reload)
         http = HttpServer(server, page=server.page, status=server.status, reload=reloader.reload_for_caller)
         metrics, grpc = HttpServer(server, only_metrics=True), GrpcServer(server)

@@ -49,7 +49,7 @@ class Reloader:
                 if settings is None:
                     settings = self._read()
                 check_reloadable(self._settings, settings)
-                async with self._builder.instead(settings) as deployment:
+                async with self._builder.switched(settings) as deployment:
                     check_serves_something(deployment)
                     await self._server.apply(deployment)
             except CotenantError as error:

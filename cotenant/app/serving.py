@@ -13,8 +13,9 @@ import uvloop
 from numpy.typing import ArrayLike
 
 from cotenant.app.arrays import Arrays
-from cotenant.app.deployment_builder import Progress, backend_of, ignore_progress
+from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import assemble, running
+from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.settings import Source, settings_from
 from cotenant.backends import Backend
@@ -46,7 +47,7 @@ async def serving(
     no further requests, answers those in flight within the settings' grace, and stops its workers.
     """
     settings = settings_from(source)
-    used = backend or backend_of(settings)
+    used = backend or create_backend(settings)
     try:
         assembly = await assemble(settings, used, models=models, progress=progress)
         async with running(assembly, lambda: settings_from(source)) as server:

@@ -195,10 +195,10 @@ def profile(
         save_profiles(profiles, plot)
         print_written(plot)
     if pairs is not None:
-        from cotenant.app.deployment_builder import backend_of
+        from cotenant.app.backend import create_backend
         from cotenant.cli.pairs import record_pairs
 
-        record_pairs(site, backend_of(server_settings), pairs, count)
+        record_pairs(site, create_backend(server_settings), pairs, count)
     if json:
         show_json(msgspec.json.encode([{"model": p.model, "kind": p.kind, "points": p.points} for p in profiles]))
     elif output is None and pairs is None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from cotenant.app.deployment_builder import backend_of
+from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import assemble, running
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.cli.client import body_of, infer
@@ -44,7 +44,7 @@ async def run(
 ) -> None:
     async with interruptible():
         settings = demo_settings(settings)
-        backend = backend_of(settings)
+        backend = create_backend(settings)
         with profile_progress() as progress:
             assembly = await assemble(settings, backend, models=[model.name for model in built], progress=progress)
         site = assembly.deployment

@@ -36,13 +36,14 @@ def load_settings(
 
 def load_deployment(settings: Any, *, force: bool = False, planned: bool = True) -> Any:
     """Build the deployment that settings ask for, showing progress of profiling; with its plan where `planned`."""
-    from cotenant.app.deployment_builder import DeploymentBuilder, backend_of
+    from cotenant.app.backend import create_backend
+    from cotenant.app.deployment_builder import DeploymentBuilder
     from cotenant.planning import plan as plan_problem
 
-    backend = backend_of(settings)
+    backend = create_backend(settings)
     try:
         with profile_progress() as progress:
-            site = asyncio.run(DeploymentBuilder(settings, backend, progress, again=force).site(planned=False))
+            site = asyncio.run(DeploymentBuilder(settings, backend, progress, force=force).build(planned=False))
     finally:
         backend.stop()
     # Here, where Ctrl-C ends it at once, and not in the thread that a server has for it.

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from cotenant.app.deployment_builder import backend_of
+from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import assemble, running
 from cotenant.app.running_server import Addresses
 from cotenant.cli.file_limit import raise_file_limit
@@ -32,7 +32,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
     """
     settings = read()
     set_log_level(settings.log_level)
-    backend = backend_of(settings)
+    backend = create_backend(settings)
     raise_file_limit()
     async with interruptible():
         with profile_progress() as progress:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.app.deployment_builder import backend_of
+from cotenant.app.backend import create_backend
 from cotenant.cli import devices
 from cotenant.config import read_settings
 from cotenant.errors import DeviceError
@@ -126,11 +126,11 @@ def test_gpus_that_cannot_do_it_are_left_out_unless_they_are_named(
         "cotenant.backends.nvidia.sharing_modes.find_spec", lambda package: package
     )  # as if all were installed
     with loaded("h200-mig=7g.141gb,rtx4090"):
-        backend = backend_of(read_settings(written(folder, 'backend = "green"')))
+        backend = create_backend(read_settings(written(folder, 'backend = "green"')))
         assert backend.fleet()[0].name == "geforce-rtx-4090"
         assert "NVIDIA H200 (GPU-00000001-0000-4000-8000-000000000000) is left out: MIG is on" in caplog.text
         with pytest.raises(DeviceError, match="MIG is on"):
-            backend_of(read_settings(written(folder, 'backend = "green"\ngpu = { devices = [0] }'))).fleet()
+            create_backend(read_settings(written(folder, 'backend = "green"\ngpu = { devices = [0] }'))).fleet()
 
 
 def test_where_no_gpu_can_do_it_each_says_why(program: Program, folder: Path) -> None:

@@ -20,7 +20,7 @@ from tests.cli.program import INTERRUPT, PATIENCE, Program, alive, started, unti
 def repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`identity` under two names, and `broken`."""
     few = Grid(shares=(1000, 500), batches=(1, 2), seconds=0.01)
-    monkeypatch.setattr("cotenant.app.deployment_builder.grid_of", lambda kind: few)
+    monkeypatch.setattr("cotenant.app.profile_source.grid_of", lambda kind: few)
     for place in ("app.deployment_builder.plan_problem", "planning.plan"):
         monkeypatch.setattr(f"cotenant.{place}", lambda *_: pytest.fail("nobody asked for a plan"))
     for name, model in (("first", "identity"), ("second", "identity"), ("broken", "broken")):

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant.app.deployment_builder import backend_of
+from cotenant.app.backend import create_backend
 from cotenant.backends import Backend
 from cotenant.config import read_settings
 from cotenant.errors import DeviceError
@@ -29,7 +29,7 @@ collect_ignore = [] if "green" in BACKENDS else ["test_green.py"]
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Ends what it started: the next one may want the same device."""
     try:
-        found = backend_of(msgspec.structs.replace(read_settings(), backend=request.param))
+        found = create_backend(msgspec.structs.replace(read_settings(), backend=request.param))
     except DeviceError as error:
         pytest.skip(str(error))
     yield found

@@ -121,13 +121,13 @@ def test_all_stages_over_the_fake_driver(
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))  # short: sockets are in it
         mps.installed(folder / "bin", monkeypatch)
 
-        def backend_of(settings: Settings) -> Backend:
+        def create_backend(settings: Settings) -> Backend:
             # Daemons of other runs of the tests serve GPUs with other UUIDs; the fake CUDA has one alone.
             monkeypatch.setenv("COTENANT_FAKE_SALT", str(os.getpid()) if settings.backend == "mps" else "0")
             gpus = nvidia.list_gpus()
             return OnProcessor(gpus) if settings.backend == "green" else mps.OnProcessor(gpus, directory=folder)
 
-        monkeypatch.setattr(session, "backend_of", backend_of)
+        monkeypatch.setattr(session, "create_backend", create_backend)
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
         out = check("--backend", "green", "mps", "--stage", "2", "3", "4", "--seconds", "600")
     (about,) = json.loads((out / "machine.json").read_text())

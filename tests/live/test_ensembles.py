@@ -104,7 +104,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 @asynccontextmanager
 async def started(root: Path, log: io.BytesIO | None = None) -> AsyncIterator[Server]:
     prepared = preparation(root)
-    server = Server(await prepared.site(), Cpu(), prepared.site, log=log)
+    server = Server(await prepared.build(), Cpu(), prepared.build, log=log)
     try:
         await server.start()
         yield server
@@ -235,7 +235,7 @@ def test_a_server_plans_for_the_whole_and_gives_steps_their_part(tmp_path: Path)
     async def main() -> Deployment:
         return await preparation(
             repository(tmp_path / "models"), '[[models]]\nname = "mean"\nslo = "100ms"\nrate = 2\n'
-        ).site()
+        ).build()
 
     site = asyncio.run(main())
     assert site.problem.objective == "devices", "steps without a rate are asked for by the ensemble alone"
@@ -249,7 +249,7 @@ def test_a_server_plans_for_the_whole_and_gives_steps_their_part(tmp_path: Path)
 def test_settings_that_only_models_have_are_refused(tmp_path: Path) -> None:
     prepared = preparation(repository(tmp_path / "models"), "max_batch = 4\n")
     with pytest.raises(ConfigError, match=r"^model 'diamond' is an ensemble and has no max_batch; give it to the"):
-        asyncio.run(prepared.site())
+        asyncio.run(prepared.build())
 
 
 def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
     settings.write_text(settings.read_text().replace("2s", "9ms"))
     prepared = DeploymentBuilder(read_settings(settings), Cpu())
     with pytest.raises(PlanError, match=r"^application 'diamond': no split of 9 ms meets its target: "):
-        asyncio.run(prepared.site())
+        asyncio.run(prepared.build())
 
 
 # Of six rows, those that are bright; each is looked at by two models.

@@ -1,0 +1,41 @@
+"""The backend that runs a server's partitions."""
+
+from __future__ import annotations
+
+from cotenant.backends import Backend, nvidia
+from cotenant.backends.cpu import Cpu
+from cotenant.backends.fake import Fake
+from cotenant.backends.mig import Mig
+from cotenant.config import Settings
+from cotenant.errors import DeviceError
+
+
+def create_backend(settings: Settings) -> Backend:
+    """Return the backend that settings name. Raises DeviceError for a GPU that is missing or cannot be cut that way."""
+    if settings.backend == "cpu":
+        return Cpu(enforcement=settings.enforcement, reserve=settings.reserve)
+    if settings.backend == "fake":
+        return Fake()
+    gpus = nvidia.select_gpus(nvidia.list_gpus(), settings.gpus)
+    if not gpus:
+        raise DeviceError(
+            f'backend = "{settings.backend}": the driver shows no GPU; in a container, start that with `--gpus all`'
+        )
+    if settings.backend == "mig":
+        return Mig(gpus, create=settings.create)
+    if not settings.gpus:  # else each has to do
+        gpus = nvidia.select_shareable(gpus, settings.backend)
+    if settings.backend == "mps":
+        from cotenant.backends.mps import Mps
+
+        mps = settings.mps
+        return Mps(
+            gpus,
+            directory=mps.directory,
+            memory_limits=mps.memory_limits,
+            static=mps.static,
+            protocol=mps.protocol,
+        )
+    from cotenant.backends.green import Green
+
+    return Green(gpus)

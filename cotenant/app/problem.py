@@ -1,0 +1,113 @@
+"""The problem that a server's planner solves: targets and rates of its models, from settings and profiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from cotenant.config import ModelSettings, Settings
+from cotenant.core.model import Kind, Model
+from cotenant.core.profile import Profile, Profiles
+from cotenant.core.tensor import ModelInfo
+from cotenant.errors import ConfigError, ModelError
+from cotenant.live.deployment import ServableModel
+from cotenant.planners import Problem
+from cotenant.predictors.fitting import with_observations
+from cotenant.predictors.samples import Sample
+from cotenant.worker.ensemble import Ensemble
+from cotenant.worker.repository import Entry
+
+# A model without a target gets twice the latency of a batch of DEFAULT_ROWS (or the largest that was worth measuring)
+# on DEFAULT_SHARE ‰ of a device, and at least MIN_DEFAULT_SLO seconds: below that, what a busy machine adds would be
+# most of it. The papers' rule takes 32 rows on a whole device, which is long where that is a CPU.
+DEFAULT_ROWS = 8
+DEFAULT_SHARE = 500
+MIN_DEFAULT_SLO = 0.05
+
+
+def model_of(
+    settings: ModelSettings, entry: Entry, info: ModelInfo, profiles: Sequence[Profile], max_queue_delay: float
+) -> Model:
+    """Return a model as planners know it. max_queue_delay: seconds, where neither the model's settings nor its
+    configuration give one. Raises ModelError where no default target can be derived from its profiles."""
+    limit = info.max_batch_size or 1
+    batching = entry.config.dynamic_batching
+    if batching and batching.max_queue_delay_microseconds:
+        max_queue_delay = batching.max_queue_delay_microseconds / 1e6
+    return Model(
+        name=entry.name,
+        slo=_default_slo(entry.name, profiles) if settings.slo is None else settings.slo,
+        attainment=settings.attainment,
+        max_batch=min(limit, settings.max_batch or limit),
+        max_queue_delay=max_queue_delay if settings.max_queue_delay is None else settings.max_queue_delay,
+    )
+
+
+def ensemble_model(settings: ModelSettings, ensemble: Ensemble, served: Mapping[str, ServableModel]) -> Model:
+    """Return an ensemble as a model with a target. Its default is the sum of its models' targets along the longest path
+    of its steps. Raises ConfigError for settings that only models have."""
+    for key in ("max_batch", "max_queue_delay"):
+        if getattr(settings, key) is not None:
+            raise ConfigError(
+                f"model {settings.name!r} is an ensemble and has no {key}; give it to the models of its steps"
+            )
+    seconds = {step.name: served[step.model].model.slo for step in ensemble.steps}
+    slo = ensemble.application(1.0).length(seconds) if settings.slo is None else settings.slo
+    return Model(name=ensemble.info.name, slo=slo, attainment=settings.attainment)
+
+
+def build_problem(
+    settings: Settings,
+    fleet: Collection[Kind],
+    served: Mapping[str, ServableModel],
+    profiles: Profiles,
+    samples: Sequence[Sample],
+) -> Problem:
+    """Return the problem of serving these models. samples: of interference, as observed while serving.
+
+    A model without a rate is to be served as often as any other of them; one that only ensembles use, as often as they
+    ask for it, within the longest of their targets.
+    """
+    given = {model.name: model for model in settings.models}
+    applications = [
+        servable.ensemble.application(servable.model.slo, servable.model.attainment)
+        for servable in served.values()
+        if servable.ensemble is not None
+    ]
+    stages = {name for application in applications for name in application.models()}
+    rates = {name: given[name].rate if name in given else None for name in served}
+    rates |= {name: 0.0 for name in stages if rates[name] is None}
+    models = []
+    for name, servable in served.items():
+        model = servable.model
+        if name in stages and (name not in given or given[name].slo is None):
+            longest = max(application.slo for application in applications if name in application.models())
+            model = msgspec.structs.replace(model, slo=max(model.slo, longest))
+        if servable.ensemble is None:
+            models.append(model)
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    return Problem(
+        models=tuple(models),
+        rates={name: known.get(name, 1.0) for name in rates},
+        fleet=tuple(fleet),
+        profiles=profiles,
+        objective=settings.objective or ("devices" if len(known) == len(rates) else "rate"),
+        interference=with_observations(settings.interference.predictor(profiles), samples),
+        applications=tuple(applications),
+    )
+
+
+def _default_slo(name: str, profiles: Sequence[Profile]) -> float:
+    latencies = [latency for profile in profiles if (latency := _typical_latency(profile)) is not None]
+    if not latencies:
+        raise ModelError(f"model {name!r} takes too long for half a device; give it a target with `slo`")
+    return max(MIN_DEFAULT_SLO, 2 * max(latencies))
+
+
+def _typical_latency(profile: Profile) -> float | None:
+    """Return the seconds of a default batch on half a device, or on the largest part that it can be cut into."""
+    share = min(DEFAULT_SHARE, max((point.share for point in profile.points), default=DEFAULT_SHARE))
+    latencies = [latency for latency in profile.curve(share)[:DEFAULT_ROWS] if latency < math.inf]
+    return latencies[-1] if latencies else None

@@ -1,0 +1,109 @@
+"""Profiles that are measured, on several kinds of devices, and those that are known."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from cotenant.app.profile_source import ProfileSource, Progress, ignore_progress
+from cotenant.backends import Launch
+from cotenant.backends.cpu import Cpu
+from cotenant.core.identity import LaneId
+from cotenant.core.model import Kind
+from cotenant.core.profile import Profile
+from cotenant.errors import DeviceError, ModelError
+from cotenant.profiling import cache
+from cotenant.profiling.grid import Grid
+from cotenant.worker.repository import describe, find_model
+from tests.app.test_deployment_builder import CUT, LARGE
+
+
+class Cut(Cpu):
+    """A processor that says that it is two kinds of devices."""
+
+    def __init__(self, broken: str = "") -> None:
+        super().__init__()
+        self.broken = broken
+        self.lanes: list[LaneId] = []
+
+    def fleet(self) -> tuple[Kind, ...]:
+        return (LARGE, CUT)
+
+    def open(self, lane: LaneId, share: int, leaving: object = ()) -> Launch:
+        if lane.startswith(self.broken) and self.broken:
+            raise DeviceError(f"{lane} has no room")
+        self.lanes.append(lane)
+        return super().open(lane, share)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grid(kind: Kind) -> Grid:
+        return Grid(shares=kind.cuts[:1], batches=(1, 2), seconds=0.01)
+
+    monkeypatch.setattr("cotenant.app.profile_source.grid_of", grid)
+
+
+def source(backend: Cut, progress: Progress = ignore_progress) -> ProfileSource:
+    return ProfileSource(backend, (LARGE, CUT), progress, force=False)
+
+
+def profiles(profile_source: ProfileSource) -> list[Profile]:
+    """Of one model, on both kinds."""
+    entry = find_model(Path("models"), "identity")
+    return asyncio.run(profile_source.profiles(entry, describe(entry), {}))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_without_profiles_is_measured_on_the_first_device_of_every_kind_once(folder: Path) -> None:
+    backend = Cut()
+    told: list[tuple[str, int, int]] = []
+    measured = profiles(source(backend, lambda *point: told.append(point)))
+    shares = {profile.kind: {point.share for point in profile.points} for profile in measured}
+    assert shares == {"large": {500}, "cut": {142}}
+    assert {lane.device for lane in backend.lanes} == {"large-0", "cut-0"}
+    assert ("identity on large", 2, 2) in told and told[-1] == ("identity on cut", 2, 2)
+    backend.lanes.clear()
+    again = profiles(source(backend))
+    assert [profile.kind for profile in again] == ["large", "cut"]
+    assert backend.lanes == []  # it is known
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("what", ["capacity_fingerprint", "isolation"])
+def test_a_profile_measured_under_another_backend_is_not_used(
+    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Cut()
+    keys: list[str] = []
+    monkeypatch.setattr(cache, "load_profile", keys.append)  # and gives nothing
+    profiles(source(backend))
+    monkeypatch.setattr(backend, what, lambda: "another driver, or another way to share")
+    profiles(source(backend))
+    assert len(set(keys)) == 4
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_device_without_room_is_named_in_the_error(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"^model 'identity' cannot be measured: .*cut-0/\S* has no room$"):
+        profiles(source(Cut(broken="cut-0")))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_library_that_is_not_installed_fails_its_models_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(distribution: str) -> str:
+        raise PackageNotFoundError(distribution)  # that of ONNX Runtime for GPUs has another name
+
+    monkeypatch.setattr("cotenant.app.profile_source.version", version)
+    script = folder / "scripts" / "script"
+    (script / "1").mkdir(parents=True)
+    (script / "1" / "model.pt").write_text("not looked into")
+    tensors = [f'{field} {{ name: "{field}__0" data_type: TYPE_FP32 dims: [1] }}' for field in ("input", "output")]
+    (script / "config.pbtxt").write_text("\n".join(tensors))
+    profile_source, entry = source(Cut()), find_model(folder / "scripts", "script")
+    with pytest.raises(ModelError, match=r"model.pt: PyTorch is not installed; run `pip install 'cotenant\[torch\]'`$"):
+        asyncio.run(profile_source.profiles(entry, describe(entry), {}))
+    assert len(profiles(profile_source)) == 2
