@@ -48,7 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same stages, in seconds, for models of ONNX Runtime."""
     monkeypatch.setattr("cotenant.sim.plan_validation.MAX_REQUESTS", 1000)
     for name in ("predictors.samples", "profiling.pairs"):  # what runs for so short a time may well be held up alone
-        monkeypatch.setattr(f"cotenant.{name}.FASTEST", 0.0)
+        monkeypatch.setattr(f"cotenant.{name}.MIN_TIME_RATIO", 0.0)
     for targets in (session.PAPER, session.SMALL):  # that the slowest machine keeps
         monkeypatch.setitem(targets, "lenet", session.Target(10.0))
     # A worker that need not import PyTorch starts in a tenth of the time.

@@ -180,7 +180,7 @@ def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_has_other_things_to_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.profiling.pairs.FASTEST", 1e9)
+    monkeypatch.setattr("cotenant.profiling.pairs.MIN_TIME_RATIO", 1e9)
     with pytest.raises(
         ModelError, match=r"'identity' beside 'identity' measured faster than alone .*try again when it is quiet"
     ):
