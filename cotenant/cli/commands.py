@@ -217,7 +217,11 @@ def plan(
         str | None, typer.Option("--planners", metavar="A,B,...", help="Planners that --compare compares.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show each model's bottleneck, and what relaxing it would gain.")
+        bool,
+        typer.Option("--explain", help="Show why this plan, each model's bottleneck, and what relaxing it would gain."),
+    ] = False,
+    no_portfolio: Annotated[
+        bool, typer.Option("--no-portfolio", help="Try no other planners beside geometry.")
     ] = False,
     diff: Annotated[
         Path | None, typer.Option("--diff", metavar="CURRENT", help="Show what changes from this plan (JSON file).")
@@ -238,18 +242,19 @@ def plan(
         given = {"--planner": planner, "--explain": explain, "--diff": diff, "--output": output, "--plot": plot}
         if wrong := [flag for flag, value in given.items() if value]:
             raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
-        compare_plans(problem, settings, model_repository, planners, time_limit, json=json)
+        compare_plans(problem, settings, model_repository, planners, time_limit, portfolio=not no_portfolio, json=json)
         return
     if planners is not None:
         raise ConfigError("--planners goes with --compare; --planner selects the planner of one plan")
     current = None if diff is None else Plan.from_json(read_bytes(diff), str(diff))
-    asked, answer = load_planned(problem, settings, model_repository, planner, current, time_limit)
+    portfolio = not no_portfolio
+    asked, answer = load_planned(problem, settings, model_repository, planner, current, time_limit, portfolio=portfolio)
     if output is not None:
         write_file(output, answer.to_json().decode())
     if plot is not None:
         save_plan(answer, plot)
         print_written(plot)
-    reasons = explain_with_gains(asked, answer) if explain else None
+    reasons = explain_with_gains(asked, answer, portfolio=portfolio) if explain else None
     show_plan(PlanAnswer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons), json=json)
 
 
@@ -260,13 +265,15 @@ def compare_plans(
     planners: str | None,
     time_limit: float | None,
     *,
+    portfolio: bool,
     json: bool,
 ) -> None:
     """Plan with every planner and compare the results: `plan --compare`."""
     from cotenant.cli.compare import compare_planners, comparison_view, parse_planners
 
     names = parse_planners(planners)
-    found = compare_planners(with_time_limit(time_limit, load_problem(problem, settings, model_repository)), names)
+    parsed = with_time_limit(time_limit, load_problem(problem, settings, model_repository))
+    found = compare_planners(parsed, names, portfolio=portfolio)
     if json:
         show_json(found)
     else:

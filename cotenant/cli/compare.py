@@ -30,8 +30,8 @@ def parse_planners(names: str | None) -> list[str]:
     return wanted
 
 
-def compare_planners(problem: Problem, names: Sequence[str]) -> Comparison:
-    """Plan with each. A planner that refuses the problem is a row that says why, and stops no other."""
+def compare_planners(problem: Problem, names: Sequence[str], *, portfolio: bool = True) -> Comparison:
+    """Plan with each. A planner that rejects the problem is a row that says why, and stops no other."""
     plans, refusals = [], {}
     with progress_bars("planning with", transient=True) as progress:
         if aside.is_terminal:
@@ -40,7 +40,7 @@ def compare_planners(problem: Problem, names: Sequence[str]) -> Comparison:
         for name in names:
             progress.update(task, description=name)
             try:
-                plans.append(plan(problem, name))
+                plans.append(plan(problem, name, portfolio=portfolio))
             except PlanError as error:
                 refusals[name] = str(error)
             progress.advance(task)

@@ -67,22 +67,23 @@ def load_planned(
     planner: str | None,
     current: Plan | None = None,
     time_limit: float | None = None,
+    *,
+    portfolio: bool = True,
 ) -> tuple[Any, Plan]:
-    """Plan a problem file, or what a server would serve. current: the plan in force."""
+    """Plan a problem file, or what a server would serve. current: the plan in force. portfolio: of `plan`."""
     from cotenant.cli.plan import plan_from_current
     from cotenant.config import read_settings
     from cotenant.planning import plan as plan_problem
 
     if problem is None or problem.is_dir():
         server_settings = _served_settings(problem, settings, model_repository, planner)
-        site = load_deployment(server_settings)
-        if current is None and time_limit is None:
-            return site.problem, site.plan
-        parsed, name = with_time_limit(time_limit, site.problem), server_settings.planner
+        parsed, name = load_deployment(server_settings, planned=False).problem, server_settings.planner
     else:
-        parsed = with_time_limit(time_limit, load_problem(problem, settings, model_repository))
-        name = planner or read_settings().planner
-    return (parsed, plan_problem(parsed, name)) if current is None else plan_from_current(name, parsed, current)
+        parsed, name = load_problem(problem, settings, model_repository), planner or read_settings().planner
+    parsed = with_time_limit(time_limit, parsed)
+    if current is not None:
+        return plan_from_current(name, parsed, current, portfolio=portfolio)
+    return parsed, plan_problem(parsed, name, portfolio=portfolio)
 
 
 def load_plan(

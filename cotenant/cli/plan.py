@@ -21,6 +21,7 @@ from cotenant.predictors import Load
 from cotenant.predictors.fitting import extrapolated_models
 from cotenant.render.plan_diff import plan_diff_table
 from cotenant.render.plan_table import plan_bars, plan_table
+from cotenant.render.provenance import provenance_view
 from cotenant.render.table import table
 
 CROWDED = 0.5  # of a device's memory; below that it is not shown
@@ -36,10 +37,11 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Explanation | None
 
 
-def plan_from_current(planner: str, problem: Problem, current: Plan) -> tuple[Problem, Plan]:
-    """The problem and its plan, made from one in force: what that has which the problem does not know is left out."""
+def plan_from_current(planner: str, problem: Problem, current: Plan, *, portfolio: bool = True) -> tuple[Problem, Plan]:
+    """Return the problem and its plan, made from one in force, of which models and kinds that the problem does not
+    have are left out."""
     asked = msgspec.structs.replace(problem, current=_known(current, problem))
-    return asked, renumber_devices(plan_problem(asked, planner), current)
+    return asked, renumber_devices(plan_problem(asked, planner, portfolio=portfolio), current)
 
 
 def _known(current: Plan, problem: Problem) -> Plan:
@@ -55,8 +57,8 @@ def _known(current: Plan, problem: Problem) -> Plan:
     return msgspec.structs.replace(current, devices=tuple(devices))
 
 
-def explain_with_gains(problem: Problem, plan: Plan) -> Explanation:
-    """With what a little more would buy, for which the planner plans a few times more."""
+def explain_with_gains(problem: Problem, plan: Plan, *, portfolio: bool = True) -> Explanation:
+    """Explain a plan, with what a little more of something would gain: the planner plans a few times more for that."""
     problem = without_applications(problem, plan.split)
     found = explain(plan, problem)
     gains = []
@@ -67,7 +69,7 @@ def explain_with_gains(problem: Problem, plan: Plan) -> Explanation:
         task = progress.add_task("", total=len(tries))
         for more, richer in tries:
             progress.update(task, description=more)
-            gains.append(gain(more, plan, plan_problem(richer, plan.planner)))
+            gains.append(gain(more, plan, plan_problem(richer, plan.planner, portfolio=portfolio)))
             progress.advance(task)
     return msgspec.structs.replace(found, gains=tuple(gains))
 
@@ -93,7 +95,7 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
         forecast_table(forecast(answer.plan, answer.problem), (*answer.problem.applications, *models)),
     ]
     if answer.reasons is not None:
-        parts.append(reasons_view(answer.reasons))
+        parts += [provenance_view(answer.plan), reasons_view(answer.reasons)]
     if answer.current is not None and changes is not None:
         parts.append(plan_diff_table(changes))
         notes = _strangers(answer.current, answer.problem, answer.file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ def provenance_of(plan: Plan) -> Provenance:
     """Return a plan's provenance; of a planner that records none, that it is the planner's only candidate."""
     if plan.provenance is not None:
         return plan.provenance
-    only = Candidate(source=plan.planner, value=objective_value(plan), unserved=sum(plan.unserved.values()))
+    only = Candidate(source=plan.planner, value=objective_value(plan), unserved=math.fsum(plan.unserved.values()))
     return Provenance(source=plan.planner, candidates=(only,))
 
 

@@ -184,7 +184,9 @@ class _Search:
             self._tried.append(Candidate(source=source, value=plan.scale, rejected=reason))
             return above
         best = largest_accepted_scale(plan, self._problem, accept=accept, above=above, ratio=ratio)
-        reason = "sustains less than another with headroom for random arrivals"
+        reason = f"meets its SLOs up to {best.scale:.4g} x the rates"
+        if best is above:
+            reason = "meets its SLOs at no larger multiple than another"
         self._tried.append(Candidate(source=source, value=plan.scale, rejected=reason))
         return best
 

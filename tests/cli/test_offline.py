@@ -114,6 +114,8 @@ def test_a_comparison_fits_80_columns(program: Program, folder: Path, objective:
 def test_a_plan_is_explained(program: Program, folder: Path) -> None:
     said = program("plan", "problem.toml", "--explain")
     assert (said.code, said.err) == (0, "")
+    assert "why this plan: candidates for evenly spaced requests" in said.out
+    assert "validation: SLOs met in " in said.out
     assert "what binds, and what the next smaller share would do" in said.out
     assert "what a little more would buy" in said.out
     assert [line for line in said.out.splitlines() if line.startswith("one more cpu") and "nothing" in line]
@@ -125,6 +127,18 @@ def test_a_plan_is_explained(program: Program, folder: Path) -> None:
     (lack,) = found["explanation"]["unserved"]
     assert (lack["model"], lack["cause"]) == ("identity", "time")
     assert Plan.from_json(json.dumps(found["plan"])).unserved == {"identity": 100}
+
+
+def test_plan_without_portfolio_tries_geometry_alone(program: Program, folder: Path) -> None:
+    sources = {}
+    for flags in ((), ("--no-portfolio",)):
+        plan = Plan.from_json(program("plan", "problem.toml", "--json", *flags).out)
+        assert plan.provenance is not None
+        assert plan.provenance.validation is not None and plan.provenance.validation.passed
+        sources[flags] = [candidate.source for candidate in plan.provenance.candidates]
+    assert all(source.startswith("geometry, ") for source in sources["--no-portfolio",])
+    compared = program("plan", "problem.toml", "--compare", "--planners", "geometry,elastic", "--no-portfolio")
+    assert compared.code == 0
 
 
 def test_what_changes_from_a_plan_in_force(program: Program, folder: Path) -> None:

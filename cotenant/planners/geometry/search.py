@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Generator
 
@@ -107,7 +108,7 @@ class Incumbent:
         return Candidate(
             source=source,
             value=objective_value(plan),
-            unserved=sum(plan.unserved.values()),
+            unserved=math.fsum(plan.unserved.values()),
             plans=self._plans[source],
             rejected="" if source == self._source else self._why_rejected(merit),
         )
