@@ -30,7 +30,8 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import CotenantError, RequestError, WorkerError
-from cotenant.live.pool import Payload, Pool
+from cotenant.live.pool import Payload
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.repository import describe, sample_inputs, scan_repository, worker_model
 from cotenant.worker.wire import Timing, WorkerModel
@@ -59,7 +60,7 @@ class _Busy:
     """Gives a lane its next batch as soon as one is answered: the lane named in `to`."""
 
     def __init__(self, model: str, payloads: Sequence[Payload]) -> None:
-        self.pool: Pool | None = None
+        self.pool: SupervisedPool | None = None
         self.to: LaneId | None = None
         self.answers: list[tuple[float, LaneId]] = []  # when, and of which lane
         self.lost = 0
@@ -118,7 +119,7 @@ async def measure(
     device = DeviceId(backend.fleet()[0].name)
     busy = _Busy(model.name, payloads)
     arena = Arena(1 << 28)
-    pool = busy.pool = Pool(backend, arena, busy, warm_workers=warm_workers)
+    pool = busy.pool = SupervisedPool(backend, arena, busy, warm_workers=warm_workers)
     changes = []
     try:
         lane, before = LaneId(device, 0), shares[0]
@@ -137,7 +138,7 @@ async def measure(
     return changes
 
 
-async def prepared(pool: Pool, warm_workers: int) -> None:
+async def prepared(pool: SupervisedPool, warm_workers: int) -> None:
     """Until so many processes have been started ahead."""
     try:
         async with asyncio.timeout(AHEAD):
@@ -148,7 +149,7 @@ async def prepared(pool: Pool, warm_workers: int) -> None:
 
 
 async def _change(
-    pool: Pool, busy: _Busy, model: WorkerModel, old: tuple[LaneId, int], new: tuple[LaneId, int]
+    pool: SupervisedPool, busy: _Busy, model: WorkerModel, old: tuple[LaneId, int], new: tuple[LaneId, int]
 ) -> Change:
     (lane, before), (following, after) = old, new
     begun, known, lost = time.monotonic(), len(busy.answers), busy.lost

@@ -25,8 +25,9 @@ from cotenant.config import read_settings
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload, Pool
+from cotenant.live.pool import Payload
 from cotenant.live.process import cpu_time
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 
@@ -66,7 +67,7 @@ class _Greedy:
     """Gives a lane its next batch as soon as it has answered."""
 
     def __init__(self, lanes: Sequence[_Lane], shape: tuple[int, ...]) -> None:
-        self.pool: Pool | None = None
+        self.pool: SupervisedPool | None = None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lanes = {lane.name: lane for lane in lanes}
         rng = np.random.default_rng(0)
@@ -120,7 +121,7 @@ async def measure(
         model = onnx_models.convolutions(Path(folder) / "m.onnx")
         arena = Arena(1 << 28)
         greedy = _Greedy(lanes, model.inputs[0].shape[1:])
-        pool = greedy.pool = Pool(backend, arena, greedy)
+        pool = greedy.pool = SupervisedPool(backend, arena, greedy)
         try:
             for lane in sorted(lanes, key=lambda lane: -lane.share):
                 await pool.start(lane.name, share=lane.share, models=[model])

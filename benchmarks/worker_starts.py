@@ -25,8 +25,9 @@ from benchmarks.share_change import prepared
 from cotenant.backends.cpu import Cpu
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload, Pool
+from cotenant.live.pool import Payload
 from cotenant.live.process import private_memory
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 
@@ -76,14 +77,16 @@ class Started(msgspec.Struct, frozen=True):
 async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int) -> Started:
     device = DeviceId("cpu")
     lanes_ready, arena = _ReadyLanes(), Arena(1 << 24)
-    pool = Pool(Cpu(), arena, lanes_ready, warm_workers=warm_workers)
+    pool = SupervisedPool(Cpu(), arena, lanes_ready, warm_workers=warm_workers)
     ready, back, memory = [], [], [0]
     try:
         await pool.start(LaneId(device, 0), 50, [model])
         for number in range(times):
             names = [LaneId(device, 1 + number * lanes + place) for place in range(lanes)]
             await prepared(pool, warm_workers)
-            memory += [private_memory(process.pid) for kept in pool._spares._kept.values() for process in kept]
+            memory += [
+                private_memory(process.pid) for kept in pool._driver.pool._warm._kept.values() for process in kept
+            ]
             begun = time.monotonic()
             await asyncio.gather(*(pool.start(name, 100, [model]) for name in names))
             ready.append(time.monotonic() - begun)

@@ -4,6 +4,7 @@
     ├── ConfigError        a file, a flag or an environment that cannot be used as it is
     ├── PlanError          a problem that makes no sense (not: too little room, which a plan reports)
     ├── ModelError         a model that cannot be loaded: no model, an unsupported opset, no shape
+    ├── RolloutError       a plan revision that did not come into force: superseded, aborted, too little memory
     ├── WorkerError        a worker that did not start, died, or failed a batch
     ├── DeviceError        a GPU, or its driver, that is absent, lost, or cannot do what is asked of it
     └── RequestError       one inference request, or one call of the protocol, that is not answered
@@ -36,6 +37,14 @@ class PlanError(CotenantError):
 
 class ModelError(CotenantError):
     pass
+
+
+class RolloutError(CotenantError):
+    """``outcome`` is how its rollout ended."""
+
+    def __init__(self, message: str, outcome: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class WorkerError(CotenantError):

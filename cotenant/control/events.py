@@ -176,9 +176,12 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class KillWorker(msgspec.Struct, frozen=True, tag=True):
+    """End a worker now. abandon: its end is not waited for, and nothing that it says is heard any more."""
+
     lane: LaneId
     incarnation: int
     reason: str
+    abandon: bool = False
 
 
 class RetireWorker(msgspec.Struct, frozen=True, tag=True):

@@ -339,7 +339,7 @@ class Supervisor:
         lanes = [lane for lane in self._lanes.values() if lane.device in lost]
         with_worker = [lane for lane in lanes if lane.worker]
         commands: list[SupervisorCommand] = [
-            KillWorker(lane.id, lane.worker, lost[lane.device]) for lane in with_worker
+            KillWorker(lane.id, lane.worker, lost[lane.device], abandon=True) for lane in with_worker
         ]
         commands += self._without_workers(with_worker, "; ".join(dict.fromkeys(lost.values())))
         for lane in lanes:

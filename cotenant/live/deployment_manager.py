@@ -1,75 +1,53 @@
-"""From one deployment to the next: start the workers of new lanes, switch the dispatcher over, stop the old ones."""
+"""Which deployment is to be in force: the first, another after a reload, one more model, one model less."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import msgspec
 
-from cotenant.core.identity import LaneId
-from cotenant.errors import CotenantError, FailedError, ModelError, UnsupportedError, WorkerError
-from cotenant.live.deployment import (
-    Deployment,
-    Prepare,
-    applications_of,
-    serves,
-    with_planned_batches,
-    without_model,
-    worker_models,
-)
-from cotenant.live.driver import Driver
-from cotenant.live.pool import Pool
+from cotenant.control.revision import RolloutOutcome
+from cotenant.errors import CotenantError, FailedError, ModelError, RolloutError, UnsupportedError
+from cotenant.live.deployment import Deployment, Prepare, serves, with_planned_batches, without_model
+from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
-from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
-from cotenant.runtime.lane_specs import lane_specs
-
-DRAINED_GRACE = 1.0  # seconds that the worker of a drained lane has to exit
 
 
 class DeploymentManager:
-    """Put deployments into force, one change at a time, each made from what the one before it left.
+    """Say what is to be served; rollouts do the rest.
 
     prepare: plans a deployment for models to be loaded.
     """
 
     def __init__(
-        self, state: ServingState, driver: Driver, pool: Pool, observer: ServingObserver, prepare: Prepare
+        self, state: ServingState, rollouts: RolloutDriver, observer: ServingObserver, prepare: Prepare
     ) -> None:
         self._state = state
-        self._driver = driver
-        self._pool = pool
+        self._rollouts = rollouts
         self._observer = observer
         self._prepare = prepare
-        self._matcher = LaneMatcher()
-        self._changing = asyncio.Lock()
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()  # models that are loaded and unloaded take turns
 
     async def start(self) -> None:
-        """Start the workers of the first deployment. Raises WorkerError, with nothing left behind, where one does not
-        become ready."""
+        """Start the workers of the first deployment. Raises WorkerError or RolloutError, with nothing left behind,
+        where it does not come into force."""
         try:
-            await self.apply(self._state.deployment)
-        except WorkerError:
-            await self._pool.close(grace=0.0)
+            await self._rollouts.apply(self._state.deployment, "start of the server")
+        except CotenantError:
+            await self._rollouts.shutdown(grace=0.0)
             raise
 
     async def stop(self, grace: float) -> None:
         """Stop all workers, each after the batch that it is at work on, within `grace` seconds."""
-        await self._pool.close(grace)
-        await asyncio.gather(*self._stopping, return_exceptions=True)
+        await self._rollouts.shutdown(grace)
 
-    async def apply(self, deployment: Deployment) -> None:
-        """Switch to another deployment: new lanes start and warm up, take over, and only then the old ones stop.
-
-        A lane whose partition both plans have keeps its worker. Raises WorkerError where a new worker does not become
-        ready; then nothing has changed.
-        """
-        async with self._changing:
-            await self._apply(deployment)
+    async def apply(self, deployment: Deployment, reason: str = "reload") -> None:
+        """Switch to another deployment, as `RolloutDriver.apply` does."""
+        await self._rollouts.apply(with_planned_batches(deployment), reason)
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Serve one more model: plan again with it, and switch to that plan. Raises FailedError, with nothing changed,
@@ -78,8 +56,8 @@ class DeploymentManager:
             raise UnsupportedError(
                 f"model '{name}': load takes no configuration or files; put them into the repository"
             )
-        async with self._transition("load", name):
-            current = self._state.deployment
+
+        async def with_model(current: Deployment) -> Deployment:
             placed = {*current.plan.rates(), *current.plan.split}
             deployment = await self._prepare(placed | {name}, self._observer.samples())
             for wanted in (name, *sorted(placed)):
@@ -91,20 +69,36 @@ class DeploymentManager:
                         "unload another model, or give it more time"
                     )
             # What was unloaded before stays in the index, and can be loaded again.
-            await self._apply(msgspec.structs.replace(deployment, offered=current.offered | deployment.offered))
+            return msgspec.structs.replace(deployment, offered=current.offered | deployment.offered)
+
+        async with self._transition("load", name):
+            await self._change(with_model, f"load of {name}")
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Take a model out of its partitions; the others stay where they are. Harmless where it is not served."""
-        if name not in self._state.deployment.offered:
+        _, desired = self._rollouts.desired
+        if name not in desired.offered:
             return
-        async with self._transition("unload", name):
-            await self._apply(without_model(self._state.deployment, name))
 
-    def release(self, lane: LaneId) -> None:
-        """Stop the worker of a lane that the dispatcher has drained."""
-        task = asyncio.get_running_loop().create_task(self._pool.stop(lane, grace=DRAINED_GRACE))
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
+        async def without(current: Deployment) -> Deployment:
+            return without_model(current, name)
+
+        async with self._transition("unload", name):
+            await self._change(without, f"unload of {name}")
+
+    async def _change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
+        """Change the deployment by one step; again, where another came into force before that could be done."""
+        while True:
+            await self._rollouts.idle()
+            base, current = self._rollouts.desired
+            deployment = await changed(current)
+            try:
+                await self._rollouts.apply(with_planned_batches(deployment), reason, base=base)
+            except RolloutError as error:
+                if error.outcome not in (RolloutOutcome.SUPERSEDED, RolloutOutcome.OUTDATED):
+                    raise
+            else:
+                return
 
     @asynccontextmanager
     async def _transition(self, verb: Literal["load", "unload"], name: str) -> AsyncIterator[None]:
@@ -118,49 +112,3 @@ class DeploymentManager:
                 self._state.transitions = {
                     model: state for model, state in self._state.transitions.items() if model != name
                 }
-
-    async def _apply(self, deployment: Deployment) -> None:
-        deployment = with_planned_batches(deployment)
-        models = {name: offered.model for name, offered in deployment.offered.items()}
-        specs = lane_specs(deployment.plan, models, deployment.problem.profiles)
-        wanted = self._matcher.match(deployment.plan, specs, lambda model: self._unchanged(model, deployment))
-        fresh = {name: lane for name, lane in wanted.items() if name not in self._state.lanes}
-        leaving = [worker.lane for worker in self._pool.status() if worker.lane not in wanted]
-        await self._start(fresh, deployment, leaving)
-        self._observer.track(deployment.offered.values())
-        applications = applications_of(deployment)
-        # Both plans' lanes first, so that no request finds none; then the new ones alone, which drains the others.
-        both = {**self._state.lanes, **fresh}
-        self._state.deployment = deployment
-        self._driver.apply(tuple(lane.spec for lane in both.values()), applications)
-        for name in fresh:
-            if self._pool.is_ready(name):  # it may have died while the others started
-                self._driver.ready(name)
-        self._driver.apply(tuple(lane.spec for lane in wanted.values()), applications)
-        self._matcher.lanes = wanted
-        self._state.lanes = wanted
-
-    def _unchanged(self, model: str, deployment: Deployment) -> bool:
-        """Tell whether a model's file is the one that is being served."""
-        current = self._state.deployment.offered
-        return model in current and current[model].entry == deployment.offered[model].entry
-
-    async def _start(
-        self, lanes: Mapping[LaneId, LaneAssignment], deployment: Deployment, leaving: Collection[LaneId]
-    ) -> None:
-        # The largest first, so that the backend can give them cores of their own.
-        order = sorted(lanes, key=lambda name: -lanes[name].partition.share)
-        starting = [
-            self._pool.start(
-                name,
-                share=lanes[name].partition.share,
-                models=worker_models(deployment, lanes[name].spec),
-                leaving=leaving,
-            )
-            for name in order
-        ]
-        results = await asyncio.gather(*starting, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
-            await asyncio.gather(*(self._pool.stop(name, grace=0.0) for name in order))
-            raise failures[0]

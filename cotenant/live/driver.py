@@ -17,7 +17,6 @@ from cotenant.errors import CancelledError, FailedError, RequestError, Unavailab
 from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
-    ApplicationSpec,
     Applied,
     Arrived,
     Cancelled,
@@ -27,7 +26,6 @@ from cotenant.runtime.events import (
     Event,
     Failed,
     Finished,
-    LaneSpec,
     Ready,
     Reply,
     Run,
@@ -73,7 +71,7 @@ class StageTensors(Protocol):
 
 
 class Driver:
-    """Takes requests in, and the pool's news of its workers (`ready`, `finished`, `failed`, `died`)."""
+    """Takes requests in, and the news of batches (`finished`, `failed`) and of lanes (`tell`)."""
 
     def __init__(
         self,
@@ -153,11 +151,12 @@ class Driver:
         if request_id in self._callers:
             self.feed(Cancelled(request_id))
 
-    def apply(self, lanes: tuple[LaneSpec, ...], applications: tuple[ApplicationSpec, ...] = ()) -> None:
-        self.feed(Applied(lanes, applications))
-
-    def ready(self, lane: LaneId) -> None:
-        self.feed(Ready(lane))
+    def tell(self, event: Applied | Ready | Died) -> None:
+        """What becomes of lanes."""
+        if isinstance(event, Died):
+            for lane in (event.lane, *event.others):
+                self._running.pop(lane, None)
+        self.feed(event)
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
         run, since = self._running.pop(lane)
@@ -182,10 +181,6 @@ class Driver:
     def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self._running.pop(lane, None)
         self.feed(Failed(lane, batch, reason))
-
-    def died(self, lane: LaneId, reason: str) -> None:
-        self._running.pop(lane, None)
-        self.feed(Died(lane, reason))
 
     def feed(self, event: Event, answers: dict[int, Tensors] | None = None) -> None:
         """Tell the dispatcher, and do what it says. What happens meanwhile (an answer may let its connection go on with

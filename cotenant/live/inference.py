@@ -10,7 +10,7 @@ from cotenant.errors import RequestError, UnavailableError
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
 from cotenant.live.oip import Done, InferRequest, InferResponse
-from cotenant.live.pool import Pool
+from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_state import ServingState
 
 POLL_INTERVAL = 0.001  # seconds between two polls of the workers while callers keep the event loop busy
@@ -20,10 +20,10 @@ DRAIN_INTERVAL = 0.01  # seconds between two looks at the requests in flight of 
 class InferenceService:
     """Admit requests, give each its deadline, and answer its caller once."""
 
-    def __init__(self, state: ServingState, driver: Driver, pool: Pool) -> None:
+    def __init__(self, state: ServingState, driver: Driver, rollouts: RolloutDriver) -> None:
         self._state = state
         self._driver = driver
-        self._pool = pool
+        self._rollouts = rollouts
         self._polled = 0.0  # when the workers were last polled on behalf of a request
 
     def infer(self, request: InferRequest, done: Done) -> int:
@@ -38,7 +38,7 @@ class InferenceService:
         now = time.monotonic()
         if now - self._polled > POLL_INTERVAL:
             self._polled = now
-            self._pool.poll()
+            self._rollouts.poll()
         offered = state.deployment.offered[request.model]
         info, model = offered.info, offered.model
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from prometheus_client.core import (
@@ -24,6 +24,7 @@ from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
 from cotenant.live.statistics import ModelCounts
+from cotenant.measure.histogram import Histogram
 
 # Triton's reason of a failure → outcomes. What it calls OTHER never reaches the dispatcher here.
 _FAILURES = {
@@ -34,6 +35,7 @@ _FAILURES = {
 }
 # Upper bounds of the latency histogram, in seconds.
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_PHASE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)  # the same, of phases of rollouts
 _PROCESS = ProcessCollector(registry=None)
 _PLATFORM = PlatformCollector(registry=None)
 
@@ -57,6 +59,19 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     waiting: dict[str, int] = {}
 
 
+class RolloutReading(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollouts at this moment. revision: the number of the one in force, 0 where none is. phase: of the rollout under
+    way, empty where none is. outcomes: how many ended so. durations: of their phases, in seconds."""
+
+    revision: int = 0
+    phase: str = ""
+    outcomes: dict[str, int] = {}
+    durations: dict[str, Histogram] = {}
+
+
+NO_ROLLOUT = RolloutReading()
+
+
 class ServerCollector(Collector):
     """Collect a server's metrics, and those of its process.
 
@@ -65,11 +80,21 @@ class ServerCollector(Collector):
     """
 
     def __init__(
-        self, models: Iterable[ModelCounts], lanes: Iterable[LaneReading], *, backend: str, isolation: str
+        self,
+        models: Iterable[ModelCounts],
+        lanes: Iterable[LaneReading],
+        *,
+        rollouts: RolloutReading = NO_ROLLOUT,
+        backend: str,
+        isolation: str,
     ) -> None:
         self._models = list(models)
         self._lanes = list(lanes)
-        self._latencies = {model.name: _read_latency(model) for model in self._models}
+        self._rollouts = rollouts
+        self._phases = {
+            phase: _read_durations(seconds, _PHASE_BUCKETS) for phase, seconds in rollouts.durations.items()
+        }
+        self._latencies = {model.name: _read_durations(model.ledger.latency, _BUCKETS) for model in self._models}
         self._backend = {"backend": backend, "isolation": isolation}
 
     def collect(self) -> Iterator[Metric]:
@@ -81,6 +106,7 @@ class ServerCollector(Collector):
         yield from self._requests()
         yield from self._batches()
         yield from self._partitions()
+        yield from self._rollout()
         yield from _PROCESS.collect()
         yield from _PLATFORM.collect()
 
@@ -188,18 +214,32 @@ class ServerCollector(Collector):
                 queues.add_metric((lane.lane, model), count)
         yield queues
 
+    def _rollout(self) -> Iterator[Metric]:
+        rollouts = self._rollouts
+        yield GaugeMetricFamily("cotenant_rollout_revision", "Number of the plan revision in force.", rollouts.revision)
+        yield GaugeMetricFamily("cotenant_rollout_in_progress", "A rollout is under way.", float(bool(rollouts.phase)))
+        ended = CounterMetricFamily("cotenant_rollouts", "Rollouts by how they ended.", labels=("outcome",))
+        for outcome, count in rollouts.outcomes.items():
+            ended.add_metric((outcome,), count)
+        yield ended
+        durations = HistogramMetricFamily(
+            "cotenant_rollout_phase_seconds", "Durations of the phases of rollouts.", labels=("phase",)
+        )
+        for phase, read in self._phases.items():
+            durations.add_metric((phase,), read.buckets, read.seconds)
+        yield durations
 
-class _Latency(msgspec.Struct, frozen=True):
-    """Latency of a model's served requests: its sum, and counts by upper bound, as the exposition writes them."""
+
+class _Durations(msgspec.Struct, frozen=True):
+    """Durations: their sum, and counts by upper bound, as the exposition writes them."""
 
     seconds: float
     buckets: list[tuple[str, float]]
 
 
-def _read_latency(model: ModelCounts) -> _Latency:
-    histogram = model.ledger.latency
-    counts = zip(map(str, _BUCKETS), histogram.cumulative(_BUCKETS), strict=True)
-    return _Latency(histogram.total, [*counts, ("+Inf", histogram.count)])
+def _read_durations(histogram: Histogram, bounds: Sequence[float]) -> _Durations:
+    counts = zip(map(str, bounds), histogram.cumulative(bounds), strict=True)
+    return _Durations(histogram.total, [*counts, ("+Inf", histogram.count)])
 
 
 def render(collector: Collector, accept: str) -> tuple[bytes, str]:

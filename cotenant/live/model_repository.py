@@ -7,7 +7,7 @@ from typing import Any
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import NotFoundError
 from cotenant.live.oip import IndexEntry
-from cotenant.live.pool import Pool
+from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.triton import model_config
 from cotenant.worker.ensemble import Ensemble
@@ -16,9 +16,9 @@ from cotenant.worker.ensemble import Ensemble
 class ModelRepository:
     """Answer questions about models from the serving state and the state of their workers."""
 
-    def __init__(self, state: ServingState, pool: Pool) -> None:
+    def __init__(self, state: ServingState, rollouts: RolloutDriver) -> None:
         self._state = state
-        self._pool = pool
+        self._rollouts = rollouts
 
     def model(self, name: str, version: str = "") -> ModelInfo:
         """Return the metadata of a model. Raises NotFoundError for an unknown name or version, and for a model that
@@ -70,7 +70,7 @@ class ModelRepository:
         lanes = self._state.lanes_of(name)
         if not lanes:
             return "UNAVAILABLE", self._why_not_placed(name)
-        workers = {worker.lane: worker for worker in self._pool.status() if worker.lane in lanes}
+        workers = {worker.lane: worker for worker in self._rollouts.workers() if worker.lane in lanes}
         if self._state.accepting and any(worker.state == "ready" for worker in workers.values()):
             return "READY", ""
         return "UNAVAILABLE", next((workers[lane].reason for lane in lanes if lane in workers), "")

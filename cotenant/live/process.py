@@ -63,11 +63,19 @@ class WorkerProcess:
     it is `shared`, any number, each over a socket of its own that it is handed, and ends after the last.
 
     `gone` becomes the reason why it ended, once nothing is left of it. name: whose it is, for the log. arena: the
-    descriptor that it inherits. ahead: it is nobody's yet, imports these modules while nobody waits for it, and serves
-    who takes it then; None: it is wanted now.
+    descriptor that it inherits. left: called with the lanes that have ended in it, at one moment, and why. ahead: it is
+    nobody's yet, imports these modules while nobody waits for it, and serves who takes it then; None: it is wanted now.
     """
 
-    def __init__(self, name: str, arena: int, *, shared: bool = False, ahead: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        arena: int,
+        *,
+        left: Callable[[Sequence[WorkerConnection], str], None],
+        shared: bool = False,
+        ahead: Sequence[str] | None = None,
+    ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = loop.create_future()
         self.lines: set[WorkerConnection] = set()
@@ -75,6 +83,7 @@ class WorkerProcess:
         self.waits = False  # it was started ahead, has all that it was to have, and is nobody's
         self._reaping = False
         self._name = name
+        self._left = left
         self._shared = shared
         self._verdict = ""
         self._last_words = ""
@@ -192,9 +201,14 @@ class WorkerProcess:
         reason = self._reason()
         self.ending = True
         self.gone.set_result(reason)
-        for line in list(self.lines):
-            line.clear(reason)
+        self.clear(list(self.lines), reason)
         self._connection.close()
+
+    def clear(self, lines: Sequence[WorkerConnection], reason: str) -> None:
+        """Nothing is left of these lanes in it; whoever listens hears of them together."""
+        cleared = [line for line in lines if line.clear(reason)]
+        if cleared:
+            self._left(cleared, reason)
 
     def _reason(self) -> str:
         code = self._process.returncode
@@ -208,8 +222,7 @@ class WorkerConnection:
     """Our end of one lane's socket to the process that serves it.
 
     `started` becomes "" when the lane is ready, or the reason why it will never be; `gone` becomes the reason why it
-    ended, once nothing of it runs any more. answered: called with each answer and the size of its message; left: called
-    when it is gone.
+    ended, once nothing of it runs any more. answered: called with each answer and the size of its message.
     """
 
     def __init__(
@@ -217,7 +230,6 @@ class WorkerConnection:
         process: WorkerProcess,
         *,
         answered: Callable[[WorkerConnection, BatchResult, int], None],
-        left: Callable[[WorkerConnection, str], None],
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.process = process
@@ -225,7 +237,6 @@ class WorkerConnection:
         self.gone: asyncio.Future[str] = loop.create_future()
         self.footprints: dict[str, int] = {}
         self._answered = answered
-        self._left = left
         self._unsent = bytearray()
         self._ended = False  # its stream
         self._closed = False  # in good order
@@ -301,7 +312,7 @@ class WorkerConnection:
                     self._answered(self, answer, len(data))
         if self._ended:
             if self._closed:
-                self.clear("it was stopped")
+                self.process.clear([self], "it was stopped")
             else:
                 self.process.end()
 
@@ -309,10 +320,14 @@ class WorkerConnection:
         if not self.started.done():
             self.started.set_result(reason)
 
-    def clear(self, reason: str) -> None:
-        """Nothing of it is left."""
+    def give_up(self, reason: str) -> None:
+        """Wait no longer for it to be ready. Harmless where it is."""
+        self._settle(reason)
+
+    def clear(self, reason: str) -> bool:
+        """Whether something of it was left, which now is not."""
         if self.gone.done():
-            return
+            return False
         self._ended = True
         self._loop.remove_reader(self._connection.fileno())
         self._loop.remove_writer(self._connection.fileno())
@@ -320,7 +335,7 @@ class WorkerConnection:
         self._settle(reason)
         self.gone.set_result(reason)
         self.process.forget(self)
-        self._left(self, reason)
+        return True
 
 
 def _signal(number: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from cotenant.backends import Backend
+from cotenant.control.orchestrator import Orchestrator
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
 from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
@@ -17,7 +18,7 @@ from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.oip import Done, IndexEntry, InferRequest
 from cotenant.live.page import render_page
-from cotenant.live.pool import Pool
+from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.status import Status
@@ -50,24 +51,26 @@ class Server:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
         # before it is there.
         def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
-            pool.run(lane, batch, model, payloads)
+            rollouts.run(lane, batch, model, payloads)
 
         state = ServingState(with_planned_batches(deployment))
         observer = ServingObserver(state, busy_since=lambda lane: driver.busy_since(lane))
         driver = Driver(
-            Dispatcher(), run, observer, clock=time.monotonic, drained=lambda lane: deployments.release(lane), log=log
+            Dispatcher(), run, observer, clock=time.monotonic, drained=lambda lane: rollouts.drained(lane), log=log
         )
         self._arena = Arena(ARENA)
-        pool = Pool(backend, self._arena, driver, warm_workers=warm_workers)
-        deployments = DeploymentManager(state, driver, pool, observer, prepare)
+        rollouts = RolloutDriver(
+            Orchestrator(), state, driver, observer, backend, self._arena, warm_workers=warm_workers
+        )
+        deployments = DeploymentManager(state, rollouts, observer, prepare)
         self._state = state
         self._observer = observer
         self._driver = driver
-        self._pool = pool
+        self._rollouts = rollouts
         self._deployments = deployments
-        self._repository = ModelRepository(state, pool)
-        self._inference = InferenceService(state, driver, pool)
-        self._reporter = StatusReporter(state, self._repository, observer, driver, pool, backend)
+        self._repository = ModelRepository(state, rollouts)
+        self._inference = InferenceService(state, driver, rollouts)
+        self._reporter = StatusReporter(state, self._repository, observer, driver, rollouts, backend)
 
     # Its life
 

@@ -6,8 +6,8 @@ import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds
+from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.oip import IndexEntry
-from cotenant.live.pool import WorkerStatus
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +22,16 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None
 
 
+class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """revision: the number of the plan revision in force, 0 where none is, and the reason why it was made. desired: the
+    one that is wanted. phase: of the rollout under way, empty where none is."""
+
+    revision: int = 0
+    reason: str = ""
+    desired: int = 0
+    phase: str = ""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
     come from outside, by model."""
@@ -30,6 +40,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     isolation: str
     ready: bool
     plan: msgspec.Raw
+    rollout: RevisionStatus = RevisionStatus()
     targets: dict[str, float]
     planned: dict[str, float]
     models: list[IndexEntry]

@@ -9,13 +9,13 @@ import msgspec
 
 from cotenant.backends import Backend
 from cotenant.live.driver import Driver
-from cotenant.live.metrics import LaneReading, ServerCollector
+from cotenant.live.metrics import LaneReading, RolloutReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
-from cotenant.live.pool import Pool
 from cotenant.live.process import private_memory
+from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import EPOCH, ServingObserver
 from cotenant.live.serving_state import ServingState
-from cotenant.live.status import ModelStatus, Status
+from cotenant.live.status import ModelStatus, RevisionStatus, Status
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners.applications import carried_rates
 
@@ -29,19 +29,19 @@ class StatusReporter:
         repository: ModelRepository,
         observer: ServingObserver,
         driver: Driver,
-        pool: Pool,
+        rollouts: RolloutDriver,
         backend: Backend,
     ) -> None:
         self._state = state
         self._repository = repository
         self._observer = observer
         self._driver = driver
-        self._pool = pool
+        self._rollouts = rollouts
         self._backend = backend
 
     async def status(self) -> Status:
         """Return all that `cotenant status` and the page show. The memory of workers is read in a thread."""
-        workers = self._pool.status()
+        workers = self._rollouts.workers()
         pids = {worker.pid for worker in workers if worker.pid is not None}
         memory = await asyncio.to_thread(lambda: {pid: private_memory(pid) for pid in pids})
         deployment = self._state.deployment
@@ -50,6 +50,7 @@ class StatusReporter:
             isolation=self._backend.isolation(),
             ready=self._state.accepting,
             plan=msgspec.Raw(deployment.plan.to_json()),
+            rollout=self._rollout_status(),
             targets={name: offered.model.slo for name, offered in deployment.offered.items()},
             planned=carried_rates(deployment.plan, deployment.problem),
             models=self._repository.index(),
@@ -67,6 +68,15 @@ class StatusReporter:
             ],
         )
 
+    def _rollout_status(self) -> RevisionStatus:
+        status = self._rollouts.status()
+        return RevisionStatus(
+            revision=0 if status.in_force is None else status.in_force.number,
+            reason="" if status.in_force is None else status.in_force.reason,
+            desired=0 if status.desired is None else status.desired.number,
+            phase="" if status.phase is None else status.phase.value,
+        )
+
     def statistics(self, name: str = "") -> list[dict[str, Any]]:
         """Return Triton's `model_stats`, one entry a model; of all models where no name is given."""
         return [counts.to_json(EPOCH) for model, counts in self._observer.models.items() if name in ("", model)]
@@ -76,8 +86,19 @@ class StatusReporter:
         return ServerCollector(
             self._observer.models.values(),
             self.lane_readings(),
+            rollouts=self.rollout_reading(),
             backend=self._backend.name,
             isolation=self._backend.isolation(),
+        )
+
+    def rollout_reading(self) -> RolloutReading:
+        """Return the revision in force, the rollout under way, and how those before ended."""
+        status, statistics = self._rollouts.status(), self._rollouts.statistics
+        return RolloutReading(
+            revision=0 if status.in_force is None else status.in_force.number,
+            phase="" if status.phase is None else status.phase.value,
+            outcomes={outcome.value: count for outcome, count in statistics.outcomes.items()},
+            durations=statistics.phases,
         )
 
     def lane_readings(self) -> list[LaneReading]:
@@ -94,7 +115,7 @@ class StatusReporter:
                 restarts=worker.restarts,
                 waiting=self._driver.waiting(worker.lane),
             )
-            for worker in self._pool.status()
+            for worker in self._rollouts.workers()
         ]
 
     def with_batch_means(self, report: Report) -> Report:

@@ -22,7 +22,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
-from cotenant.live.pool import Pool
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import LARGE, Timing, WorkerModel
 
@@ -242,7 +242,7 @@ class _Bench:
         self._grid = grid
         self._arena = Arena(ARENA)
         self._listener = Listener()
-        self._pool = Pool(backend, self._arena, self._listener)
+        self._pool = SupervisedPool(backend, self._arena, self._listener)
         self._numbers = itertools.count(1)
         self._slots = itertools.count()
         self._lane: LaneId | None = None  # the one that is open

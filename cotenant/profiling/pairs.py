@@ -22,7 +22,7 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Profiles
 from cotenant.core.units import WHOLE, show_names
 from cotenant.errors import ModelError, RequestError, WorkerError
-from cotenant.live.pool import Pool
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.predictors import Load
 from cotenant.predictors.gaussian_process import select_experiments
 from cotenant.predictors.samples import MIN_TIME_RATIO, Sample
@@ -193,7 +193,7 @@ class _Bench:
         self._grid = grid
         self._listeners = _Listeners()
         self._arena = Arena(ARENA)
-        self._pool = Pool(backend, self._arena, self._listeners)
+        self._pool = SupervisedPool(backend, self._arena, self._listeners)
         self._lanes: tuple[LaneId, ...] = ()
         self._slots = itertools.count()
         self._numbers = itertools.count(1)

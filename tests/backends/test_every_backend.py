@@ -17,7 +17,7 @@ from cotenant.backends.fake import Fake
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
-from cotenant.live import pool as pool_module
+from cotenant.live import control_driver
 from cotenant.worker.wire import WorkerModel
 from tests.backends import test_green, test_mig
 from tests.driver import mps
@@ -90,7 +90,7 @@ def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path
 def test_a_partition_returns_in_a_process_that_was_started_ahead(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
     lane = lane_of(backend)
 
     async def scenario() -> None:

@@ -18,7 +18,7 @@ from cotenant.backends.green import Green, groups_in, legal_shares
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError, WorkerError
-from cotenant.live import pool as pool_module
+from cotenant.live import control_driver
 from tests.driver.build import loaded
 from tests.live.workers import floats, pool_of, sleeper
 
@@ -229,7 +229,7 @@ def test_a_lost_gpu_costs_its_lanes_and_no_others(
     machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotenant.backends.nvidia.watch.LOOK", 0.03)
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
     backend = machine("h200,h200")
 
     async def scenario() -> None:

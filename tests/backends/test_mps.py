@@ -26,7 +26,7 @@ from cotenant.backends.mps import Mps
 from cotenant.backends.mps_daemon import mps_processes
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import DeviceError
-from cotenant.live import pool as pool_module
+from cotenant.live import control_driver
 from tests.driver import mps as fake
 from tests.driver.build import fitted, loaded
 from tests.gpu import test_mps as check
@@ -192,7 +192,7 @@ def test_workers_end_with_their_server_and_return_with_the_next(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], version: int
 ) -> None:
     told(monkeypatch, version=version)
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
     backend = made("h200,h200", **options)
     lanes = [LaneId.parse("h200-0/0"), LaneId.parse("h200-1/0")]
     model = graphs.identity(tmp_path / "m.onnx", 2)
@@ -203,7 +203,7 @@ def test_workers_end_with_their_server_and_return_with_the_next(
                 await pool.start(lane, share=500, models=[model])
                 assert await said.next() == ("ready", lane)
             bad, other = (status.pid for status in pool.status())
-            fake.control(dict(pool._lanes[LaneId.parse("h200-0/0")].launch.env), f"fault {bad}")
+            fake.control(dict(pool._driver.pool._lanes[LaneId.parse("h200-0/0")].launch.env), f"fault {bad}")
             reason = "h200-0 is lost: its MPS server met a fatal error of the GPU, caused by h200-0/0"
             assert await said.next() == ("died", "h200-0/0", reason)
             pool.run(LaneId.parse("h200-1/0"), 1, "identity", [floats(1, 2)])
@@ -212,7 +212,7 @@ def test_workers_end_with_their_server_and_return_with_the_next(
             pids = [status.pid for status in pool.status()]
             assert pids[0] != bad and pids[1] == other
             with fake.client(
-                dict(pool._lanes[LaneId.parse("h200-0/0")].launch.env)
+                dict(pool._driver.pool._lanes[LaneId.parse("h200-0/0")].launch.env)
             ) as client:  # as its worker would be, on a GPU
                 assert client.said[0] == "CUDA_SUCCESS"
 

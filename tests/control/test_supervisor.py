@@ -290,11 +290,11 @@ def test_lost_device_takes_its_workers_at_one_moment_and_gives_them_back() -> No
         watched.tell(StartLane(lane, device))
         watched.tell(WorkerReady(lane, number))
     assert watched.tell(DevicesLost({GPU: "off the bus"})) == [
-        KillWorker(LANE, 1, "off the bus"),
-        KillWorker(LaneId.parse(LaneId(GPU, 1)), 2, "off the bus"),
+        KillWorker(LANE, 1, "off the bus", abandon=True),
+        KillWorker(LaneId(GPU, 1), 2, "off the bus", abandon=True),
         LanesDown((LANE, LaneId(GPU, 1)), "off the bus"),
         LaneLost(LANE, "off the bus"),
-        LaneLost(LaneId.parse(LaneId(GPU, 1)), "off the bus"),
+        LaneLost(LaneId(GPU, 1), "off the bus"),
     ]
     assert watched.tell(DevicesLost({GPU: "off the bus"})) == []
     assert watched.exit(1) == []  # at last; nobody waits for it
@@ -325,7 +325,7 @@ def test_first_start_whose_device_is_lost_fails() -> None:
     watched = Watched()
     watched.tell(StartLane(LANE, GPU))
     assert watched.tell(DevicesLost({GPU: "off the bus"})) == [
-        KillWorker(LANE, 1, "off the bus"),
+        KillWorker(LANE, 1, "off the bus", abandon=True),
         ClosePartition(LANE, 1),
     ]
     assert watched.tell(PartitionClosed(LANE, 1)) == [StartFailed(LANE, "off the bus")]
@@ -335,7 +335,7 @@ def test_stop_on_a_device_that_is_lost_meanwhile_ends() -> None:
     watched = started()
     watched.tell(StopLane(LANE, 60.0))
     assert watched.tell(DevicesLost({GPU: "off the bus"})) == [
-        KillWorker(LANE, 1, "off the bus"),
+        KillWorker(LANE, 1, "off the bus", abandon=True),
         LanesDown((LANE,), "off the bus", expected=True),
         ClosePartition(LANE, 1),
     ]
@@ -344,15 +344,15 @@ def test_stop_on_a_device_that_is_lost_meanwhile_ends() -> None:
 
 def test_shared_process_that_ends_takes_all_its_lanes_down_before_anybody_hears_of_one() -> None:
     watched = started()
-    watched.tell(StartLane(LaneId.parse(LaneId(GPU, 1)), GPU))
-    watched.tell(WorkerReady(LaneId.parse(LaneId(GPU, 1)), 2))
+    watched.tell(StartLane(LaneId(GPU, 1), GPU))
+    watched.tell(WorkerReady(LaneId(GPU, 1), 2))
     watched.tell(StartLane(LaneId.parse(LaneId(GPU, 2)), GPU))  # still loads
-    watched.tell(StopLane(LaneId.parse(LaneId(GPU, 1)), 5.0))
+    watched.tell(StopLane(LaneId(GPU, 1), 5.0))
     workers = ((LANE, 1), (LaneId(GPU, 1), 2), (LaneId(GPU, 2), 3))
     assert watched.tell(WorkersExited(workers, "it was killed by SIGSEGV")) == [
         LanesDown((LANE,), "it was killed by SIGSEGV"),
         LanesDown((LaneId(GPU, 1),), "it was killed by SIGSEGV", expected=True),
-        ClosePartition(LaneId.parse(LaneId(GPU, 1)), 2),
+        ClosePartition(LaneId(GPU, 1), 2),
         ClosePartition(LaneId.parse(LaneId(GPU, 2)), 3),
     ]
 

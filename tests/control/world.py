@@ -208,9 +208,10 @@ class World:
                 assert self.cuts[lane].device not in self.lost
                 self.open.add(lane)
                 self.workers[incarnation] = Worker(lane)
-            case KillWorker(lane, incarnation, reason):
+            case KillWorker(lane, incarnation, reason, abandon):
+                assert abandon == (self.cuts[lane].device in self.lost)
                 self.workers[incarnation].killed = reason
-                self.workers[incarnation].abandoned = self.cuts[lane].device in self.lost
+                self.workers[incarnation].abandoned = abandon
             case RetireWorker(_, incarnation):
                 assert self.workers[incarnation].ready
                 self.workers[incarnation].retired = True

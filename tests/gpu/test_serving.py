@@ -22,7 +22,8 @@ from cotenant.core.profile import Point
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.core.units import WHOLE
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload, Pool
+from cotenant.live.pool import Payload
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles, nearest_share
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
@@ -134,7 +135,7 @@ class Busy(Recorder):
         super().__init__()
         self.lane: LaneId | None = lane
         self.answers: list[float] = []
-        self.pool = Pool(backend, Arena(1 << 24), self)
+        self.pool = SupervisedPool(backend, Arena(1 << 24), self)
 
     def go(self) -> None:
         if self.lane is not None:

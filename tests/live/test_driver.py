@@ -11,7 +11,7 @@ from cotenant.core.request import Request
 from cotenant.errors import UnavailableError
 from cotenant.live.driver import GAIN, Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Arrived, Command, Event, LaneModel, LaneSpec, Reply
+from cotenant.runtime.events import Applied, Arrived, Command, Event, LaneModel, LaneSpec, Ready, Reply
 from cotenant.worker.wire import Timing
 
 PATIENCE = 60.0  # seconds until a test that waits for something fails
@@ -50,8 +50,8 @@ def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
         nonlocal now
         dispatcher = Recording()
         driver = Driver(dispatcher, run, Nobody(), clock=lambda: now, drained=lambda lane: None)
-        driver.apply((LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(0.01,)),)),))
-        driver.ready(LaneId.parse("cpu-0/0"))
+        driver.tell(Applied((LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(0.01,)),)),)))
+        driver.tell(Ready(LaneId.parse("cpu-0/0")))
         for _ in range(2):
             driver.submit("m", (), write, within=0.1)
             now += 0.01
@@ -78,8 +78,8 @@ def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.
 
     async def main() -> None:
         driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None)
-        driver.apply(LANE)
-        driver.ready(LaneId.parse("cpu-0/0"))
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(LaneId.parse("cpu-0/0")))
         driver.submit("m", (), breaks, within=1.0)
         driver.submit("m", (), answers.append, within=1.0)
         driver.finished(LaneId.parse("cpu-0/0"), batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
@@ -95,8 +95,8 @@ def test_driver_deadline_passes_while_the_lane_is_busy_answers_by_timer() -> Non
         loop = asyncio.get_running_loop()
         expired: asyncio.Future[object] = loop.create_future()
         driver = Driver(Dispatcher(), lambda *run: None, Nobody(), clock=loop.time, drained=lambda lane: None)
-        driver.apply(LANE)
-        driver.ready(LaneId.parse("cpu-0/0"))
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(LaneId.parse("cpu-0/0")))
         driver.submit("m", (), lambda answer: None, within=60.0)  # its batch never ends
         driver.submit("m", (), expired.set_result, within=0.05)
         answer = await asyncio.wait_for(expired, PATIENCE)
@@ -116,8 +116,8 @@ def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptu
     async def main() -> None:
         with Path("/dev/full").open("wb", buffering=0) as log:
             driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None, log=log)
-            driver.apply(LANE)
-            driver.ready(LaneId.parse("cpu-0/0"))
+            driver.tell(Applied(LANE))
+            driver.tell(Ready(LaneId.parse("cpu-0/0")))
             for _ in range(2):
                 driver.submit("m", (), answers.append, within=1.0)
                 driver.finished(LaneId.parse("cpu-0/0"), batches.pop(), [()], Timing(0, 0, 0, 0, 0, 0))

@@ -13,7 +13,7 @@ from cotenant.backends.cpu import Cpu
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition
 from cotenant.errors import FailedError, UnavailableError
-from cotenant.live import pool as pool_module
+from cotenant.live import control_driver
 from cotenant.live.deployment import Deployment
 from cotenant.live.metrics import render
 from cotenant.live.oip import InferResponse
@@ -47,7 +47,7 @@ def apart(given: Deployment) -> Deployment:
 
 
 def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
 
     async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
         raise FailedError("nothing else is to be served")
@@ -69,7 +69,7 @@ def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.M
             states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
             assert states["lookup"] == ("READY", "")
             assert states["identity"] == ("UNAVAILABLE", f"{gone} is lost: Xid 79, it has fallen off the bus")
-            workers = {worker.lane.device: worker for worker in server._pool.status()}
+            workers = {worker.lane.device: worker for worker in server._rollouts.workers()}
             assert (workers[gone].state, workers[gone].pid) == ("lost", None)
             text = render(server.metrics(), "")[0].decode()
             assert f'cotenant_partition_lost{{lane="{workers[gone].lane}"}} 1' in text

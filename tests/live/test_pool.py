@@ -23,10 +23,11 @@ import pytest
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.control.supervisor import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, FailedError, WorkerError
-from cotenant.live import pool as pool_module
+from cotenant.live import control_driver, share_audit
 from cotenant.live.process import private_memory
 from cotenant.worker.wire import RunBatch, WorkerModel
 from tests.cli.program import alive, workers_of
@@ -224,7 +225,7 @@ def test_a_worker_that_is_killed_while_it_loads_says_so(folder: Path) -> None:
 
 def test_a_worker_that_never_gets_ready_is_given_up(folder: Path) -> None:
     async def scenario() -> None:
-        async with pool_of(Cpu(), patience=0.4) as (pool, _, _):
+        async with pool_of(Cpu(), options=SupervisorOptions(start_timeout=0.4)) as (pool, _, _):
             with pytest.raises(
                 WorkerError, match=r"^the worker of cpu-0/0 did not start: it was not ready after 0\.4 s"
             ):
@@ -240,7 +241,9 @@ def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
             while not workers_of(os.getpid()):
                 await asyncio.sleep(0.01)
             await pool.stop(LANE, grace=5.0)
-            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/0 did not start: it did not stop within 5 s$"):
+            with pytest.raises(
+                WorkerError, match=r"^the worker of cpu-0/0 did not start: it was stopped while it loaded its models$"
+            ):
                 await start
 
     asyncio.run(scenario())
@@ -290,7 +293,7 @@ def test_a_worker_that_dies_is_replaced(busy: bool, number: signal.Signals) -> N
 
 def test_a_worker_that_dies_again_and_again_is_given_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with pool_of(Cpu(), lives=3) as (pool, told, _):
+        async with pool_of(Cpu(), options=SupervisorOptions(lives=3)) as (pool, told, _):
             model = graphs.identity(folder / "m.onnx")
             await pool.start(LANE, share=500, models=[model])
             await told.next()
@@ -309,7 +312,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(folder: Path, caplog: py
 
     asyncio.run(scenario())
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 1 and errors[0].startswith("cpu-0/0 is given up: its worker died 3 times in a row: ")
+    assert len(errors) == 1 and errors[0].startswith("cpu-0/0 permanently failed: its worker died 3 times in a row: ")
 
 
 @contextmanager
@@ -331,15 +334,16 @@ def test_a_worker_returns_once_there_are_files_again(shared: bool) -> None:
     backend = Together() if shared else Fake()
 
     async def scenario() -> None:
-        async with pool_of(backend, lives=2) as (pool, told, _):
+        async with pool_of(backend, options=SupervisorOptions(lives=2)) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
             assert pid is not None
             with no_more_files():
-                with pytest.raises(
-                    WorkerError, match=r"^no process for cpu-0\S*: Too many open files; are there too many"
-                ):
+                refused = (
+                    r"^the worker of cpu-0/1 did not start: no process for cpu-0\S*: Too many open files; are there"
+                )
+                with pytest.raises(WorkerError, match=refused):
                     await pool.start(LaneId.parse("cpu-0/1"), share=500, models=[sleeper(0.0)])
                 os.kill(pid, signal.SIGKILL)
                 assert (await told.next())[0] == "died"
@@ -353,10 +357,10 @@ def test_a_worker_returns_once_there_are_files_again(shared: bool) -> None:
 
 
 def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
 
     async def scenario() -> None:
-        async with pool_of(Fake(), hang=0.2) as (pool, told, _):
+        async with pool_of(Fake(), options=SupervisorOptions(hang_timeout=0.2)) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(100.0)])
             await told.next()
             pool.run(LANE, 1, "sleeper", [floats(1, 2)])
@@ -376,8 +380,8 @@ class Lax(Cpu):
 def test_a_worker_that_takes_more_than_its_share_is_reported_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
-    monkeypatch.setattr(pool_module, "WINDOW", 0.2)
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
+    monkeypatch.setattr(share_audit, "WINDOW", 0.2)
 
     async def scenario() -> None:
         async with pool_of(Lax()) as (pool, told, _):
@@ -502,7 +506,7 @@ def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> Non
             for lane in (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-0/1")):
                 await pool.start(lane, share=300, models=[sleeper(0.0)])
                 await told.next()
-            line = next(iter(pool._lines))
+            line = next(iter(pool._driver.pool._workers))
             line.send(RunBatch(1, "unheard of", []))
             died = {await told.next(), await told.next()}
             assert died == {
@@ -532,7 +536,7 @@ def test_a_lane_that_cannot_start_leaves_the_others_alone(folder: Path) -> None:
             bad = WorkerModel(name="bad", path=str(folder / "bad.onnx"), inputs=())
             with pytest.raises(WorkerError, match=r"^the worker of cpu-0/1 did not start: .*bad\.onnx: ONNX Runtime"):
                 await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[bad])
-            pool._patience = 0.3
+            pool._supervisor.options = SupervisorOptions(start_timeout=0.3)
             with pytest.raises(
                 WorkerError, match=r"^the worker of cpu-0/2 did not start: it was not ready after 0\.3 s"
             ):
@@ -589,7 +593,7 @@ def test_a_pool_that_closes_waits_for_a_shared_process_that_has_just_lost_its_la
             )
             await pool.stop(LaneId.parse("cpu-0/0"), grace=0.0)  # its process has another lane, and is not waited for
             await pool.stop(LaneId.parse("cpu-0/1"), grace=5.0)
-            while pool._lines:
+            while pool._driver.pool._workers:
                 await asyncio.sleep(0)
             await pool.close(grace=5.0)
             assert not Path(f"/proc/{pid}").exists()
@@ -601,9 +605,9 @@ def test_a_lane_that_is_stopped_in_the_moment_in_which_it_is_ready_does_not_retu
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
             starting = asyncio.create_task(pool.start(LANE, share=500, models=[sleeper(0.0)]))
-            while not pool._lines:
+            while not pool._driver.pool._workers:
                 await asyncio.sleep(0)
-            (line,) = pool._lines
+            (line,) = pool._driver.pool._workers
             select.select([line._connection], [], [], PATIENCE)
             line.receive()  # it says that it is ready, and who waits for it has not had a turn yet
             await pool.stop(LANE, grace=5.0)
@@ -762,7 +766,7 @@ class Fragile(Fake):
 
 @pytest.fixture
 def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)  # between two looks at what is lost
+    monkeypatch.setattr(control_driver, "TICK", 0.05)  # between two looks at what is lost
     return Fragile()
 
 
@@ -819,10 +823,9 @@ def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(
     fragile: Fragile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may notice before the driver tells."""
-    monkeypatch.setattr(pool_module, "FIRST_DELAY", 30.0)
 
     async def scenario() -> None:
-        async with pool_of(fragile) as (pool, told, _):
+        async with pool_of(fragile, options=SupervisorOptions(first_delay=30.0)) as (pool, told, _):
             await pool.start(LaneId.parse("gpu-0/0"), share=1000, models=[sleeper(0.0)])
             await told.next()
             pid = pool.status()[0].pid
@@ -835,7 +838,6 @@ def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(
                 while pool.status()[0].state != "lost":
                     await asyncio.sleep(0.01)
             assert pool.status()[0].reason == "gpu-0 is lost: off the bus"
-            monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.0)
             fragile.gone = {}
             assert await told.next() == ("ready", "gpu-0/0")
 
@@ -857,7 +859,7 @@ async def main():
         await pool.start(LaneId.parse("fake-0/1"), share=500, models=[sleeper(100.0)])
         pool.run(LaneId.parse("fake-0/0"), 1, "sleeper", [floats(1, 2)])
         print(*[status.pid for status in pool.status()], flush=True)
-        pool._backend = Cpu()
+        pool._driver.pool._backend = Cpu()
         await pool.start(LaneId.parse("cpu-0/0"), share=500, models=[stuck(Path(sys.argv[1]))])
 
 asyncio.run(main())

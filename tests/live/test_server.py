@@ -29,7 +29,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
 from cotenant.live import interference_observer, status_reporter
-from cotenant.live import pool as pool_module
+from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
@@ -163,12 +163,12 @@ def test_a_flood_of_requests_keeps_no_worker_waiting(tmp_path: Path) -> None:
 def test_a_killed_worker_costs_no_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
-            (worker,) = [w for w in server._pool.status() if "identity" in w.models]
+            (worker,) = [w for w in server._rollouts.workers() if "identity" in w.models]
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
             answers = await asyncio.gather(*(ask(server, "identity", floats()) for _ in range(8)))
             assert all(isinstance(answer, InferResponse) for answer in answers)
-            assert [w.restarts for w in server._pool.status() if "identity" in w.models] == [1]
+            assert [w.restarts for w in server._rollouts.workers() if "identity" in w.models] == [1]
 
     # The worker is killed before anybody has noticed, so the first requests are sent to a dead one and tried again.
     run(main())
@@ -195,7 +195,7 @@ def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
             await asyncio.gather(*asking)
             assert all(isinstance(answer, InferResponse) for answer in answers)
             # What was left over is gone.
-            await until(lambda: len(server._pool.status()) == 1)
+            await until(lambda: len(server._rollouts.workers()) == 1)
 
     run(main())
 
@@ -229,33 +229,51 @@ def test_what_was_unloaded_stays_in_the_index_when_another_model_is_loaded(tmp_p
     run(main())
 
 
-def test_a_worker_that_dies_while_others_start_is_given_nothing_before_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.5)
+class Slow(Cpu):
+    """The second worker waits for `may`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self._workers = 0
+
+    def on_worker_started(self, lane: LaneId, pid: int) -> None:
+        self._workers += 1
+        assert self._workers != 2 or self.may.wait(PATIENCE)
+
+
+def test_worker_that_dies_while_others_start_is_waited_for(tmp_path: Path) -> None:
     async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     async def main() -> None:
-        server = Server(site(repository(tmp_path)), Cpu(), prepare)
-        start = server._pool.start
+        backend = Slow()
+        given = site(repository(tmp_path))
+        apart = tuple(
+            Partition(share=500, placements=(Placement(model=name, batch=1, rate=1.0, duty=0.01, latency=0.002),))
+            for name in given.offered
+        )
+        plan = msgspec.structs.replace(given.plan, devices=(Device(id=DeviceId("cpu"), partitions=apart),))
+        server = Server(msgspec.structs.replace(given, plan=plan), backend, prepare)
 
-        async def then_dies(lane: LaneId, share: int, **options: Any) -> None:
-            await start(lane, share, **options)
-            (pid,) = [status.pid for status in server._pool.status() if status.lane == lane]
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: not server._pool.is_ready(lane))
+        def ready() -> list[WorkerStatus]:
+            return [worker for worker in server._rollouts.workers() if worker.state == "ready"]
 
-        monkeypatch.setattr(server._pool, "start", then_dies)
+        starting = asyncio.create_task(server.start())
         try:
-            await server.start()
-            refused = await ask(server, "identity", floats())
-            assert isinstance(refused, UnavailableError) and "no worker" in str(refused)
-            await until(lambda: server.model_ready("identity"))
+            await until(lambda: bool(ready()))
+            (worker,) = ready()
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+            await until(lambda: not ready())
+            assert not starting.done() and not server.model_ready("identity")
+            backend.may.set()
+            await starting
+            assert sorted(worker.restarts for worker in ready()) == [0, 1]
             assert isinstance(await ask(server, "identity", floats()), InferResponse)
+            assert isinstance(await ask(server, "lookup", indices(1)), InferResponse)
         finally:
+            backend.may.set()
             await server.stop(1.0)
 
     run(main())

@@ -82,7 +82,7 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
         await server.start()
         answers: list[InferResponse | RequestError] = []
         asked = 0
-        (pid,) = {status.pid for status in server._pool.status()}
+        (pid,) = {status.pid for status in server._rollouts.workers()}
         try:
             for shares in ((400, 600), (250, 750), (750, 250), (600, 400)):
                 change = asyncio.ensure_future(server.apply(swapped(given, shares)))
@@ -93,10 +93,10 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
                     await asyncio.sleep(0.002)
                 await change
             async with asyncio.timeout(PATIENCE):
-                while len(answers) < asked or len(server._pool.status()) > 2:
+                while len(answers) < asked or len(server._rollouts.workers()) > 2:
                     await asyncio.sleep(0.01)
             assert [answer for answer in answers if isinstance(answer, RequestError)] == []
-            workers = server._pool.status()
+            workers = server._rollouts.workers()
             assert {worker.pid for worker in workers} == {pid}
             assert [worker.restarts for worker in workers] == [0, 0]
             assert sorted(worker.share for worker in workers) == [400, 600]

@@ -18,7 +18,7 @@ from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.core.identity import LaneId
-from cotenant.live import pool as pool_module
+from cotenant.live import control_driver
 from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper, spare, warm_workers
 from tests.worker import graphs
@@ -28,7 +28,7 @@ LANE = LaneId.parse("cpu-0/0")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "TICK", 0.05)
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
 
 
 class Together(Fake):
@@ -83,7 +83,7 @@ def test_a_lane_takes_no_spare_that_lacks_or_exceeds_what_it_needs(tmp_path: Pat
         async with pool_of(Cpu(), warm_workers=1) as (pool, _, _):
             await pool.start(LANE, share=500, models=[graphs.identity(tmp_path / "m.onnx", 2)])
             onnx = await spare(pool)
-            pool._backend = Fake()
+            pool._driver.pool._backend = Fake()
             await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[sleeper(0.0)])
             assert pool.status()[1].pid != onnx
             assert onnx in [process.pid for process in warm_workers(pool)]
@@ -104,7 +104,7 @@ def test_a_spare_that_dies_is_missed_by_nobody_and_not_replaced_at_once(caplog: 
             async with asyncio.timeout(PATIENCE):
                 while warm_workers(pool):
                     await asyncio.sleep(0.01)
-            pool._tick()
+            pool._driver._tick()
             assert not warm_workers(pool) and pool.status()[0].restarts == 0
             await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[sleeper(0.0)])
             await spare(pool)
@@ -137,10 +137,10 @@ def test_without_room_for_a_spare_lanes_go_on(
             await spare(pool)
             for process in warm_workers(pool):
                 await process.stop("for this test")
-            pool._spares._failed.clear()
+            pool._driver.pool._warm._failed.clear()
             with monkeypatch.context() as patched:
                 patched.setattr(sys, "executable", "/nowhere/python")
-                pool._tick()
+                pool._driver._tick()
             assert warm_workers(pool) == []
             pool.run(LANE, 1, "sleeper", [floats(1, 2)])
             assert (await told.next())[:3] == ("finished", LANE, 1)
@@ -166,17 +166,17 @@ PARENT = """
 import asyncio
 from cotenant.backends.fake import Fake
 from cotenant.core.identity import LaneId
-from cotenant.live import pool as pool_module
+from cotenant.live import control_driver
 from tests.live.test_warm_pool import spare
 from tests.live.workers import pool_of, sleeper
 
-pool_module.TICK = 0.05
+control_driver.TICK = 0.05
 
 async def main():
     async with pool_of(Fake(), warm_workers=1) as (pool, told, _):
         await pool.start(LaneId.parse("fake-0/0"), share=500, models=[sleeper(100.0)])
         print(await spare(pool), flush=True)
-        pool._spares._count = 2
+        pool._driver.pool._warm._count = 2
         await asyncio.sleep(100.0)
 
 asyncio.run(main())

@@ -14,8 +14,9 @@ from cotenant.backends import Backend
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload, Pool
+from cotenant.live.pool import Payload
 from cotenant.live.process import WorkerProcess
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 
@@ -47,10 +48,10 @@ class Recorder:
 @asynccontextmanager
 async def pool_of(
     backend: Backend, *, size: int = 1 << 24, **options: Any
-) -> AsyncIterator[tuple[Pool, Recorder, Arena]]:
+) -> AsyncIterator[tuple[SupervisedPool, Recorder, Arena]]:
     """Closes the pool, and checks that neither a process nor a byte of the arena is left."""
     recorder, arena = Recorder(), Arena(size)
-    pool = Pool(backend, arena, recorder, **options)
+    pool = SupervisedPool(backend, arena, recorder, **options)
     try:
         yield pool, recorder, arena
         pids = [status.pid for status in pool.status() if status.pid]
@@ -63,11 +64,11 @@ async def pool_of(
     arena.close()
 
 
-def warm_workers(pool: Pool) -> list[WorkerProcess]:
-    return [process for kept in pool._spares._kept.values() for process in kept]
+def warm_workers(pool: SupervisedPool) -> list[WorkerProcess]:
+    return [process for kept in pool._driver.pool._warm._kept.values() for process in kept]
 
 
-async def spare(pool: Pool) -> int:
+async def spare(pool: SupervisedPool) -> int:
     """The number of the only one, as soon as it is ready. It gives way to all else that runs here meanwhile."""
     async with asyncio.timeout(3 * PATIENCE):
         while not pool.ahead:

@@ -100,9 +100,9 @@ async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Ten
     driver = workers.driver = Driver(
         recorder, workers.run, Nobody(), clock=lambda: loop.time() - start, drained=lambda lane: None, rounding=1e-9
     )
-    driver.apply(LANES)
+    driver.tell(Applied(LANES))
     for lane in LANES:
-        driver.ready(lane.id)
+        driver.tell(Ready(lane.id))
     answers: dict[int, list[Tensors | RequestError]] = {request.id: [] for request in requests}
 
     def submit(request: Request) -> None:

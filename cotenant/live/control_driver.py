@@ -1,0 +1,193 @@
+"""Drive an orchestrator on the event loop: carry its commands out, and tell it what comes of them.
+
+It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from cotenant.backends import Backend
+from cotenant.control.events import (
+    ClosePartition,
+    DeviceRestored,
+    DevicesLost,
+    KillWorker,
+    LaneFailed,
+    LanesDown,
+    LaneStopped,
+    RetireWorker,
+    SpawnWorker,
+    StartFailed,
+    WakeAt,
+    Woke,
+)
+from cotenant.control.orchestrator import Command, Event, Orchestrator
+from cotenant.control.supervisor import LaneState
+from cotenant.core.identity import LaneId
+from cotenant.live.pool import BatchListener, LaneSetup, Pool
+from cotenant.worker.arena import Arena
+
+logger = logging.getLogger(__name__)
+
+TICK = 0.5  # seconds between two looks at all workers and devices
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """state: starting, ready, restarting, lost (its device is), or failed (permanently).
+
+    share: ‰ that it should keep to; used_share: ‰ that it used of late, None where that is not known. over_share: it
+    used more than its share. reason: of its last death. memory: bytes that are its process's own, which may be that of
+    other lanes, too; only in a `Status`, since to know them takes reading /proc.
+    """
+
+    lane: LaneId
+    state: str
+    share: int
+    pid: int | None
+    used_share: float | None
+    over_share: bool
+    restarts: int
+    models: tuple[str, ...]
+    reason: str
+    memory: int = 0
+
+
+class ControlDriver:
+    """perform: is given the commands that are not for the transport: news of lanes, and what a rollout wants.
+
+    setups: what each lane is started with; known before it starts.
+    """
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        perform: Callable[[Command], None],
+        backend: Backend,
+        arena: Arena,
+        batches: BatchListener,
+        *,
+        warm_workers: int = 0,
+    ) -> None:
+        self.pool = Pool(backend, arena, self.feed, batches, warm_workers=warm_workers)
+        self.setups: dict[LaneId, LaneSetup] = {}
+        self._handle = orchestrator.handle
+        self._supervisor = orchestrator.supervisor
+        self._perform_other = perform
+        self._backend = backend
+        self._pending: deque[Event] = deque()
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes: set[asyncio.TimerHandle] = set()
+
+    def feed(self, event: Event) -> None:
+        """Tell the machine, and do what it says. What happens meanwhile waits for its turn, so that events keep their
+        order."""
+        self._pending.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._pending:
+                now = time.monotonic()
+                for command in self._handle(self._pending.popleft(), now):
+                    self._perform(command, now)
+        finally:
+            self._busy = False
+
+    def watch(self) -> None:
+        """Look at all workers and devices now and then, from now on."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    async def close(self) -> None:
+        """End what is left once all lanes have stopped."""
+        for timer in (self._timer, *self._wakes):
+            if timer is not None:
+                timer.cancel()
+        await self.pool.close()
+
+    def status(self) -> list[WorkerStatus]:
+        """Of all lanes but those that are stopping."""
+        return [
+            self._status(lane.lane, lane.state, lane.restarts, lane.reason)
+            for lane in self._supervisor.lanes().values()
+            if lane.state is not LaneState.STOPPING
+        ]
+
+    def _status(self, lane: LaneId, state: LaneState, restarts: int, reason: str) -> WorkerStatus:
+        setup, audit = self.setups[lane], self.pool.audit(lane)
+        pid = self.pool.pid(lane) if state is LaneState.READY else None
+        return WorkerStatus(
+            lane=lane,
+            state=state.value,
+            share=setup.share,
+            pid=pid,
+            used_share=audit.used_share if audit else None,
+            over_share=audit.over_share if audit else False,
+            restarts=restarts,
+            models=tuple(model.name for model in setup.models),
+            reason=reason,
+        )
+
+    def _perform(self, command: Command, now: float) -> None:
+        match command:
+            case SpawnWorker(lane, incarnation, fresh, leaving):
+                self.pool.spawn(lane, incarnation, self.setups[lane], fresh=fresh, leaving=leaving)
+            case KillWorker(lane, incarnation, reason, abandon):
+                self.pool.kill(lane, incarnation, reason, abandon=abandon)
+            case RetireWorker(lane, incarnation, grace):
+                self.pool.retire(lane, incarnation, grace)
+            case ClosePartition(lane, incarnation):
+                self.pool.close_partition(lane, incarnation)
+            case WakeAt(lane, time):
+                self._wake(Woke(lane, time), time - now)
+            case _:
+                self._log(command)
+                self._perform_other(command)
+                if isinstance(command, StartFailed | LaneStopped):
+                    self.setups.pop(command.lane, None)
+
+    def _wake(self, woke: Woke, delay: float) -> None:
+        def due() -> None:
+            self._wakes.discard(timer)
+            self.feed(woke)
+
+        timer = asyncio.get_running_loop().call_later(max(delay, 0.0), due)
+        self._wakes.add(timer)
+
+    def _log(self, command: Command) -> None:
+        match command:
+            case LanesDown(lanes, reason, False):
+                for lane in lanes:
+                    logger.warning("the worker of %s died: %s", lane, reason)
+            case LaneFailed(lane, reason, deaths):
+                logger.error("%s permanently failed: its worker died %d times in a row: %s", lane, deaths, reason)
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+        self._look_at_devices()
+        for busy in self.pool.busy():
+            self.feed(busy)
+        self.pool.sample()
+        states = {lane.state for lane in self._supervisor.lanes().values()}
+        if not states & {LaneState.STARTING, LaneState.RESTARTING}:
+            self.pool.keep_warm()
+
+    def _look_at_devices(self) -> None:
+        known = self._supervisor.lost
+        lost = self._backend.lost()
+        fresh = {device: f"{device} is lost: {reason}" for device, reason in lost.items() if device not in known}
+        for reason in fresh.values():
+            logger.error("%s", reason)
+        if fresh:
+            self.feed(DevicesLost({**fresh}))
+        for device in known.keys() - lost.keys():
+            logger.warning("%s is back", device)
+            self.feed(DeviceRestored(device))

@@ -1,0 +1,231 @@
+"""Drive rollouts on the event loop: name the lanes of a revision, tell the dispatcher, answer whoever asked for it.
+
+It decides nothing: that is the orchestrator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+
+from cotenant.backends import Backend
+from cotenant.control.events import (
+    Aborted,
+    Assign,
+    Assigned,
+    Dispatch,
+    LaneStopped,
+    Requested,
+    RolloutEnded,
+    Shutdown,
+    StartFailed,
+    Switch,
+    Switched,
+    Unassignable,
+)
+from cotenant.control.orchestrator import Command, Orchestrator
+from cotenant.control.revision import PlannedLane, PlanRevision, RolloutOutcome, memory_capacity, planned_lane
+from cotenant.control.rollout import RolloutStatus
+from cotenant.control.supervisor import LaneState
+from cotenant.core.identity import DeviceId, LaneId
+from cotenant.errors import CotenantError, RolloutError, WorkerError
+from cotenant.live.control_driver import ControlDriver, WorkerStatus
+from cotenant.live.deployment import Deployment, applications_of, worker_models
+from cotenant.live.driver import Driver, Tensors
+from cotenant.live.pool import LaneSetup
+from cotenant.live.rollout_statistics import RolloutStatistics
+from cotenant.live.serving_observer import ServingObserver
+from cotenant.live.serving_state import ServingState
+from cotenant.runtime.events import Drained
+from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
+from cotenant.runtime.lane_specs import lane_specs
+from cotenant.worker.arena import Arena
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutDriver:
+    """Put deployments into force. All methods belong to the event loop."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        state: ServingState,
+        driver: Driver,
+        observer: ServingObserver,
+        backend: Backend,
+        arena: Arena,
+        *,
+        warm_workers: int = 0,
+    ) -> None:
+        self.statistics = RolloutStatistics()
+        self._orchestrator = orchestrator
+        self._supervisor = orchestrator.supervisor
+        self._state = state
+        self._driver = driver
+        self._observer = observer
+        self._control = ControlDriver(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
+        self._matcher = LaneMatcher()
+        self._revisions = itertools.count(1)
+        self._deployments: dict[int, Deployment] = {}  # by revision: those in force, under way, or queued
+        self._wanted: dict[LaneId, LaneAssignment] = {}  # the lanes of the revision under way
+        self._callers: dict[int, asyncio.Future[RolloutEnded | None]] = {}  # None: it is in force
+        self._idle = asyncio.Event()  # no rollout is under way
+        self._idle.set()
+        self._empty = asyncio.Event()  # all lanes have stopped
+
+    # Revisions
+
+    @property
+    def desired(self) -> tuple[int | None, Deployment]:
+        """The deployment that is wanted, and the number of its revision; None before the first."""
+        revision = self._orchestrator.rollout.desired
+        return (None, self._state.deployment) if revision is None else (revision.number, self._of(revision))
+
+    def status(self) -> RolloutStatus:
+        """Return the desired, requested and observed state of the rollout."""
+        return self._orchestrator.rollout.status()
+
+    async def idle(self) -> None:
+        """Wait until no rollout is under way."""
+        await self._idle.wait()
+
+    async def apply(self, deployment: Deployment, reason: str, *, base: int | None = None) -> None:
+        """Request a deployment, and wait until it is in force; old lanes drain afterwards. base: see `PlanRevision`.
+
+        Raises WorkerError where a new worker does not become ready, and RolloutError where it does not come into force
+        for another reason; the deployment before stays in force.
+        """
+        self._control.watch()
+        number = next(self._revisions)
+        self._deployments[number] = deployment
+        caller = self._callers[number] = asyncio.get_running_loop().create_future()
+        self._idle.clear()
+        self._control.feed(
+            Requested(
+                PlanRevision(number=number, plan=deployment.plan, problem=deployment.problem, reason=reason, base=base)
+            )
+        )
+        try:
+            ended = await caller
+        except asyncio.CancelledError:
+            self._control.feed(Aborted(number, "whoever asked for it does not wait for it any more"))
+            raise
+        if ended is not None and ended.outcome is RolloutOutcome.ROLLED_BACK:
+            raise WorkerError(ended.reason)
+        if ended is not None and ended.outcome is not RolloutOutcome.COMPLETED:
+            raise RolloutError(f"revision {number} ({reason}) was {ended.outcome}: {ended.reason}", ended.outcome)
+
+    async def shutdown(self, grace: float) -> None:
+        """Stop all lanes, each within `grace` seconds; none starts any more."""
+        self._control.feed(Shutdown("the server stops", grace))
+        if self._supervisor.lanes():
+            await self._empty.wait()
+        await self._control.close()
+
+    def drained(self, lane: LaneId) -> None:
+        """Hear from the dispatcher of a lane that holds nothing any more."""
+        self._control.feed(Drained(lane))
+
+    # Workers
+
+    def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        """Give a lane its next batch."""
+        self._control.pool.run(lane, batch, model, payloads)
+
+    def poll(self) -> None:
+        """Take what workers have answered by now."""
+        self._control.pool.poll()
+
+    def workers(self) -> list[WorkerStatus]:
+        """Return the state of every lane's worker."""
+        return self._control.status()
+
+    def is_ready(self, lane: LaneId) -> bool:
+        """Tell whether the lane can take a batch, or is at work on one."""
+        return self._supervisor.state(lane) is LaneState.READY
+
+    # Commands
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Dispatch(event):
+                self._driver.tell(event)
+            case Assign(revision):
+                self._assign(revision)
+            case Switch():
+                self._switch(command)
+            case RolloutEnded():
+                self._ended(command)
+            case LaneStopped() | StartFailed() if not self._supervisor.lanes():
+                self._empty.set()
+
+    def _of(self, revision: PlanRevision) -> Deployment:
+        return self._deployments[revision.number]
+
+    def _assign(self, revision: PlanRevision) -> None:
+        deployment = self._of(revision)
+        models = {name: offered.model for name, offered in deployment.offered.items()}
+        try:
+            specs = lane_specs(deployment.plan, models, deployment.problem.profiles)
+            self._wanted = self._matcher.match(deployment.plan, specs, lambda model: self._unchanged(model, deployment))
+            for name, lane in self._wanted.items():
+                if name not in self._matcher.lanes:
+                    setup = LaneSetup(lane.partition.share, tuple(worker_models(deployment, lane.spec)))
+                    self._control.setups[name] = setup
+        except CotenantError as error:
+            self._control.feed(Unassignable(revision.number, str(error)))
+            return
+        lanes, capacity = self._planned(deployment)
+        self._control.feed(Assigned(revision.number, lanes, capacity, applications_of(deployment)))
+
+    def _planned(self, deployment: Deployment) -> tuple[tuple[PlannedLane, ...], dict[DeviceId, int]]:
+        """The lanes wanted, and the memory of devices. Where lanes share a process they share the models' weights: what
+        they need together is not known."""
+        lanes = tuple(planned_lane(lane, deployment.problem) for lane in self._wanted.values())
+        capacity = memory_capacity(deployment.plan, deployment.problem)
+        for name, lane in self._matcher.lanes.items():
+            if self._control.pool.shares_process(name):
+                capacity.pop(lane.device.id, None)
+        return lanes, capacity
+
+    def _unchanged(self, model: str, deployment: Deployment) -> bool:
+        """Tell whether a model's file is the one that is being served."""
+        current = self._state.deployment.offered
+        return model in current and current[model].entry == deployment.offered[model].entry
+
+    def _switch(self, switch: Switch) -> None:
+        deployment = self._deployments[switch.number]
+        self._observer.track(deployment.offered.values())
+        self._state.deployment = deployment
+        self._driver.tell(switch.both)
+        for ready in switch.ready:
+            self._driver.tell(ready)
+        self._driver.tell(switch.new)
+        self._matcher.lanes = self._wanted
+        self._state.lanes = self._wanted
+        self._answer(switch.number, None)
+        self._control.feed(Switched(switch.number))
+
+    def _ended(self, ended: RolloutEnded) -> None:
+        number, status = ended.revision.number, self._orchestrator.rollout.status()
+        self.statistics.ended(ended)
+        if ended.outcome in (RolloutOutcome.ROLLED_BACK, RolloutOutcome.REJECTED):
+            logger.warning("revision %d (%s) was %s: %s", number, ended.revision.reason, ended.outcome, ended.reason)
+        in_force = 0 if status.in_force is None else status.in_force.number
+        if number != in_force:
+            del self._deployments[number]
+        for old in [old for old in self._deployments if old < in_force]:
+            del self._deployments[old]
+        for name in [name for name in self._control.setups if self._supervisor.state(name) is None]:
+            del self._control.setups[name]  # it was never started
+        if status.phase is None:
+            self._idle.set()
+        self._answer(number, ended)
+
+    def _answer(self, number: int, ended: RolloutEnded | None) -> None:
+        caller = self._callers.pop(number, None)
+        if caller is not None and not caller.done():
+            caller.set_result(ended)

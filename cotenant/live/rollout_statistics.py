@@ -1,0 +1,28 @@
+"""How rollouts ended, and how long their phases took, since the server started."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from cotenant.control.events import RolloutEnded
+from cotenant.control.revision import RolloutOutcome
+from cotenant.measure.histogram import Histogram
+
+
+class RolloutStatistics:
+    """outcomes: rollouts by how they ended. phases: durations of those phases that were gone through, in seconds."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[RolloutOutcome] = Counter(dict.fromkeys(RolloutOutcome, 0))
+        self.phases = {phase: Histogram() for phase in ("queued", "prepare", "switch", "drain", "rollback")}
+
+    def ended(self, ended: RolloutEnded) -> None:
+        self.outcomes[ended.outcome] += 1
+        phases = ["queued"]
+        match ended.outcome:
+            case RolloutOutcome.COMPLETED:
+                phases += ["prepare", "switch", "drain"]
+            case RolloutOutcome.ROLLED_BACK:
+                phases += ["prepare", "rollback"]
+        for phase in phases:
+            self.phases[phase].extend([getattr(ended.durations, phase)])

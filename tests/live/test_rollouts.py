@@ -1,0 +1,200 @@
+"""Rollouts of a real server, with requests in flight throughout: none of them is lost, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.backends.cpu import Cpu
+from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Device, Partition, Placement
+from cotenant.errors import FailedError, RequestError, RolloutError, WorkerError
+from cotenant.live.deployment import Deployment
+from cotenant.live.metrics import render
+from cotenant.live.oip import InferRequest, InferResponse
+from cotenant.live.server import Server
+from cotenant.predictors.samples import Sample
+from tests.live.deployment import repository, site
+from tests.live.test_server import ask, floats, run, until
+
+
+def shared(given: Deployment, *shares: int) -> Deployment:
+    """Model `identity` on a partition of each of these shares."""
+    partitions = tuple(
+        Partition(share=share, placements=(Placement(model="identity", batch=1, rate=1.0, duty=0.01, latency=0.01),))
+        for share in shares
+    )
+    plan = msgspec.structs.replace(given.plan, devices=(Device(id=DeviceId("cpu"), partitions=partitions),))
+    return msgspec.structs.replace(given, plan=plan)
+
+
+def broken(given: Deployment) -> Deployment:
+    """The same, of a file that no worker can load."""
+    offered = given.offered["identity"]
+    path = offered.entry.path.with_name("broken.onnx")
+    path.write_bytes(b"this is no model")
+    entry = msgspec.structs.replace(offered.entry, path=path)
+    return msgspec.structs.replace(given, offered={"identity": msgspec.structs.replace(offered, entry=entry)})
+
+
+class Asking:
+    """A server that is asked all the time."""
+
+    def __init__(self, server: Server, given: Deployment) -> None:
+        self.server = server
+        self.given = given
+        self.answers: list[InferResponse | RequestError] = []
+        self.asked = 0
+
+    async def ask(self) -> None:
+        while True:
+            self.server.infer(InferRequest(model="identity", inputs=(floats(),)), self.answers.append)
+            self.asked += 1
+            await asyncio.sleep(0.005)
+
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self.server._rollouts.workers() if worker.pid is not None]
+
+
+@asynccontextmanager
+async def asked(root: Path, backend: Cpu | None = None, shares: tuple[int, ...] = (400,)) -> AsyncIterator[Asking]:
+    """All that was asked has been answered in the end."""
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+        raise FailedError("nothing else is to be served")
+
+    given = site(repository(root), ("identity",))
+    server = Server(shared(given, *shares), backend or Cpu(), prepare)
+    await server.start()
+    asking = Asking(server, given)
+    task = asyncio.create_task(asking.ask())
+    try:
+        yield asking
+        task.cancel()
+        await until(lambda: len(asking.answers) == asking.asked)
+        assert [answer for answer in asking.answers if isinstance(answer, RequestError)] == []
+    finally:
+        task.cancel()
+        await server.stop(1.0)
+
+
+def test_worker_that_does_not_start_rolls_the_revision_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            server, before = asking.server, asking.pids()
+            with pytest.raises(
+                WorkerError, match=r"^the worker of cpu-0/1 did not start: .*broken\.onnx: ONNX Runtime"
+            ):
+                await server.apply(broken(shared(asking.given, 600)))
+            assert asking.pids() == before
+            status = (await server.status()).rollout
+            assert (status.revision, status.desired, status.phase) == (1, 1, "")
+            body, _ = render(server.metrics(), "")
+            assert b'cotenant_rollouts_total{outcome="rolled-back"} 1.0' in body
+            assert b"cotenant_rollout_revision 1.0" in body
+            assert b'cotenant_rollout_phase_seconds_count{phase="rollback"} 1.0' in body
+
+    run(main())
+
+
+def test_last_deployment_applied_during_a_rollout_is_next_and_the_others_are_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            server = asking.server
+            first = asyncio.create_task(server.apply(shared(asking.given, 500)))
+            await asyncio.sleep(0)
+            second = asyncio.create_task(server.apply(shared(asking.given, 550)))
+            await asyncio.sleep(0)
+            await server.apply(shared(asking.given, 600))
+            await first
+            with pytest.raises(RolloutError, match=r"^revision 3 \(reload\) was superseded: revision 4 was requested"):
+                await second
+            await until(lambda: [worker.share for worker in server._rollouts.workers()] == [600])
+            assert (await server.status()).rollout.revision == 4
+
+    run(main())
+
+
+def test_apply_that_is_cancelled_is_aborted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            server = asking.server
+            applying = asyncio.create_task(server.apply(shared(asking.given, 500)))
+            await until(lambda: len(server._rollouts.workers()) == 2)
+            applying.cancel()
+            await until(lambda: len(server._rollouts.workers()) == 1 and not server._rollouts.status().phase)
+            assert (await server.status()).rollout.revision == 1
+
+    run(main())
+
+
+def test_unload_during_a_reload_builds_on_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            server = asking.server
+            reload = asyncio.create_task(server.apply(site(tmp_path, ("identity", "lookup"))))
+            await asyncio.sleep(0)
+            await server.unload("lookup", {})
+            await reload
+            assert {entry.name for entry in server.index(ready=True)} == {"identity"}
+            status = (await server.status()).rollout
+            assert (status.revision, status.reason) == (3, "unload of lookup")
+
+    run(main())
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_worker_that_is_killed_during_a_rollout_costs_no_request(tmp_path: Path, which: str) -> None:
+    async def main() -> None:
+        async with asked(tmp_path, shares=(300, 200)) as asking:
+            server = asking.server
+            for shares in ((400, 100), (500, 150)):
+                applying = asyncio.create_task(server.apply(shared(asking.given, *shares)))
+                if which == "new":
+                    await until(lambda task=applying: len(asking.pids()) > 2 or task.done())  # type: ignore[misc]
+                os.kill(asking.pids()[0 if which == "old" else -1], signal.SIGKILL)
+                await applying
+                await until(lambda: not server._rollouts.status().phase)
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
+
+    run(main())
+
+
+class Two(Cpu):
+    """Two devices, either of which can be lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: dict[DeviceId, str] = {}
+
+    def lost(self) -> dict[DeviceId, str]:
+        return self.gone
+
+
+def test_device_that_is_lost_during_a_rollout_rolls_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cotenant.live import control_driver
+
+    monkeypatch.setattr(control_driver, "TICK", 0.02)
+
+    async def main() -> None:
+        backend = Two()
+        async with asked(tmp_path, backend) as asking:
+            server = asking.server
+            old = shared(asking.given, 400).plan.devices[0]
+            new = msgspec.structs.replace(shared(asking.given, 500).plan.devices[0], id=DeviceId("cpu", 1))
+            plan = msgspec.structs.replace(asking.given.plan, devices=(old, new))
+            applying = asyncio.create_task(server.apply(msgspec.structs.replace(asking.given, plan=plan)))
+            await until(lambda: len(server._rollouts.workers()) == 2)
+            backend.gone = {DeviceId("cpu", 1): "it fell off the bus"}
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-1/0 did not start: cpu-1 is lost: it fell off"):
+                await applying
+            assert [worker.lane for worker in server._rollouts.workers()] == ["cpu-0/0"]
+
+    run(main())
