@@ -65,12 +65,12 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def stayed(self) -> int:
-        """Requests whose caller did."""
+        """Requests whose caller did not leave."""
         return sum(self.outcomes.values()) - self.outcomes.get(Outcome.CANCELLED.value, 0)
 
     @property
     def missed(self) -> int:
-        """Those of them that were not answered in time."""
+        """Those of them that were not answered within the target."""
         return 0 if self.attainment is None else round(self.stayed * (1 - self.attainment))
 
     @property
@@ -82,11 +82,10 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """source: in a word, where the figures come from: ``simulated``, ``live``.
+    """The result of a run. source: where the figures come from, ``simulated`` or ``live``.
 
-    seconds: how long requests arrived; answers that came later are counted too.
-    lag: 99th percentile of how late the load generator itself sent, in seconds; None where it sends in virtual time.
-    timeline: how it went, where that was recorded.
+    seconds: how long requests arrived; later answers are counted too. lag: 99th percentile of the load generator's send
+    lag, in seconds; None where it sends in virtual time. timeline: figures over time, where they were recorded.
     """
 
     source: str
@@ -105,7 +104,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         lag: float | None = None,
         timeouts: Mapping[str, float] = {},
     ) -> Report:
-        """timeouts: targets of callers who were given others than the models', by model."""
+        """Build the report of a run from its ledgers, by model. timeouts: by model, where callers' targets differ from
+        the model's."""
         rows = tuple(
             ModelReport.of(model, ledgers[model.name], seconds, timeouts.get(model.name, model.slo)) for model in models
         )
@@ -116,7 +116,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def from_json(cls, text: bytes | str, place: str = "report") -> Report:
-        """Raises ConfigError, naming `place` and the field, for anything that is not a report."""
+        """Read a report. Raises ConfigError, naming `place` and the field, for anything else."""
         try:
             return msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -25,7 +25,7 @@ def report() -> Report:
     return Report.of("simulated", MODELS, ledgers(), 10.0, lag=0.0004)
 
 
-def test_a_report_says_what_became_of_each_model() -> None:
+def test_report_of_ledgers_gives_the_figures_of_each_model() -> None:
     digits, idle = report().models
     assert (digits.offered, digits.served, digits.goodput) == (10.1, 9.9, 9.8)
     assert digits.attainment == 0.98
@@ -43,9 +43,7 @@ def test_a_report_says_what_became_of_each_model() -> None:
     ("missed", "arrived", "kept"),
     [(1, 55, True), (3, 55, False), (2, 100, True), (6, 100, False), (1100, 100_000, False), (1000, 100_000, True)],
 )
-def test_a_promise_is_broken_where_chance_does_not_explain_what_was_missed(
-    missed: int, arrived: int, kept: bool
-) -> None:
+def test_slo_met_misses_beyond_chance_violate_it(missed: int, arrived: int, kept: bool) -> None:
     ledger = OutcomeLedger()
     for number in range(arrived):
         done = 1.030 if number < missed else 1.010
@@ -54,12 +52,12 @@ def test_a_promise_is_broken_where_chance_does_not_explain_what_was_missed(
     assert row.slo_met is kept
 
 
-def test_a_report_survives_its_file() -> None:
+def test_report_written_as_json_reads_back() -> None:
     assert Report.from_json(report().to_json()) == report()
     assert b'"p99_s": 0.0' in report().to_json()
 
 
-def test_what_is_no_report_is_refused_with_its_place() -> None:
+def test_report_from_json_of_something_else_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"^run\.json: not a report: Object missing required field `source`$"):
         Report.from_json("{}", "run.json")
     with pytest.raises(ConfigError, match=r"^report: not a report: "):

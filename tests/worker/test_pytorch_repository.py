@@ -46,7 +46,9 @@ def describe(root: Path) -> ModelInfo:
 
 
 @pytest.mark.parametrize(("platform", "file"), modules.KINDS.items())
-def test_what_is_described_is_what_runs(tmp_path: Path, saved: Path, platform: str, file: str) -> None:
+def test_describe_pytorch_model_matches_what_the_runner_takes(
+    tmp_path: Path, saved: Path, platform: str, file: str
+) -> None:
     put(tmp_path, saved, file, config="" if file == "model.pt2" else f"max_batch_size: 8 {EDGES}")
     entry = repository.find_model(tmp_path, "m")
     info = repository.describe(entry)
@@ -65,7 +67,7 @@ def test_what_is_described_is_what_runs(tmp_path: Path, saved: Path, platform: s
     ]
 
 
-def test_describing_needs_no_pytorch(tmp_path: Path, saved: Path) -> None:
+def test_describe_pytorch_model_does_not_import_torch(tmp_path: Path, saved: Path) -> None:
     put(tmp_path, saved, "model.pt2")
     program = (
         "import sys; from pathlib import Path; from cotenant.worker.repository import describe, find_model; "
@@ -86,7 +88,7 @@ def test_describing_needs_no_pytorch(tmp_path: Path, saved: Path) -> None:
         (("model.pt",), 'platform: "pytorch_libtorch" default_model_filename: "w.bin"', "w.bin", "pytorch_libtorch"),
     ],
 )
-def test_which_file_is_the_model(
+def test_find_model_several_files_config_selects_one(
     tmp_path: Path, saved: Path, files: tuple[str, ...], config: str, file: str, platform: str
 ) -> None:
     put(tmp_path, saved, *files, config=config)
@@ -95,7 +97,7 @@ def test_which_file_is_the_model(
     assert bool(entry.reason) == (file not in files)
 
 
-def test_the_place_in_a_name_is_the_order(tmp_path: Path, saved: Path) -> None:
+def test_describe_indexed_names_are_sorted_by_index(tmp_path: Path, saved: Path) -> None:
     config = """
     input [ { name: "IN__1" data_type: TYPE_INT64 dims: [-1, 3] }, { name: "IN__0" data_type: TYPE_BF16 dims: [2] } ]
     output { name: "y" data_type: TYPE_BOOL dims: [4] }
@@ -133,7 +135,7 @@ def test_the_place_in_a_name_is_the_order(tmp_path: Path, saved: Path) -> None:
         ),
     ],
 )
-def test_a_config_that_says_too_little(tmp_path: Path, saved: Path, config: str, reason: str) -> None:
+def test_describe_incomplete_config_raises_model_error(tmp_path: Path, saved: Path, config: str, reason: str) -> None:
     folder = put(tmp_path, saved, "model.pt", config=config)
     with pytest.raises(ModelError, match=f"^{re.escape(f'{folder}/config.pbtxt: {reason}')}$"):
         describe(tmp_path)
@@ -148,7 +150,7 @@ def test_a_config_that_says_too_little(tmp_path: Path, saved: Path, config: str,
         ("optimization { cuda { graph_spec { batch_size: 3 } } }", False, ()),
     ],
 )
-def test_what_runners_are_told(
+def test_worker_model_config_sets_gradients_and_graphs(
     tmp_path: Path, saved: Path, config: str, gradients: bool, graphs: tuple[int, ...]
 ) -> None:
     put(tmp_path, saved, "model.pt", config=f"max_batch_size: 8 {EDGES} {config}")
@@ -163,7 +165,7 @@ class Named(torch.nn.Module):
         return {"kept": kept, "any": kept.bool().any(1, keepdim=True)}
 
 
-def test_names_and_types_of_an_exported_model(tmp_path: Path) -> None:
+def test_describe_exported_model_gives_names_and_types(tmp_path: Path) -> None:
     length = torch.export.Dim("length", max=512)
     shapes = {name: {0: torch.export.Dim.DYNAMIC, 1: length} for name in ("ids", "mask")}
     ones = torch.ones(2, 4, dtype=torch.int64)
@@ -181,7 +183,7 @@ def test_names_and_types_of_an_exported_model(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
-def test_what_torch_export_did_not_save(tmp_path: Path, saved: Path) -> None:
+def test_describe_file_that_torch_export_did_not_save_raises_model_error(tmp_path: Path, saved: Path) -> None:
     file = put(tmp_path, saved, "model.pt2") / "1" / "model.pt2"
     whole = file.read_bytes()
     for broken in (b"no zip", whole[: len(whole) // 2]):

@@ -43,12 +43,12 @@ def describe(root: Path) -> ModelInfo:
     return repository.describe(repository.find_model(root, "m"))
 
 
-def refused(root: Path, error: str) -> None:
+def assert_rejected(root: Path, error: str) -> None:
     with pytest.raises(ModelError, match=f"^{re.escape(error)}$"):
         describe(root)
 
 
-def test_a_model_without_a_config(tmp_path: Path) -> None:
+def test_scan_repository_model_without_config_is_described_from_its_file(tmp_path: Path) -> None:
     file = put(tmp_path)
     (entry,) = repository.scan_repository(tmp_path)
     assert (entry.name, entry.version, entry.path, entry.reason) == ("m", "1", file, "")
@@ -71,7 +71,9 @@ def test_a_model_without_a_config(tmp_path: Path) -> None:
         ("version_policy { specific { versions: [9, 2, 7] } }", ["2", "9"]),
     ],
 )
-def test_versions_are_numbers(tmp_path: Path, policy: str, served: list[str]) -> None:
+def test_scan_repository_version_policy_selects_numbered_versions(
+    tmp_path: Path, policy: str, served: list[str]
+) -> None:
     for version in ("2", "10", "9", "007", ".3", "old", "0"):
         put(tmp_path, version=version)
     (tmp_path / "m" / "config.pbtxt").write_text(policy)
@@ -82,7 +84,7 @@ def test_versions_are_numbers(tmp_path: Path, policy: str, served: list[str]) ->
         repository.find_model(tmp_path, "m", "007")
 
 
-def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
+def test_scan_repository_bad_model_gives_its_reason_and_stops_no_other(tmp_path: Path) -> None:
     put(tmp_path, "good")
     put(tmp_path, "bad_config", "max_batch_size: -")
     put(tmp_path, "bad_type", 'max_batch_size: "8"')
@@ -99,7 +101,7 @@ def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
         "expected protobuf text, such as `max_batch_size: 8`",
         "empty": f"{tmp_path}/empty/1/model.onnx: the file is empty; export the model again",
         "good": "",
-        "no_file": f"{tmp_path}/no_file/1: no model in it that can be run; put {FILES} there",
+        "no_file": f"{tmp_path}/no_file/1: no model file; put {FILES} there",
         "no_version": f"{tmp_path}/no_version: no version; put the model into {tmp_path}/no_version/1/model.onnx",
     }
     with pytest.raises(ModelError, match="^" + re.escape(reasons["empty"])):
@@ -109,7 +111,7 @@ def test_one_bad_model_stops_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../m", "m/1", "m/", "/etc", "m\0", "M", "x" * 300, "\ud800", ".hidden"]
 )
-def test_a_name_is_a_folder_of_the_repository(tmp_path: Path, name: str) -> None:
+def test_find_model_name_that_is_no_folder_is_not_found(tmp_path: Path, name: str) -> None:
     root = tmp_path / "models"
     put(root)
     put(tmp_path)
@@ -121,7 +123,7 @@ def test_a_name_is_a_folder_of_the_repository(tmp_path: Path, name: str) -> None
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.text(), version=st.text())
-def test_no_name_finds_what_is_outside(tmp_path: Path, name: str, version: str) -> None:
+def test_find_model_any_name_stays_inside_the_repository(tmp_path: Path, name: str, version: str) -> None:
     root = tmp_path / "models"
     if not root.exists():
         put(root)
@@ -133,7 +135,7 @@ def test_no_name_finds_what_is_outside(tmp_path: Path, name: str, version: str) 
     assert entry.path == root / "m" / "1" / "model.onnx"
 
 
-def test_links_stay_inside(tmp_path: Path) -> None:
+def test_scan_repository_links_that_lead_out_are_rejected(tmp_path: Path) -> None:
     """A link within the repository, such as a mounted volume has, is fine."""
     root = tmp_path / "models"
     outside = put(tmp_path, "outside")
@@ -149,20 +151,20 @@ def test_links_stay_inside(tmp_path: Path) -> None:
         "file": f"{root}/file/1/model.onnx: leads out of the repository, to {outside}; move the model into {root}",
         "folder": f"{root}/folder: leads out of the repository, to {outside.parents[1]}; move the model into {root}",
         "inside": "",
-        "loop": f"{root}/loop/1: no model in it that can be run; put {FILES} there",
+        "loop": f"{root}/loop/1: no model file; put {FILES} there",
     }
 
 
-def test_no_repository(tmp_path: Path) -> None:
+def test_scan_repository_missing_folder_raises_config_error(tmp_path: Path) -> None:
     error = f"no model repository at '{tmp_path}/models': No such file or directory; name a folder of "
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}<model>/<version>/model.onnx$"):
         repository.scan_repository(tmp_path / "models")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_no_permission(tmp_path: Path) -> None:
+def test_describe_unreadable_file_raises_model_error(tmp_path: Path) -> None:
     put(tmp_path).chmod(0)
-    refused(tmp_path, f"{tmp_path}/m/1/model.onnx: no permission to read it; let this user read it")
+    assert_rejected(tmp_path, f"{tmp_path}/m/1/model.onnx: no permission to read it; let this user read it")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_no_permission(tmp_path: Path) -> None:
         ("sequence_batching {}", "sequence_batching is not supported; take it out, or serve this model elsewhere"),
         (
             'backend: "python"',
-            "there is nothing to run 'python' models with; give platform: \"onnxruntime_onnx\" or platform: "
+            "unsupported platform or backend 'python'; give platform: \"onnxruntime_onnx\" or platform: "
             '"pytorch_libtorch" or platform: "pytorch_export" or platform: "pytorch_module"',
         ),
         (
@@ -207,9 +209,9 @@ def test_no_permission(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_config_that_is_wrong(tmp_path: Path, config: str, reason: str) -> None:
+def test_describe_wrong_config_raises_model_error(tmp_path: Path, config: str, reason: str) -> None:
     put(tmp_path, config=config)
-    refused(tmp_path, f"{tmp_path}/m/config.pbtxt: {reason}")
+    assert_rejected(tmp_path, f"{tmp_path}/m/config.pbtxt: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_a_config_that_is_wrong(tmp_path: Path, config: str, reason: str) -> Non
     ],
     ids=["text", "cut", "opset", "operator", "name"],
 )
-def test_a_file_that_is_no_model(tmp_path: Path, model: bytes, reason: str) -> None:
+def test_describe_file_that_is_no_model_raises_a_short_error(tmp_path: Path, model: bytes, reason: str) -> None:
     put(tmp_path, model=model)
     with pytest.raises(ModelError) as caught:
         describe(tmp_path)
@@ -244,21 +246,23 @@ def test_a_file_that_is_no_model(tmp_path: Path, model: bytes, reason: str) -> N
         ((), "", 0),
     ],
 )
-def test_the_batch_dimension(tmp_path: Path, dims: tuple[int | str, ...], config: str, batch: int) -> None:
+def test_describe_shape_and_config_give_the_batch_dimension(
+    tmp_path: Path, dims: tuple[int | str, ...], config: str, batch: int
+) -> None:
     put(tmp_path, config=config, model=onnx_bytes(dims))
     assert describe(tmp_path).max_batch_size == batch
 
 
-def test_a_batch_that_the_model_cannot_take(tmp_path: Path) -> None:
+def test_describe_max_batch_size_of_a_fixed_shape_raises_model_error(tmp_path: Path) -> None:
     put(tmp_path, config="max_batch_size: 8", model=onnx_bytes((1, 3)))
-    refused(
+    assert_rejected(
         tmp_path,
         f"{tmp_path}/m/config.pbtxt: max_batch_size 8, but 'x' of model.onnx has the shape [1, 3]; "
         "export it with a dynamic first dimension, or set max_batch_size: 0",
     )
 
 
-def test_the_config_may_say_more_exactly(tmp_path: Path) -> None:
+def test_describe_config_dims_refine_dynamic_ones(tmp_path: Path) -> None:
     put(tmp_path, config='input { name: "x" dims: [16, -1] }', model=onnx_bytes(("n", "length", 8)))
     assert describe(tmp_path).inputs == (TensorSpec("x", "FP32", (-1, 16, 8)),)
 
@@ -271,7 +275,7 @@ def test_find_model_config_keeps_fields_that_are_not_honoured(tmp_path: Path) ->
     }
 
 
-def test_labels(tmp_path: Path) -> None:
+def test_read_labels_gives_the_lines_of_the_file(tmp_path: Path) -> None:
     put(tmp_path, config='output { name: "y" label_filename: "y.txt" }')
     entry = repository.find_model(tmp_path, "m")
     with pytest.raises(ModelError, match=r"y\.txt: cannot read the labels of 'y'"):
@@ -282,8 +286,8 @@ def test_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(TensorProto.DataType.values()) - {0}))
-def test_a_sample_of_every_type_runs(tmp_path: Path, kind: int) -> None:
-    """What ONNX Runtime cannot take is refused by name; all else gets a sample of the right type and shape."""
+def test_sample_inputs_every_type_has_the_right_shape_and_range(tmp_path: Path, kind: int) -> None:
+    """A type that ONNX Runtime cannot take is rejected by name; all others get a sample."""
     put(tmp_path, model=onnx_bytes(("n", 3), kind))
     entry = repository.find_model(tmp_path, "m")
     try:
@@ -304,7 +308,7 @@ def test_a_sample_of_every_type_runs(tmp_path: Path, kind: int) -> None:
     assert tensor.array().dtype.itemsize == expected.itemsize
 
 
-def test_a_dynamic_dimension_needs_a_sample(tmp_path: Path) -> None:
+def test_sample_inputs_dynamic_dimension_needs_model_warmup(tmp_path: Path) -> None:
     put(tmp_path, model=onnx_bytes(("n", "length", 8)))
     rng = np.random.default_rng(0)
     entry = repository.find_model(tmp_path, "m")
@@ -322,7 +326,9 @@ def test_a_dynamic_dimension_needs_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dims", "most"), [((1, 3), 1), (("n", 3), 32)])
-def test_a_sample_is_no_larger_than_the_model_takes(tmp_path: Path, dims: tuple[int | str, ...], most: int) -> None:
+def test_sample_inputs_rows_beyond_the_maximum_raise_model_error(
+    tmp_path: Path, dims: tuple[int | str, ...], most: int
+) -> None:
     put(tmp_path, model=onnx_bytes(dims))
     entry = repository.find_model(tmp_path, "m")
     info = repository.describe(entry)

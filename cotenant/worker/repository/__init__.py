@@ -1,7 +1,7 @@
-"""The model repository, in the layout that Triton's users have: `<repository>/<model>/<version>/model.onnx` (or another
-file of PLATFORMS), with a `config.pbtxt` beside the versions where there is more to say.
+"""The model repository, in Triton's layout: `<repository>/<model>/<version>/model.onnx` (or another file of PLATFORMS),
+with an optional `config.pbtxt` beside the versions.
 
-Looking through it opens no model (`layout`); `describe` does, and neither runs one nor needs PyTorch.
+Scanning it opens no model (`layout`); `describe` opens one, but neither runs it nor needs PyTorch.
 """
 
 from __future__ import annotations

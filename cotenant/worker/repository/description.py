@@ -1,4 +1,4 @@
-"""What a model takes and gives: as its file says, where that says it, and as `config.pbtxt` says; they must agree."""
+"""Describe a model: its inputs and outputs as its file and `config.pbtxt` have them, which must agree."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from cotenant.worker.repository.layout import Entry, read_labels
 from cotenant.worker.torch_export import load_exported
 from cotenant.worker.wire import WorkerModel
 
-DEFAULT_MAX_BATCH = 32  # where nobody says; the profile finds out which batches are worth it
+DEFAULT_MAX_BATCH = 32  # rows, without a max_batch_size; the profile finds out which batches are worth it
 
 
 def describe(entry: Entry) -> ModelInfo:
-    """Open the model and say what it takes and gives. Seconds of work where the model is large.
+    """Open a model and describe its inputs and outputs. Takes seconds where the model is large.
 
-    Where the first dimension of every input and output is dynamic it is the batch dimension. Raises ModelError for
-    what cannot be loaded, or is not what `config.pbtxt` says.
+    Where the first dimension of every input and output is dynamic, it is the batch dimension. Raises ModelError for a
+    model that cannot be loaded, or that differs from its `config.pbtxt`.
     """
     if entry.reason:
         raise ModelError(entry.reason)
-    open_ = {"onnxruntime_onnx": _open, "pytorch_export": load_exported}.get(entry.platform)
-    inputs, outputs = open_(entry.path) if open_ else (_declared(entry, "input"), _declared(entry, "output"))
+    read_tensors = {"onnxruntime_onnx": _read_onnx, "pytorch_export": load_exported}.get(entry.platform)
+    inputs, outputs = (
+        read_tensors(entry.path) if read_tensors else (_declared(entry, "input"), _declared(entry, "output"))
+    )
     max_batch_size = _max_batch(entry, inputs + outputs)
     lead = 1 if max_batch_size else 0
     return ModelInfo(
@@ -41,7 +43,7 @@ def describe(entry: Entry) -> ModelInfo:
 
 
 def worker_model(entry: Entry, info: ModelInfo) -> WorkerModel:
-    """What a worker loads to serve the model."""
+    """Return what a worker loads to serve the model."""
     cuda = entry.config.optimization.cuda
     sizes = [spec.batch_size for spec in cuda.graph_spec] or [1 << power for power in range(6)]
     inference = entry.config.parameters.get("INFERENCE_MODE", Parameter("true"))
@@ -59,8 +61,8 @@ def worker_model(entry: Entry, info: ModelInfo) -> WorkerModel:
 
 
 def _declared(entry: Entry, kind: str) -> tuple[TensorSpec, ...]:
-    """Inputs or outputs as config.pbtxt lists them, for files that do not say themselves. Where all names end with
-    their place, as in INPUT__0, that is their order."""
+    """Return inputs or outputs as config.pbtxt lists them, for model files that do not tell. Where all names end with
+    an index, as in INPUT__0, that is their order."""
     place = entry.folder / CONFIG
     config = entry.config
     listed = config.input if kind == "input" else config.output
@@ -87,7 +89,7 @@ def _declared(entry: Entry, kind: str) -> tuple[TensorSpec, ...]:
     )
 
 
-def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def _read_onnx(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -97,12 +99,12 @@ def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     options.log_severity_level = 4
     # ONNX Runtime's exceptions have no class of their own in common. Text that is not UTF-8 gives a ValueError.
     failures: tuple[type[Exception], ...] = (
-        *(it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception)),
+        *(kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)),
         RuntimeError,
         ValueError,
     )
     try:
-        # Its fallback would print, and try the same again.
+        # The fallback would print, and try the same again.
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         inputs = tuple(_spec(path, node) for node in session.get_inputs())
         outputs = tuple(_spec(path, node) for node in session.get_outputs())
@@ -115,7 +117,7 @@ def _open(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
 
 
 def _short(message: str) -> str:
-    """ONNX Runtime's message without its own place, the file's, and where in its source it was raised."""
+    """Strip ONNX Runtime's message of its error code, the model's path and the place in its source."""
     message = message.partition(" failed:")[2] or re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message)
     message = re.sub(r"^/\S+:\d+ .*?\) (?=[A-Z])", "", " ".join(message.split()))
     return textwrap.shorten(message, 240, placeholder=" …").rstrip(".")
@@ -138,28 +140,28 @@ def _spec(path: Path, node: Any) -> TensorSpec:
 
 
 def _max_batch(entry: Entry, tensors: tuple[TensorSpec, ...]) -> int:
-    asked = entry.config.max_batch_size
+    configured = entry.config.max_batch_size
     fixed = next((tensor for tensor in tensors if tensor.shape[:1] != (-1,)), None)
-    if asked is None:
-        # As in Triton, dims as long as the model's own shape leave no batch dimension.
+    if configured is None:
+        # As in Triton, dims as many as in the model's own shape leave no batch dimension.
         declared = {tensor.name: tensor.dims for tensor in entry.config.input + entry.config.output}
         whole = any(len(declared.get(tensor.name, ())) == len(tensor.shape) for tensor in tensors)
         return 0 if fixed or whole else DEFAULT_MAX_BATCH
-    if asked and fixed:
+    if configured and fixed:
         raise ModelError(
-            f"{entry.folder / CONFIG}: max_batch_size {asked}, but {fixed.name!r} of {entry.path.name} has the shape "
-            f"{list(fixed.shape)}; export it with a dynamic first dimension, or set max_batch_size: 0"
+            f"{entry.folder / CONFIG}: max_batch_size {configured}, but {fixed.name!r} of {entry.path.name} has the "
+            f"shape {list(fixed.shape)}; export it with a dynamic first dimension, or set max_batch_size: 0"
         )
-    return asked
+    return configured
 
 
 def check_config_matches(
     entry: Entry, kind: str, declared: tuple[TensorConfig, ...], tensors: tuple[TensorSpec, ...], lead: int
 ) -> tuple[TensorSpec, ...]:
-    """The model's tensors, with what config.pbtxt says more exactly. It need not say everything, but nothing else.
-    Raises ModelError.
+    """Return the model's tensors, with the dimensions that config.pbtxt gives more exactly.
 
-    lead: 1 where there is a batch dimension, which dims leave out; else 0.
+    It need not list all tensors, but those it lists must be the model's. lead: 1 where there is a batch dimension,
+    which dims leave out; else 0. Raises ModelError.
     """
     place = entry.folder / CONFIG
     specs = {tensor.name: tensor for tensor in tensors}

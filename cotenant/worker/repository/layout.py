@@ -1,4 +1,4 @@
-"""The folders of a repository: which models there are, in which versions, and which file of a version is the model."""
+"""Scan the folders of a repository: its models, their versions, and the file of a version that holds the model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import msgspec
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.worker.repository.config import CONFIG, Config, read_config, stays_inside
 
-# File that a version holds → Triton's platform and backend. It has no platform for the last two, only the backend.
+# Model file of a version → Triton's platform and backend. For the last two Triton has no platform, only the backend.
 PLATFORMS = {
     "model.onnx": ("onnxruntime_onnx", "onnxruntime"),
     "model.pt": ("pytorch_libtorch", "pytorch"),
     "model.pt2": ("pytorch_export", "pytorch"),
     "model.py": ("pytorch_module", "pytorch"),
 }
-ENSEMBLE = "ensemble"  # Triton's platform of what has steps and no file (ensemble.py)
+ENSEMBLE = "ensemble"  # Triton's platform of a model that has steps and no file
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a model.
 
-    folder: the model's, which holds config.pbtxt and the versions. path: the model's file, or the place of the trouble.
-    reason: why it cannot be served; empty where it can, as far as looking at it without opening it tells.
+    folder: the model's, which holds config.pbtxt and the versions. path: the model's file, or the place of the error.
+    reason: why it cannot be served; empty where it can, as far as that is known without opening it.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scan_repository(root: Path) -> list[Entry]:
-    """Every version to serve of every model, by name and version. A bad model gives an entry that says why, and stops
-    no other. Raises ConfigError where there is no repository."""
+    """Return every version to serve of every model, by name and version. A model that cannot be served gives an entry
+    with the reason, and does not affect others. Raises ConfigError where there is no repository."""
     return [entry for name in sorted(_names(root)) for entry in _versions(root, name)]
 
 
 def find_model(root: Path, name: str, version: str = "") -> Entry:
-    """The version asked for, or the latest that is served. It may have a `reason`.
+    """Return the given version, or the latest that is served. It may have a `reason`.
 
-    Raises NotFoundError for what is not there or not one folder of the repository.
+    Raises NotFoundError for a version that is not served, and for a name that is not one of the repository's folders.
     """
-    # Looked up, not joined: a name that climbs out, or is no name at all, is simply not among them.
+    # Looked up, not joined: a name that leads out of the repository is simply not among them.
     if name not in _names(root):
         raise NotFoundError(f"no model {name!r} in {str(root)!r}; a model is one of its folders")
     entries = _versions(root, name)
@@ -71,7 +71,7 @@ def _names(root: Path) -> list[str]:
 
 
 def _versions(root: Path, name: str) -> list[Entry]:
-    """At least one entry. Only one that says why nothing can be served has no version."""
+    """Return at least one entry. Only an entry with the reason why no version can be served has no version."""
     folder = root / name
     try:
         stays_inside(root, folder)
@@ -83,8 +83,8 @@ def _versions(root: Path, name: str) -> list[Entry]:
             return [_ensemble(folder, config, str(numbers[-1] if numbers else 1))]
         if not numbers:
             raise ModelError(f"{folder}: no version; put the model into {folder / '1' / next(iter(PLATFORMS))}")
-        chosen = config.version_policy.select(numbers)
-        if not chosen:
+        selected = config.version_policy.select(numbers)
+        if not selected:
             raise ModelError(
                 f"{folder / CONFIG}: version_policy asks for none of the versions that are there: {numbers}"
             )
@@ -94,11 +94,11 @@ def _versions(root: Path, name: str) -> list[Entry]:
         return [
             Entry(name=name, folder=folder, path=folder, reason=f"{folder}: {error.strerror}; let this user read it")
         ]
-    return [_entry(root, folder, config, version) for version in map(str, chosen)]
+    return [_entry(root, folder, config, version) for version in map(str, selected)]
 
 
 def _ensemble(folder: Path, config: Config, version: str) -> Entry:
-    """An ensemble has no file. In Triton's layout it has an empty folder for its version."""
+    """Return the entry of an ensemble, which has no file; in Triton's layout its version is an empty folder."""
     path = folder / CONFIG
     reason = ""
     if config.platform != ENSEMBLE:
@@ -133,28 +133,31 @@ def _entry(root: Path, folder: Path, config: Config, version: str) -> Entry:
 
 
 def _file(version: Path, config: Config) -> tuple[str, str]:
-    """The name of the model's file, and its platform."""
-    said = config.platform or config.backend
-    fits = {
+    """Return the name of the model's file, and its platform."""
+    configured = config.platform or config.backend
+    candidates = {
         file: platform
         for file, (platform, backend) in PLATFORMS.items()
         if config.platform in ("", platform) and config.backend in ("", backend)
     }
-    if not fits:
+    if not candidates:
         known = " or ".join(f'platform: "{platform}"' for platform, _ in PLATFORMS.values())
-        raise ModelError(f"{version.parent / CONFIG}: there is nothing to run {said!r} models with; give {known}")
-    if config.runtime in fits:
-        return config.runtime, fits[config.runtime]
+        raise ModelError(f"{version.parent / CONFIG}: unsupported platform or backend {configured!r}; give {known}")
+    if config.runtime in candidates:
+        return config.runtime, candidates[config.runtime]
     name = config.default_model_filename
-    found = [file for file in fits if (Path(file).suffix == Path(name).suffix if name else (version / file).exists())]
-    if not found and not said:
-        raise ModelError(f"{version}: no model in it that can be run; put {' or '.join(PLATFORMS)} there")
-    file = next(iter(found or fits))
-    return name or file, fits[file]
+    present = [
+        file for file in candidates if (Path(file).suffix == Path(name).suffix if name else (version / file).exists())
+    ]
+    if not present and not configured:
+        raise ModelError(f"{version}: no model file; put {' or '.join(PLATFORMS)} there")
+    file = next(iter(present or candidates))
+    return name or file, candidates[file]
 
 
 def read_labels(entry: Entry, output: str) -> tuple[str, ...]:
-    """Names of an output's classes, one for each line of its `label_filename`; none where it has no such file."""
+    """Return the class names of an output, one for each line of its `label_filename`; none where it has no such file.
+    Raises ModelError."""
     for tensor in entry.config.output:
         if tensor.name == output and tensor.label_filename:
             path = entry.folder / tensor.label_filename

@@ -1,4 +1,4 @@
-"""Inputs that are made up, to warm a model up and to measure it with."""
+"""Random inputs, to warm up and profile models."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cotenant.worker.repository.layout import Entry
 
 
 def sample_inputs(entry: Entry, info: ModelInfo, rows: int, rng: np.random.Generator) -> tuple[Tensor, ...]:
-    """Inputs of that many rows, to warm up and profile with.
+    """Return random inputs of that many rows.
 
-    Whole numbers are 0 or 1, which suit token ids and masks; fractions lie in [0, 1). Raises ModelError where a
-    dimension is dynamic, is not the batch, and `model_warmup` in config.pbtxt does not give it.
+    Integers are 0 or 1, which suit token ids and masks; floats lie in [0, 1). Raises ModelError where a dimension other
+    than the batch is dynamic and `model_warmup` in config.pbtxt does not give it.
     """
     if not 1 <= rows <= max(1, info.max_batch_size):
         raise ModelError(f"{entry.path}: {rows} rows at once; this model takes 1 to {max(1, info.max_batch_size)}")
@@ -30,7 +30,7 @@ def _sample(entry: Entry, info: ModelInfo, spec: TensorSpec, rows: int, rng: np.
     lead = (rows,) if info.max_batch_size else ()
     fixed = spec.shape[len(lead) :]
     dims = warmup.dims or fixed
-    agree = len(dims) == len(fixed) and all(want in (-1, dim) for dim, want in zip(dims, fixed, strict=True))
+    agree = len(dims) == len(fixed) and all(declared in (-1, dim) for dim, declared in zip(dims, fixed, strict=True))
     if not agree or min(dims, default=1) < 0:
         example = [dim if dim >= 0 else 16 for dim in fixed]
         given = f"model_warmup gives {list(warmup.dims)}" if warmup.dims else "nothing says which are usual"
