@@ -1,4 +1,4 @@
-"""`cotenant demo`: everything once, on real models and real input, on shares of this machine's processor."""
+"""`cotenant demo`: build, profile, plan, serve and load real models, on shares of this machine's CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cotenant.cli.serve import show_addresses, show_deployment
 from cotenant.config import ModelSettings, Settings
 from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
-from cotenant.measure.report import Report
+from cotenant.measure.report import ModelReport, Report
 from cotenant.render.plan_figure import save_plan
 from cotenant.render.report import report_table
 from cotenant.render.table import table
@@ -47,28 +47,29 @@ async def run(
         backend = create_backend(settings)
         with profile_progress() as progress:
             assembly = await assemble(settings, backend, models=[model.name for model in built], progress=progress)
-        site = assembly.deployment
-        save_plan(site.plan, plot)
+        save_plan(assembly.deployment.plan, plot)
         if not json:
-            show_deployment(site, backend.isolation())
+            show_deployment(assembly.deployment, backend.isolation())
             console.print(f"drawn in {plot}", highlight=False)
         raise_file_limit()
         async with running(assembly) as server:
             tune_for_latency()
             addresses = server.addresses
-            questions = {name: example_request(name, np.random.default_rng(seed)) for name in _placed(site)}
+            examples = {
+                name: example_request(name, np.random.default_rng(seed)) for name in _placed(assembly.deployment)
+            }
             if not json:
                 show_addresses(addresses)
-                console.print("try:", _example(addresses, questions, plot.parent), highlight=False, soft_wrap=True)
-                await _answers(addresses, questions)
-            report = await _load(server, addresses, questions, seconds=seconds, scale=scale, seed=seed, quiet=json)
+                console.print("try:", _example(addresses, examples, plot.parent), highlight=False, soft_wrap=True)
+                await _show_answers(addresses, examples)
+            report = await _load(server, addresses, examples, seconds=seconds, scale=scale, seed=seed, quiet=json)
             if json:
                 show_json(report.to_json())
             else:
                 console.print(report_table(report))
                 for row in report.models:
                     if not row.slo_met:
-                        print_labelled("broken promise:", row.model, console)
+                        print_labelled("SLO violated:", _violation(row), console)
             if keep:
                 aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)
                 await asyncio.Event().wait()
@@ -77,19 +78,19 @@ async def run(
 def build_zoo(
     repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False, torch: bool = False
 ) -> list[Built]:
-    """With a progress bar, and a line for each model."""
+    """Build example models, with a progress bar, and a line for each model unless `quiet`."""
     with progress_bars("building", transient=True) as progress:
         task = progress.add_task("", total=None)
 
-        def show(name: str, done: int, of: int) -> None:
+        def show(name: str, done: int, total: int) -> None:
             progress.start()
-            progress.update(task, description=name, completed=done, total=of)
+            progress.update(task, description=name, completed=done, total=total)
 
         built = build_models(repository, names, seed, show, torch=torch)
     if not quiet:
         for model in built:
             score = f"; {model.notes['score']}" if "score" in model.notes else ""
-            state = "built" if model.fresh else "stands"
+            state = "built" if model.fresh else "up to date"
             console.print(
                 f"{model.name:16} {state}: {recipe_of(model.name, torch=torch).summary}{score}", highlight=False
             )
@@ -107,48 +108,57 @@ def demo_settings(settings: Settings) -> Settings:
     )
 
 
-def _placed(site: Deployment) -> list[str]:
-    return [model.name for model in site.problem.models if site.plan.rate(model.name)]
+def _violation(row: ModelReport) -> str:
+    return f"{row.model} {(row.attainment or 0.0) * 100:.1f} % < {row.required * 100:g} %"
 
 
-def _example(addresses: Addresses, questions: dict[str, ExampleRequest], folder: Path) -> str:
-    """One line that anybody can paste: a real request, written into a file as JSON."""
-    name = "digits" if "digits" in questions else next(iter(questions))
+def _placed(deployment: Deployment) -> list[str]:
+    return [model.name for model in deployment.problem.models if deployment.plan.rate(model.name)]
+
+
+def _example(addresses: Addresses, examples: dict[str, ExampleRequest], folder: Path) -> str:
+    """Return a command line that sends a real request, which is written into a file as JSON."""
+    name = "digits" if "digits" in examples else next(iter(examples))
     inputs = [
-        {"name": it.name, "datatype": it.datatype, "shape": it.shape, "data": it.array().ravel().tolist()}
-        for it in questions[name].requests[0]
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": tensor.shape,
+            "data": tensor.array().ravel().tolist(),
+        }
+        for tensor in examples[name].requests[0]
     ]
     path = folder / f"{name}.json"
     path.write_bytes(msgspec.json.encode({"inputs": inputs}))
     return f"curl -d @{path} http://{addresses.http}/v2/models/{name}/infer"
 
 
-async def _answers(addresses: Addresses, questions: dict[str, ExampleRequest]) -> None:
-    """Real input through each model, one after the other."""
-    rows = table("real input, real answers", "model", "asked", "answered")
-    for name, question in questions.items():
+async def _show_answers(addresses: Addresses, examples: dict[str, ExampleRequest]) -> None:
+    """Show what each model answers to real input."""
+    rows = table("real input, real outputs", "model", "input", "output")
+    for name, example in examples.items():
         try:
-            answers = [await asyncio.to_thread(infer, addresses.http, name, inputs) for inputs in question.requests]
-            rows.add_row(name, question.what, question.read(answers))
+            answers = [await asyncio.to_thread(infer, addresses.http, name, inputs) for inputs in example.requests]
+            rows.add_row(name, example.what, example.read(answers))
         except FailedError as error:
-            rows.add_row(name, question.what, Text(str(error), style="red"))
+            rows.add_row(name, example.what, Text(str(error), style="red"))
     console.print(rows)
 
 
 async def _load(
     server: RunningServer,
     addresses: Addresses,
-    questions: dict[str, ExampleRequest],
+    examples: dict[str, ExampleRequest],
     *,
     seconds: float,
     scale: float,
     seed: int,
     quiet: bool,
 ) -> Report:
-    """Poisson arrivals of the same real inputs, on all models at once, at a multiple of the planned rates."""
-    site = server.deployment
-    models = [model for model in site.problem.models if model.name in questions]
-    rates = {model.name: site.plan.rate(model.name) * scale for model in models}
-    bodies = {name: body_of(question.requests[0]) for name, question in questions.items()}
+    """Send Poisson arrivals of the same real inputs to all models at once, at a multiple of the planned rates."""
+    deployment = server.deployment
+    models = [model for model in deployment.problem.models if model.name in examples]
+    rates = {model.name: deployment.plan.rate(model.name) * scale for model in models}
+    bodies = {name: body_of(example.requests[0]) for name, example in examples.items()}
     report = await under_load(addresses.http, models, bodies, rates, seconds=seconds, seed=seed, quiet=quiet)
     return server.with_batch_means(report)

@@ -92,15 +92,16 @@ def show_reloaded(deployment: Deployment, *, json: bool) -> None:
     aside.print("configuration reloaded", highlight=False)
 
 
-def show_deployment(site: Deployment, holds: str) -> None:
-    console.print(plan_table(site.plan, without_applications(site.problem, site.plan.split).models))
-    console.print(plan_bars(site.plan))
-    if site.plan.split:
-        console.print("", split_table(site.plan, site.problem), "", sep="\n")
-    console.print(f"shares are held by {holds}", highlight=False)
-    for name, reason in site.broken.items():
+def show_deployment(deployment: Deployment, isolation: str) -> None:
+    plan, problem = deployment.plan, deployment.problem
+    console.print(plan_table(plan, without_applications(problem, plan.split).models))
+    console.print(plan_bars(plan))
+    if plan.split:
+        console.print("", split_table(plan, problem), "", sep="\n")
+    console.print(f"isolation: {isolation}", highlight=False)
+    for name, reason in deployment.broken.items():
         print_labelled("not served", f"{name}: {reason}")
-    warn_extrapolations(site.plan, site.problem)
+    warn_extrapolations(plan, problem)
 
 
 def show_addresses(addresses: Addresses) -> None:

@@ -57,7 +57,7 @@ def status_view(status: Status) -> RenderableType:
     models = table("models", "model", "state", *numbers, "other outcomes")
     for row in status.rows(plan):
         models.add_row(*(escape(cell) for cell in row))
-    title = f"partitions; shares are held by {status.isolation}"
+    title = f"partitions; isolation: {status.isolation}"
     usage = (">share", ">used", ">memory", ">restarts")
     workers = table(title, "partition", "worker", *usage, "models", "last failure")
     for worker in status.workers:

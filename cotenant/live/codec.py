@@ -1,4 +1,4 @@
-"""Inference requests and answers as HTTP carries them: JSON, and tensors in binary behind it.
+"""Inference requests and responses as HTTP carries them: JSON, and binary tensors behind it.
 
 The binary tensor extension: a body is JSON, then the raw tensors of those inputs that state a `binary_data_size`, in
 their order. A header says how long the JSON is; where it says 0, the whole body is the one input of the model.
@@ -61,7 +61,7 @@ class _Request(msgspec.Struct):
     parameters: dict[str, bool | int | float | str] = {}
 
 
-class _AnsweredTensor(msgspec.Struct, omit_defaults=True):
+class _ResponseTensor(msgspec.Struct, omit_defaults=True):
     name: str
     datatype: str
     shape: Sequence[int]
@@ -69,15 +69,15 @@ class _AnsweredTensor(msgspec.Struct, omit_defaults=True):
     data: Sequence[Any] | None = None
 
 
-class _Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
+class _Response(msgspec.Struct, omit_defaults=True, kw_only=True):
     id: str = ""
     model_name: str
     model_version: str
-    outputs: list[_AnsweredTensor]
+    outputs: list[_ResponseTensor]
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """How a caller wants its outputs: in binary or not, by name, and otherwise."""
+    """Which outputs a caller wants in binary: those of `by_name`, and `binary` for all others."""
 
     binary: bool = False
     by_name: dict[str, bool] = {}
@@ -92,7 +92,7 @@ _TOO_DEEP = "the JSON is nested too deeply"
 
 _request = msgspec.json.Decoder(_Request)
 _encoder = msgspec.json.Encoder()
-_anything = msgspec.json.Decoder()
+_any_decoder = msgspec.json.Decoder()
 _lists: dict[str, Any] = {
     "BOOL": list[bool],
     "FP32": list[float],
@@ -105,7 +105,7 @@ _flat = {name: msgspec.json.Decoder(kind) for name, kind in _lists.items()}
 def decode(
     body: Data, info: ModelInfo, *, header: int | None = None, block: object | None = None, start: int = 0
 ) -> tuple[InferRequest, ResponseFormat]:
-    """A request for a model, checked against it, and how to answer it.
+    """Return a request for a model, checked against it, and the format of its response.
 
     header: bytes of JSON at the beginning of the body; None where it is all JSON. block, start: the memory that
     workers share, if the body lies there, and at which byte. Raises MalformedError, InvalidError, UnsupportedError.
@@ -156,10 +156,10 @@ def _parse(text: Data) -> _Request:
 
 
 def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple[InferRequest, ResponseFormat]:
-    form = _JSON
+    format_ = _JSON
     parameters = wire.parameters
     if parameters and parameters.pop("binary_data_output", False) is True:
-        form = _BINARY
+        format_ = _BINARY
     outputs: tuple[RequestedOutput, ...] = ()
     if wire.outputs:
         outputs = tuple(
@@ -174,7 +174,7 @@ def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple
             if output.parameters and output.parameters.binary_data is not None
         }
         if own:
-            form = ResponseFormat(form.binary, own)
+            format_ = ResponseFormat(format_.binary, own)
         if any(output.parameters and output.parameters.shared_memory_region is not None for output in wire.outputs):
             raise UnsupportedError("no shared memory is registered here; take the outputs in the answer")
     check_request(info, inputs, outputs)
@@ -189,22 +189,22 @@ def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple
         priority=priority,
         parameters=parameters,
     )
-    _check_form(request, form, info)
-    return request, form
+    _check_format(request, format_, info)
+    return request, format_
 
 
-def _check_form(request: InferRequest, form: ResponseFormat, info: ModelInfo) -> None:
-    """JSON has no half precision: say so before the model runs, not after."""
+def _check_format(request: InferRequest, format_: ResponseFormat, info: ModelInfo) -> None:
+    """Raise InvalidError for an output in half precision, which JSON does not have, before the model runs."""
     for spec in info.outputs:
         wanted = not request.outputs or any(output.name == spec.name for output in request.outputs)
-        if spec.datatype in ("FP16", "BF16") and wanted and not form.is_binary(spec.name):
+        if spec.datatype in ("FP16", "BF16") and wanted and not format_.is_binary(spec.name):
             raise InvalidError(
                 f"output {spec.name!r} is {spec.datatype}, which JSON cannot carry; ask for it with binary_data"
             )
 
 
 def _numbers(given: _Input) -> bytes:
-    """The `data` of an input, flat or nested, as raw bytes."""
+    """Return the `data` of an input, flat or nested, as raw bytes."""
     datatype, raw = given.datatype, given.data
     decoder = _flat.get(datatype)
     if decoder is None:
@@ -219,13 +219,13 @@ def _numbers(given: _Input) -> bytes:
         try:
             items = decoder.decode(raw)
         except msgspec.ValidationError:
-            items = msgspec.convert(_flatten(_anything.decode(raw)), _lists[datatype])
+            items = msgspec.convert(_flatten(_any_decoder.decode(raw)), _lists[datatype])
         if datatype == "BYTES":
             data = pack_strings([item.encode() for item in items])
         else:
             data = struct.pack(f"<{len(items)}{FORMATS[datatype]}", *items)
     except (msgspec.DecodeError, UnicodeError, OverflowError, TypeError, ValueError, struct.error) as error:
-        raise MalformedError(f"input {given.name!r}: 'data' is no list of {datatype}: {error}") from None
+        raise MalformedError(f"input {given.name!r}: 'data' is not a list of {datatype}: {error}") from None
     except RecursionError:
         raise MalformedError(_TOO_DEEP) from None
     if len(items) != math.prod(given.shape):
@@ -237,19 +237,19 @@ def _numbers(given: _Input) -> bytes:
 
 
 def _flatten(items: Any) -> list[Any]:
-    """Lists in lists, of one length at each level, as one list. Raises TypeError, ValueError."""
+    """Return nested lists, of one length at each level, as one list. Raises TypeError, ValueError."""
     while isinstance(items, list) and items and isinstance(items[0], list):
         width = len(items[0])
         if any(len(item) != width for item in items):
             raise ValueError("its rows differ in length")
         items = list(chain.from_iterable(items))
     if not isinstance(items, list):
-        raise TypeError("it is no list")
+        raise TypeError("it is not a list")
     return items
 
 
 def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -> InferRequest:
-    """A raw binary request: the body is the one input of the model, as one row."""
+    """Decode a raw binary request, whose body is the one input of the model, as one row."""
     if len(info.inputs) != 1:
         raise InvalidError(f"a raw binary request has one input, but model {info.name!r} takes {len(info.inputs)}")
     spec = info.inputs[0]
@@ -274,24 +274,24 @@ def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -
 
 
 def encode(
-    request: InferRequest, response: InferResponse, info: ModelInfo, form: ResponseFormat
+    request: InferRequest, response: InferResponse, info: ModelInfo, format_: ResponseFormat
 ) -> tuple[bytes, list[Data]]:
-    """The JSON of an answer, and the tensors that follow it in binary.
+    """Return the JSON of a response, and the tensors that follow it in binary.
 
-    A number that JSON does not know (NaN, infinity) becomes null. Raises RequestError's children where the outputs
-    are not what was asked for.
+    A number that JSON does not have (NaN, infinity) becomes null. Raises RequestError's children where the outputs are
+    not what was asked for.
     """
     outputs, tail = [], []
     for tensor in requested_outputs(request, response, info):
-        if form.is_binary(tensor.name):
+        if format_.is_binary(tensor.name):
             tail.append(tensor.data)
             outputs.append(
-                _AnsweredTensor(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
+                _ResponseTensor(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
             )
         else:
-            outputs.append(_AnsweredTensor(tensor.name, tensor.datatype, tensor.shape, None, _listed(tensor)))
-    answer = _Answer(id=request.id, model_name=response.model, model_version=response.version, outputs=outputs)
-    return _encoder.encode(answer), tail
+            outputs.append(_ResponseTensor(tensor.name, tensor.datatype, tensor.shape, None, _listed(tensor)))
+    response_json = _Response(id=request.id, model_name=response.model, model_version=response.version, outputs=outputs)
+    return _encoder.encode(response_json), tail
 
 
 def _listed(tensor: Tensor) -> Sequence[Any]:

@@ -13,23 +13,25 @@ from cotenant.worker.ensemble import Ensemble, EnsembleStage
 
 
 class EnsembleTensors:
-    """Holds what the request brought and what steps made, by the ensemble's names. Data is passed on, and copied only
-    where the answers of a step that ran for each row are put together."""
+    """Hold the inputs of the request and the outputs of its steps, by the ensemble's names.
+
+    Data is passed on, and copied only where the outputs of a step that ran for each row are concatenated.
+    """
 
     def __init__(self, ensemble: Ensemble, inputs: Sequence[Tensor]) -> None:
         self._ensemble = ensemble
         self._tensors = {tensor.name: tensor for tensor in inputs}
-        self._rows: dict[str, dict[int, Tensor]] = {}  # what such a step made, by name and row
+        self._rows: dict[str, dict[int, Tensor]] = {}  # outputs of such a step, by name and row
 
     def inputs(self, number: int, item: int) -> tuple[Tensor, ...]:
-        """What the step of that number takes; one row of it, where it runs for each."""
+        """Return the inputs of the step with that number; one row of them, where it runs for each."""
         step = self._ensemble.steps[number]
         given = [_renamed(self._tensors[theirs], own) for own, theirs in step.inputs.items()]
         return tuple(_row(tensor, item) if step.each else tensor for tensor in given)
 
     def made(self, number: int, outputs: Sequence[Tensor]) -> dict[int, int]:
-        """For how many rows steps are to run that run for each row of what the step of that number made. Raises
-        FailedError where they cannot."""
+        """Return, by step, how many rows the steps run for that run for each row of this one's outputs. Raises
+        FailedError where the outputs do not agree, or have too many."""
         step = self._ensemble.steps[number]
         return {
             later: self._count(other, step, outputs)
@@ -38,7 +40,11 @@ class EnsembleTensors:
         }
 
     def _count(self, later: EnsembleStage, step: EnsembleStage, outputs: Sequence[Tensor]) -> int:
-        rows = {step.outputs[it.name]: it.shape[0] for it in outputs if it.name in step.outputs and it.shape}
+        rows = {
+            step.outputs[tensor.name]: tensor.shape[0]
+            for tensor in outputs
+            if tensor.name in step.outputs and tensor.shape
+        }
         counts = {theirs: rows[theirs] for theirs in later.inputs.values()}
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
@@ -49,7 +55,7 @@ class EnsembleTensors:
         return count
 
     def take(self, number: int, item: int, outputs: Sequence[Tensor]) -> None:
-        """What the step of that number made; of that row, where it runs for each."""
+        """Keep the outputs of the step with that number; of that row, where it runs for each."""
         step = self._ensemble.steps[number]
         for tensor in outputs:
             if tensor.name in step.outputs:
@@ -60,10 +66,11 @@ class EnsembleTensors:
                     self._tensors[name] = _renamed(tensor, name)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(self._tensors.get(spec.name) or self._gathered(spec) for spec in self._ensemble.info.outputs)
+        """Return the outputs of the ensemble. Raises FailedError where rows differ in shape."""
+        return tuple(self._tensors.get(spec.name) or self._concatenated(spec) for spec in self._ensemble.info.outputs)
 
-    def _gathered(self, spec: TensorSpec) -> Tensor:
-        """Rows in their order; none, of the shape that it would be, where there are none."""
+    def _concatenated(self, spec: TensorSpec) -> Tensor:
+        """Concatenate rows in their order; none, in the shape that they would have, where there are none."""
         rows = [row for _, row in sorted(self._rows.get(spec.name, {}).items())]
         rest = rows[0].shape[1:] if rows else tuple(max(0, size) for size in spec.shape[1:])
         if any(row.shape[1:] != rest for row in rows):

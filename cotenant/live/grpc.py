@@ -45,7 +45,7 @@ from cotenant.live.oip import (
 from cotenant.protocol import messages
 
 _MESSAGE_SIZE = (1 << 31) - 1  # bytes; the most that gRPC's setting can say
-_STREAMED = 64  # requests of one stream that may wait for their answers
+_MAX_STREAMED = 64  # requests of one stream that may wait for their responses
 
 _CODES: dict[type[CotenantError], grpc.StatusCode] = {
     MalformedError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -73,7 +73,7 @@ _CONTENTS = {
 
 
 class GrpcServer:
-    """Serves a core over gRPC. message_size: the largest request and answer, in bytes."""
+    """Serve a core over gRPC. message_size: of the largest request or response, in bytes."""
 
     def __init__(self, core: Core, *, message_size: int = _MESSAGE_SIZE) -> None:
         self._core = core
@@ -81,7 +81,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to serve; answers the port, which is a free one where 0 was asked. Raises ConfigError."""
+        """Begin to serve; return the port, which is a free one where 0 was asked for. Raises ConfigError."""
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._message_size),
@@ -121,12 +121,12 @@ class GrpcServer:
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
-            "SystemSharedMemoryStatus": self._no_regions,
-            "SystemSharedMemoryRegister": self._no_registration,
-            "SystemSharedMemoryUnregister": self._nothing,
-            "CudaSharedMemoryStatus": self._no_regions,
-            "CudaSharedMemoryRegister": self._no_registration,
-            "CudaSharedMemoryUnregister": self._nothing,
+            "SystemSharedMemoryStatus": self._shared_memory_status,
+            "SystemSharedMemoryRegister": self._reject_registration,
+            "SystemSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": self._shared_memory_status,
+            "CudaSharedMemoryRegister": self._reject_registration,
+            "CudaSharedMemoryUnregister": self._unregister,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
         }
@@ -136,13 +136,13 @@ class GrpcServer:
         return grpc.method_handlers_generic_handler(INFERENCE_SERVICE, handlers)
 
     def _unary(self, name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler[Any, Any]:
-        """A method of the protocol that answers keyword arguments for its response, or an awaitable of them."""
+        """Return the handler of a method that returns its response's fields, or an awaitable of them."""
         request, response = getattr(messages, f"{name}Request"), getattr(messages, f"{name}Response")
 
         async def call(wire: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                found = method(_parse(request, wire))
-                return response(**(await found if isinstance(found, Awaitable) else found))
+                fields = method(_parse(request, wire))
+                return response(**(await fields if isinstance(fields, Awaitable) else fields))
             except CotenantError as error:
                 return await _abort(context, error)
 
@@ -157,8 +157,8 @@ class GrpcServer:
             return await _abort(context, error)
 
     def _submit(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> asyncio.Future[bytes]:
-        """Take a request in, for its answer in wire form. To cancel the future is to leave. Raises RequestError's
-        children."""
+        """Submit a request; the future becomes its response in wire form, and cancelling it cancels the request. Raises
+        RequestError's children."""
         _check_version(message.model_version)
         info = self._core.model(message.model_name, message.model_version)
         request = _read_request(message, info, context.time_remaining())
@@ -181,9 +181,9 @@ class GrpcServer:
     async def _stream(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        """Requests are taken in as they come, and answered in their order."""
+        """Submit requests as they come, and respond in their order."""
         waiting: asyncio.Queue[tuple[str, asyncio.Future[bytes]] | None] = asyncio.Queue()
-        room = asyncio.Semaphore(_STREAMED)
+        room = asyncio.Semaphore(_MAX_STREAMED)
 
         async def read() -> None:
             try:
@@ -221,7 +221,7 @@ class GrpcServer:
                 if (item := waiting.get_nowait()) is not None and not item[1].cancel():
                     item[1].exception()  # nobody will read it, and asyncio should not complain of that
 
-    # The other methods. Each gets the message and answers the fields of its response.
+    # The other methods. Each takes the message and returns the fields of its response.
 
     def _server_live(self, message: Any) -> Mapping[str, Any]:
         return {"live": self._core.live()}
@@ -267,7 +267,7 @@ class GrpcServer:
 
     def _trace_setting(self, message: Any) -> Mapping[str, Any]:
         # No value means: back to the default.
-        update = {name: _one_or_all(setting.value) for name, setting in message.settings.items()}
+        update = {name: _single_or_list(setting.value) for name, setting in message.settings.items()}
         settings = self._core.trace_setting(message.model_name, update or None)
         return {
             "settings": {
@@ -281,13 +281,13 @@ class GrpcServer:
         settings = self._core.log_settings(update or None)
         return {"settings": {name: {kinds[type(value)]: value} for name, value in settings.items()}}
 
-    def _no_regions(self, message: Any) -> Mapping[str, Any]:
+    def _shared_memory_status(self, message: Any) -> Mapping[str, Any]:
         return {}
 
-    def _nothing(self, message: Any) -> Mapping[str, Any]:
+    def _unregister(self, message: Any) -> Mapping[str, Any]:
         return {}
 
-    def _no_registration(self, message: Any) -> Mapping[str, Any]:
+    def _reject_registration(self, message: Any) -> Mapping[str, Any]:
         raise UnsupportedError("no shared memory is registered here; send tensors in the message")
 
 
@@ -306,11 +306,12 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: CotenantErr
 
 def _check_version(version: str) -> None:
     if version and not version.isdecimal():
-        raise InvalidError(f"version {version!r} is no whole number; leave it empty for the newest")
+        raise InvalidError(f"version {version!r} is not an integer; leave it empty for the newest")
 
 
 def _repository_model(message: Any) -> str:
-    """KServe's dialect has the model's name where Triton's has that of the repository."""
+    """Return the model that a repository request names: KServe's dialect has its name where Triton's has that of the
+    repository."""
     if message.model_name and message.repository_name:
         raise UnsupportedError("there is one model repository; leave repository_name empty")
     name: str = message.model_name or message.repository_name
@@ -318,13 +319,13 @@ def _repository_model(message: Any) -> str:
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A map of any of the protocol's oneofs as plain values."""
+    """Return a map of any of the protocol's oneofs as plain values."""
     return {
         name: getattr(value, kind) for name, value in given.items() if (kind := value.WhichOneof("parameter_choice"))
     }
 
 
-def _one_or_all(value: Any) -> str | list[str] | None:
+def _single_or_list(value: Any) -> str | list[str] | None:
     if not value:
         return None
     return value[0] if len(value) == 1 else list(value)
@@ -357,7 +358,7 @@ def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequ
             )
         count = own.get("classification", 0)
         if type(count) is not int or count < 0:
-            raise InvalidError(f"output {wanted.name!r}: classification {count!r} is not a whole number from 0 up")
+            raise InvalidError(f"output {wanted.name!r}: classification {count!r} is not a non-negative integer")
         outputs.append(RequestedOutput(wanted.name, count))
     check_request(info, inputs, outputs)
     return InferRequest(
@@ -374,7 +375,7 @@ def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequ
 
 
 def _contents(given: Any) -> bytes:
-    """The typed contents of an input as raw bytes."""
+    """Return the typed contents of an input as raw bytes."""
     field = _CONTENTS.get(given.datatype)
     if field is None:
         if given.datatype in DTYPES:
@@ -390,8 +391,8 @@ def _contents(given: Any) -> bytes:
 
 
 def _write_response(request: InferRequest, response: InferResponse, outputs: Sequence[Tensor]) -> bytes:
-    """The wire form of a ModelInferResponse. The tensors are put behind what protobuf wrote, which is what it would
-    have done itself with two copies more."""
+    """Return the wire form of a ModelInferResponse. The tensors are appended to what protobuf wrote, which would write
+    the same but copy them twice."""
     head = messages.ModelInferResponse(
         model_name=response.model,
         model_version=response.version,
@@ -406,7 +407,7 @@ def _field(number: int, data: Data) -> bytes:
 
 
 def _parts(number: int, data: Data) -> tuple[bytes, Data]:
-    """A field of protobuf that holds bytes: its tag and length, and the bytes."""
+    """Return a protobuf field that holds bytes: its tag and length, and the bytes."""
     head, size = bytearray([number << 3 | 2]), len(data)
     while size > 0x7F:
         head.append(size & 0x7F | 0x80)

@@ -1,8 +1,8 @@
-"""What batches were seen to take beside neighbours, as samples that predictors learn from.
+"""Collect batch latencies observed under co-location, as training samples for interference predictors.
 
-A neighbour that has little to do slows little, and says nothing about what it costs when it is busy, which is what
-plans reckon with. So a batch counts only where each of the device's other lanes was either at work all the while or
-idle, but for a tenth, and at least one was at work.
+A co-located model that is mostly idle interferes little, and says nothing about its interference when busy, which is
+what plans assume. So a batch counts only where each of the device's other lanes was either busy or idle for all of its
+time, up to TOLERANCE of it, and at least one was busy.
 """
 
 from __future__ import annotations
@@ -15,52 +15,54 @@ from cotenant.live.statistics import DurationSum
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 
-SLACK = 0.1  # of a batch's time
-FEWEST = 10  # batches of a sample
-LOOKED_AT = 64  # batches of a neighbour that may have run beside one
-MOST = 4096  # kinds of run that are remembered
+TOLERANCE = 0.1  # of a batch's time in which another lane may have been both busy and idle
+MIN_BATCHES = 10  # of a sample
+RECENT_BATCHES = 64  # of a co-located lane, which may have run during one batch
+MAX_COMBINATIONS = 4096  # of co-located loads that are remembered
 
 
 class InterferenceObserver:
-    """Batches as they end, in order of time."""
+    """Take note of batches as they end, in order of time."""
 
     def __init__(self) -> None:
-        self._ended: defaultdict[LaneId, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=LOOKED_AT))
-        self._last: dict[LaneId, Load] = {}  # what each lane ran last
-        self._alone: defaultdict[tuple[Load, ...], DurationSum] = defaultdict(DurationSum)  # by victim and neighbours
+        self._ended: defaultdict[LaneId, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=RECENT_BATCHES))
+        self._last: dict[LaneId, Load] = {}  # of each lane's last batch
+        # By the victim's load and the co-located ones: profiled and observed latencies.
+        self._alone: defaultdict[tuple[Load, ...], DurationSum] = defaultdict(DurationSum)
         self._together: defaultdict[tuple[Load, ...], DurationSum] = defaultdict(DurationSum)
 
     def ran(
         self, lane: LaneId, load: Load, *, since: float, now: float, alone: float, others: Mapping[LaneId, float | None]
     ) -> None:
-        """A lane's batch is done. alone: seconds that it was profiled to take without neighbours.
+        """Take note of a batch that has ended. since, now: when it began and ended. alone: its profiled latency, in
+        seconds.
 
-        others: the other lanes of its device, with since when they are at work on a batch, None for idle ones.
+        others: the other lanes of its device, with the time since when each is running a batch, None for an idle one.
         """
         self._ended[lane].append((since, now))
         self._last[lane] = load
-        beside = []
+        colocated = []
         for other, begun in others.items():
-            busy = (now - max(since, begun) if begun is not None else 0.0) + self._worked(other, since)
-            if busy >= (1 - SLACK) * (now - since) and other in self._last:
-                beside.append(self._last[other])
-            elif busy > SLACK * (now - since):
+            busy = (now - max(since, begun) if begun is not None else 0.0) + self._busy_seconds(other, since)
+            if busy >= (1 - TOLERANCE) * (now - since) and other in self._last:
+                colocated.append(self._last[other])
+            elif busy > TOLERANCE * (now - since):
                 return
-        if beside:
-            run = (load, *sorted(beside, key=lambda it: (it.model, it.batch, it.share)))
-            if len(self._together) >= MOST and run not in self._together:
+        if colocated:
+            run = (load, *sorted(colocated, key=lambda other: (other.model, other.batch, other.share)))
+            if len(self._together) >= MAX_COMBINATIONS and run not in self._together:
                 self._forget()
             self._alone[run].add(alone)
             self._together[run].add(now - since)
 
     def _forget(self) -> None:
-        """The half that was seen least often: neighbours in many sizes come together in very many ways."""
-        seldom = sorted(self._together, key=lambda run: self._together[run].count)[: MOST // 2]
-        for run in seldom:
+        """Forget the half that was seen least often: batches of many sizes combine in very many ways."""
+        rarest = sorted(self._together, key=lambda run: self._together[run].count)[: MAX_COMBINATIONS // 2]
+        for run in rarest:
             del self._together[run], self._alone[run]
 
-    def _worked(self, lane: LaneId, since: float) -> float:
-        """Seconds since then, in batches that are done."""
+    def _busy_seconds(self, lane: LaneId, since: float) -> float:
+        """Return the seconds since then that a lane spent in batches that have ended."""
         total = 0.0
         for began, ended in reversed(self._ended[lane]):
             if ended <= since:
@@ -69,10 +71,10 @@ class InterferenceObserver:
         return total
 
     def samples(self) -> list[Sample]:
-        """Means of what was seen often enough."""
+        """Return the means of the combinations that were seen often enough."""
         return [
             Sample(victim, tuple(colocated), self._alone[run].seconds / it.count, it.seconds / it.count)
             for run, it in self._together.items()
-            if it.count >= FEWEST
+            if it.count >= MIN_BATCHES
             for victim, *colocated in [run]
         ]

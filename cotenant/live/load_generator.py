@@ -1,8 +1,8 @@
-"""An open-loop load generator: requests leave when they are due, whether or not earlier ones were answered.
+"""An open-loop load generator: requests are sent when they are due, whether or not earlier ones were answered.
 
-A closed loop slows down with the server that it measures, and so hides what real callers would have seen. Here a
-request counts from when its turn to be sent came, the wait for a connection included. How late that was, for want of
-processor time on this side, is the generator's fault and not the server's: the report gives it apart, as `lag`.
+A closed loop slows down with the server that it measures, and so hides what real callers would have seen. Here the
+latency of a request counts from its submission, the wait for a connection included. How late that was, for want of CPU
+time on this side, is the generator's fault and not the server's: the report gives it apart, as send lag (`lag`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from cotenant.measure.report import Report
 from cotenant.runtime.dispatcher import HOPELESS, PASSED
 from cotenant.workload.arrivals import Arrivals
 
-_TIMER = 0.001  # uvloop and epoll both count in whole milliseconds
-_BURST = 64  # sends in a row before answers are read
-_TICK = 1.0
+_TIMER = 0.001  # seconds; uvloop and epoll both count in whole milliseconds
+_MAX_BURST = 64  # requests sent in a row before responses are read
+_TICK = 1.0  # seconds between two reports
 _EXPIRED = (PASSED.encode(), HOPELESS.encode())
 
 
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What each request of a model carries. headers: such as ``Inference-Header-Content-Length`` of the binary form."""
+    """The body that each request of a model carries. headers: such as ``Inference-Header-Content-Length`` of the binary
+    form."""
 
     content: bytes
     headers: Mapping[str, str] = {}
@@ -49,11 +50,11 @@ async def generate_load(
     connections: int = 512,
     grace: float = 10.0,
 ) -> Report:
-    """Send to ``http://host:port`` for some seconds, and say what came back.
+    """Send requests to ``http://host:port`` for some seconds, and return the report of their outcomes.
 
-    arrivals: counts its sources as `models` does. on_tick: gets the report so far, once a second. connections: at most
-    so many are open; what finds none free waits for one, and that wait counts. grace: seconds to wait for the last
-    answers; what has none by then has failed. Raises ConfigError where nothing listens at the address.
+    arrivals: its sources are indices into `models`. on_tick: called with the report so far, once a second. connections:
+    the most that are open; a request that finds none free waits for one, which counts. grace: seconds to wait for the
+    last responses; a request without one has failed. Raises ConfigError where nothing listens at the address.
     """
     host, port = _host_port(address)
     client = _Client(host, port, [model.name for model in models], connections)
@@ -77,7 +78,7 @@ async def generate_load(
             for offset, source in zip(times.tolist(), sources.tolist(), strict=True):
                 due = start + offset
                 # Timers are a millisecond coarse: what is due within half of one goes now, rather than late.
-                while (wait := due - monotonic()) > _TIMER / 2 or burst >= _BURST:
+                while (wait := due - monotonic()) > _TIMER / 2 or burst >= _MAX_BURST:
                     burst = 0
                     await asyncio.sleep(max(0.0, min(wait, next_tick - monotonic())))
                     if (now := monotonic()) >= next_tick:
@@ -104,7 +105,7 @@ def _host_port(address: str) -> tuple[str, int]:
     except ValueError:
         port = None
     if url.scheme not in ("", "http") or not url.hostname or port is None:
-        raise ConfigError(f"{address!r} is not an address to send load to; write it as http://127.0.0.1:8000")
+        raise ConfigError(f"{address!r} is not the address of a server; write it as http://127.0.0.1:8000")
     return url.hostname, port
 
 
@@ -120,7 +121,7 @@ def _wire(host: str, port: int, model: str, body: RequestBody) -> bytes:
 
 
 class _Client:
-    """Keep-alive connections, as many as it takes, and one ledger a model."""
+    """Open keep-alive connections as they are needed, and keep a ledger of each model's outcomes."""
 
     def __init__(self, host: str, port: int, names: Sequence[str], limit: int) -> None:
         self.ledgers = {name: OutcomeLedger() for name in names}
@@ -150,7 +151,7 @@ class _Client:
         if room and len(self._waiting) > len(self._opening):
             task = asyncio.get_running_loop().create_task(self._open_one())
             self._opening.add(task)
-            task.add_done_callback(self._tried)
+            task.add_done_callback(self._on_opened)
 
     async def _open_one(self) -> None:
         try:
@@ -159,13 +160,13 @@ class _Client:
             if self._waiting:
                 self.ended(self._waiting.popleft()[0], Outcome.FAILED)
 
-    def _tried(self, task: asyncio.Task[None]) -> None:
+    def _on_opened(self, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)
         self._grow()
 
     def opened(self, connection: _Connection) -> None:
         self._open.add(connection)
-        self.free(connection)
+        self.release(connection)
 
     def lost(self, connection: _Connection) -> None:
         self._open.discard(connection)
@@ -175,7 +176,7 @@ class _Client:
             self.ended(connection.request, Outcome.FAILED)
         self._grow()
 
-    def free(self, connection: _Connection) -> None:
+    def release(self, connection: _Connection) -> None:
         if self._waiting:
             connection.send(*self._waiting.popleft())
         else:
@@ -190,7 +191,7 @@ class _Client:
             self._drained.set()
 
     async def drain(self, until: float) -> None:
-        """Wait for the last answers; what has none by then has failed."""
+        """Wait for the last responses; a request without one by then has failed."""
         if self._pending:
             self._drained = asyncio.Event()
             try:
@@ -209,7 +210,7 @@ class _Client:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time."""
+    """Carry one request at a time."""
 
     transport: asyncio.Transport
 
@@ -246,11 +247,11 @@ class _Connection(asyncio.Protocol):
         request, self.request = self.request, None
         error, self._error = self._error, b""
         if request is None:
-            self.transport.abort()  # an answer to nothing
+            self.transport.abort()  # a response to no request
             return
         self._client.ended(request, _outcome(self._parser.get_status_code(), error))
         if self._parser.should_keep_alive():
-            self._client.free(self)
+            self._client.release(self)
         else:
             self.transport.close()
 

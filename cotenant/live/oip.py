@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 in our own values: what the HTTP and gRPC front ends share."""
+"""The Open Inference Protocol v2 as values: what the HTTP and gRPC front ends share."""
 
 from __future__ import annotations
 
@@ -46,16 +46,18 @@ Data = bytes | bytearray | memoryview
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """classification: how many of the highest values to answer as labels; 0 for the tensor itself."""
+    """An output that a caller asks for. classification: how many of the highest values to return as labels; 0 for the
+    tensor itself."""
 
     name: str
     classification: int = 0
 
 
 class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """outputs: those asked for; empty: all. timeout: seconds from now, None for the model's own target.
+    """A request for inference, checked against its model.
 
-    patience: seconds after which the caller will have gone, if known. priority: 0 is the most urgent.
+    outputs: those asked for; empty: all. timeout: seconds from now, None for the model's target. patience: seconds
+    after which the caller will have left, if known. priority: 0 is the most urgent.
     """
 
     model: str
@@ -70,6 +72,8 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The outputs of a request that was served."""
+
     model: str
     version: str
     id: str = ""
@@ -77,7 +81,7 @@ class InferResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """state: READY, UNAVAILABLE, LOADING or UNLOADING."""
+    """A model in the repository index. state: READY, UNAVAILABLE (with a reason), LOADING or UNLOADING."""
 
     name: str
     version: str = ""
@@ -89,7 +93,7 @@ Done = Callable[[InferResponse | RequestError], None]
 
 
 class Core(Protocol):
-    """What the front ends ask of the server. Every method raises RequestError's children for what it cannot do."""
+    """What the front ends see of the server. Every method raises RequestError's children for what it cannot do."""
 
     def live(self) -> bool: ...
 
@@ -100,11 +104,11 @@ class Core(Protocol):
     def model_ready(self, name: str, version: str = "") -> bool: ...
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Triton's ModelConfig in its JSON shape."""
+        """Return Triton's ModelConfig in its JSON shape."""
         ...
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Triton's `model_stats`, one entry a model; all models where no name is given."""
+        """Return Triton's `model_stats`, one entry a model; all models where no name is given."""
         ...
 
     def index(self, *, ready: bool = False) -> list[IndexEntry]: ...
@@ -122,7 +126,7 @@ class Core(Protocol):
         ...
 
     def allocate(self, size: int) -> Any | None:
-        """A block of memory that workers share (`worker.arena.Block`), or None where there is no room."""
+        """Return a block of memory shared with workers (`worker.arena.Block`), or None where there is no room."""
         ...
 
     def infer(self, request: InferRequest, done: Done) -> int:
@@ -130,11 +134,11 @@ class Core(Protocol):
         ...
 
     def cancel(self, handle: int) -> None:
-        """The caller left: `done` will be called with CancelledError unless it was called already."""
+        """Cancel a request whose caller left: `done` is called with CancelledError unless it was called already."""
         ...
 
 
-# What both front ends answer of themselves.
+# What both front ends answer without a model.
 
 
 def server_metadata() -> dict[str, Any]:
@@ -151,13 +155,13 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-# What both front ends do with a request before the server sees it, and with its answer after.
+# What both front ends do with a request before the server sees it, and with its response afterwards.
 
 
 def scheduling(parameters: Parameters) -> tuple[float | None, int]:
-    """`timeout` (µs; 0: none) in seconds, and `priority`, from the parameters of a request.
+    """Return `timeout` in seconds (the parameter is in µs; 0: None), and `priority`, from a request's parameters.
 
-    The protocol counts priorities from 1 and says 0 for the default, which is ours; we count from 0. Raises
+    The protocol counts priorities from 1, with 0 for the server's default; the dispatcher counts from 0. Raises
     InvalidError.
     """
     if not parameters:
@@ -172,21 +176,22 @@ def scheduling(parameters: Parameters) -> tuple[float | None, int]:
 def _natural(parameters: Parameters, name: str) -> int:
     value = parameters.get(name, 0)
     if type(value) is not int or value < 0:  # True is an int, too
-        raise InvalidError(f"parameter {name!r}: {value!r} is not a whole number from 0 up")
+        raise InvalidError(f"parameter {name!r}: {value!r} is not a non-negative integer")
     return value
 
 
 def check_size(tensor: Tensor) -> None:
-    """Raises InvalidError where a tensor's data is not what its datatype and shape ask for."""
+    """Raise InvalidError where a tensor's data is not as long as its datatype and shape require."""
     if tensor.datatype == "BYTES":
-        have, want, unit = len(unpack_strings(tensor)), math.prod(tensor.shape), "elements"
+        actual, expected, unit = len(unpack_strings(tensor)), math.prod(tensor.shape), "elements"
     elif tensor.datatype in DTYPES:
-        have, want, unit = len(tensor.data), nbytes(tensor.datatype, tensor.shape), "bytes"
+        actual, expected, unit = len(tensor.data), nbytes(tensor.datatype, tensor.shape), "bytes"
     else:
         raise InvalidError(f"tensor {tensor.name!r}: no datatype {tensor.datatype!r}; there are {_datatypes()}")
-    if have != want:
+    if actual != expected:
         raise InvalidError(
-            f"tensor {tensor.name!r}: {have} {unit}, but {tensor.datatype} of shape {list(tensor.shape)} has {want}"
+            f"tensor {tensor.name!r}: {actual} {unit}, but {tensor.datatype} of shape {list(tensor.shape)} has"
+            f" {expected}"
         )
 
 
@@ -195,7 +200,7 @@ def _datatypes() -> str:
 
 
 def check_request(info: ModelInfo, inputs: Iterable[Tensor], outputs: Iterable[RequestedOutput]) -> None:
-    """Raises InvalidError unless these are inputs and outputs of the model. Sizes of data are not looked at."""
+    """Raise InvalidError unless these are inputs and outputs of the model. Sizes of data are not checked."""
     missing = {spec.name: spec for spec in info.inputs}
     rows = -1
     for tensor in inputs:
@@ -252,7 +257,10 @@ def _names(specs: Iterable[TensorSpec]) -> str:
 
 
 def requested_outputs(request: InferRequest, response: InferResponse, info: ModelInfo) -> Sequence[Tensor]:
-    """The outputs that the caller asked for, in that order, as labels where it asked for those."""
+    """Return the outputs that the caller asked for, in that order, as labels where it asked for those.
+
+    Raises FailedError where the model did not return one.
+    """
     if not request.outputs:
         return response.outputs
     given = {tensor.name: tensor for tensor in response.outputs}
@@ -273,10 +281,10 @@ def requested_outputs(request: InferRequest, response: InferResponse, info: Mode
 
 
 def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str] = ()) -> Tensor:
-    """The `count` highest values, as Triton's classification extension writes them: BYTES ``score:index``, and
+    """Return the `count` highest values as Triton's classification extension writes them: BYTES ``score:index``, and
     ``:label`` where the class has one.
 
-    Of each row where there are rows, else of the whole tensor. Only for the datatypes of FORMATS.
+    They are those of each row where the tensor is batched, else of the whole tensor. Only for the datatypes of FORMATS.
     """
     rows = tensor.shape[0] if batched else 1
     flat = to_values(tensor)
@@ -292,7 +300,8 @@ def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str]
 
 
 def to_values(tensor: Tensor) -> tuple[Any, ...]:
-    """Its elements as Python's own numbers, row-major. Only for the datatypes of FORMATS."""
+    """Return the elements as Python numbers, row-major. Only for the datatypes of FORMATS. Raises FailedError where the
+    data does not fit the shape."""
     try:
         return struct.unpack(f"<{math.prod(tensor.shape)}{FORMATS[tensor.datatype]}", tensor.data)
     except struct.error as error:
@@ -300,19 +309,19 @@ def to_values(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def pack_strings(items: Iterable[bytes]) -> bytes:
-    """BYTES elements → their wire form."""
+    """Return the wire form of BYTES elements."""
     return b"".join([struct.pack("<I", len(item)) + item for item in items])
 
 
 def unpack_strings(tensor: Tensor) -> list[memoryview]:
-    """The elements of a BYTES tensor. Raises InvalidError where a length points past the end."""
+    """Return the elements of a BYTES tensor. Raises InvalidError where a length points past the end."""
     data = memoryview(tensor.data)
-    found: list[memoryview] = []
+    elements: list[memoryview] = []
     position, end = 0, len(data)
     while position < end:
         start = position + 4
         position = start + int.from_bytes(data[position:start], "little")
         if start > end or position > end:
-            raise InvalidError(f"tensor {tensor.name!r}: its element {len(found)} ends after its data do")
-        found.append(data[start:position])
-    return found
+            raise InvalidError(f"tensor {tensor.name!r}: its element {len(elements)} ends after its data do")
+        elements.append(data[start:position])
+    return elements

@@ -1,4 +1,4 @@
-"""The web page at ``/``: what is served, and how it goes."""
+"""The web page at ``/``: the plan, the models and the workers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def render_page(status: Status) -> str:
     return (
         f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Cotenant</title>'
         f"<style>{STYLE}</style><h1>Cotenant</h1>"
-        f"<p>Plan by {escape(plan.planner)}; shares are held by {escape(status.isolation)}.</p>{''.join(bars)}"
-        "<table><tr><th>model<th>state<th>target<th>planned /s<th>served<th>mean<th>in time<th>other ends</tr>"
+        f"<p>Plan by {escape(plan.planner)}; isolation: {escape(status.isolation)}.</p>{''.join(bars)}"
+        "<table><tr><th>model<th>state<th>target<th>planned/s<th>served<th>mean<th>attainment<th>other outcomes</tr>"
         f"{''.join(models)}</table>"
         "<table><tr><th>partition<th>worker<th>share<th>used<th>memory<th>restarts<th>last death</tr>"
         f"{workers}</table>"

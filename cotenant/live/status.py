@@ -48,7 +48,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerStatus]
 
     def rows(self, plan: Plan) -> list[list[str]]:
-        """For people, a row a model: name, state, target, planned/s, served, mean, in time, other ends."""
+        """Return a row a model, as text: name, state, target, planned/s, served, mean, attainment, other
+        outcomes."""
         rows = []
         for entry in self.models:
             counts = self.statistics.get(entry.name)

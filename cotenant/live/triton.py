@@ -1,4 +1,4 @@
-"""What Triton's users can read of a server: a model's configuration, and settings of trace and log, which stay."""
+"""Triton's view of a server: the configuration of a model, and the trace and log settings, which are fixed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOG: dict[str, Any] = {
 
 
 def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId, str]) -> dict[str, Any]:
-    """Triton's ModelConfig in its JSON shape. lanes: those that the model has, with the kind of their device."""
+    """Return Triton's ModelConfig in its JSON shape. lanes: those of the model, with the kind of their device."""
     batching: dict[str, Any] = {}
     if info.platform == ENSEMBLE:
         batching = {"ensemble_scheduling": msgspec.to_builtins(offered.entry.config.ensemble_scheduling)}
@@ -61,7 +61,7 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
             for lane, kind in lanes.items()
         ],
         "default_model_filename": "" if info.platform == ENSEMBLE else offered.entry.path.name,
-        # Whoever sends made-up requests needs it, such as `cotenant loadtest`.
+        # Load generators that send random inputs need it, such as `cotenant loadtest`.
         "model_warmup": [
             {"inputs": {name: {"dims": given.dims, "zero_data": given.zero_data} for name, given in it.inputs.items()}}
             for it in offered.entry.config.model_warmup
@@ -74,7 +74,8 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
 
 
 def updated_settings(settings: dict[str, Any], update: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
-    """The settings, after an update that changes nothing; any other is refused, so that nobody believes in it."""
+    """Return the settings. Raises InvalidError for an update of an unknown one, UnsupportedError for one that would
+    change a value."""
     for name, value in (update or {}).items():
         if name not in settings:
             raise InvalidError(f"unknown {what} '{name}'; there are: {', '.join(settings)}")

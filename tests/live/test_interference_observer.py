@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cotenant.core.identity import DeviceId, LaneId
-from cotenant.live.interference_observer import FEWEST, InterferenceObserver
+from cotenant.live.interference_observer import MIN_BATCHES, InterferenceObserver
 from cotenant.predictors import Load
 
 LANE_A, LANE_B, LANE_C, LANE_D = (LaneId(DeviceId("cpu"), slot) for slot in range(4))
@@ -14,7 +14,7 @@ A, B, C = Load("a", "k", 4, 500), Load("b", "k", 1, 250), Load("c", "k", 2, 250)
 def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
     """b runs three batches while a runs one."""
     beside = InterferenceObserver()
-    for i in range(FEWEST + 1):
+    for i in range(MIN_BATCHES + 1):
         for part in range(3):
             began = 3.0 * i + part
             beside.ran(LANE_B, B, since=began, now=began + 0.98, alone=0.7, others={LANE_A: 3.0 * i})
@@ -28,7 +28,7 @@ def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
 
 def test_a_neighbour_that_was_busy_for_a_part_tells_nothing() -> None:
     beside = InterferenceObserver()
-    for i in range(2 * FEWEST):
+    for i in range(2 * MIN_BATCHES):
         beside.ran(LANE_B, B, since=i, now=i + 0.5, alone=0.5, others={LANE_A: None})
         beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: None})
         beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: i + 0.8, LANE_C: None})
@@ -39,7 +39,7 @@ def test_idle_neighbours_are_none_and_several_are_in_one_order() -> None:
     beside = InterferenceObserver()
     beside.ran(LANE_C, C, since=0.0, now=0.1, alone=0.1, others={})
     beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
-    for i in range(1, FEWEST + 1):
+    for i in range(1, MIN_BATCHES + 1):
         for others in ({LANE_B: 0.2, LANE_C: 0.2, LANE_D: None}, {LANE_C: 0.2, LANE_D: None, LANE_B: 0.2}):
             beside.ran(LANE_A, A, since=i, now=i + 1.5, alone=1.0, others=others)
     (sample,) = beside.samples()
@@ -49,18 +49,18 @@ def test_idle_neighbours_are_none_and_several_are_in_one_order() -> None:
 def test_what_was_seen_seldom_may_be_chance() -> None:
     beside = InterferenceObserver()
     beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
-    for i in range(1, FEWEST):
+    for i in range(1, MIN_BATCHES):
         beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: 0.2})
     assert beside.samples() == []
-    beside.ran(LANE_A, A, since=FEWEST, now=FEWEST + 1, alone=0.5, others={LANE_B: 0.2})
+    beside.ran(LANE_A, A, since=MIN_BATCHES, now=MIN_BATCHES + 1, alone=0.5, others={LANE_B: 0.2})
     assert len(beside.samples()) == 1
 
 
 def test_of_very_many_kinds_of_run_the_most_usual_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.live.interference_observer.MOST", 8)
+    monkeypatch.setattr("cotenant.live.interference_observer.MAX_COMBINATIONS", 8)
     beside = InterferenceObserver()
     beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
-    for i in range(1, FEWEST + 1):
+    for i in range(1, MIN_BATCHES + 1):
         beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: 0.2})
     for rows in range(1, 100):
         beside.ran(LANE_A, Load("a", "k", rows, 500), since=0.3, now=0.4, alone=0.1, others={LANE_B: 0.2})

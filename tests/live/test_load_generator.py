@@ -162,5 +162,5 @@ def test_it_says_so_where_nothing_listens() -> None:
 
 @pytest.mark.parametrize("address", ["localhost", "https://localhost:80", "http://:80", "http://localhost:high", ""])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not an address to send load to; write it as http://127\.0\.0\.1:8000$"):
+    with pytest.raises(ConfigError, match=r"is not the address of a server; write it as http://127\.0\.0\.1:8000$"):
         asyncio.run(generate_load(address, [MODEL], BODIES, arrivals(1), 1.0))

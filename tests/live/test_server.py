@@ -361,7 +361,7 @@ def test_a_caller_without_patience_gets_no_more_time_than_the_target(tmp_path: P
 
 def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models side by side, whose batches take half as long again as alone: 30 ms, as fake workers sleep."""
-    monkeypatch.setattr(interference_observer, "FEWEST", 3)
+    monkeypatch.setattr(interference_observer, "MIN_BATCHES", 3)
     told: list[Sample] = []
 
     async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:

@@ -12,10 +12,10 @@ from cotenant.live.oip import Data
 
 @functools.lru_cache(maxsize=256)
 def encoding_for(accept: bytes, binary: bool) -> bytes | None:
-    """The compression to use for a caller that accepts these.
+    """Return the encoding for a caller that accepts these; None for no compression.
 
-    Numbers in binary hardly shrink, and libraries accept gzip without being asked: binary is compressed only for a
-    caller that names one encoding and so means it.
+    Binary numbers hardly shrink, and libraries accept gzip by default: binary is compressed only for a caller that
+    names a single encoding, and so means it.
     """
     weights: dict[bytes, bool] = {}
     for item in accept.lower().split(b","):
@@ -27,13 +27,14 @@ def encoding_for(accept: bytes, binary: bool) -> bytes | None:
 
 
 def deflate(body: Sequence[Data], encoding: bytes) -> bytes:
-    # Level 1: the answer is under way sooner than a better one would be made.
+    """Return the body in that encoding, gzip or deflate."""
+    # Level 1: what more compression would save in transfer, it would take in time.
     packer = zlib.compressobj(1, zlib.DEFLATED, 31 if encoding == b"gzip" else 15)
     return b"".join([*map(packer.compress, body), packer.flush()])
 
 
 def inflate(body: Data, limit: int) -> bytes | None:
-    """None where there is more than `limit` bytes in it. Raises zlib.error."""
+    """Return the unpacked body, None where it has more than `limit` bytes. Raises zlib.error."""
     unpacker = zlib.decompressobj(47)  # zlib or gzip, as its head says
     data = unpacker.decompress(body, limit + 1)
     if len(data) > limit:

@@ -46,7 +46,7 @@ class RequestCycle:
         "body",
         "channel",
         "closes",
-        "form",
+        "format",
         "handle",
         "headers",
         "http_1_0",
@@ -77,7 +77,7 @@ class RequestCycle:
         try:
             info = self.info = core.model(model, version)
             header = _header_length(self.headers)
-            request, self.form = codec.decode(self.body, info, header=header, block=self.block, start=self.start)
+            request, self.format = codec.decode(self.body, info, header=header, block=self.block, start=self.start)
             self.request = request
             self.body, self.block = b"", None
             self.handle = core.infer(request, self.done)
@@ -92,7 +92,7 @@ class RequestCycle:
             self.fail(result)
             return
         try:
-            text, tail = codec.encode(self.request, result, self.info, self.form)
+            text, tail = codec.encode(self.request, result, self.info, self.format)
         except RequestError as error:
             self.fail(error)
             return

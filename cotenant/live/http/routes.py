@@ -156,11 +156,11 @@ def _set_log(services: Services, route: Route, request: RequestCycle) -> Any:
     return services.core.log_settings(_object(request.body))
 
 
-def _no_regions(services: Services, route: Route, request: RequestCycle) -> Any:
+def _shared_memory_status(services: Services, route: Route, request: RequestCycle) -> Any:
     return []
 
 
-def _nothing(services: Services, route: Route, request: RequestCycle) -> Any:
+def _unregister(services: Services, route: Route, request: RequestCycle) -> Any:
     return TextResponse(b"")
 
 
@@ -202,9 +202,9 @@ _ROUTES: list[tuple[str, dict[bytes, Handler]]] = [
     (r"/v2/repository/models/(?P<model>[^/]+)/load", {b"POST": _load}),
     (r"/v2/repository/models/(?P<model>[^/]+)/unload", {b"POST": _unload}),
     (r"/v2/repository/[^/]+/(?:index|models/[^/]+/(?:un)?load)", {b"POST": _reject_named_repository}),
-    (rf"{_REGION}/status", {b"GET": _no_regions}),
+    (rf"{_REGION}/status", {b"GET": _shared_memory_status}),
     (rf"{_REGION}/register", {b"POST": _reject_registration}),
-    (rf"{_REGION}/unregister", {b"POST": _nothing}),
+    (rf"{_REGION}/unregister", {b"POST": _unregister}),
 ]
 _PATTERNS = [(re.compile(path), handlers) for path, handlers in _ROUTES]
 
