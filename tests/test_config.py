@@ -419,17 +419,17 @@ def test_a_model_may_be_asked_for_directly_too_or_only_be_limited(tmp_path: Path
         (
             'after = ["resnet50"]',
             'after = ["resnet"]',
-            "applications[0]: application 'street': stage 'again': after 'resnet', which is none of its stages",
+            "applications[0]: application 'street': stage 'again' follows 'resnet', which is not one of its stages",
         ),
         (
             'after = ["resnet50"]',
             'after = ["again"]',
-            "applications[0]: application 'street': its stages go round in a circle: again after again",
+            "applications[0]: application 'street': its stages form a cycle: again after again",
         ),
         (
             'name = "again"',
             'name = "rare"',
-            "applications[0]: application 'street': stage 'rare' stands twice; give each a name of its own",
+            "applications[0]: application 'street': stage 'rare' is listed twice; give each a name of its own",
         ),
         (
             "{ poisson = 1.5 }",

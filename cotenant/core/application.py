@@ -1,9 +1,9 @@
-"""Applications: several models that one request goes through, with one target for the whole.
+"""Applications: graphs of models that one request passes through, with one SLO for the whole.
 
-A stage is a model, what it comes after, and its fan-out: how many requests of it there are. A stage that comes after
-one other makes that many for each finished request of the other, at once: the objects found in a picture are looked at
-one by one. One that comes after several waits until all their requests are done, and is then made once, that many
-times; so is one that comes after none, when the application's request arrives.
+A stage is a model, the stages that it follows, and its fan-out, a number of requests. A stage after exactly one other
+sends that many for each finished request of the other, together: the objects detected in a picture are classified one
+by one. A stage after several waits until all their requests are done, and then sends its requests once; a stage after
+none does so when the application's request arrives.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from cotenant.errors import PlanError
 
-MOST = 10_000  # requests that one may become at most: more is a slip of the pen
-SLACK = 1e-9  # chances are written in decimals
+MAX_REQUESTS = 10_000  # that one request may fan out to; more is taken for a typo
+PROBABILITY_TOLERANCE = 1e-9  # for probabilities written as decimals
 
 
 class Fixed(msgspec.Struct, frozen=True, tag=True):
-    """Always so many."""
+    """A constant number of requests."""
 
     count: int = 1
 
@@ -34,11 +34,11 @@ class Fixed(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def burst(self) -> float:
-        """How many are made together, as one of them finds it: itself and the others, on average."""
+        """The mean size of the group that a request is sent in, seen by one of its requests."""
         return float(self.count)
 
-    def chance(self, each: float) -> float:
-        """How likely all succeed where each does with that chance (the generating function)."""
+    def all_succeed(self, each: float) -> float:
+        """Return the probability that all succeed if each does with this probability (the generating function)."""
         return each**self.count
 
     def draw(self, rng: np.random.Generator, times: int) -> NDArray[np.int64]:
@@ -46,7 +46,7 @@ class Fixed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Poisson(msgspec.Struct, frozen=True, tag=True):
-    """A random number with this mean, as many as things that turn up independently."""
+    """A Poisson number of requests, as of independent detections."""
 
     mean: float
 
@@ -54,7 +54,7 @@ class Poisson(msgspec.Struct, frozen=True, tag=True):
     def burst(self) -> float:
         return self.mean + 1
 
-    def chance(self, each: float) -> float:
+    def all_succeed(self, each: float) -> float:
         return math.exp(self.mean * (each - 1))
 
     def draw(self, rng: np.random.Generator, times: int) -> NDArray[np.int64]:
@@ -62,7 +62,7 @@ class Poisson(msgspec.Struct, frozen=True, tag=True):
 
 
 class Choice(msgspec.Struct, frozen=True, tag=True):
-    """One of these counts, each with its chance; the chances add up to 1."""
+    """One of several counts, each with its probability; these add up to 1."""
 
     counts: tuple[int, ...]
     chances: tuple[float, ...]
@@ -75,7 +75,7 @@ class Choice(msgspec.Struct, frozen=True, tag=True):
     def burst(self) -> float:
         return sum(count**2 * chance for count, chance in zip(self.counts, self.chances, strict=True)) / self.mean
 
-    def chance(self, each: float) -> float:
+    def all_succeed(self, each: float) -> float:
         return sum(chance * each**count for count, chance in zip(self.counts, self.chances, strict=True))
 
     def draw(self, rng: np.random.Generator, times: int) -> NDArray[np.int64]:
@@ -86,10 +86,11 @@ Fanout = Fixed | Poisson | Choice
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of an application. name: of the stage, within its application. after: names of stages.
+    """One model of an application.
 
-    counted: how many requests there are is what the stage before it finds, where models really run; the fan-out is what
-    to plan for. Such a stage comes after one whose requests are not counted themselves, and before none.
+    name: of the stage, unique in its application; after: names of stages that it follows. counted: at run time, the
+    number of requests is the number of results of the stage before it; the fan-out is what to plan for. Such a stage
+    follows one that is not counted itself, and none follows it.
     """
 
     name: str
@@ -100,7 +101,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A graph of models. slo: seconds from the arrival to the last answer; attainment: the fraction in time."""
+    """A graph of models.
+
+    slo: latency target in seconds, from the arrival to the last response; attainment: the fraction of requests that
+    must meet it.
+    """
 
     name: str
     slo: float
@@ -108,7 +113,7 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
-        """Raises PlanError for what is no graph of stages, or no promise."""
+        """Raise PlanError for an invalid graph of stages or an invalid SLO."""
         where = f"application {self.name!r}"
         if not 0 < self.slo < math.inf:
             raise PlanError(f"{where}: a target of {self.slo:g} s must lie above 0 and be finite")
@@ -120,109 +125,114 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for i, stage in enumerate(self.stages):
             here = f"{where}: stage {stage.name!r}"
             if stage.name in names[:i]:
-                raise PlanError(f"{here} stands twice; give each a name of its own")
+                raise PlanError(f"{here} is listed twice; give each a name of its own")
             for other in stage.after:
                 if other not in names:
-                    raise PlanError(f"{here}: after {other!r}, which is none of its stages {', '.join(names)}")
+                    raise PlanError(f"{here} follows {other!r}, which is not one of its stages {', '.join(names)}")
             if len(set(stage.after)) < len(stage.after):
-                raise PlanError(f"{here}: after one stage twice; name each once")
+                raise PlanError(f"{here} follows one stage twice; name each once")
             _check(stage.fanout, here)
         try:
             TopologicalSorter({stage.name: stage.after for stage in self.stages}).prepare()
         except CycleError as error:
-            raise PlanError(
-                f"{where}: its stages go round in a circle: {' after '.join(error.args[1][::-1])}"
-            ) from None
+            raise PlanError(f"{where}: its stages form a cycle: {' after '.join(error.args[1][::-1])}") from None
         for name, requests in self.visits.items():
             if not requests:
                 raise PlanError(f"{where}: stage {name!r} is never reached, as fan-outs before it or its own are 0")
-            if requests > MOST:
+            if requests > MAX_REQUESTS:
                 raise PlanError(
-                    f"{where}: stage {name!r} gets {requests:g} requests for each; at most {MOST} make sense"
+                    f"{where}: stage {name!r} gets {requests:g} requests for each; at most {MAX_REQUESTS} make sense"
                 )
 
     @cached_property
     def order(self) -> tuple[Stage, ...]:
-        """The stages, each behind those it comes after; as they stand where that is so already."""
-        found: dict[str, Stage] = {}
-        while len(found) < len(self.stages):
-            ready = (stage for stage in self.stages if stage.name not in found and found.keys() >= set(stage.after))
+        """The stages in topological order, otherwise as listed."""
+        ordered: dict[str, Stage] = {}
+        while len(ordered) < len(self.stages):
+            ready = (stage for stage in self.stages if stage.name not in ordered and ordered.keys() >= set(stage.after))
             stage = next(ready)
-            found[stage.name] = stage
-        return tuple(found.values())
+            ordered[stage.name] = stage
+        return tuple(ordered.values())
 
     @cached_property
     def visits(self) -> dict[str, float]:
-        """Requests of each stage for one of the application, on average."""
-        found: dict[str, float] = {}
+        """The mean number of requests of each stage for one of the application."""
+        visits: dict[str, float] = {}
         for stage in self.order:
-            before = found[stage.after[0]] if len(stage.after) == 1 else 1.0
-            found[stage.name] = before * stage.fanout.mean
-        return found
+            parent_visits = visits[stage.after[0]] if len(stage.after) == 1 else 1.0
+            visits[stage.name] = parent_visits * stage.fanout.mean
+        return visits
 
     def models(self) -> set[str]:
+        """Return the names of the models of all stages."""
         return {stage.model for stage in self.stages}
 
     def uses(self, model: str) -> float:
-        """Requests of a model for one of the application, on average."""
+        """Return the mean number of requests of a model for one of the application."""
         return sum(self.visits[stage.name] for stage in self.stages if stage.model == model)
 
     def burst(self, model: str) -> float:
-        """Requests of a model that are made together, as one of them finds it on average; 0 of one that is not used."""
-        most = 0.0
+        """Return the mean group size that one request of a model sees: itself and those sent with it; 0 if unused."""
+        largest = 0.0
         for stage in self.stages:
             if stage.model == model:
-                beside = [it for it in self.stages if it is not stage and (it.model, it.after) == (model, stage.after)]
-                most = max(most, stage.fanout.burst + sum(it.fanout.mean for it in beside))
-        return most
+                others = [each for each in self.stages if each is not stage and each.model == model]
+                siblings = [each for each in others if each.after == stage.after]
+                largest = max(largest, stage.fanout.burst + sum(each.fanout.mean for each in siblings))
+        return largest
 
     def finish_times(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """When each stage ends at the latest, in seconds from the arrival, if each takes so long."""
-        found: dict[str, float] = {}
+        """Return when each stage ends, in seconds from the arrival, if each takes a given number of seconds."""
+        finish: dict[str, float] = {}
         for stage in self.order:
-            found[stage.name] = max((found[other] for other in stage.after), default=0.0) + seconds[stage.name]
-        return found
+            finish[stage.name] = max((finish[other] for other in stage.after), default=0.0) + seconds[stage.name]
+        return finish
 
     def remainder(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """What comes after each stage on the longest way to the end, in seconds."""
-        found = dict.fromkeys((stage.name for stage in self.stages), 0.0)
+        """Return the seconds on the longest path after each stage."""
+        remaining = dict.fromkeys((stage.name for stage in self.stages), 0.0)
         for stage in reversed(self.order):
             for other in stage.after:
-                found[other] = max(found[other], found[stage.name] + seconds[stage.name])
-        return found
+                remaining[other] = max(remaining[other], remaining[stage.name] + seconds[stage.name])
+        return remaining
 
     def length(self, seconds: Mapping[str, float]) -> float:
-        """The longest way through the graph, in seconds."""
+        """Return the seconds on the longest path through the graph."""
         return max(self.finish_times(seconds).values())
 
     def success(self, each: Mapping[str, float]) -> float:
-        """How likely all requests of one succeed, where those of each model do with that chance, independently."""
-        whole = 1.0
-        branch = dict.fromkeys((stage.name for stage in self.stages), 1.0)  # what follows from one request of it
+        """Return the probability that all requests of one succeed, if those of each model do so independently.
+
+        each: by model, the probability that one of its requests succeeds.
+        """
+        probability = 1.0
+        branch_success = dict.fromkeys(
+            (stage.name for stage in self.stages), 1.0
+        )  # of everything that follows from one of its requests
         for stage in reversed(self.order):
-            chance = stage.fanout.chance(each[stage.model] * branch[stage.name])
+            success = stage.fanout.all_succeed(each[stage.model] * branch_success[stage.name])
             if len(stage.after) == 1:
-                branch[stage.after[0]] *= chance
+                branch_success[stage.after[0]] *= success
             else:
-                whole *= chance
-        return whole
+                probability *= success
+        return probability
 
 
 def _check(fanout: Fanout, here: str) -> None:
-    """Raises PlanError for what is no number of requests."""
+    """Raise PlanError for an invalid number of requests."""
     match fanout:
         case Fixed(count):
-            if not 0 <= count <= MOST:
-                raise PlanError(f"{here}: a fan-out of {count} must be 0 to {MOST}")
+            if not 0 <= count <= MAX_REQUESTS:
+                raise PlanError(f"{here}: a fan-out of {count} must be 0 to {MAX_REQUESTS}")
         case Poisson(mean):
-            if not 0 <= mean <= MOST:
-                raise PlanError(f"{here}: a fan-out of {mean:g} on average must be 0 to {MOST}")
+            if not 0 <= mean <= MAX_REQUESTS:
+                raise PlanError(f"{here}: a fan-out of {mean:g} on average must be 0 to {MAX_REQUESTS}")
         case Choice(counts, chances):
             if len(counts) != len(chances) or not counts:
                 raise PlanError(f"{here}: {len(counts)} fan-outs with {len(chances)} chances; give each its own")
-            if not all(0 <= count <= MOST for count in counts):
-                raise PlanError(f"{here}: fan-outs of {', '.join(map(str, counts))} must each be 0 to {MOST}")
-            if not all(0 <= chance <= 1 for chance in chances) or abs(sum(chances) - 1) > SLACK:
+            if not all(0 <= count <= MAX_REQUESTS for count in counts):
+                raise PlanError(f"{here}: fan-outs of {', '.join(map(str, counts))} must each be 0 to {MAX_REQUESTS}")
+            if not all(0 <= chance <= 1 for chance in chances) or abs(sum(chances) - 1) > PROBABILITY_TOLERANCE:
                 raise PlanError(
                     f"{here}: the chances {', '.join(f'{chance:g}' for chance in chances)} do not add up to 1"
                 )

@@ -1,4 +1,4 @@
-"""Devices of a plan that are alike: a fleet of a thousand is a few geometries, each many times."""
+"""Groups of identical devices: a fleet of a thousand is a few device configurations, each many times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.core.plan import Device, Plan
 
 
 class DeviceGroup(msgspec.Struct, frozen=True):
-    """Devices that are cut and filled alike, rates to three digits. device: the first of them."""
+    """Devices with the same partitions and placements, rates to three digits. device: the first of them."""
 
     device: Device
     count: int
@@ -19,12 +19,12 @@ class DeviceGroup(msgspec.Struct, frozen=True):
 
 
 def group_devices(plan: Plan) -> list[DeviceGroup]:
-    """The devices of a plan in groups, in the order of the first of each."""
-    found: dict[object, list[Device]] = {}
+    """Group the devices of a plan, in the order of the first of each group."""
+    groups: dict[object, list[Device]] = {}
     for device in plan.devices:
-        cuts = sorted(
-            (cut.share, *sorted((p.model, p.batch, p.procs, f"{p.rate:.3g}") for p in cut.placements))
-            for cut in device.partitions
+        partitions = sorted(
+            (partition.share, *sorted((p.model, p.batch, p.procs, f"{p.rate:.3g}") for p in partition.placements))
+            for partition in device.partitions
         )
-        found.setdefault((device.kind, *cuts), []).append(device)
-    return [DeviceGroup(devices[0], len(devices)) for devices in found.values()]
+        groups.setdefault((device.kind, *partitions), []).append(device)
+    return [DeviceGroup(devices[0], len(devices)) for devices in groups.values()]

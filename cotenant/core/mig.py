@@ -1,12 +1,12 @@
-"""Which MIG instances lie side by side on one GPU: a set of them is legal by placement, not by sum.
+"""MIG geometries: which instances fit one GPU together. A set is legal by placement, not by sum.
 
-An instance takes a run of memory slices, and may begin only at some of them (NVIDIA MIG user guide, supported
+An instance occupies consecutive memory slices, and may start only at some of them (NVIDIA MIG user guide, supported
 profiles; `nvidia-smi mig -lgipp`). Its share is its sevenths (an A30's quarters) of the multiprocessors, rounded down.
 Its memory is what `nvidia-smi mig -lgip` lists, the least where drivers differ; for the larger instances of an H200 no
-listing was at hand, and they count as so many of its smallest.
+listing was available, and they count as multiples of its smallest.
 
-A geometry is a name of that table or, for a GPU that is at hand, what its driver says of it: `geometry_name` writes
-that as a name of its own, so that it goes wherever a name does.
+A geometry is the name of a table below or, for an attached GPU, what its driver reports: `geometry_name` encodes that
+as a name, so that it can be used wherever a name can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _DESCRIBED = "mig of "
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """One kind of MIG instance. share: ‰; memory: bytes; slices: of memory; starts: slices where it may begin."""
+    """A MIG instance profile.
+
+    share: ‰; memory: bytes; slices: memory slices that it occupies; starts: slices at which it may start.
+    """
 
     name: str
     share: int
@@ -59,61 +62,61 @@ GEOMETRIES: dict[str, tuple[Instance, ...]] = {
 
 
 def is_known_geometry(geometry: str) -> bool:
-    """Whether that is the name of a geometry."""
+    """Return whether a name is that of a geometry."""
     return geometry in GEOMETRIES or geometry.startswith(_DESCRIBED)
 
 
 def instances(geometry: str) -> tuple[Instance, ...]:
-    """What a geometry can be cut into."""
-    return _read(geometry) if geometry.startswith(_DESCRIBED) else GEOMETRIES[geometry]
+    """Return the instance profiles of a geometry."""
+    return _parse(geometry) if geometry.startswith(_DESCRIBED) else GEOMETRIES[geometry]
 
 
-def geometry_name(some: Iterable[Instance]) -> str:
-    """A geometry of just these, as a name."""
+def geometry_name(entries: Iterable[Instance]) -> str:
+    """Encode a geometry of these instance profiles as a name."""
     return _DESCRIBED + " ".join(
-        f"{it.name}:{it.share}:{it.memory}:{it.slices}:{','.join(map(str, it.starts))}" for it in some
+        f"{each.name}:{each.share}:{each.memory}:{each.slices}:{','.join(map(str, each.starts))}" for each in entries
     )
 
 
 @cache
-def _read(geometry: str) -> tuple[Instance, ...]:
-    found = []
+def _parse(geometry: str) -> tuple[Instance, ...]:
+    parsed = []
     for text in geometry.removeprefix(_DESCRIBED).split():
         name, share, memory, slices, starts = text.split(":")
-        found.append(Instance(name, int(share), int(memory), int(slices), tuple(map(int, starts.split(",")))))
-    return tuple(found)
+        parsed.append(Instance(name, int(share), int(memory), int(slices), tuple(map(int, starts.split(",")))))
+    return tuple(parsed)
 
 
-def fixed_geometry(some: Iterable[tuple[str, int, int]]) -> str:
-    """The geometry of a GPU that is cut already, and stays so: instances as (name, share in ‰, bytes)."""
-    alike: dict[tuple[str, int, int], list[int]] = {}
-    for place, one in enumerate(some):
-        alike.setdefault(one, []).append(place)
-    return geometry_name(Instance(*one, 1, tuple(places)) for one, places in alike.items())
+def fixed_geometry(entries: Iterable[tuple[str, int, int]]) -> str:
+    """Return the geometry of a GPU whose instances exist and stay: (name, share in ‰, bytes) of each."""
+    numbers: dict[tuple[str, int, int], list[int]] = {}
+    for number, entry in enumerate(entries):
+        numbers.setdefault(entry, []).append(number)
+    return geometry_name(Instance(*entry, 1, tuple(positions)) for entry, positions in numbers.items())
 
 
 def instance_shares(geometry: str) -> tuple[int, ...]:
-    """The shares that its instances have, in ‰, ascending."""
+    """Return the shares of a geometry's instances, in ‰, ascending."""
     return tuple(sorted({instance.share for instance in instances(geometry)}))
 
 
 @cache
 def maximal_layouts(geometry: str) -> tuple[tuple[Instance, ...], ...]:
-    """Every set of instances to which none can be added, in the order of the table."""
+    """Return every set of instances to which none can be added, in the order of the table."""
     table = instances(geometry)
-    found: dict[tuple[Instance, ...], None] = {}
-    for places in _placements(table, 0, 0):
-        taken = sum(((1 << instance.slices) - 1) << start for instance, start in places)
-        if not any(_free(instance, taken) for instance in table):
-            chosen = tuple(sorted((instance for instance, _ in places), key=table.index))
-            found[chosen] = None
-    return tuple(found)
+    layouts_: dict[tuple[Instance, ...], None] = {}
+    for placements in _placements(table, 0, 0):
+        used = sum(((1 << instance.slices) - 1) << start for instance, start in placements)
+        if not any(_free(instance, used) for instance in table):
+            chosen = tuple(sorted((instance for instance, _ in placements), key=table.index))
+            layouts_[chosen] = None
+    return tuple(layouts_)
 
 
 def placements_fit(geometry: str, needs: Sequence[tuple[int, int]]) -> tuple[Instance, ...] | None:
-    """Instances that lie side by side and hold partitions of (share in ‰, bytes), in the same order; None if none do.
+    """Return co-located instances for partitions of (share in ‰, bytes), in that order; None where there are none.
 
-    Where an instance with less memory does, it is taken.
+    Of several sufficient profiles, one with less memory is preferred.
     """
     return _fit(geometry, tuple(needs))
 
@@ -143,28 +146,28 @@ _Multiset = frozenset[tuple[Instance, int]]
 
 @cache
 def _subsets(geometry: str) -> frozenset[_Multiset]:
-    """Every legal multiset of instances, as pairs of instance and number."""
-    every = _placements(instances(geometry), 0, 0)
-    return frozenset(_multiset(instance for instance, _ in places) for places in every)
+    """Return every legal multiset of instances, as pairs of instance and number."""
+    placements_lists = _placements(instances(geometry), 0, 0)
+    return frozenset(_multiset(instance for instance, _ in placements) for placements in placements_lists)
 
 
-def _multiset(some: Iterable[Instance]) -> _Multiset:
-    return frozenset(Counter(some).items())
+def _multiset(entries: Iterable[Instance]) -> _Multiset:
+    return frozenset(Counter(entries).items())
 
 
-def _free(instance: Instance, taken: int) -> bool:
+def _free(instance: Instance, used: int) -> bool:
     mask = (1 << instance.slices) - 1
-    return any(not taken & mask << start for start in instance.starts)
+    return any(not used & mask << start for start in instance.starts)
 
 
-def _placements(table: Sequence[Instance], start: int, taken: int) -> list[list[tuple[Instance, int]]]:
-    """Every way to put instances on the slices from `start` on that are not `taken`."""
-    last = max(at for instance in table for at in instance.starts)
-    found: list[list[tuple[Instance, int]]] = [[]]
-    for at in range(start, last + 1):
+def _placements(table: Sequence[Instance], start: int, used: int) -> list[list[tuple[Instance, int]]]:
+    """Return every way to place instances on the slices from `start` on that are not `used` (a bit mask)."""
+    last = max(position for instance in table for position in instance.starts)
+    ways: list[list[tuple[Instance, int]]] = [[]]
+    for position in range(start, last + 1):
         for instance in table:
-            mask = ((1 << instance.slices) - 1) << at
-            if at in instance.starts and not taken & mask:
-                rest = _placements(table, at + 1, taken | mask)
-                found += [[(instance, at), *more] for more in rest]
-    return found
+            mask = ((1 << instance.slices) - 1) << position
+            if position in instance.starts and not used & mask:
+                rest = _placements(table, position + 1, used | mask)
+                ways += [[(instance, position), *others] for others in rest]
+    return ways

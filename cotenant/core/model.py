@@ -1,4 +1,4 @@
-"""What a user registers, and what a device can be cut into."""
+"""Models that users register, and kinds of devices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from cotenant.core.units import WHOLE
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model and its promise.
+    """A model and its SLO.
 
-    slo: latency target in seconds, from arrival to answer.
+    slo: latency target in seconds, from arrival to response.
     attainment: the fraction of requests that must meet it.
-    max_batch: no batch is larger, whatever the profile holds; None: as large as was profiled.
-    max_queue_delay: how long a free lane may hold back a batch that is not full, in seconds. 0 runs what is there.
+    max_batch: the largest batch, whatever the profile contains; None: the largest that was profiled.
+    max_queue_delay: how long a free lane may delay a batch that is not full, in seconds; 0: not at all.
     """
 
     name: str
@@ -24,15 +24,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices of one type.
+    """A type of device.
 
-    count: how many there are at most; None: as many as needed.
+    count: how many at most; None: as many as needed.
     memory: bytes on each.
-    price: per hour and device; None where cost is no question.
+    price: per hour and device; None where cost does not matter.
     cuts: legal shares in ‰, ascending.
     max_partitions: partitions on one device at most; None: any number.
-    geometry: how MIG cuts it (a name in core/mig.py): partitions are instances, which have memory of their own and lie
-    side by side only in certain ways. None: any cuts whose sum is at most the whole.
+    geometry: a MIG geometry (a name in core/mig.py): partitions are instances, with memory of their own and legal
+    placements. None: any cuts whose sum is at most the whole.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""A plan: which model runs on which partition of which device, in batches of what size.
+"""A plan: which model runs on which partition of which device, with what largest batch.
 
-The classes below are also the file: `Plan.to_json` and `Plan.from_json` are the format of docs/reference.md ("Plan"),
-where shares are in percent and durations in milliseconds.
+The classes below also define the file: `Plan.to_json` and `Plan.from_json` use the format of docs/reference.md
+("Plan"), with shares in percent and durations in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cotenant.errors import ConfigError
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """One model on one partition.
 
-    batch: its largest batch there. rate: requests per second that it is to carry.
-    duty: length of one round of the partition, in seconds; latency: of one batch of that size, neighbours
-    included, in seconds. procs: workers of the model that run at once.
+    batch: its largest batch there. rate: requests/s that it is planned to serve. duty: length of one round of the
+    partition in seconds; latency: of one batch of that size under co-location, in seconds. procs: concurrent workers of
+    the model.
     """
 
     model: str
@@ -34,14 +34,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """One cut of one device. Its placements share it in time."""
+    """A partition of a device. share: ‰; its placements share it in time."""
 
     share: int
     placements: tuple[Placement, ...]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device and how it is cut."""
+    """A device and its partitions."""
 
     id: DeviceId
     partitions: tuple[Partition, ...]
@@ -52,18 +52,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> int:
-        """What is not cut, in ‰."""
+        """The unallocated share, in ‰."""
         return WHOLE - sum(partition.share for partition in self.partitions)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs where, and what does not.
+    """What runs where, and what is not served.
 
-    devices: those that are used. unserved: the rate of each model that could not be placed, where above 0.
-
-    scale: the multiple of the asked rates that is served; 1 when all are.
-    bound: a proven limit on the objective, where the planner has one. split: application → stage → its part of the
-    application's target, in seconds. provenance: how the plan came about, where that is known.
+    devices: those that are used. unserved: the rate of each model that could not be placed, where above 0. scale: the
+    multiple of the requested rates that is served; 1 when all are. bound: a proven limit on the objective, where the
+    planner has one. split: application → stage → its budget of the application's target, in seconds. provenance: how
+    the plan was made, where known.
     """
 
     planner: str
@@ -82,23 +81,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.devices)
 
     def placements(self) -> Iterator[tuple[Device, Partition, Placement]]:
+        """Yield every placement with its device and partition."""
         for device in self.devices:
             for partition in device.partitions:
                 for placement in partition.placements:
                     yield device, partition, placement
 
     def rate(self, model: str) -> float:
-        """Requests per second that the plan carries for a model."""
+        """Return the requests/s that the plan serves for a model."""
         return sum(placement.rate for _, _, placement in self.placements() if placement.model == model)
 
     def rates(self) -> dict[str, float]:
-        """Requests per second that the plan carries, for each model that it places."""
-        carried: dict[str, float] = {}
+        """Return the requests/s that the plan serves, for each model that it places."""
+        rates: dict[str, float] = {}
         for _, _, placement in self.placements():
-            carried[placement.model] = carried.get(placement.model, 0.0) + placement.rate
-        return carried
+            rates[placement.model] = rates.get(placement.model, 0.0) + placement.rate
+        return rates
 
     def to_json(self) -> bytes:
+        """Encode as the file format."""
         file = _PlanFile(
             objective=self.objective,
             scale=self.scale,
@@ -142,7 +143,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: bytes | str, place: str = "plan") -> Plan:
-        """Raises ConfigError, naming `place` and the field, for anything that is not a plan."""
+        """Decode the file format. Raises ConfigError, with `place` and the field, for anything that is not a plan."""
         try:
             file = msgspec.json.decode(text, type=_PlanFile)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -187,7 +188,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _plain(value: float) -> float | int:
-    """20.0 → 20: a file that people read."""
+    """Return whole numbers as integers, for readable files: 20.0 → 20."""
     return int(value) if value == int(value) else value
 
 
@@ -221,5 +222,5 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
     planner: str
     devices: list[_DeviceFile]
     unserved: dict[str, float]
-    split_ms: dict[str, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET  # only where there are applications
+    split_ms: dict[str, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET  # only with applications
     provenance: Provenance | msgspec.UnsetType = msgspec.UNSET

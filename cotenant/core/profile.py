@@ -1,9 +1,9 @@
-"""What was measured of a model on a kind of device, and what that lets us say about points in between.
+"""Profiles: measured latency and memory of a model on a kind of device, interpolated between measured points.
 
 Between measured points the latency is linear in the batch and linear in 1/share (work that scales plus work that does
 not). Measurements are noisy, so the grid is first made monotone: a point may not be faster than one with fewer rows or
-more share, hence no prediction makes a larger share or a smaller batch slower than a measured point allows. Nothing is
-promised outside the grid: a share below the smallest, or a batch above the largest, takes for ever (`math.inf`).
+more share, hence no prediction makes a larger share or a smaller batch slower than a measured point allows. Outside the
+grid nothing is predicted: below the smallest share, or above the largest batch, the latency is `math.inf`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cotenant.errors import ConfigError
 
 REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
 MIB = 1 << 20
-FEATURE = "; further columns are features of a point, in numbers"
-ENDLESS = 1e9  # seconds, and MiB
-LARGEST = 1 << 16  # batch: a curve has an entry for each up to it
+FEATURE_HINT = "; further columns are features of a point, in numbers"
+MAX_VALUE = 1e9  # seconds, and MiB
+MAX_BATCH = 1 << 16  # a curve has an entry for each batch up to it
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +39,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile:
-    """One model on one kind of device.
+    """The profile of one model on one kind of device.
 
-    `curve(share)[n - 1]` is the latency of n rows in seconds; curves are made on first use and kept.
+    `curve(share)[n - 1]` is the latency of n rows in seconds; curves are computed on first use and cached.
     """
 
     def __init__(self, model: str, kind: str, points: Iterable[Point]) -> None:
@@ -59,31 +59,33 @@ class Profile:
         self._memory = tuple(zip(batches, (int(m) for m in largest), strict=True))
 
     def latency(self, batch: int, share: int, procs: int = 1) -> float:
-        """Seconds that a batch takes on a share (‰) while `procs` workers of the model run there."""
+        """Return the seconds of a batch on a share (‰) while `procs` workers of the model run there; inf outside the
+        grid.
+        """
         if not 1 <= batch <= self.max_batch:
             return math.inf
         return self.curve(share, procs)[batch - 1]
 
     def curve(self, share: int, procs: int = 1) -> tuple[float, ...]:
-        """Latencies in seconds of batches 1 to `max_batch` on a share (‰)."""
-        known = self._curves.get((share, procs))
-        if known is None:
-            known = self._curves[share, procs] = self._interpolate(share, procs)
-        return known
+        """Return latencies in seconds of batches 1 to `max_batch` on a share (‰)."""
+        curve = self._curves.get((share, procs))
+        if curve is None:
+            curve = self._curves[share, procs] = self._interpolate(share, procs)
+        return curve
 
     def memory(self, batch: int) -> int:
-        """Bytes of one worker whose largest batch is `batch`."""
+        """Return the bytes of one worker whose largest batch is `batch`."""
         for measured, size in self._memory:
             if measured >= batch:
                 return size
         return self._memory[-1][1]
 
     def features(self, batch: int, share: int) -> dict[str, float]:
-        """Further columns of the `nearest` point."""
+        """Return the further columns of the `nearest` point."""
         return self.nearest(batch, share).features
 
     def nearest(self, batch: int, share: int) -> Point:
-        """The measured point nearest in share, then in batch."""
+        """Return the measured point nearest in share, then in batch."""
         return min(self.points, key=lambda p: (abs(p.share - share), abs(p.batch - batch)))
 
     def _interpolate(self, share: int, procs: int) -> tuple[float, ...]:
@@ -97,50 +99,50 @@ class Profile:
             return tuple(grid[above].tolist())
         low, high = shares[above - 1], shares[above]
         weight = (1 / share - 1 / high) / (1 / low - 1 / high)
-        # What is unknown on the lower share stays so.
+        # What is unknown on the lower share stays unknown.
         slower = np.full(self.max_batch, math.inf)
         np.subtract(grid[above - 1], grid[above], out=slower, where=np.isfinite(grid[above - 1]))
         return tuple((grid[above] + weight * slower).tolist())
 
     def _grid(self, procs: int) -> tuple[list[int], NDArray[np.float64]]:
-        """Measured shares, and for each a row of latencies over batches 1 to max_batch, monotone in both."""
+        """Return measured shares, and for each a row of latencies over batches 1 to `max_batch`, monotone in both."""
         if procs in self._grids:
             return self._grids[procs]
         points = [point for point in self.points if point.procs == procs]
         shares = sorted({point.share for point in points})
-        wanted = np.arange(1, self.max_batch + 1)
+        batches_wanted = np.arange(1, self.max_batch + 1)
         grid = np.full((len(shares), self.max_batch), math.inf)
         for row, measured in enumerate(shares):
-            here = [(point.batch, point.latency) for point in points if point.share == measured]
-            batches, latencies = zip(*here, strict=True)
-            reached = wanted <= batches[-1]
-            grid[row, reached] = np.interp(wanted[reached], batches, np.maximum.accumulate(latencies))
-        # What is known is at least as slow as what has fewer rows or more share; what is not is at most as slow as what
-        # has more rows or less share.
-        known = np.isfinite(grid)
-        slowest = np.maximum.accumulate(np.where(known, grid, 0.0), axis=1)
+            points_at_share = [(point.batch, point.latency) for point in points if point.share == measured]
+            batches, latencies = zip(*points_at_share, strict=True)
+            within = batches_wanted <= batches[-1]
+            grid[row, within] = np.interp(batches_wanted[within], batches, np.maximum.accumulate(latencies))
+        # Known latencies are at least those of fewer rows or more share; unknown ones at most those of more rows
+        # or less share.
+        is_known = np.isfinite(grid)
+        slowest = np.maximum.accumulate(np.where(is_known, grid, 0.0), axis=1)
         slowest = np.maximum.accumulate(slowest[::-1], axis=0)[::-1]
-        grid = np.where(known, slowest, math.inf)
+        grid = np.where(is_known, slowest, math.inf)
         grid = np.minimum.accumulate(grid[:, ::-1], axis=1)[:, ::-1]
         grid = np.minimum.accumulate(grid, axis=0)
         self._grids[procs] = shares, grid
         return shares, grid
 
 
-# (model, kind) → what was measured.
+# (model, kind) → profile.
 Profiles = Mapping[tuple[str, str], Profile]
 
 
 def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Profile]:
-    """Profiles from the lines of a CSV file (docs/reference.md, "Profile").
+    """Read profiles from the lines of a CSV file (docs/reference.md, "Profile").
 
     Raises ConfigError with `place` and the line.
     """
     rows = csv_rows(lines, place)
     header = [column.strip() for column in next(rows, (1, []))[1]]
     missing = [column for column in REQUIRED if column not in header]
-    if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
-        raise ConfigError(f"{place}:1: {mark!r} stands between the columns; write commas, and points in numbers")
+    if len(header) == 1 and (separator := next((separator for separator in ";\t|" if separator in header[0]), "")):
+        raise ConfigError(f"{place}:1: {separator!r} stands between the columns; write commas, and points in numbers")
     if missing:
         raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; a profile has {', '.join(REQUIRED)}")
     if len(set(header)) != len(header):
@@ -159,7 +161,9 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
                 raise ConfigError(f"{place}:{line}: {column} is empty")
         name, kind = cells.pop("model"), cells.pop("kind")
         numbers = {
-            column: parse_number(text, f"{place}:{line}: {column}", "" if column in (*REQUIRED, "procs") else FEATURE)
+            column: parse_number(
+                text, f"{place}:{line}: {column}", "" if column in (*REQUIRED, "procs") else FEATURE_HINT
+            )
             for column, text in cells.items()
             if text
         }
@@ -169,12 +173,12 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
         batch, procs = numbers.pop("batch"), numbers.pop("procs", 1.0)
         latency = numbers.pop("latency_ms") / 1e3
         memory = numbers.pop("memory_mib")
-        if not 1 <= batch <= LARGEST or batch != int(batch):
-            raise ConfigError(f"{place}:{line}: batch {batch:g} is not a whole number from 1 to {LARGEST}")
+        if not 1 <= batch <= MAX_BATCH or batch != int(batch):
+            raise ConfigError(f"{place}:{line}: batch {batch:g} is not a whole number from 1 to {MAX_BATCH}")
         if procs < 1 or procs != int(procs):
             raise ConfigError(f"{place}:{line}: procs {procs:g} is not a whole number of at least 1")
-        if max(latency, memory) > ENDLESS:
-            raise ConfigError(f"{place}:{line}: a latency or memory above {ENDLESS:g} is more than there can be")
+        if max(latency, memory) > MAX_VALUE:
+            raise ConfigError(f"{place}:{line}: a latency or memory above {MAX_VALUE:g} is more than there can be")
         if latency <= 0:
             raise ConfigError(f"{place}:{line}: latency_ms {latency * 1e3:g} must lie above 0")
         if memory < 0:
@@ -200,13 +204,13 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
 
 
 def write_profiles(profiles: Iterable[Profile]) -> str:
-    """The CSV text that `read_profiles` reads."""
-    every = list(profiles)
-    extra = sorted({name for profile in every for point in profile.points for name in point.features})
+    """Return the CSV text that `read_profiles` reads."""
+    listed = list(profiles)
+    extra = sorted({name for profile in listed for point in profile.points for name in point.features})
     text = io.StringIO()
     file = csv.writer(text, lineterminator="\n")
     file.writerow((*REQUIRED, "procs", *extra))
-    for profile in every:
+    for profile in listed:
         for point in profile.points:
             file.writerow(
                 (
@@ -224,7 +228,7 @@ def write_profiles(profiles: Iterable[Profile]) -> str:
 
 
 def csv_rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a CSV file with the number of their last line."""
+    """Yield rows of a CSV file with the number of their last line. Raises ConfigError for what is not CSV."""
     rows = csv.reader(lines)
     while True:
         try:
@@ -236,11 +240,12 @@ def csv_rows(lines: Iterable[str], place: str) -> Iterator[tuple[int, list[str]]
         yield rows.line_num, row
 
 
-def parse_number(text: str, place: str, way_out: str = "") -> float:
+def parse_number(text: str, place: str, hint: str = "") -> float:
+    """Parse a finite number. Raises ConfigError with `place`, the text and a hint."""
     try:
         value = float(text)
     except ValueError:
-        raise ConfigError(f"{place}: {text!r} is not a number{way_out}") from None
+        raise ConfigError(f"{place}: {text!r} is not a number{hint}") from None
     if not math.isfinite(value):
         raise ConfigError(f"{place}: {text!r} is not a finite number")
     return value

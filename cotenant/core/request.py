@@ -1,4 +1,4 @@
-"""One request, as far as decisions need it: the edge holds the tensors."""
+"""A request as the dispatcher sees it: the front end holds the tensors."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Final
 
 
 class Outcome(enum.Enum):
-    """How a request ended. Each ends exactly once."""
+    """How a request ended; each ends exactly once."""
 
-    SERVED = "served"  # answered; late or in time is for `measure` to say
-    REJECTED = "rejected"  # at arrival: it could not have been done in time
+    SERVED = "served"  # answered; whether within target is for `measure` to say
+    REJECTED = "rejected"  # at arrival: it could not meet its deadline
     EXPIRED = "expired"  # while it waited: its deadline passed, or can no longer be met
     FAILED = "failed"  # the model or its worker failed
     CANCELLED = "cancelled"  # the caller left
 
 
 class Request:
-    """arrived, deadline: seconds of the driver's clock. size: rows, the first dimension of its tensors.
+    """A request. arrived, deadline: seconds of the driver's clock. size: rows, the first dimension of its tensors.
 
-    priority: 0 is the most urgent. Higher numbers run when nothing more urgent waits for the same model.
+    priority: 0 is the most urgent; higher numbers run when nothing more urgent waits for the same model.
 
-    A class of our own: the fields of each are looked up a dozen times, and mypyc cannot see into msgspec's.
+    A plain class: each field is read a dozen times, and mypyc cannot see into msgspec's structs.
     """
 
     __slots__ = ("arrived", "deadline", "id", "model", "priority", "size")
@@ -35,7 +35,7 @@ class Request:
         self.priority: Final = priority
 
     def fields(self) -> tuple[int, str, float, float, int, int]:
-        """As they stand in the constructor."""
+        """Return the fields in the order of the constructor."""
         return self.id, self.model, self.arrived, self.deadline, self.size, self.priority
 
     def __eq__(self, other: object) -> bool:
@@ -46,7 +46,7 @@ class Request:
 
 
 def make_requests(ids: list[int], models: list[str], arrived: list[float], deadlines: list[float]) -> list[Request]:
-    """Requests of one row each."""
+    """Create requests of one row each."""
     return [
         Request(number, model, time, deadline)
         for number, model, time, deadline in zip(ids, models, arrived, deadlines)  # noqa: B905  # mypyc knows this zip

@@ -27,10 +27,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """data: little-endian, row-major, no padding; for BYTES each element is a uint32 length and its bytes.
+    """A tensor as bytes.
 
-    block, start: where the data lies in memory that workers share, if it does: at byte `start` of `block`
-    (`worker.arena.Block`). The block is given back when the last tensor that holds it is gone.
+    data: little-endian, row-major, without padding; for BYTES, each element is a uint32 length and its bytes. block,
+    start: where the data lies in memory that workers share, if it does: at byte `start` of `block`
+    (`worker.arena.Block`). The block is released with the last tensor that holds it.
     """
 
     name: str
@@ -41,12 +42,12 @@ class Tensor(msgspec.Struct, frozen=True):
     start: int = 0
 
     def array(self) -> np.ndarray[Any, Any]:
-        """A view on `data`, without a copy. Not for BYTES."""
+        """Return a view on `data`, without a copy. Not for BYTES."""
         return np.frombuffer(self.data, dtype=DTYPES[self.datatype]).reshape(self.shape)
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """What a model takes or gives. shape: batch dimension included, -1 where any size goes."""
+    """An input or output of a model. shape: batch dimension included, -1 where any size is valid."""
 
     name: str
     datatype: str
@@ -54,10 +55,10 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the protocol describes it.
+    """A model's metadata in the protocol.
 
-    max_batch_size: the largest first dimension; 0 where the model has no batch dimension. labels: names of the classes
-    of an output, by its name.
+    max_batch_size: the largest first dimension; 0 where the model has no batch dimension. labels: class names of an
+    output, by its name.
     """
 
     name: str
@@ -70,5 +71,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nbytes(datatype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor of fixed-size elements."""
+    """Return the bytes of a tensor of fixed-size elements."""
     return math.prod(shape) * DTYPES[datatype].itemsize

@@ -1,7 +1,7 @@
-"""Quantities as people write them (``"25ms"``, ``"40%"``, ``"8GiB"``), and back.
+"""Parse and format quantities as people write them (``"25ms"``, ``"40%"``, ``"8GiB"``).
 
-Inside, durations are seconds, memory is bytes, and a share is a whole number of thousandths of a device (‰): shares
-are compared and hashed, and a thousandth of a core is the millicore that everyone knows.
+Internally, durations are seconds, memory is bytes, and a share is an integer number of thousandths of a device (‰):
+shares are compared and hashed, and a thousandth of a core is the familiar millicore.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cotenant.errors import ConfigError
 
 WHOLE = 1000  # one device, in thousandths
 
-_LARGEST = 1e15  # in any unit: 30 million years, or all memory there is; and far from overflow
+_LARGEST = 1e15  # in any unit: 30 million years, or more memory than exists; and far from overflow
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)\s*")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -30,7 +30,7 @@ def _split(text: str, place: str, example: str) -> tuple[float, str]:
 
 
 def parse_seconds(text: str, place: str) -> float:
-    """``"25ms"`` → 0.025. A bare number is refused: nobody knows its unit."""
+    """Parse a duration: ``"25ms"`` → 0.025. Raises ConfigError, also for a bare number, whose unit is ambiguous."""
     value, unit = _split(text, place, '"25ms" or "1.5s"')
     if unit not in _SECONDS:
         raise ConfigError(f'{place}: {text!r} has no unit of time; write it as "25ms" or "1.5s"')
@@ -38,7 +38,7 @@ def parse_seconds(text: str, place: str) -> float:
 
 
 def parse_memory(text: str, place: str) -> int:
-    """``"8GiB"`` → 8589934592."""
+    """Parse an amount of memory: ``"8GiB"`` → 8589934592. Raises ConfigError."""
     value, unit = _split(text, place, '"8GiB" or "500MiB"')
     if unit.lower() not in _BYTES:
         raise ConfigError(f'{place}: {text!r} has no unit of memory; write it as "8GiB" or "500MiB"')
@@ -46,7 +46,7 @@ def parse_memory(text: str, place: str) -> int:
 
 
 def parse_fraction(text: str | float, place: str) -> float:
-    """``"99%"`` → 0.99; ``0.99`` stays. Above 0, at most 1."""
+    """Parse a fraction above 0 and at most 1: ``"99%"`` → 0.99; ``0.99`` stays. Raises ConfigError."""
     if isinstance(text, str):
         value, unit = _split(text, place, '"99%" or 0.99')
         if unit not in ("", "%"):
@@ -60,7 +60,7 @@ def parse_fraction(text: str | float, place: str) -> float:
 
 
 def parse_share(percent: float, place: str) -> int:
-    """A share in percent → thousandths: 12.5 → 125."""
+    """Convert a share in percent to thousandths: 12.5 → 125. Raises ConfigError outside 0.1 to 100 %."""
     if not (math.isfinite(percent) and 0 < percent <= 100):
         raise ConfigError(f"{place}: a share of {percent:g} % must lie above 0 and at most at 100")
     thousandths = round(percent * 10)
@@ -70,13 +70,12 @@ def parse_share(percent: float, place: str) -> int:
 
 
 def show_share(thousandths: int) -> str:
-    """125 → ``12.5 %``."""
+    """Format a share: 125 → ``12.5 %``."""
     return f"{thousandths / 10:g} %"
 
 
 def show_seconds(value: float) -> str:
-    """Three significant digits in the unit that suits, or all before the point: 0.0254 → ``25.4 ms``, 7200 →
-    ``7200 s``."""
+    """Format a duration with three significant digits in a suitable unit: 0.0254 → ``25.4 ms``, 7200 → ``7200 s``."""
     if not math.isfinite(value):
         return "never" if value > 0 else "-"
     if value < 1e-3:
@@ -85,12 +84,12 @@ def show_seconds(value: float) -> str:
 
 
 def show_rate(per_second: float) -> str:
-    """Three significant digits, or all before the point: 12.345 → ``12.3``, 20000 → ``20000``."""
+    """Format with three significant digits, or all before the point: 12.345 → ``12.3``, 20000 → ``20000``."""
     return f"{per_second:.3g}" if per_second < 999.5 else f"{per_second:.0f}"
 
 
 def show_memory(value: float) -> str:
-    """1610612736 → ``1.5 GiB``."""
+    """Format an amount of memory: 1610612736 → ``1.5 GiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -98,10 +97,10 @@ def show_memory(value: float) -> str:
 
 
 def show_count(count: int | str, one: str, many: str = "") -> str:
-    """1, ``device`` → ``1 device``; 2 → ``2 devices``. many: where it is not `one` with an s."""
+    """Format a count: 1, ``device`` → ``1 device``; 2 → ``2 devices``. many: the plural, if irregular."""
     return f"{count} {one if str(count) == '1' else many or one + 's'}"
 
 
 def show_names(names: Sequence[str]) -> str:
-    """At least one, as in a sentence: ``a, b and c``."""
+    """Join one or more names as in a sentence: ``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

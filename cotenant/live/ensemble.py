@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cotenant.core.application import MOST
+from cotenant.core.application import MAX_REQUESTS
 from cotenant.core.tensor import Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError
 from cotenant.worker.ensemble import Ensemble, EnsembleStage
@@ -50,8 +50,8 @@ class EnsembleTensors:
             told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
             raise FailedError(f"step {later.name!r} runs for each row, and there are {told}")
         count = next(iter(counts.values()))
-        if count > MOST:
-            raise FailedError(f"step {later.name!r} runs for each row, {MOST} at most; there are {count}")
+        if count > MAX_REQUESTS:
+            raise FailedError(f"step {later.name!r} runs for each row, {MAX_REQUESTS} at most; there are {count}")
         return count
 
     def take(self, number: int, item: int, outputs: Sequence[Tensor]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from cotenant.core.profile import LARGEST, csv_rows, parse_number
+from cotenant.core.profile import MAX_BATCH, csv_rows, parse_number
 from cotenant.core.units import parse_share as parse_share
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
@@ -125,7 +125,7 @@ def _load(row: Mapping[str, str], columns: Sequence[str], kind: str, place: str)
         if not row[column]:
             raise ConfigError(f"{place}: {column} is empty")
     rows = parse_number(row[batch], f"{place}: {batch}")
-    if not 1 <= rows <= LARGEST or rows != int(rows):
-        raise ConfigError(f"{place}: {batch} {rows:g} is not a whole number from 1 to {LARGEST}")
+    if not 1 <= rows <= MAX_BATCH or rows != int(rows):
+        raise ConfigError(f"{place}: {batch} {rows:g} is not a whole number from 1 to {MAX_BATCH}")
     percent = parse_number(row[share], f"{place}: {share}")
     return Load(row[model], kind, int(rows), parse_share(percent, f"{place}: {share}"))

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from cotenant.core.plan import Partition
-from cotenant.core.plan_diff import STAY, PartitionChange, PlanDiff, Verb
+from cotenant.core.plan_diff import KEEPS_WORKERS, PartitionChange, PlanDiff, Verb
 from cotenant.core.units import show_count, show_rate, show_share
 from cotenant.render.table import table
 
@@ -64,7 +64,7 @@ def _line(change: PartitionChange) -> tuple[str, str, str, str]:
     before, after = _cells(change.before), _cells(change.after)
     moves = change.verb == "move"
     where = f"{change.origin} to {change.device}" if moves else str(change.device or change.origin)
-    if change.verb in STAY or change.verb in ("reload",):
+    if change.verb in KEEPS_WORKERS or change.verb in ("reload",):
         before, after = _batches(change.before), _batches(change.after)
     return VERBS[change.verb], where, before, after
 

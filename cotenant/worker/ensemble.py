@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from cotenant.core.application import MOST, Application, Fixed, Poisson, Stage
+from cotenant.core.application import MAX_REQUESTS, Application, Fixed, Poisson, Stage
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import ModelError, PlanError
 from cotenant.worker.repository import CONFIG, EnsembleStep, Entry, check_config_matches, read_labels
@@ -202,10 +202,10 @@ class _Reader:
             items = float(given.string_value)
         except ValueError:
             items = 0.0
-        if not 0 < items <= MOST:
+        if not 0 < items <= MAX_REQUESTS:
             raise ModelError(
                 f"{self.place}: parameters {ITEMS!r}: {given.string_value!r} is no number of rows; write how many"
-                f" there are on average, up to {MOST}"
+                f" there are on average, up to {MAX_REQUESTS}"
             )
         return items
 

@@ -48,7 +48,7 @@ def test_success_is_that_of_many_drawn_requests() -> None:
 def test_fan_outs_have_the_mean_and_the_generating_function_that_they_say(fanout: Fixed | Poisson | Choice) -> None:
     drawn = fanout.draw(np.random.default_rng(1), 100_000)
     assert drawn.mean() == pytest.approx(fanout.mean, rel=0.02)
-    assert (0.8**drawn).mean() == pytest.approx(fanout.chance(0.8), rel=0.02)
+    assert (0.8**drawn).mean() == pytest.approx(fanout.all_succeed(0.8), rel=0.02)
 
 
 def test_what_is_made_together_is_seen_from_within() -> None:
@@ -86,10 +86,10 @@ NEVER = (Stage(name="a", model="m", fanout=Fixed(0)), Stage(name="b", model="m",
     ("stages", "message"),
     [
         ((), "no stages; give at least one, with its model"),
-        ((Stage(name="a", model="m"),) * 2, "stage 'a' stands twice; give each a name of its own"),
-        ((Stage(name="a", model="m", after=("b",)),), "stage 'a': after 'b', which is none of its stages a"),
-        (ROUND, "its stages go round in a circle: "),
-        ((Stage(name="a", model="m", after=("a",)),), "its stages go round in a circle: a after a"),
+        ((Stage(name="a", model="m"),) * 2, "stage 'a' is listed twice; give each a name of its own"),
+        ((Stage(name="a", model="m", after=("b",)),), "stage 'a' follows 'b', which is not one of its stages a"),
+        (ROUND, "its stages form a cycle: "),
+        ((Stage(name="a", model="m", after=("a",)),), "its stages form a cycle: a after a"),
         (NEVER, "stage 'a' is never reached, as fan-outs before it or its own are 0"),
         ((Stage(name="a", model="m", fanout=Fixed(-1)),), "stage 'a': a fan-out of -1 must be 0 to 10000"),
         (

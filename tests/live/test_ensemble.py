@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.core.application import MOST
+from cotenant.core.application import MAX_REQUESTS
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import FailedError
 from cotenant.live.ensemble import EnsembleTensors
@@ -61,7 +61,11 @@ def test_where_nothing_is_found_there_are_no_rows() -> None:
     ("rows", "marks", "message"),
     [
         (2, 3, "step 'name' runs for each row, and there are 2 of 'boxes', 3 of 'marks'"),
-        (MOST + 1, MOST + 1, f"step 'name' runs for each row, {MOST} at most; there are {MOST + 1}"),
+        (
+            MAX_REQUESTS + 1,
+            MAX_REQUESTS + 1,
+            f"step 'name' runs for each row, {MAX_REQUESTS} at most; there are {MAX_REQUESTS + 1}",
+        ),
     ],
 )
 def test_rows_that_cannot_be_run(rows: int, marks: int, message: str) -> None:

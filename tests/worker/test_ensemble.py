@@ -211,7 +211,7 @@ ensemble_scheduling { step [
   { model_name: "both" input_map { key: "a" value: "in" } input_map { key: "b" value: "one" }
     output_map { key: "y" value: "two" } }
 ] }"""
-    message = f"config.pbtxt: {STEP}: its stages go round in a circle: both after both 2 after both"
+    message = f"config.pbtxt: {STEP}: its stages form a cycle: both after both 2 after both"
     with pytest.raises(ModelError, match=re.escape(message)):
         described(tmp_path, config)
 
