@@ -1,4 +1,4 @@
-"""What becomes of goodput, refusals and memory at three times the rate that the plan has room for.
+"""What becomes of goodput, rejections and memory at three times the rate that the plan has room for.
 
 Open-loop Poisson arrivals on the model of `sleep_model`, first at the planned rate and then at three times as much. The
 same with a model that is 3 and 10 times slower, and is promised to answer in as much more time: what comes of overload
@@ -61,17 +61,17 @@ def measure(factor: float, seconds: float) -> None:
         uvloop.run(run(pid, url, model.slo, rate, min(seconds, 2.0)))
         fair, over = (uvloop.run(run(pid, url, model.slo, rate * times, seconds)) for times in (1.0, OVERLOAD))
     ratio = over.seen.goodput / fair.seen.goodput
-    refusal = over.seen.rejection_p99 or 0.0
+    rejection = over.seen.rejection_p99 or 0.0
     show(
         f"overload/{factor:g}",
         f"goodput {fair.seen.goodput:,.0f}/s of {fair.seen.offered:,.0f}/s, and {over.seen.goodput:,.0f}/s of "
-        f"{over.seen.offered:,.0f}/s ({ratio:.1%}); 99 % of refusals within {refusal * 1e3:.1f} ms; memory grew by "
+        f"{over.seen.offered:,.0f}/s ({ratio:.1%}); 99 % of rejections within {rejection * 1e3:.1f} ms; memory grew by "
         f"{over.growth:.1%}; the server used {over.busy:.2f} processors, and 99 % were sent within "
         f"{over.lag * 1e3:.1f} ms of their time",
         goodput=fair.seen.goodput,
         goodput_overload=over.seen.goodput,
         ratio=ratio,
-        refusal_p99_ms=refusal * 1e3,
+        rejection_p99_ms=rejection * 1e3,
         memory_growth=over.growth,
         busy=over.busy,
         lag_p99_ms=over.lag * 1e3,
