@@ -1,4 +1,4 @@
-"""`cotenant plan`: one plan shown; what it would change; why it is as it is."""
+"""`cotenant plan`: show a plan, what it would change, and why it is as it is."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cotenant.render.plan_table import plan_bars, plan_table
 from cotenant.render.provenance import provenance_view
 from cotenant.render.table import table
 
-CROWDED = 0.5  # of a device's memory; below that it is not shown
+MEMORY_SHOWN = 0.5  # fraction of a device's memory in use from which it is shown
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan and what was asked about it. current, file: the plan in force, and where it was read."""
+    """A plan and what is to be shown of it. current, file: the current plan, and where it was read."""
 
     problem: Problem
     plan: Plan
@@ -60,26 +60,26 @@ def _known(current: Plan, problem: Problem) -> Plan:
 def explain_with_gains(problem: Problem, plan: Plan, *, portfolio: bool = True) -> Explanation:
     """Explain a plan, with what a little more of something would gain: the planner plans a few times more for that."""
     problem = without_applications(problem, plan.split)
-    found = explain(plan, problem)
+    explanation = explain(plan, problem)
     gains = []
     with progress_bars("what would help:", transient=True) as progress:
         if aside.is_terminal:
             progress.start()
-        tries = probes(found, problem)
-        task = progress.add_task("", total=len(tries))
-        for more, richer in tries:
+        relaxed = probes(explanation, problem)
+        task = progress.add_task("", total=len(relaxed))
+        for more, relaxed_problem in relaxed:
             progress.update(task, description=more)
-            gains.append(gain(more, plan, plan_problem(richer, plan.planner, portfolio=portfolio)))
+            gains.append(gain(more, plan, plan_problem(relaxed_problem, plan.planner, portfolio=portfolio)))
             progress.advance(task)
-    return msgspec.structs.replace(found, gains=tuple(gains))
+    return msgspec.structs.replace(explanation, gains=tuple(gains))
 
 
 def show_plan(answer: PlanAnswer, *, json: bool) -> None:
-    """As JSON the plan alone, or an object with all that was asked for."""
+    """Print a plan; as JSON the plan alone, or an object with the difference and explanation that were asked for."""
     changes = None if answer.current is None else diff_plans(answer.current, answer.plan)
     if json:
-        more = {"difference": changes, "explanation": answer.reasons}
-        asked = {name: value for name, value in more.items() if value is not None}
+        parts_of = {"difference": changes, "explanation": answer.reasons}
+        asked = {name: value for name, value in parts_of.items() if value is not None}
         text = answer.plan.to_json()
         if asked:
             text = msgspec.json.format(
@@ -98,7 +98,7 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
         parts += [provenance_view(answer.plan), reasons_view(answer.reasons)]
     if answer.current is not None and changes is not None:
         parts.append(plan_diff_table(changes))
-        notes = _strangers(answer.current, answer.problem, answer.file)
+        notes = _unknown_parts(answer.current, answer.problem, answer.file)
         parts += [Text.assemble(("note", "red"), f" {note}") for note in notes]
     for i, part in enumerate(parts):
         console.print(*([""] if i else []), part, sep="\n")
@@ -108,21 +108,19 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
 
 
 def warn_extrapolations(plan: Plan, problem: Problem) -> None:
-    """Of whom it is not known well what neighbours cost it."""
+    """Warn of models whose slowdown under co-location is extrapolated."""
     loads = [
         Load(placement.model, device.kind, placement.batch, partition.share)
         for device, partition, placement in plan.placements()
         if len(device.partitions) > 1
     ]
     for model, why in extrapolated_models(problem.interference, loads).items():
-        print_labelled("guessed", f"what neighbours cost {model}: {why}; measure pairs with `cotenant profile --pairs`")
+        print_labelled("extrapolated", f"slowdown of {model}: {why}; measure pairs with `cotenant profile --pairs`")
 
 
 def split_table(plan: Plan, problem: Problem) -> RenderableType:
-    """How the targets of applications are split over their stages."""
-    rows = table(
-        "applications: what their stages get of the target", "application", "stage", "after", ">each makes", ">gets"
-    )
+    """Return a table of how the targets of applications are split over their stages."""
+    rows = table("applications: SLO budgets of their stages", "application", "stage", "after", ">fan-out", ">budget")
     for application in problem.applications:
         head = f"{escape(application.name)}, {show_seconds(application.slo)}"
         for stage in application.stages:
@@ -133,8 +131,8 @@ def split_table(plan: Plan, problem: Problem) -> RenderableType:
     return rows
 
 
-def _strangers(current: Plan, problem: Problem, file: str) -> list[str]:
-    """What a plan in force has that the problem does not know."""
+def _unknown_parts(current: Plan, problem: Problem, file: str) -> list[str]:
+    """Say which models and kinds of the current plan the problem does not have."""
     placed = {placement.model for _, _, placement in current.placements()}
     models = sorted(placed - {model.name for model in problem.models})
     kinds = sorted({device.kind for device in current.devices} - {kind.name for kind in problem.fleet})
@@ -142,35 +140,38 @@ def _strangers(current: Plan, problem: Problem, file: str) -> list[str]:
         return [f"{file} places none of this problem's models; is it the right plan?"]
     notes = []
     if models:
-        notes.append(f"{file} places {', '.join(models)}, of which this problem knows nothing; they stop")
+        notes.append(f"{file} places {', '.join(models)}, which this problem does not have; they stop")
     if kinds:
-        notes.append(f"{file} uses devices of kind {', '.join(kinds)}, which this problem has not; they are given up")
+        notes.append(
+            f"{file} uses devices of kind {', '.join(kinds)}, which this problem does not have; they are released"
+        )
     return notes
 
 
-def reasons_view(found: Explanation) -> RenderableType:
-    """What binds, why models are not served, what a little more would buy."""
-    memory = any((it.memory_used or 0.0) >= CROWDED for it in found.placements)
+def reasons_view(explanation: Explanation) -> RenderableType:
+    """Return the bottlenecks, why models are unserved, and what relaxing constraints would gain."""
+    memory = any((placement.memory_used or 0.0) >= MEMORY_SHOWN for placement in explanation.placements)
     used = (">target used", ">rate used", *((">memory used",) if memory else ()))
-    title = "what binds, and what the next smaller share would do"
-    rows = table(title, "partition", "model", *used, "binds", "smaller share")
+    title = "bottlenecks, and why not the next smaller share"
+    rows = table(title, "partition", "model", *used, "bottleneck", "smaller share")
     last = ""
-    for it in found.placements:
-        head = "" if it.partition == last else f"{it.partition} {show_share(it.share)}"
-        last = it.partition
-        used_up = [it.target_used, it.rate_used, *([it.memory_used or 0.0] if memory else [])]
-        rows.add_row(head, escape(it.model), *(f"{part * 100:.0f} %" for part in used_up), it.binds, escape(it.why))
+    for one in explanation.placements:
+        head = "" if one.partition == last else f"{one.partition} {show_share(one.share)}"
+        last = one.partition
+        fractions = [one.target_used, one.rate_used, *([one.memory_used or 0.0] if memory else [])]
+        percentages = (f"{fraction * 100:.0f} %" for fraction in fractions)
+        rows.add_row(head, escape(one.model), *percentages, one.bottleneck, escape(one.why))
     rows.columns[0].no_wrap = True
     parts: list[RenderableType] = [rows]
-    if found.unserved:
+    if explanation.unserved:
         parts.append("")
     parts += [
-        Text.assemble((f"{it.model} is not served", "red"), f" at {show_rate(it.rate)} requests/s: {it.why}.")
-        for it in found.unserved
+        Text.assemble((f"{model.model} is unserved", "red"), f" at {show_rate(model.rate)} requests/s: {model.why}.")
+        for model in explanation.unserved
     ]
-    if found.gains:
-        gains = table("what a little more would buy", "more", "buys")
-        for one in found.gains:
-            gains.add_row(escape(one.more), escape(one.buys))
+    if explanation.gains:
+        gains = table("what relaxing a constraint would gain", "relaxed", "gain")
+        for each in explanation.gains:
+            gains.add_row(escape(each.more), escape(each.buys))
         parts += ["", gains]
     return Group(*parts)

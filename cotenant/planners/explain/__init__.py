@@ -1,4 +1,4 @@
-"""Why a plan is as it is: what binds each placement, why a model is not served, and what a little more would buy."""
+"""Why a plan is as it is: the bottleneck of each placement, why a model is unserved, and what relaxing would gain."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(plan: Plan, problem: Problem) -> Explanation:
-    """Of a plan that violates nothing. `gains` is left to who has time to plan again."""
-    lacks = [explain_unserved(problem, plan, model, rate) for model, rate in plan.unserved.items()]
+    """Explain a sound plan. `gains` is left to the caller: each takes another plan."""
+    unserved = [explain_unserved(problem, plan, model, rate) for model, rate in plan.unserved.items()]
     if problem.objective == "rate":
-        # Less than the rates is served of all models alike; what matters is who keeps all others from being served.
-        lacks = [lack for lack in lacks if plan.scale == 0 and lack.cause != "capacity"]
+        # All models are served the same fraction of their rates; what matters is which one keeps it at 0.
+        unserved = [model for model in unserved if plan.scale == 0 and model.cause != "capacity"]
     return Explanation(
-        placements=tuple(each for group in group_devices(plan) for each in explain_placements(group, plan, problem)),
-        unserved=tuple(lacks),
+        placements=tuple(one for group in group_devices(plan) for one in explain_placements(group, plan, problem)),
+        unserved=tuple(unserved),
     )

@@ -1,4 +1,4 @@
-"""What a little more would buy: the same planner, asked with one more device, more memory, or more time."""
+"""What relaxing a constraint would gain: the same planner, with one more device, more memory, or looser targets."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_count, show_rate
 from cotenant.planners import Problem
-from cotenant.planners.explain.placement import ENDLESS
+from cotenant.planners.explain.placement import UNLIMITED_MEMORY
 
 if TYPE_CHECKING:
     from cotenant.planners.explain import Explanation
 
-MORE_TIME = 0.01  # seconds
-PROBES = 4  # models whose targets are tried one by one
+EXTRA_TIME = 0.01  # seconds
+MAX_MODEL_PROBES = 4  # models whose targets are loosened one at a time
 SCALE_TOLERANCE = 0.005  # relative: by which scales, costs or unserved rates may differ and be equal
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """What the same planner makes of a little more. devices, cost_per_hour, scale, unserved: of that plan."""
+    """A plan under relaxed constraints against the plan before.
+
+    more: what was relaxed, in words. devices, cost_per_hour, scale, unserved (requests/s): of the new plan. buys: what
+    it gains, in words.
+    """
 
     more: str
     devices: int
@@ -33,27 +37,31 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probes(explanation: Explanation, problem: Problem) -> list[tuple[str, Problem]]:
-    """The same problem with a little more of something, in words."""
-    found = [
+    """Return relaxed problems, each with what was relaxed, in words."""
+    relaxed = [
         (f"one more {kind.name}", _with_kind(problem, kind, count=kind.count + 1))
         for kind in problem.fleet
         if kind.count is not None
     ]
-    found += [
+    relaxed += [
         (f"twice the memory on {kind.name}", _with_kind(problem, kind, memory=2 * kind.memory))
         for kind in problem.fleet
-        if kind.memory < ENDLESS and kind.geometry is None  # the memory of an instance comes with its size
+        if kind.memory < UNLIMITED_MEMORY and kind.geometry is None  # the memory of an instance comes with its size
     ]
-    more = f"{MORE_TIME * 1e3:.0f} ms more"
-    found.append((f"{more} for every target", _slower(problem, [model.name for model in problem.models])))
-    tight = sorted(explanation.placements, key=lambda it: -it.target_used)
-    late = [it.model for it in explanation.unserved if it.cause == "time"]
-    names = dict.fromkeys(late + [it.model for it in tight if it.binds in ("target", "both", "chance")])
-    return found + [(f"{more} for {name}", _slower(problem, [name])) for name in list(names)[:PROBES]]
+    more = f"{EXTRA_TIME * 1e3:.0f} ms more"
+    relaxed.append((f"{more} for every target", _slower(problem, [model.name for model in problem.models])))
+    tightest = sorted(explanation.placements, key=lambda placement: -placement.target_used)
+    too_slow = [model.model for model in explanation.unserved if model.cause == "time"]
+    limited = [one.model for one in tightest if one.bottleneck in ("target", "both", "arrivals")]
+    names = dict.fromkeys(too_slow + limited)
+    return relaxed + [(f"{more} for {name}", _slower(problem, [name])) for name in list(names)[:MAX_MODEL_PROBES]]
 
 
 def gain(more: str, before: Plan, after: Plan) -> Gain:
-    """after: for targets of applications that are split as before, so what it proves is proven of that split alone."""
+    """Compare a plan under relaxed constraints with the one before.
+
+    after: with the SLOs of applications split as before, so that its bound holds for that split alone.
+    """
     return Gain(
         more=more,
         devices=after.devices_used,
@@ -77,40 +85,40 @@ def _buys(before: Plan, after: Plan) -> str:
     if abs(left - missing) > SCALE_TOLERANCE * missing:
         devices = f"on {show_count(after.devices_used, 'device')}"
         return (
-            f"all is served, {devices}"
+            f"everything is served, {devices}"
             if not left
             else f"{show_rate(left)} requests/s unserved instead of {show_rate(missing)}"
         )
     if after.cost_per_hour is not None and before.cost_per_hour is not None:
-        was, will, little = before.cost_per_hour, after.cost_per_hour, SCALE_TOLERANCE
-        text = f"{will:.2f} per hour instead of {was:.2f}"
+        old, new, tolerance = before.cost_per_hour, after.cost_per_hour, SCALE_TOLERANCE
+        text = f"{new:.2f} per hour instead of {old:.2f}"
     else:
-        was, will, little = before.devices_used, after.devices_used, 0.0
+        old, new, tolerance = before.devices_used, after.devices_used, 0.0
         text = f"{show_count(after.devices_used, 'device')} instead of {before.devices_used}"
-    if abs(will - was) <= little * was:
-        proven = after.bound is not None and not before.split and not left and after.bound >= was * (1 - little)
-        return f"nothing: even then no plan does with less than {_now(before)}" if proven else _unproven(after)
-    return text if will < was else f"nothing: {text}"
+    if abs(new - old) <= tolerance * old:
+        proven = after.bound is not None and not before.split and not left and after.bound >= old * (1 - tolerance)
+        return f"nothing: even then no plan needs less than {_size(before)}" if proven else _unproven(after)
+    return text if new < old else f"nothing: {text}"
 
 
 def _unproven(after: Plan) -> str:
-    return "nothing" if after.bound is None else "nothing that was found; not proven"
+    return "nothing" if after.bound is None else "nothing found; not proven"
 
 
-def _now(plan: Plan) -> str:
+def _size(plan: Plan) -> str:
     if plan.cost_per_hour is not None:
         return f"{plan.cost_per_hour:.2f} per hour"
     return show_count(plan.devices_used, "device")
 
 
 def _with_kind(problem: Problem, kind: Kind, **changes: int) -> Problem:
-    fleet = tuple(msgspec.structs.replace(it, **changes) if it is kind else it for it in problem.fleet)
+    fleet = tuple(msgspec.structs.replace(other, **changes) if other is kind else other for other in problem.fleet)
     return msgspec.structs.replace(problem, fleet=fleet)
 
 
 def _slower(problem: Problem, names: Sequence[str]) -> Problem:
     models = tuple(
-        msgspec.structs.replace(model, slo=model.slo + MORE_TIME) if model.name in names else model
+        msgspec.structs.replace(model, slo=model.slo + EXTRA_TIME) if model.name in names else model
         for model in problem.models
     )
     return msgspec.structs.replace(problem, models=models)

@@ -1,7 +1,7 @@
-"""Why a placement has its share.
+"""Why a placement has its share: its bottleneck.
 
-It is explained by the next smaller legal share. The rest of its device stays as it is, and conditions are lifted one by
-one until the smaller share would do: what has to be lifted is what binds.
+The next smaller legal share is tried with the rest of the device unchanged, and constraints are lifted one at a time
+until it is feasible: the one that has to be lifted is the bottleneck.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from cotenant.planners import Problem
 from cotenant.planners.capacity import PartitionDraft, batched_partitions, footprint
 from cotenant.planners.forecast import forecast
 
-# Of a smaller share. share: there is none, or none that lies beside the others. memory: its memory is too small.
-# target: not even single requests are done in time. rate: it does not keep up, however long requests may wait. both:
-# it keeps up only in batches that take too long. chance: it would do for evenly spaced requests, not for random ones.
-# other: it would do but for another model of the partition. room: it would do, so the rest is to spare.
-Bind = Literal["share", "memory", "target", "rate", "both", "chance", "other", "room"]
+# Why the next smaller share is infeasible. share: there is none, or none that fits beside the others. memory: it has
+# too little. target: single requests already take too long. rate: it does not keep up, however long requests may wait.
+# both: it keeps up only in batches that take too long. arrivals: it is enough for evenly spaced requests, not for
+# random ones. other: it is enough but for another model of the partition. headroom: it is feasible.
+Bottleneck = Literal["share", "memory", "target", "rate", "both", "arrivals", "other", "headroom"]
 
-ENDLESS = 1 << 62  # bytes; where memory is no question
-NEVER = 1e9  # seconds; a target that is none
+UNLIMITED_MEMORY = 1 << 62  # bytes
+NO_TARGET = 1e9  # seconds
 
 
 class PlacementExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One placement, on each of `count` devices that are alike.
+    """One placement, on each of `count` identical devices.
 
-    target_used: the worst case as a part of the target. rate_used: the rate as a part of what the partition carries.
-    memory_used: what all workers of the device need, as a part of its memory; None where that is no question.
+    share: in ‰. target_used: worst-case latency over the target. rate_used: the rate over what the partition sustains.
+    memory_used: what all workers of the device need over its memory; None where that is unlimited. bottleneck: what
+    rules out the next smaller share; why: the same in words.
     """
 
     partition: str
@@ -45,18 +46,19 @@ class PlacementExplanation(msgspec.Struct, frozen=True, kw_only=True):
     target_used: float
     rate_used: float
     memory_used: float | None
-    binds: Bind
+    bottleneck: Bottleneck
     why: str
 
 
 def explain_placements(group: DeviceGroup, plan: Plan, problem: Problem) -> Iterator[PlacementExplanation]:
+    """Yield the explanation of each placement of a group of identical devices."""
     device = group.device
     kind = problem.kind(device.kind)
-    need = sum(partition_need(problem, kind, cut) for cut in device.partitions)
+    need = sum(partition_need(problem, kind, partition) for partition in device.partitions)
     for slot, partition in enumerate(device.partitions):
-        binds = _binds(problem, plan, kind, device, slot)
+        bottlenecks = _bottlenecks(problem, plan, kind, device, slot)
         for placement in partition.placements:
-            bind, why = binds[placement.model]
+            bottleneck, why = bottlenecks[placement.model]
             yield PlacementExplanation(
                 partition=f"{group.name}/{slot}",
                 count=group.count,
@@ -65,18 +67,21 @@ def explain_placements(group: DeviceGroup, plan: Plan, problem: Problem) -> Iter
                 rate=placement.rate,
                 target_used=(placement.duty + placement.latency) / problem.model(placement.model).slo,
                 rate_used=placement.rate * placement.duty / (placement.procs * placement.batch),
-                memory_used=None if kind.memory >= ENDLESS else need / kind.memory,
-                binds=bind,
+                memory_used=None if kind.memory >= UNLIMITED_MEMORY else need / kind.memory,
+                bottleneck=bottleneck,
                 why=why,
             )
 
 
-def partition_need(problem: Problem, kind: Kind, cut: Partition) -> int:
-    return sum(it.procs * footprint(problem, kind.name, it.model, it.batch) for it in cut.placements)
+def partition_need(problem: Problem, kind: Kind, partition: Partition) -> int:
+    """Return the bytes that all workers of a partition need."""
+    return sum(one.procs * footprint(problem, kind.name, one.model, one.batch) for one in partition.placements)
 
 
-def _binds(problem: Problem, plan: Plan, kind: Kind, device: Device, slot: int) -> dict[str, tuple[Bind, str]]:
-    """By model of one partition, what keeps it from a smaller share."""
+def _bottlenecks(
+    problem: Problem, plan: Plan, kind: Kind, device: Device, slot: int
+) -> dict[str, tuple[Bottleneck, str]]:
+    """By model of one partition, what rules out the next smaller share."""
     partition = device.partitions[slot]
     names = [placement.model for placement in partition.placements]
     smaller = max((cut for cut in kind.cuts if cut < partition.share), default=None)
@@ -84,82 +89,90 @@ def _binds(problem: Problem, plan: Plan, kind: Kind, device: Device, slot: int) 
         return dict.fromkeys(names, ("share", "none is smaller"))
     less = show_share(smaller)
 
-    def made(
-        *, on: Kind = kind, timeless: Sequence[str] = (), idle: Sequence[str] = ()
+    def feasible(
+        *, on: Kind = kind, without_target: Sequence[str] = (), idle: Sequence[str] = ()
     ) -> tuple[Partition, ...] | None:
-        cuts = [with_share(it, smaller if i == slot else it.share, idle) for i, it in enumerate(device.partitions)]
-        return batched_partitions(_timeless(problem, timeless), on, cuts)
+        drafts = [
+            with_share(other, smaller if i == slot else other.share, idle) for i, other in enumerate(device.partitions)
+        ]
+        return batched_partitions(_without_target(problem, without_target), on, drafts)
 
-    def each(bind: Bind, why: str, lifted: Callable[[Sequence[str]], bool]) -> dict[str, tuple[Bind, str]]:
-        """That for the models that stand in the way even with it lifted for all others; where none does, for all."""
-        guilty = [name for name in names if not lifted([other for other in everyone if other != name])] or names
-        return {name: (bind, why) if name in guilty else _shares_with(guilty) for name in names}
+    def limiting(
+        bottleneck: Bottleneck, why: str, lifted: Callable[[Sequence[str]], bool]
+    ) -> dict[str, tuple[Bottleneck, str]]:
+        """That bottleneck for the models that rule it out even with it lifted for all others; else for all."""
+        limited = [name for name in names if not lifted([other for other in everyone if other != name])] or names
+        return {name: (bottleneck, why) if name in limited else _shares_with(limited) for name in names}
 
-    everyone = [placement.model for it in device.partitions for placement in it.placements]
-    if (anew := made()) is not None:
-        return _by_chance(problem, plan, device, anew, names, less)
-    if made(on=with_unlimited_devices(kind)) is not None:
+    everyone = [placement.model for partition in device.partitions for placement in partition.placements]
+    if (recut := feasible()) is not None:
+        return _under_random_arrivals(problem, plan, device, recut, names, less)
+    if feasible(on=with_unlimited_devices(kind)) is not None:
         if kind.geometry is not None and not mig.placements_fit(
             kind.geometry, [(share, 0) for share in _shares(device, slot, smaller)]
         ):
             return dict.fromkeys(names, ("share", f"{less}: no such instance fits beside the others"))
         need = show_memory(partition_need(problem, kind, partition))
-        return dict.fromkeys(names, ("memory", f"{less}: no room for {need}"))
+        return dict.fromkeys(names, ("memory", f"{less}: too little memory for {need}"))
     free = with_unlimited_devices(kind)
-    if made(on=free, idle=everyone) is None:
+    if feasible(on=free, idle=everyone) is None:
         why = f"{less}: too slow"
-        return each("target", why, lambda others: made(on=free, idle=everyone, timeless=others) is not None)
-    if made(on=free, timeless=everyone) is None:
+        return limiting(
+            "target", why, lambda others: feasible(on=free, idle=everyone, without_target=others) is not None
+        )
+    if feasible(on=free, without_target=everyone) is None:
         why = f"{less}: falls behind"
-        return each("rate", why, lambda others: made(on=free, timeless=everyone, idle=others) is not None)
+        return limiting("rate", why, lambda others: feasible(on=free, without_target=everyone, idle=others) is not None)
     why = f"{less}: keeps up, but late"
-    return each("both", why, lambda others: made(on=free, idle=others, timeless=others) is not None)
+    return limiting("both", why, lambda others: feasible(on=free, idle=others, without_target=others) is not None)
 
 
-def _by_chance(
-    problem: Problem, plan: Plan, device: Device, anew: tuple[Partition, ...], names: Sequence[str], less: str
-) -> dict[str, tuple[Bind, str]]:
-    """A smaller share that evenly spaced requests would do with."""
-    changed = msgspec.structs.replace(device, partitions=anew)
-    devices = tuple(changed if it is device else it for it in plan.devices)
-    before, after = (forecast(it, problem).models for it in (plan, msgspec.structs.replace(plan, devices=devices)))
-    broken = {
-        name: f"{less}: {after[name].attainment * 100:.1f} % in time"
+def _under_random_arrivals(
+    problem: Problem, plan: Plan, device: Device, recut: tuple[Partition, ...], names: Sequence[str], less: str
+) -> dict[str, tuple[Bottleneck, str]]:
+    """By model, the bottleneck of a smaller share that is enough for evenly spaced requests."""
+    changed = msgspec.structs.replace(device, partitions=recut)
+    devices = tuple(changed if other is device else other for other in plan.devices)
+    before, after = (forecast(one, problem).models for one in (plan, msgspec.structs.replace(plan, devices=devices)))
+    violated = {
+        name: f"{less}: attainment {after[name].attainment * 100:.1f} %"
         for name in after
         if after[name].attainment < min(problem.model(name).attainment, before[name].attainment)
     }
-    if not broken:
-        return dict.fromkeys(names, ("room", f"{less}: would do"))
-    guilty = [name for name in names if name in broken]
-    if not guilty:
-        return dict.fromkeys(names, ("other", f"{less}: {show_names(list(broken))} too slow"))
-    return {name: ("chance", broken[name]) if name in broken else _shares_with(guilty) for name in names}
+    if not violated:
+        return dict.fromkeys(names, ("headroom", f"{less}: is enough"))
+    limited = [name for name in names if name in violated]
+    if not limited:
+        return dict.fromkeys(names, ("other", f"{less}: {show_names(list(violated))} too slow"))
+    return {name: ("arrivals", violated[name]) if name in violated else _shares_with(limited) for name in names}
 
 
-def _shares_with(guilty: Sequence[str]) -> tuple[Bind, str]:
-    return "other", f"beside {show_names(guilty)}"
+def _shares_with(limited: Sequence[str]) -> tuple[Bottleneck, str]:
+    return "other", f"shares with {show_names(limited)}"
 
 
 def with_share(partition: Partition, share: int, idle: Sequence[str]) -> PartitionDraft:
+    """Return a draft of the partition with another share (‰). idle: models whose rate is taken to be 0."""
     return PartitionDraft(
         share,
-        {it.model: 0.0 if it.model in idle else it.rate for it in partition.placements},
-        {it.model: it.procs for it in partition.placements},
+        {one.model: 0.0 if one.model in idle else one.rate for one in partition.placements},
+        {one.model: one.procs for one in partition.placements},
     )
 
 
 def _shares(device: Device, slot: int, smaller: int) -> list[int]:
-    return [smaller if i == slot else it.share for i, it in enumerate(device.partitions)]
+    return [smaller if i == slot else partition.share for i, partition in enumerate(device.partitions)]
 
 
-def _timeless(problem: Problem, names: Sequence[str]) -> Problem:
+def _without_target(problem: Problem, names: Sequence[str]) -> Problem:
     if not names:
         return problem
     models = tuple(
-        msgspec.structs.replace(model, slo=NEVER) if model.name in names else model for model in problem.models
+        msgspec.structs.replace(model, slo=NO_TARGET) if model.name in names else model for model in problem.models
     )
     return msgspec.structs.replace(problem, models=models)
 
 
 def with_unlimited_devices(kind: Kind) -> Kind:
-    return msgspec.structs.replace(kind, memory=ENDLESS, geometry=None)
+    """Return the kind without limits on memory and MIG placements."""
+    return msgspec.structs.replace(kind, memory=UNLIMITED_MEMORY, geometry=None)

@@ -1,4 +1,4 @@
-"""Why a model is not served, or not wholly."""
+"""Why some or all of a model's rate is unserved."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from cotenant.planners.capacity import (
 )
 from cotenant.planners.explain.placement import partition_need, with_share, with_unlimited_devices
 
-# Of a model that is not served. unknown: nothing was measured. time: no share is fast enough.
+# unknown: the model was not profiled. time: no share is fast enough. memory, capacity: no device has enough of it.
 Cause = Literal["unknown", "time", "memory", "capacity"]
 
 
 class UnservedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is not served, or not wholly. rate: requests/s that are missing. nearest: the least target, in
-    seconds, that a whole device can hold for it; None where that is not what is wrong."""
+    """A model with unserved rate.
+
+    rate: requests/s that are unserved. nearest: the shortest feasible target, in seconds, on a whole device; None where
+    the cause is not time. why: the cause in words.
+    """
 
     model: str
     rate: float
@@ -39,6 +42,8 @@ class UnservedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_unserved(problem: Problem, plan: Plan, name: str, rate: float) -> UnservedModel:
+    """Explain why so much of a model's rate, in requests/s, is unserved."""
+
     def because(cause: Cause, why: str, nearest: float | None = None) -> UnservedModel:
         return UnservedModel(model=name, rate=rate, cause=cause, nearest=nearest, why=why)
 
@@ -46,17 +51,15 @@ def explain_unserved(problem: Problem, plan: Plan, name: str, rate: float) -> Un
     fastest = [(seconds[:1], kind) for kind in problem.fleet for _, seconds in _whole(problem, name, kind)]
     known = [(seconds[0], kind) for seconds, kind in fastest if seconds and math.isfinite(seconds[0])]
     if not known:
-        return because(
-            "unknown", "it was measured on no share of any of these devices; measure it with `cotenant profile`"
-        )
-    latency, kind = min(known, key=lambda it: it[0])
+        return because("unknown", "it was not profiled on any of these devices; profile it with `cotenant profile`")
+    latency, kind = min(known, key=lambda one: one[0])
     if 2 * latency > model.slo:
         nearest = 2 * latency
         return because(
             "time",
             f"a single request takes {show_seconds(latency)} on {show_share(kind.cuts[-1])} of {kind.name}, the fastest"
-            f" there is, and one that just missed a batch waits as long again: the nearest target that would work is"
-            f" {show_seconds(nearest)}, {show_seconds(model.slo)} is asked for",
+            f" device, and one that just missed a batch waits as long again: the shortest feasible target is"
+            f" {show_seconds(nearest)}, not {show_seconds(model.slo)}",
             nearest,
         )
     quick = {kind.name for seconds, kind in known if 2 * seconds <= model.slo}
@@ -64,15 +67,15 @@ def explain_unserved(problem: Problem, plan: Plan, name: str, rate: float) -> Un
     housing = [kind for kind in able if fits_memory(kind, [(kind.cuts[-1], footprint(problem, kind.name, name, 1))])]
     if not housing:
         need, room = min((footprint(problem, kind.name, name, 1), kind.memory) for kind in able)
-        return because("memory", f"a worker of it needs {show_memory(need)}, a device has {show_memory(room)}")
+        return because("memory", f"a worker needs {show_memory(need)}, a device has {show_memory(room)}")
     for group in group_devices(plan):
         if (kind := problem.kind(group.device.kind)) in housing and _only_memory(problem, kind, group.device, name):
             worker = show_memory(footprint(problem, kind.name, name, 1))
-            taken = show_memory(sum(partition_need(problem, kind, cut) for cut in group.device.partitions))
+            taken = show_memory(sum(partition_need(problem, kind, partition) for partition in group.device.partitions))
             return because(
                 "memory",
                 f"{show_share(group.device.free)} of {group.name} are free, but {taken} of {show_memory(kind.memory)}"
-                f" of memory are taken, and a worker needs {worker}",
+                f" of memory are in use, and a worker needs {worker}",
             )
     most, kind = max(
         (
@@ -80,29 +83,33 @@ def explain_unserved(problem: Problem, plan: Plan, name: str, rate: float) -> Un
             for kind in housing
             for workers, seconds in _whole(problem, name, kind)
         ),
-        key=lambda it: it[0],
+        key=lambda one: one[0],
     )
     used_up = sum(device.kind == kind.name for device in plan.devices)
     taken = "" if kind.count is None else f", and {used_up} of {kind.count} are in use"
     return because(
         "capacity",
-        f"no room is left: a whole {kind.name} carries {show_rate(most)} requests/s of it within its target{taken}",
+        f"no capacity is left: a whole {kind.name} sustains {show_rate(most)} requests/s of it within its target"
+        f"{taken}",
     )
 
 
 def _whole(problem: Problem, model: str, kind: Kind) -> list[tuple[int, tuple[float, ...]]]:
-    """Numbers of workers that the model was measured with, and the seconds of its batches on the largest share then."""
+    """Numbers of workers that the model was profiled with, and the seconds of its batches on the largest share then."""
     profile = problem.profile(model, kind.name)
     numbers = sorted({point.procs for point in profile.points}) if profile is not None else []
     return [(workers, latency_curve(problem, model, kind.name, kind.cuts[-1], workers)) for workers in numbers]
 
 
 def _only_memory(problem: Problem, kind: Kind, device: Device, model: str) -> bool:
-    """Whether what is free of a device would serve the model, if its memory did."""
+    """Whether the free share of a device would serve the model, but for memory."""
     share = max((cut for cut in kind.cuts if cut <= device.free), default=None)
     if share is None or (kind.max_partitions is not None and len(device.partitions) >= kind.max_partitions):
         return False
-    cuts = [*(with_share(it, it.share, ()) for it in device.partitions), PartitionDraft(share, {model: 0.0})]
+    cuts = [
+        *(with_share(partition, partition.share, ()) for partition in device.partitions),
+        PartitionDraft(share, {model: 0.0}),
+    ]
     if kind.geometry and mig.placements_fit(kind.geometry, [(cut.share, 0) for cut in cuts]) is None:
         return False
     return (
