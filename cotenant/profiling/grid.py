@@ -22,6 +22,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
+from cotenant.live.process import private_memory
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import LARGE, Timing, WorkerModel
@@ -298,6 +299,12 @@ class _Bench:
     def _ready(self) -> bool:
         return any(status.state == "ready" for status in self._pool.status() if status.lane == self._lane)
 
+    def _worker_memory(self) -> int:
+        """Return the bytes of the open lane's worker process."""
+        pids = {status.lane: status.pid for status in self._pool.status()}
+        pid = None if self._lane is None else pids[self._lane]
+        return 0 if pid is None else private_memory(pid)
+
     async def _points(self, name: str, share: int, batches: Sequence[int]) -> AsyncIterator[Point | str]:
         for batch in batches:
             try:
@@ -345,7 +352,7 @@ class _Bench:
             share=share,
             batch=batch,
             latency=latency,
-            memory=device_memory or next(status.memory for status in self._pool.status() if status.lane == self._lane),
+            memory=device_memory or self._worker_memory(),
             features={
                 "cv_pct": 100 * spread,
                 **{f"p{percent}_ms": 1e3 * ordered[percent * len(ordered) // 100] for percent in (10, 90, 99)},
