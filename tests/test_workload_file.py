@@ -151,7 +151,7 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
         ),
         ("model = 'minilm'", "key 'rate' is missing (arrivals = 'poisson')"),
         ("model = 'minilm'\nrate = 'much'", "rate: text in quotes stands here; write a number (arrivals = 'poisson')"),
-        ("model = 'minilm'\nrate = -1", "a rate of -1 requests/s is none; take 0 or more"),
+        ("model = 'minilm'\nrate = -1", "a rate of -1 requests/s must be finite and at least 0"),
         (
             "model = 'minilm'\narrivals = 'closed'\ncallers = 1\nthink = 5",
             'think: \'5\' has no unit of time; write it as "25ms" or "1.5s"',

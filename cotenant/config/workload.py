@@ -204,8 +204,8 @@ def _traced(path: Path, names: Collection[str]) -> Workload:
         sources |= {name: Curve.steps(row.tolist(), MINUTE) for name, row in rates.items()}
     else:
         trace = Trace(file=path, column=others[0], key=MODEL)
-        survey = TraceSummary.of(trace)
-        sources |= {name: TraceSource(trace=trace, survey=survey, names=frozenset([name])) for name in survey.counts}
+        summary = TraceSummary.of(trace)
+        sources |= {name: TraceSource(trace=trace, summary=summary, names=frozenset([name])) for name in summary.counts}
     for name in sources:
         if name not in names:
             raise ConfigError(f"{path}: model {name!r} is not known; {nearest_hint(name, names)}")
@@ -258,8 +258,8 @@ class _Traces:
             raise ConfigError("names without a key; say with `key` which column they stand in")
         unit, gap = _seconds(entry.unit, "unit"), _seconds(entry.gap, "gap")
         trace = Trace(file=self._base / entry.file, column=entry.column, key=entry.key, unit=unit, gap=gap)
-        survey = self._surveys[trace] = self._surveys.get(trace) or TraceSummary.of(trace)
-        return TraceSource(trace=trace, survey=survey, names=frozenset(entry.names or ()), speed=entry.speed)
+        summary = self._surveys[trace] = self._surveys.get(trace) or TraceSummary.of(trace)
+        return TraceSource(trace=trace, summary=summary, names=frozenset(entry.names or ()), speed=entry.speed)
 
 
 def _entry(table: dict[str, Any]) -> _Entry:

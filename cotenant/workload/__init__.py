@@ -1,4 +1,4 @@
-"""Who asks for what, and when: a source of requests for each name."""
+"""Workloads: a source of requests for each model or application."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from cotenant.workload.sources import Poisson
 
 
 class Source(Protocol):
-    """Who asks for one name, and when."""
+    """The arrivals of requests for one model or application."""
 
     @property
     def rate(self) -> float | None:
-        """Requests per second on average; None where that depends on how fast they are answered."""
+        """The mean requests/s; None where it depends on response times."""
 
     def times(self, rng: np.random.Generator) -> Times:
-        """When they arrive. The same state of `rng` gives the same times."""
+        """Return the arrival times. The same state of `rng` gives the same times."""
 
     def scaled(self, factor: float) -> Source:
-        """The same pattern with so many times the requests."""
+        """Return the same pattern with a multiple of the requests."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """sources: by the name that is asked for, a model's or an application's.
+    """Sources by the name of the model or application that they request.
 
-    timeouts: seconds within which a name's requests are to be answered, where that is not the target of what they ask.
+    timeouts: seconds after which a name's requests expire, where that is not its latency target.
     """
 
     sources: Mapping[str, Source]
@@ -37,10 +37,10 @@ class Workload(msgspec.Struct, frozen=True):
 
     @classmethod
     def poisson(cls, rates: Mapping[str, float]) -> Workload:
-        """Independent callers, at `rates` in requests per second."""
+        """Return independent Poisson sources with these requests/s."""
         return cls({name: Poisson(rate) for name, rate in rates.items()})
 
     def scaled(self, factor: float) -> Workload:
-        """So many times the requests of every source."""
+        """Return the workload with a multiple of the requests of every source."""
         sources = {name: source.scaled(factor) for name, source in self.sources.items()}
         return msgspec.structs.replace(self, sources=sources)

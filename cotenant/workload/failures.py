@@ -1,4 +1,4 @@
-"""What breaks during a simulated run, and when it is there again."""
+"""Failures of devices and workers during a simulated run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.errors import ConfigError
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What fails at once at `time`, and is there again `back` seconds later, or never. Workers then have to start anew.
+    """Several parts that fail together at `time`, and recover `back` seconds later, or never; workers then start anew.
 
     parts: a worker by its lane (``v100-0/1``), a device by its name (``v100-0``), a node by the names of its devices.
     """
@@ -30,7 +30,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{where} that ends after {self.back:g} s; take 0 or more")
 
     def hits(self, lane: LaneId) -> bool:
+        """Return whether a lane is on a failed part."""
         return lane in self.parts or lane.device in self.parts
 
     def covers(self, time: float) -> bool:
+        """Return whether the failure lasts at a time."""
         return self.time <= time < self.time + self.back

@@ -1,11 +1,11 @@
-"""Public traces: counts of requests a minute, and the time of every request.
+"""Public traces: request counts per minute, and the times of single requests.
 
 Counts are in the format of the Azure Functions trace of 2019 (Shahrad et al., ATC 2020): columns that name a function,
 then one for each minute, headed 1, 2, … Times are a column of any CSV file, as in the Azure Functions trace of 2021
 (``end_timestamp``, seconds), the Azure LLM traces (``TIMESTAMP``, date and time), or a list of tweets (``created_at``).
 The traces themselves are not part of this project.
 
-Files are streamed. One of times is read through once to see that it is sound, and again as the run goes on.
+Files are streamed. One with times is read through once for validation, and again during the run.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from cotenant.errors import ConfigError
 from cotenant.workload.arrivals import CHUNK, Floats, Times
 
 MINUTE = 60.0
-TWEETED = "%a %b %d %H:%M:%S %z %Y"  # as in "Wed Oct 10 20:19:24 +0000 2018"
+TWITTER_FORMAT = "%a %b %d %H:%M:%S %z %Y"  # as in "Wed Oct 10 20:19:24 +0000 2018"
 
 
 def read_headings(file: Path) -> list[str]:
-    """Those of the columns. Raises ConfigError where the file cannot be read."""
+    """Read the column headings. Raises ConfigError where the file cannot be read."""
     return next(_rows(file), [])
 
 
 def read_minutes(file: Path, column: str = "HashFunction") -> Iterator[tuple[str, Floats]]:
-    """Requests per second in each minute, row by row, with the name in `column`; several rows may have the same.
+    """Yield requests/s in each minute, row by row, with the name in `column`; a name may occur in several rows.
 
     Raises ConfigError with the file and the line.
     """
@@ -59,7 +59,7 @@ def read_minutes(file: Path, column: str = "HashFunction") -> Iterator[tuple[str
 
 
 def _count(text: str) -> float:
-    """Requests in a minute; nan for what cannot be that."""
+    """Parse a count of requests; nan if it is none."""
     try:
         count = float(text)
     except ValueError:
@@ -70,10 +70,9 @@ def _count(text: str) -> float:
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """A CSV file with a row for each request, in the order of time.
 
-    column: where its time stands: in seconds (or `unit` of them), as a date and time (UTC where it names no zone), or
-    as Twitter writes it. key: where the name of what was asked for stands, if anywhere. Both are a heading, or the
-    number of a column (from 1) in a file without a header.
-    gap: seconds without any request after which part of the file is taken to be missing.
+    column: of the time: in seconds (or `unit` of them), as a date and time (UTC unless it has a zone), or in Twitter's
+    format. key: column of the requested name, if any. Both are a heading, or the number of a column (from 1) in a file
+    without a header. gap: seconds without any request beyond which part of the file is assumed missing.
     """
 
     file: Path
@@ -83,9 +82,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     gap: float = 3600.0
 
     def read(self) -> Iterator[tuple[Floats, list[str]]]:
-        """Times in seconds and names (empty without a key), some thousands of rows at a time.
+        """Yield times in seconds and names (empty without a key), some thousands of rows at a time.
 
-        Raises ConfigError with the file and the line for what is not sound.
+        Raises ConfigError with the file and the line for invalid rows.
         """
         rows = _rows(self.file)
         line, column, key = self._columns(rows)
@@ -93,35 +92,35 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         seconds: Callable[[str], float] | None = None
         while chunk := list(islice(rows, CHUNK)):
             try:
-                seconds = seconds or _reader(chunk[0][column])
+                seconds = seconds or _time_parser(chunk[0][column])
                 times = self._times(chunk, column, seconds)
                 names = [] if key is None else [row[key] for row in chunk]
             except (IndexError, ValueError):
                 raise self._unreadable(chunk, line, max(column, key or 0), column, seconds) from None
             steps = np.diff(times, prepend=last if math.isfinite(last) else times[0])
-            wrong = np.flatnonzero(~(steps >= 0) | (steps > self.gap))
-            if wrong.size:
-                raise self._broken(line + int(wrong[0]), float(steps[wrong[0]]))
+            invalid = np.flatnonzero(~(steps >= 0) | (steps > self.gap))
+            if invalid.size:
+                raise self._broken(line + int(invalid[0]), float(steps[invalid[0]]))
             last = float(times[-1])
             line += len(chunk)
             yield times, names
 
-    def again(self, names: Collection[str] = ()) -> Times:
-        """The times alone, of these names or of all, from a file that was found sound."""
+    def times_of(self, names: Collection[str] = ()) -> Times:
+        """Yield the times of some names, or of all, from a validated file. Raises ConfigError if it has changed."""
         rows = _rows(self.file)
         _, column, key = self._columns(rows)
         seconds: Callable[[str], float] | None = None
         while chunk := list(islice(rows, CHUNK)):
             try:
-                seconds = seconds or _reader(chunk[0][column])
-                mine = chunk if key is None or not names else [row for row in chunk if row[key] in names]
-                times = self._times(mine, column, seconds)
+                seconds = seconds or _time_parser(chunk[0][column])
+                chosen = chunk if key is None or not names else [row for row in chunk if row[key] in names]
+                times = self._times(chosen, column, seconds)
             except (IndexError, ValueError):
                 raise ConfigError(f"{self.file}: it has changed since it was first read; start again") from None
             yield times
 
     def _columns(self, rows: Iterator[list[str]]) -> tuple[int, int, int | None]:
-        """The line of the first request, and the columns of time and name, from 0; a header is taken from the rows."""
+        """Return the line of the first request, and the columns of time and name, from 0; consumes the header."""
         header = [] if isinstance(self.column, int) else next(rows, [])
         key = None if self.key is None else _index(self.key, header, self.file)
         return 2 if header else 1, _index(self.column, header, self.file), key
@@ -136,9 +135,13 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             if len(row) <= cells:
                 return ConfigError(f"{self.file}:{number}: {len(row)} cells; column {cells + 1} is missing")
             try:
-                (seconds or _reader)(row[column])
+                (seconds or _time_parser)(row[column])
             except ValueError:
-                what = "no time, nor a date and time" if seconds is None else "no time as those before it"
+                what = (
+                    "neither a number nor a date and time"
+                    if seconds is None
+                    else "not a time in the format of those before it"
+                )
                 return ConfigError(f"{self.file}:{number}: {row[column]!r} is {what}")
         raise AssertionError(f"{self.file}: lines {line} on were not readable, and now they are")
 
@@ -154,7 +157,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True):
-    """What a trace has: the first and the last time, in seconds, and requests by name (all under "" without a key)."""
+    """Summary of a trace.
+
+    first, last: times in seconds; counts: requests by name (all under "" without a key).
+    """
 
     first: float
     last: float
@@ -162,7 +168,7 @@ class TraceSummary(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, trace: Trace) -> TraceSummary:
-        """Reads the trace through. Raises ConfigError, with the line, for one that is not sound."""
+        """Read a trace through. Raises ConfigError, with the line, for an invalid one."""
         first, last = math.inf, -math.inf
         counts: Counter[str] = Counter()
         for times, names in trace.read():
@@ -172,63 +178,63 @@ class TraceSummary(msgspec.Struct, frozen=True):
             else:
                 counts.update(names)
         if not counts:
-            raise ConfigError(f"{trace.file}: no request is in it")
+            raise ConfigError(f"{trace.file}: it contains no request")
         return cls(first, last, counts)
 
 
 class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of a trace, each at its time after the first of the whole trace.
+    """Replay the requests of a trace, at their times since its first request.
 
-    names: of what was asked for; all, where the trace has no key. factor: so many times the requests: some are left
-    out, or come again at a random time before the next. speed: time goes so many times faster.
+    names: of the requests to replay; all, where the trace has no key. factor: multiple of the requests: some are
+    dropped, or repeated at a random time before the next. speed: factor on the speed of time.
     """
 
     trace: Trace
-    survey: TraceSummary
+    summary: TraceSummary
     names: frozenset[str] = frozenset()
     factor: float = 1.0
     speed: float = 1.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor >= 0):
-            raise ConfigError(f"{self.factor:g} times the requests of a trace; take 0 or more")
+            raise ConfigError(f"a factor of {self.factor:g} on a trace's requests must be finite and at least 0")
         if not 0 < self.speed < math.inf:
-            raise ConfigError(f"a trace at {self.speed:g} times its speed; take more than 0")
-        for name in sorted(self.names - self.survey.counts.keys()):
-            known = [known for known, _ in self.survey.counts.most_common(5)]
-            raise ConfigError(f"{self.trace.file}: nothing is called {name!r}; most asked for are {', '.join(known)}")
+            raise ConfigError(f"a trace's speed of {self.speed:g} must be finite and above 0")
+        for name in sorted(self.names - self.summary.counts.keys()):
+            names = [each for each, _ in self.summary.counts.most_common(5)]
+            raise ConfigError(f"{self.trace.file}: no request is for {name!r}; most frequent are {', '.join(names)}")
 
     @property
     def rate(self) -> float:
-        """Over the whole trace; 0 for one that is over at once."""
-        counts = self.survey.counts
+        """The mean over the whole trace; 0 for one without duration."""
+        counts = self.summary.counts
         count = sum(counts[name] for name in self.names) if self.names else counts.total()
-        length = self.survey.last - self.survey.first
+        length = self.summary.last - self.summary.first
         return self.factor * self.speed * count / length if length else 0.0
 
     def times(self, rng: np.random.Generator) -> Times:
-        held = np.empty(0)
-        for times in self.trace.again(self.names):
-            held = np.concatenate([held, (times - self.survey.first) / self.speed])
-            if held.size > 1:
-                yield self._multiplied(held, rng)
-                held = held[-1:]
-        if held.size:
-            yield self._multiplied(np.append(held, held), rng)
+        pending = np.empty(0)
+        for times in self.trace.times_of(self.names):
+            pending = np.concatenate([pending, (times - self.summary.first) / self.speed])
+            if pending.size > 1:
+                yield self._thinned_or_repeated(pending, rng)
+                pending = pending[-1:]
+        if pending.size:
+            yield self._thinned_or_repeated(np.append(pending, pending), rng)
 
     def scaled(self, factor: float) -> TraceSource:
         return msgspec.structs.replace(self, factor=self.factor * factor)
 
-    def _multiplied(self, times: Floats, rng: np.random.Generator) -> Floats:
-        """All but the last, which is only the time until which copies of the one before it may come."""
+    def _thinned_or_repeated(self, times: Floats, rng: np.random.Generator) -> Floats:
+        """Drop or repeat requests; the last time only limits the copies of the one before it."""
         if self.factor == 1:
             return times[:-1]
-        whole, part = divmod(self.factor, 1.0)
-        copies = int(whole) + (rng.random(times.size - 1) < part)
+        whole, fraction = divmod(self.factor, 1.0)
+        copies = int(whole) + (rng.random(times.size - 1) < fraction)
         start = np.repeat(times[:-1], copies)
-        later = rng.random(start.size) * np.repeat(np.diff(times), copies)
-        again = np.diff(np.repeat(np.arange(copies.size), copies), prepend=-1) == 0
-        return np.sort(np.where(again, start + later, start))
+        offsets = rng.random(start.size) * np.repeat(np.diff(times), copies)
+        is_copy = np.diff(np.repeat(np.arange(copies.size), copies), prepend=-1) == 0
+        return np.sort(np.where(is_copy, start + offsets, start))
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
@@ -244,7 +250,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
 
 
 def _index(column: str | int, header: list[str], file: Path) -> int:
-    """Of a column, from 0."""
+    """Return the index of a column, from 0."""
     if isinstance(column, int):
         if column < 1:
             raise ConfigError(f"{file}: column {column}; the first is 1")
@@ -254,21 +260,21 @@ def _index(column: str | int, header: list[str], file: Path) -> int:
     return header.index(column)
 
 
-def _reader(text: str) -> Callable[[str], float]:
-    """How to read times that are written like this one. Raises ValueError where that is not known."""
-    for read in (float, _dated, _tweeted):
+def _time_parser(example: str) -> Callable[[str], float]:
+    """Return the parser of times in the format of an example. Raises ValueError for an unknown one."""
+    for read in (float, _parse_iso, _parse_twitter):
         try:
-            read(text)
+            read(example)
         except ValueError:
             continue
         return read
-    raise ValueError(text)
+    raise ValueError(example)
 
 
-def _dated(text: str) -> float:
+def _parse_iso(text: str) -> float:
     time = datetime.fromisoformat(text)
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _tweeted(text: str) -> float:
-    return datetime.strptime(text, TWEETED).timestamp()
+def _parse_twitter(text: str) -> float:
+    return datetime.strptime(text, TWITTER_FORMAT).timestamp()

@@ -53,11 +53,11 @@ def replayed(source: TraceSource, seed: int = 0) -> Floats:
 
 def test_requests_come_at_their_times_after_the_first_of_the_trace(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time,duration\nf,100.5,1\ng,101,1\nf,103,1\n", key="func")
-    survey = TraceSummary.of(known)
-    assert survey == TraceSummary(100.5, 103.0, Counter(f=2, g=1))
-    assert replayed(TraceSource(trace=known, survey=survey)).tolist() == [0.0, 0.5, 2.5]
-    assert replayed(TraceSource(trace=known, survey=survey, names=frozenset("g"))).tolist() == [0.5]
-    twice = TraceSource(trace=known, survey=survey, names=frozenset("f"), speed=2.0)
+    summary = TraceSummary.of(known)
+    assert summary == TraceSummary(100.5, 103.0, Counter(f=2, g=1))
+    assert replayed(TraceSource(trace=known, summary=summary)).tolist() == [0.0, 0.5, 2.5]
+    assert replayed(TraceSource(trace=known, summary=summary, names=frozenset("g"))).tolist() == [0.5]
+    twice = TraceSource(trace=known, summary=summary, names=frozenset("f"), speed=2.0)
     assert replayed(twice).tolist() == [0.0, 1.25]
     assert twice.rate == pytest.approx(2 / 1.25)
 
@@ -77,7 +77,7 @@ def test_times_are_read_as_numbers_dates_or_as_twitter_writes_them(
     tmp_path: Path, text: str, column: str | int, unit: float
 ) -> None:
     known = trace(tmp_path, text, column, unit=unit)
-    times = replayed(TraceSource(trace=known, survey=TraceSummary.of(known)))
+    times = replayed(TraceSource(trace=known, summary=TraceSummary.of(known)))
     assert times == pytest.approx([0.0, 2.25][: times.size], abs=1e-6)
 
 
@@ -86,8 +86,8 @@ def test_a_long_trace_is_read_in_chunks_and_as_it_is(tmp_path: Path) -> None:
     times = np.cumsum(rng.exponential(0.01, 20_000))
     names = rng.choice(["f", "g"], times.size)
     known = trace(tmp_path, "".join(f"{n},{t!r}\n" for n, t in zip(names, times.tolist(), strict=True)), 2, 1)
-    survey = TraceSummary.of(known)
-    source = TraceSource(trace=known, survey=survey, names=frozenset("g"))
+    summary = TraceSummary.of(known)
+    source = TraceSource(trace=known, summary=summary, names=frozenset("g"))
     assert replayed(source) == pytest.approx(times[names == "g"] - times[0])
     assert max(chunk.size for chunk in source.times(rng)) < 5000
     assert source.rate == pytest.approx(50, rel=0.05)
@@ -97,7 +97,7 @@ def test_a_long_trace_is_read_in_chunks_and_as_it_is(tmp_path: Path) -> None:
 def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, factor: float) -> None:
     times = [n * 0.01 for n in range(10_000)] + [100 + n * 0.1 for n in range(1000)]
     known = trace(tmp_path, "time\n" + "".join(f"{time!r}\n" for time in times))
-    source = TraceSource(trace=known, survey=TraceSummary.of(known)).scaled(factor)
+    source = TraceSource(trace=known, summary=TraceSummary.of(known)).scaled(factor)
     found = replayed(source)
     assert (np.diff(found) >= 0).all()
     busy, calm = (found < 100).sum(), (found >= 100).sum()
@@ -112,11 +112,11 @@ def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, facto
     [
         ("when\n1\n", r"t\.csv:1: column 'time' is missing; there are when$"),
         ("", r"t\.csv:1: column 'time' is missing; there are none$"),
-        ("time\n", r"t\.csv: no request is in it$"),
+        ("time\n", r"t\.csv: it contains no request$"),
         ('f,time\na,1\n"b', r"t\.csv:3: 1 cells; column 2 is missing$"),
         ("f,time\na,1\nb\n", r"t\.csv:3: 1 cells; column 2 is missing$"),
-        ("time\n1\nsoon\n", r"t\.csv:3: 'soon' is no time as those before it$"),
-        ("time\nsoon\n", r"t\.csv:2: 'soon' is no time, nor a date and time$"),
+        ("time\n1\nsoon\n", r"t\.csv:3: 'soon' is not a time in the format of those before it$"),
+        ("time\nsoon\n", r"t\.csv:2: 'soon' is neither a number nor a date and time$"),
         ("time\n1\nnan\n", r"t\.csv:3: a time is not a finite number$"),
         ("time\n5\n3\n", r"t\.csv:3: time goes back by 2 s; sort the file by time$"),
         ("time\n5\n9000\n", r"t\.csv:3: nothing for 8,995 s before this line; put in what is missing, or allow"),
@@ -130,8 +130,8 @@ def test_what_is_no_list_of_times_is_refused_with_its_line(tmp_path: Path, text:
 
 def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time\nf,1\nf,2\ng,2\n", key="func")
-    with pytest.raises(ConfigError, match=r"t\.csv: nothing is called 'h'; most asked for are f, g$"):
-        TraceSource(trace=known, survey=TraceSummary.of(known), names=frozenset("h"))
+    with pytest.raises(ConfigError, match=r"t\.csv: no request is for 'h'; most frequent are f, g$"):
+        TraceSource(trace=known, summary=TraceSummary.of(known), names=frozenset("h"))
     with pytest.raises(ConfigError, match=r"none\.csv: cannot be read: No such file or directory$"):
         TraceSummary.of(Trace(file=tmp_path / "none.csv", column="time"))
     with pytest.raises(ConfigError, match=r"t\.csv: column 0; the first is 1$"):
@@ -140,7 +140,7 @@ def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
 
 def test_a_trace_that_changes_between_two_readings_is_said(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time\nf,1\nf,2\n", key="func")
-    source = TraceSource(trace=known, survey=TraceSummary.of(known))
+    source = TraceSource(trace=known, summary=TraceSummary.of(known))
     known.file.write_text("func,time\nf,1\nf,gone\n")
     with pytest.raises(ConfigError, match=r"t\.csv: it has changed since it was first read; start again$"):
         replayed(source)
