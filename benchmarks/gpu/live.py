@@ -92,20 +92,20 @@ async def _served(
     rest: float,
 ) -> None:
     """rest: seconds that are to be left for what follows."""
-    preparation, site = await _prepared(session, name, models, backend)
-    if site.plan.unserved:
-        session.lacks(f"{name}: no share serves {', '.join(site.plan.unserved)} within its target")
-    if not site.plan.devices:
+    builder, deployment = await _prepared(session, name, models, backend)
+    if deployment.plan.unserved:
+        session.lacks(f"{name}: no share serves {', '.join(deployment.plan.unserved)} within its target")
+    if not deployment.plan.devices:
         return
-    server = Server(site, backend, preparation.build, log=log)
+    server = Server(deployment, backend, builder.build, log=log)
     await server.start()
     try:
         bench = _Bench(session, server, log)
         if session.left - rest > LEAST + len(LOADS) * COMPARED:
-            result["agreement"] = await bench.compared(site)
+            result["agreement"] = await bench.compared(deployment)
         else:
             session.lacks(f"{name}: live against simulated: the time is up")
-        times, temporal = await _bearable(site)
+        times, temporal = await _bearable(deployment)
         if not times:
             session.lacks(
                 f"{name}: {TEMPORAL}, whole devices in turn, keeps the targets at no rate, nor {LOOSER[-1]} x these"
@@ -117,13 +117,13 @@ async def _served(
             )
         result["temporal"] = {"targets_times": times}
         for factor in dict.fromkeys((times or 1, 1)):
-            looser = _loosened(site, factor)
+            looser = _loosened(deployment, factor)
             found = result["largest" if factor == 1 else "largest_with_looser_targets"] = {}
             for planner in PLANNERS:
                 if session.left - rest < LEAST:
                     session.lacks(f"{name}: the largest rate under {planner}: the time is up")
                 elif planner != TEMPORAL or factor == times:
-                    known = {TEMPORAL: temporal} | ({site.plan.planner: site.plan} if factor == 1 else {})
+                    known = {TEMPORAL: temporal} | ({deployment.plan.planner: deployment.plan} if factor == 1 else {})
                     if (plan := known.get(planner)) is None:
                         plan = await asyncio.to_thread(plan_problem, looser.problem, planner)
                     found[planner] = await bench.largest(looser, plan, session.left - rest)
@@ -136,30 +136,30 @@ async def _served(
         await server.stop(grace=2.0)
 
 
-async def _bearable(site: Deployment) -> tuple[int, Plan]:
+async def _bearable(deployment: Deployment) -> tuple[int, Plan]:
     """How many times their targets whole devices, shared in time, can keep at some rate, 0 for none; and the plan. A
     short target and another model's long batch do not go together on one device."""
     for factor in LOOSER:
-        plan = await asyncio.to_thread(plan_problem, _loosened(site, factor).problem, TEMPORAL)
+        plan = await asyncio.to_thread(plan_problem, _loosened(deployment, factor).problem, TEMPORAL)
         if plan.devices and not plan.unserved:
             return factor, plan
     return 0, plan
 
 
-def _loosened(site: Deployment, factor: int) -> Deployment:
-    """The site with so many times the time for each model."""
+def _loosened(deployment: Deployment, factor: int) -> Deployment:
+    """The deployment with so many times the time for each model."""
     if factor == 1:
-        return site
-    models = {model.name: msgspec.structs.replace(model, slo=factor * model.slo) for model in site.problem.models}
+        return deployment
+    models = {model.name: msgspec.structs.replace(model, slo=factor * model.slo) for model in deployment.problem.models}
     return msgspec.structs.replace(
-        site,
+        deployment,
         offered={
             name: msgspec.structs.replace(
                 offer, model=msgspec.structs.replace(offer.model, slo=factor * offer.model.slo)
             )
-            for name, offer in site.offered.items()
+            for name, offer in deployment.offered.items()
         },
-        problem=msgspec.structs.replace(site.problem, models=tuple(models.values())),
+        problem=msgspec.structs.replace(deployment.problem, models=tuple(models.values())),
     )
 
 
@@ -172,12 +172,12 @@ async def _prepared(
     if pairs.exists() and not session.cpu:
         told = f'{{ model = "gaussian-process", fit = "{pairs}" }}'
         try:
-            preparation = DeploymentBuilder(session.settings(name, **given, interference=told), backend)
-            return preparation, await preparation.build(models)
+            builder = DeploymentBuilder(session.settings(name, **given, interference=told), backend)
+            return builder, await builder.build(models)
         except ConfigError as error:
             session.lacks(f"{name}: what neighbours cost: {error}")
-    preparation = DeploymentBuilder(session.settings(name, **given), backend)
-    return preparation, await preparation.build(models)
+    builder = DeploymentBuilder(session.settings(name, **given), backend)
+    return builder, await builder.build(models)
 
 
 class _Bench:
@@ -204,10 +204,10 @@ class _Bench:
             found.append(tensor)
         return tuple(found)
 
-    async def compared(self, site: Deployment) -> list[dict[str, Any]]:
+    async def compared(self, deployment: Deployment) -> list[dict[str, Any]]:
         """Each load live, then simulated twice: with what profiles and predictor say, and with what batches were seen
         to take under other arrivals."""
-        problem, plan = site.problem, site.plan
+        problem, plan = deployment.problem, deployment.plan
         models = _served_by(problem, plan)
         lanes = lane_specs(plan, {model.name: model for model in problem.models}, problem.profiles)
         since = time.monotonic()
@@ -238,12 +238,12 @@ class _Bench:
             )
         return rows
 
-    async def largest(self, site: Deployment, plan: Plan, seconds: float) -> dict[str, Any]:
+    async def largest(self, deployment: Deployment, plan: Plan, seconds: float) -> dict[str, Any]:
         """The largest multiple of the planned rates at which every promise is kept live. seconds: that there are."""
-        models = _served_by(site.problem, plan)
+        models = _served_by(deployment.problem, plan)
         until = time.monotonic() + seconds
         begun = time.monotonic()
-        await self._server.apply(msgspec.structs.replace(site, plan=plan))
+        await self._server.apply(msgspec.structs.replace(deployment, plan=plan))
         changed = time.monotonic() - begun
         kept, runs = 0.0, []
 

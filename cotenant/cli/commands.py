@@ -184,9 +184,9 @@ def profile(
             raise ConfigError(f"--output and --pairs are both {str(pairs)!r}; profiles and samples need a file each")
         existing_samples(pairs)  # an error now, not after minutes
     server_settings = load_settings(settings, model_repository)
-    site = load_deployment(server_settings, force=force, planned=False)
-    profiles = list(site.problem.profiles.values())
-    for name, reason in site.broken.items():
+    deployment = load_deployment(server_settings, force=force, planned=False)
+    profiles = list(deployment.problem.profiles.values())
+    for name, reason in deployment.broken.items():
         print_labelled("not profiled:", f"{name}: {reason}")
     text = write_profiles(profiles)
     if output is not None:
@@ -198,7 +198,7 @@ def profile(
         from cotenant.app.backend import create_backend
         from cotenant.cli.pairs import record_pairs
 
-        record_pairs(site, create_backend(server_settings), pairs, count)
+        record_pairs(deployment, create_backend(server_settings), pairs, count)
     if json:
         show_json(msgspec.json.encode([{"model": p.model, "kind": p.kind, "points": p.points} for p in profiles]))
     elif output is None and pairs is None:

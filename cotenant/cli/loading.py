@@ -43,11 +43,13 @@ def load_deployment(settings: Any, *, force: bool = False, planned: bool = True)
     backend = create_backend(settings)
     try:
         with profile_progress() as progress:
-            site = asyncio.run(DeploymentBuilder(settings, backend, progress, force=force).build(planned=False))
+            deployment = asyncio.run(DeploymentBuilder(settings, backend, progress, force=force).build(planned=False))
     finally:
         backend.stop()
     # Here, where Ctrl-C ends it at once, and not in the thread that a server has for it.
-    return msgspec.structs.replace(site, plan=plan_problem(site.problem, settings.planner)) if planned else site
+    if not planned:
+        return deployment
+    return msgspec.structs.replace(deployment, plan=plan_problem(deployment.problem, settings.planner))
 
 
 def load_problem(problem: Path | None, settings: Path | None, model_repository: Path | None) -> Any:

@@ -20,12 +20,12 @@ from cotenant.profiling.pairs import candidate_pairs, enough_samples, measure_pa
 from cotenant.worker.repository import sample_inputs, worker_model
 
 
-def record_pairs(site: Any, backend: Backend, path: Path, count: int | None) -> None:
-    """The site's models side by side, into a CSV file as they come. What stands there already is not measured again."""
+def record_pairs(deployment: Any, backend: Backend, path: Path, count: int | None) -> None:
+    """Measure pairs of the deployment's models into a CSV file, as they come. Those it has are not measured again."""
     if backend.name == "fake":
         raise ConfigError("backend fake runs nothing that could be measured; take the backend cpu, or one of a GPU")
-    kinds = site.problem.fleet
-    runs = [run for kind in kinds for run in candidate_pairs(site.problem.profiles, kind)]
+    kinds = deployment.problem.fleet
+    runs = [run for kind in kinds for run in candidate_pairs(deployment.problem.profiles, kind)]
     if not runs:
         raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
     samples = existing_samples(path)
@@ -34,12 +34,12 @@ def record_pairs(site: Any, backend: Backend, path: Path, count: int | None) -> 
     if done:
         _say(f"{path} has {len(done)} of {wanted} runs")
     names = {load.model for run in runs for load in run}
-    candidates = {name: candidate(offer) for name, offer in site.offered.items() if name in names}
+    candidates = {name: candidate(offer) for name, offer in deployment.offered.items() if name in names}
 
     async def run_all(told: ProfileProgress) -> None:
         finished, left = len(done), max(0, wanted - len(done))
         grid = grid_of(kinds[0])
-        found = measure_pairs(backend, candidates, runs, site.problem.profiles, done=done, count=left, grid=grid)
+        found = measure_pairs(backend, candidates, runs, deployment.problem.profiles, done=done, count=left, grid=grid)
         async for together in found:
             samples.extend(together)
             write_file(path, write_samples(samples), quiet=True)

@@ -96,11 +96,11 @@ def validate(
     """Validate the simulator against a live server: same plan, same arrivals. Needs an otherwise idle machine."""
     import uvloop
 
-    site = load_deployment(load_settings(settings, model_repository, planner))
+    deployment = load_deployment(load_settings(settings, model_repository, planner))
     flags = [str(settings)] if settings is not None else []
     flags += ["--model-repository", str(model_repository)] if model_repository is not None else []
     flags += ["--planner", planner] if planner is not None else []
-    result = uvloop.run(compare_loads(site.problem, flags, scale or SCALES, duration, seed))
+    result = uvloop.run(compare_loads(deployment.problem, flags, scale or SCALES, duration, seed))
     if json:
         show_json(result)
     else:

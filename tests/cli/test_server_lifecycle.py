@@ -25,7 +25,7 @@ from tests.cli.program import (
 )
 
 
-def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
+def test_serve_under_load_reports_status_and_replays(program: Program, folder: Path) -> None:
     with serving(folder, "--event-log", "events.jsonl") as server:
         assert server.plan.rate("identity") == 20
         said = program("loadtest", "--address", server.address, "--duration", "1", "--json")
@@ -61,7 +61,7 @@ def test_serve_load_status_and_replay(program: Program, folder: Path) -> None:
     assert said.code == 1 and "differs at without.jsonl:" in said.out
 
 
-def test_what_people_see_when_it_is_up(folder: Path) -> None:
+def test_serve_without_json_shows_addresses_and_broken_models(folder: Path) -> None:
     process = started(folder, "serve", "serve.toml")
     assert process.stdout is not None
     shown = ""
@@ -80,7 +80,7 @@ def test_what_people_see_when_it_is_up(folder: Path) -> None:
 CLIMBERS = ["%2E%2E", "..%2F..", "..", "%2E%2E%2F%2E%2E%2Fetc", "identity%2F1", "a%00b", ".", "%20", "nobody"]
 
 
-def test_bad_requests_are_explained_and_hurt_no_other(folder: Path) -> None:
+def test_bad_requests_are_explained_and_leave_the_server_working(folder: Path) -> None:
     with serving(folder) as server:
         for name in CLIMBERS:
             for verb in ("load", "unload"):
@@ -123,7 +123,7 @@ def one(**changes: object) -> dict[str, object]:
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1] * 16} | changes]}
 
 
-def test_models_that_are_served_outlive_what_happens_to_the_repository(folder: Path) -> None:
+def test_served_models_survive_changes_of_the_repository(folder: Path) -> None:
     repository = folder / "own"
     shutil.copytree(folder / "models", repository)
     with serving(folder, "--model-repository", "own") as server:
@@ -142,7 +142,7 @@ def test_models_that_are_served_outlive_what_happens_to_the_repository(folder: P
         assert ready(server) == {"identity", "lookup"}
 
 
-def test_two_models_that_are_loaded_at_once_are_both_served(folder: Path) -> None:
+def test_models_loaded_at_once_are_all_served(folder: Path) -> None:
     with serving(folder) as server, ThreadPoolExecutor() as threads:
 
         def change(verb: str) -> list[int]:
@@ -159,7 +159,7 @@ def ready(server: Served) -> set[str]:
     return {entry["name"] for entry in server.ask("POST", "/v2/repository/index", {"ready": True})[1]}
 
 
-def test_a_full_disk_under_the_event_log_costs_the_log_alone(folder: Path) -> None:
+def test_full_disk_under_the_event_log_ends_the_log_alone(folder: Path) -> None:
     with serving(folder, "--event-log", "/dev/full") as server:
         for _ in range(300):
             assert server.works()
@@ -171,14 +171,14 @@ def test_a_full_disk_under_the_event_log_costs_the_log_alone(folder: Path) -> No
     ]
 
 
-def test_a_signal_from_the_system_is_as_good_as_ctrl_c(folder: Path) -> None:
+def test_sigterm_stops_as_ctrl_c_does(folder: Path) -> None:
     with serving(folder) as server:
         assert server.works()
         assert server.workers and all(alive(pid) for pid in server.workers)
         assert server.end(TERMINATE) == (130, "", "")
 
 
-def test_the_second_signal_stops_at_once(folder: Path) -> None:
+def test_second_signal_stops_at_once(folder: Path) -> None:
     """However long the grace, and however stuck the workers."""
     text = (folder / "serve.toml").read_text()
     (folder / "serve.toml").write_text(text.replace("5s", "10min").replace('"2s"', '"10min"'))
@@ -193,7 +193,7 @@ def test_the_second_signal_stops_at_once(folder: Path) -> None:
         request.close()
 
 
-def test_no_worker_survives_a_server_that_was_killed(folder: Path) -> None:
+def test_workers_of_a_killed_server_end(folder: Path) -> None:
     with serving(folder) as server:
         assert server.workers
         server.process.send_signal(KILL)
@@ -201,7 +201,7 @@ def test_no_worker_survives_a_server_that_was_killed(folder: Path) -> None:
         until(lambda: not any(alive(pid) for pid in server.workers))
 
 
-def test_servers_that_start_are_interrupted_cleanly(folder: Path) -> None:
+def test_server_interrupted_while_it_starts_leaves_nothing(folder: Path) -> None:
     process = started(folder, "serve", "serve.toml", "--json")
     workers: list[int] = []
 
@@ -217,7 +217,7 @@ def test_servers_that_start_are_interrupted_cleanly(folder: Path) -> None:
     until(lambda: not any(alive(pid) for pid in workers))
 
 
-def test_two_servers_of_one_repository(folder: Path) -> None:
+def test_two_servers_of_one_repository_are_independent(folder: Path) -> None:
     with serving(folder) as one_, serving(folder) as other:
         assert one_.works() and other.works()
         assert one_.end(INTERRUPT).code == 130

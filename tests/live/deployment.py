@@ -1,4 +1,4 @@
-"""A small site of real ONNX models, with profiles that are given rather than measured."""
+"""A small deployment of real ONNX models, with profiles that are given rather than measured."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def csv(names: tuple[str, ...] = ("identity", "lookup")) -> str:
     return write_profiles([profile(name) for name in names])
 
 
-def site(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -> Deployment:
+def sample_deployment(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -> Deployment:
     models = {name: Model(name=name, slo=TARGET) for name in names}
     problem = Problem(
         models=tuple(models.values()),

@@ -26,7 +26,7 @@ def given(client: Any, name: str, array: np.ndarray[Any, Any], datatype: str, **
     return tensor
 
 
-def test_http(front: Running) -> None:
+def test_http_client_manages_the_server_and_its_models(front: Running) -> None:
     with http.InferenceServerClient(front.http, concurrency=4) as client:
         assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("identity")
         assert not client.is_model_ready("nope")
@@ -59,7 +59,7 @@ def test_http(front: Running) -> None:
 
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False, None])
-def test_http_infer(front: Running, binary_in: bool, binary_out: bool | None) -> None:
+def test_http_client_infers_with_and_without_binary(front: Running, binary_in: bool, binary_out: bool | None) -> None:
     with http.InferenceServerClient(front.http) as client:
         inputs = [given(http, "x", ROWS, "FP32", binary_data=binary_in)]
         outputs = None if binary_out is None else [http.InferRequestedOutput("y", binary_data=binary_out)]
@@ -73,7 +73,7 @@ def test_http_infer(front: Running, binary_in: bool, binary_out: bool | None) ->
 
 @pytest.mark.parametrize("packed", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("size", [3, 150_000])
-def test_http_compression(front: Running, packed: str | None, size: int) -> None:
+def test_http_client_compresses_requests_and_responses(front: Running, packed: str | None, size: int) -> None:
     array = np.arange(size, dtype=np.float32)[np.newaxis]
     with http.InferenceServerClient(front.http) as client:
         result = client.infer(
@@ -96,7 +96,7 @@ DATATYPES = [
 
 
 @pytest.mark.parametrize(("name", "array"), DATATYPES)
-def test_datatypes(front: Running, name: str, array: np.ndarray[Any, Any]) -> None:
+def test_clients_send_and_receive_every_datatype(front: Running, name: str, array: np.ndarray[Any, Any]) -> None:
     with http.InferenceServerClient(front.http) as client:
         for binary in (True,) if name in ("fp16", "bf16") else (True, False):
             result = client.infer(name, [given(http, "x", array, name.upper(), binary_data=binary)])
@@ -105,7 +105,7 @@ def test_datatypes(front: Running, name: str, array: np.ndarray[Any, Any]) -> No
         np.testing.assert_array_equal(client.infer(name, [given(rpc, "x", array, name.upper())]).as_numpy("y"), array)
 
 
-def test_classification(front: Running) -> None:
+def test_clients_ask_for_classification(front: Running) -> None:
     scores = np.array([[0.1, 0.7, 0.2], [3, 1, 2]], np.float32)
     wanted = [[b"0.700000:1", b"0.200000:2"], [b"3.000000:0", b"2.000000:2"]]
     with http.InferenceServerClient(front.http) as client:
@@ -120,7 +120,7 @@ def test_classification(front: Running) -> None:
         )
 
 
-def test_http_aio(front: Running) -> None:
+def test_http_aio_client_infers(front: Running) -> None:
     async def run() -> None:
         async with http_aio.InferenceServerClient(front.http) as client:
             assert await client.is_server_live() and await client.is_server_ready()
@@ -148,7 +148,7 @@ def test_http_aio(front: Running) -> None:
     asyncio.run(run())
 
 
-def test_grpc(front: Running) -> None:
+def test_grpc_client_manages_the_server_and_its_models(front: Running) -> None:
     with rpc.InferenceServerClient(front.rpc) as client:
         assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("identity")
         assert not client.is_model_ready("nope")
@@ -193,7 +193,7 @@ def test_grpc(front: Running) -> None:
         np.testing.assert_array_equal(result.as_numpy("y"), ROWS)
 
 
-def test_grpc_stream(front: Running) -> None:
+def test_grpc_client_streams(front: Running) -> None:
     """Answers come in the order of the requests, and an error leaves the stream open."""
     done: queue.Queue[Any] = queue.Queue()
     with rpc.InferenceServerClient(front.rpc) as client:
@@ -208,7 +208,7 @@ def test_grpc_stream(front: Running) -> None:
     assert "unexpected input 'zz'" in str(error[1])
 
 
-def test_grpc_aio(front: Running) -> None:
+def test_grpc_aio_client_infers(front: Running) -> None:
     async def run() -> None:
         async with rpc_aio.InferenceServerClient(front.rpc) as client:
             assert await client.is_server_live() and await client.is_server_ready()

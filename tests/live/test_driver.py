@@ -34,7 +34,7 @@ class Nobody:
     def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
-def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
+def test_deadline_leaves_the_time_that_writing_responses_takes() -> None:
     """The caller of the last one of a batch waits until those before it are written."""
     now = 0.0
     batches: list[tuple[LaneId, int]] = []
@@ -66,7 +66,7 @@ def test_the_time_to_write_answers_is_part_of_what_was_promised() -> None:
 LANE = (LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(0.01,)),)),)
 
 
-def test_an_answer_that_cannot_be_written_costs_no_other_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_response_that_cannot_be_written_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     batches: list[int] = []
     answers: list[object] = []
 
@@ -106,7 +106,7 @@ def test_driver_deadline_passes_while_the_lane_is_busy_answers_by_timer() -> Non
     asyncio.run(main())
 
 
-def test_a_full_disk_ends_the_event_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_ends_the_event_log_alone(caplog: pytest.LogCaptureFixture) -> None:
     answers: list[object] = []
     batches: list[int] = []
 

@@ -37,7 +37,7 @@ def found(rows: int, marks: int) -> tuple[Tensor, ...]:
     return tensor("boxes", np.arange(rows * 3).reshape(rows, 3)), tensor("marks", np.arange(marks))
 
 
-def test_each_row_goes_its_way_and_answers_are_put_together_in_order() -> None:
+def test_step_for_each_row_concatenates_outputs_in_order() -> None:
     board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     assert board.made(0, found(2, 2)) == {1: 2}
     board.take(0, 0, found(2, 2))
@@ -50,7 +50,7 @@ def test_each_row_goes_its_way_and_answers_are_put_together_in_order() -> None:
     np.testing.assert_array_equal(board.outputs()[0].array(), [[5, 6], [7, 8]])
 
 
-def test_where_nothing_is_found_there_are_no_rows() -> None:
+def test_step_for_each_row_of_none_has_no_rows() -> None:
     board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     assert board.made(0, found(0, 0)) == {1: 0}
     board.take(0, 0, found(0, 0))
@@ -68,13 +68,13 @@ def test_where_nothing_is_found_there_are_no_rows() -> None:
         ),
     ],
 )
-def test_rows_that_cannot_be_run(rows: int, marks: int, message: str) -> None:
+def test_step_for_each_row_of_outputs_that_disagree_fails(rows: int, marks: int, message: str) -> None:
     board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     with pytest.raises(FailedError, match=f"^{message}$"):
         board.made(0, found(rows, marks))
 
 
-def test_rows_of_different_shapes_are_an_error() -> None:
+def test_rows_of_different_shapes_fail() -> None:
     board = EnsembleTensors(STREET, [tensor("picture", [1, 2])])
     board.take(0, 0, found(2, 2))
     board.take(1, 0, [tensor("y", [[5, 6]], "INT64")])

@@ -88,7 +88,7 @@ def repository(root: Path, config: str = DIAMOND) -> Path:
     return root
 
 
-def preparation(root: Path, models: str = "") -> DeploymentBuilder:
+def builder(root: Path, models: str = "") -> DeploymentBuilder:
     settings = root.parent / "serve.toml"
     settings.write_text(
         f'model_repository = "{root.name}"\nprofiles = "profiles.csv"\nplanner = "elastic"\n'
@@ -103,7 +103,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def started(root: Path, log: io.BytesIO | None = None) -> AsyncIterator[Server]:
-    prepared = preparation(root)
+    prepared = builder(root)
     server = Server(await prepared.build(), Cpu(), prepared.build, log=log)
     try:
         await server.start()
@@ -172,7 +172,7 @@ def over_grpc(client: Any) -> None:
     assert dict(config.ensemble_scheduling.step[0].input_map) == {"left": "pixels", "right": "copy"}
 
 
-def test_stock_clients_infer_on_an_ensemble_as_on_a_model(tmp_path: Path) -> None:
+def test_ensemble_answers_stock_clients_as_a_model_does(tmp_path: Path) -> None:
     log = io.BytesIO()
 
     async def main() -> None:
@@ -215,7 +215,7 @@ def first(client: Any) -> None:
         client.infer("diamond", [given])
 
 
-def test_a_caller_who_leaves_cancels_all_steps(tmp_path: Path) -> None:
+def test_caller_that_leaves_cancels_all_steps(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path / "models")) as server:
             ends: list[Any] = []
@@ -231,29 +231,29 @@ def test_a_caller_who_leaves_cancels_all_steps(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_server_plans_for_the_whole_and_gives_steps_their_part(tmp_path: Path) -> None:
+def test_ensemble_target_is_split_over_its_steps(tmp_path: Path) -> None:
     async def main() -> Deployment:
-        return await preparation(
+        return await builder(
             repository(tmp_path / "models"), '[[models]]\nname = "mean"\nslo = "100ms"\nrate = 2\n'
         ).build()
 
-    site = asyncio.run(main())
-    assert site.problem.objective == "devices", "steps without a rate are asked for by the ensemble alone"
-    assert site.problem.rates == {"identity": 0.0, "add": 0.0, "mean": 2.0, "diamond": 5.0}
-    assert site.plan.rates() == pytest.approx({"identity": 5.0, "add": 5.0, "mean": 7.0})
-    assert {model.name: model.slo for model in site.problem.models} == {"identity": 2.0, "add": 2.0, "mean": 0.1}
-    (application,) = site.problem.applications
-    assert application.length(site.plan.split["diamond"]) == pytest.approx(2.0)
+    deployment = asyncio.run(main())
+    assert deployment.problem.objective == "devices", "steps without a rate are asked for by the ensemble alone"
+    assert deployment.problem.rates == {"identity": 0.0, "add": 0.0, "mean": 2.0, "diamond": 5.0}
+    assert deployment.plan.rates() == pytest.approx({"identity": 5.0, "add": 5.0, "mean": 7.0})
+    assert {model.name: model.slo for model in deployment.problem.models} == {"identity": 2.0, "add": 2.0, "mean": 0.1}
+    (application,) = deployment.problem.applications
+    assert application.length(deployment.plan.split["diamond"]) == pytest.approx(2.0)
 
 
-def test_settings_that_only_models_have_are_refused(tmp_path: Path) -> None:
-    prepared = preparation(repository(tmp_path / "models"), "max_batch = 4\n")
+def test_ensemble_with_settings_of_a_model_is_rejected(tmp_path: Path) -> None:
+    prepared = builder(repository(tmp_path / "models"), "max_batch = 4\n")
     with pytest.raises(ConfigError, match=r"^model 'diamond' is an ensemble and has no max_batch; give it to the"):
         asyncio.run(prepared.build())
 
 
-def test_a_target_that_no_split_meets_is_said(tmp_path: Path) -> None:
-    prepared = preparation(repository(tmp_path / "models"))
+def test_ensemble_target_that_no_split_meets_is_an_error(tmp_path: Path) -> None:
+    prepared = builder(repository(tmp_path / "models"))
     settings = tmp_path / "serve.toml"
     settings.write_text(settings.read_text().replace("2s", "9ms"))
     prepared = DeploymentBuilder(read_settings(settings), Cpu())
@@ -283,7 +283,7 @@ parameters { key: "items" value { string_value: "3" } }
 """
 
 
-def test_what_a_step_finds_is_looked_at_one_by_one(tmp_path: Path) -> None:
+def test_step_for_each_row_runs_once_for_each_row_of_the_step_before(tmp_path: Path) -> None:
     """Over HTTP: as many requests of the later models as there are rows, none among them, and rows in their order."""
     root = repository(tmp_path / "models", TRAFFIC)
     (root / "bright" / "1").mkdir(parents=True)

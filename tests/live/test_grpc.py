@@ -41,7 +41,7 @@ def tensor(**fields: Any) -> dict[str, Any]:
     return {"name": "x", "datatype": "FP32", "shape": [1, 2]} | fields
 
 
-def test_raw_and_typed_contents_are_answered_raw(call: Callable[..., Any]) -> None:
+def test_infer_with_raw_or_typed_contents_answers_raw(call: Callable[..., Any]) -> None:
     raw = call("ModelInfer", model_name="identity", id="7", inputs=[tensor()], raw_input_contents=[ONE])
     typed = call("ModelInfer", model_name="identity", inputs=[tensor(contents={"fp32_contents": [1, 2]})])
     assert (raw.model_version, raw.id, raw.outputs[0].name, raw.outputs[0].shape) == ("1", "7", "y", [1, 2])
@@ -57,7 +57,9 @@ def test_raw_and_typed_contents_are_answered_raw(call: Callable[..., Any]) -> No
         ("bytes", "bytes_contents", [b"a", b""], b"\1\0\0\0a\0\0\0\0"),
     ],
 )
-def test_typed_contents(call: Callable[..., Any], name: str, field: str, items: list[Any], raw: bytes) -> None:
+def test_typed_contents_of_each_datatype_are_read_or_rejected(
+    call: Callable[..., Any], name: str, field: str, items: list[Any], raw: bytes
+) -> None:
     asked = tensor(datatype=name.upper(), contents={field: items})
     assert list(call("ModelInfer", model_name=name, inputs=[asked]).raw_output_contents) == [raw]
 
@@ -105,14 +107,16 @@ def infer(
         ("RepositoryIndex", {"repository_name": "r"}, "UNIMPLEMENTED"),
     ],
 )
-def test_codes_are_tritons(call: Callable[..., Any], method: str, fields: dict[str, Any], code: str) -> None:
+def test_call_of_each_kind_gets_the_status_code_of_triton(
+    call: Callable[..., Any], method: str, fields: dict[str, Any], code: str
+) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         call(method, **fields)
     assert caught.value.code().name == code
     assert caught.value.details()
 
 
-def test_what_is_no_message_is_malformed(front: Running) -> None:
+def test_bytes_that_are_not_the_message_are_an_invalid_argument(front: Running) -> None:
     with grpc.insecure_channel(front.rpc) as channel:
         for method in ("ModelInfer", "ModelConfig"):
             raw: Any = channel.unary_unary(SERVICE + method)
@@ -124,13 +128,13 @@ def test_what_is_no_message_is_malformed(front: Running) -> None:
         assert answer.error_message == "not the message inference.ModelInferRequest"
 
 
-def test_both_integer_kinds_are_taken_for_priority_and_timeout(front: Running, call: Callable[..., Any]) -> None:
+def test_priority_and_timeout_may_be_of_either_integer_type(front: Running, call: Callable[..., Any]) -> None:
     call("ModelInfer", **infer(parameters={"priority": {"uint64_param": 3}, "timeout": {"int64_param": 9}}))
     assert front.core.requests[-1].priority == 2
     assert front.core.requests[-1].timeout == pytest.approx(9e-6)
 
 
-def test_the_deadline_of_the_call_is_passed_on_beside_the_timeout(front: Running, call: Callable[..., Any]) -> None:
+def test_deadline_of_the_call_becomes_the_patience_of_the_request(front: Running, call: Callable[..., Any]) -> None:
     call("ModelInfer", timeout=3, **infer(parameters={"timeout": {"int64_param": 9_000_000}}))
     asked = front.core.requests[-1]
     assert asked.timeout == pytest.approx(9.0)
@@ -138,7 +142,7 @@ def test_the_deadline_of_the_call_is_passed_on_beside_the_timeout(front: Running
     assert 0 < asked.patience <= 3.01  # gRPC writes seconds in steps of 10 ms, rounded up
 
 
-def test_kserves_dialect_of_load(call: Callable[..., Any]) -> None:
+def test_load_in_the_dialect_of_kserve_names_the_model(call: Callable[..., Any]) -> None:
     """It has the name of the model in the field where Triton has the repository's."""
     answer = call("RepositoryModelUnload", repository_name="flat")
     assert (answer.model_name, answer.isUnloaded) == ("flat", True)
@@ -148,7 +152,7 @@ def test_kserves_dialect_of_load(call: Callable[..., Any]) -> None:
     assert call("ModelReady", name="flat").ready
 
 
-def test_a_caller_that_cancels_or_is_late_is_cancelled(front: Running) -> None:
+def test_call_that_is_cancelled_or_late_cancels_its_request(front: Running) -> None:
     async def run() -> None:
         async with grpc.aio.insecure_channel(front.rpc) as channel:
             stub = channel.unary_unary(
@@ -172,7 +176,7 @@ def test_a_caller_that_cancels_or_is_late_is_cancelled(front: Running) -> None:
     asyncio.run(run())
 
 
-def test_a_stream_that_breaks_off_cancels_what_it_asked(front: Running) -> None:
+def test_stream_that_breaks_off_cancels_its_requests(front: Running) -> None:
     async def run() -> None:
         async with grpc.aio.insecure_channel(front.rpc) as channel:
             stub = channel.stream_stream(
@@ -194,7 +198,7 @@ def test_a_stream_that_breaks_off_cancels_what_it_asked(front: Running) -> None:
     asyncio.run(run())
 
 
-def test_a_stream_answers_in_order(front: Running) -> None:
+def test_stream_gets_responses_in_order(front: Running) -> None:
     async def run() -> list[str]:
         async with grpc.aio.insecure_channel(front.rpc) as channel:
             stub = channel.stream_stream(
@@ -277,7 +281,7 @@ def test_a_port_in_use(front: Running) -> None:
 
 
 @pytest.mark.parametrize("turns", range(1, 5))
-def test_one_that_is_cancelled_while_it_starts_is_stopped(turns: int) -> None:
+def test_grpc_server_cancelled_while_it_starts_is_stopped(turns: int) -> None:
     """Else gRPC would look for its event loop when that is long closed."""
 
     async def run() -> asyncio.Task[int]:

@@ -194,7 +194,7 @@ OBSERVED: list[tuple[bytes, int]] = [
 
 
 @pytest.mark.parametrize(("asked", "status"), OBSERVED)
-def test_status_codes_are_tritons(wire: Wire, asked: bytes, status: int) -> None:
+def test_request_of_each_kind_gets_the_status_of_triton(wire: Wire, asked: bytes, status: int) -> None:
     answer = ask(wire, asked)
     assert answer.status == status
     assert answer.headers["content-type"] == "application/json"
@@ -202,7 +202,7 @@ def test_status_codes_are_tritons(wire: Wire, asked: bytes, status: int) -> None
     assert not wire.closed
 
 
-def test_answers_have_tritons_keys(wire: Wire) -> None:
+def test_responses_have_the_keys_of_triton(wire: Wire) -> None:
     assert list(ask(wire, request("GET", "/v2")).json) == ["name", "version", "extensions"]
     assert ask(wire, request("GET", "/v2/models/identity")).json == {
         "name": "identity",
@@ -265,25 +265,25 @@ def test_answers_have_tritons_keys(wire: Wire) -> None:
         (request("POST", INFER, b"{}", Content_Encoding="br"), 415, "there are gzip and deflate"),
     ],
 )
-def test_errors_say_what_is_wrong(wire: Wire, asked: bytes, status: int, words: str) -> None:
+def test_bad_request_gets_a_status_and_a_reason(wire: Wire, asked: bytes, status: int, words: str) -> None:
     answer = ask(wire, asked)
     assert (answer.status, list(answer.json)) == (status, ["error"])
     assert words in answer.json["error"]
     assert ask(wire, infer(ONE)).status == 200
 
 
-def test_a_refused_request_says_when_to_come_back(wire: Wire) -> None:
+def test_rejected_request_says_when_to_retry(wire: Wire) -> None:
     answer = ask(wire, infer(ONE, path="/v2/models/refused/infer"))
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
 
 
-def test_other_pages(wire: Wire, core: StubCore) -> None:
+def test_absolute_url_is_served_and_readiness_follows_the_core(wire: Wire, core: StubCore) -> None:
     assert ask(wire, request("GET", "http://host/v2/models/identity")).status == 200
     core.is_ready = False
     assert ask(wire, request("GET", "/v2/health/ready")).status == 400
 
 
-def test_head(wire: Wire) -> None:
+def test_head_request_gets_headers_without_a_body(wire: Wire) -> None:
     wire.say(request("HEAD", "/v2"))
     (answer,) = answers(wire.got, bare=True)
     assert answer.status == 200 and int(answer.headers["content-length"]) > 0
@@ -292,7 +292,7 @@ def test_head(wire: Wire) -> None:
 # The binary tensor extension
 
 
-def test_a_raw_binary_request(wire: Wire, core: StubCore) -> None:
+def test_raw_binary_request_is_one_row_of_the_only_input(wire: Wire, core: StubCore) -> None:
     answer = ask(wire, request("POST", INFER, bytes(12), Inference_Header_Content_Length="0"))
     assert core.requests[-1].inputs[0].shape == (1, 3)
     assert answer.body.endswith(b"}" + bytes(12))
@@ -304,7 +304,7 @@ def test_a_raw_binary_request(wire: Wire, core: StubCore) -> None:
     )
 
 
-def test_mixed_json_and_binary(wire: Wire, core: StubCore) -> None:
+def test_inputs_in_json_and_in_binary_mix_in_one_request(wire: Wire, core: StubCore) -> None:
     a = {"name": "a", "shape": [1, 2], "datatype": "INT64", "parameters": {"binary_data_size": 16}}
     b = {"name": "b", "shape": [1, 3], "datatype": "FP64", "data": [1, 2, 3]}
     outputs = [{"name": "d", "parameters": {"binary_data": True}}, {"name": "c"}]
@@ -322,7 +322,7 @@ def test_mixed_json_and_binary(wire: Wire, core: StubCore) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1 << 16, 1000, 40_001])
-def test_a_large_tensor_is_received_where_workers_see_it(wire: Wire, core: StubCore, chunk: int) -> None:
+def test_large_tensor_is_received_into_shared_memory(wire: Wire, core: StubCore, chunk: int) -> None:
     data = bytes(range(256)) * 1000
     tensor = {"name": "x", "shape": [1, 64_000], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -340,7 +340,7 @@ def test_a_large_tensor_is_received_where_workers_see_it(wire: Wire, core: StubC
     assert core.arena.free > free
 
 
-def test_without_room_a_large_tensor_is_received_all_the_same(wire: Wire, core: StubCore) -> None:
+def test_large_tensor_without_room_in_shared_memory_is_received_elsewhere(wire: Wire, core: StubCore) -> None:
     full = core.arena.allocate(core.arena.free)
     head = json.dumps(
         {"inputs": [{"name": "x", "shape": [1, 9000], "datatype": "FP32", "parameters": {"binary_data_size": 36_000}}]}
@@ -354,7 +354,7 @@ def test_without_room_a_large_tensor_is_received_all_the_same(wire: Wire, core: 
 # Connections
 
 
-def test_pipelined_requests_are_answered_in_order(wire: Wire, core: StubCore) -> None:
+def test_pipelined_requests_get_responses_in_order(wire: Wire, core: StubCore) -> None:
     held = "/v2/models/held/infer"
     wire.say(b"".join(infer(ONE, id=str(n), path=held if n in (1, 3) else INFER) for n in range(5)))
     assert [answer.json["id"] for answer in wire.answers] == ["0"]
@@ -362,26 +362,26 @@ def test_pipelined_requests_are_answered_in_order(wire: Wire, core: StubCore) ->
     assert [answer.json["id"] for answer in wire.answers] == ["0", "1", "2", "3", "4"]
 
 
-def test_a_caller_with_too_many_open_requests_is_not_read(wire: Wire, core: StubCore) -> None:
+def test_caller_with_too_many_pipelined_requests_is_not_read(wire: Wire, core: StubCore) -> None:
     wire.say(infer(ONE, path="/v2/models/held/infer") * 32)
     assert wire.paused
     core.release()
     assert not wire.paused and len(wire.answers) == 32
 
 
-def test_a_caller_that_does_not_read_is_not_read(wire: Wire) -> None:
+def test_caller_that_does_not_read_is_not_read(wire: Wire) -> None:
     wire.protocol.pause_writing()
     assert wire.paused
     wire.protocol.resume_writing()
     assert not wire.paused
 
 
-def test_one_byte_at_a_time(wire: Wire) -> None:
+def test_request_sent_byte_by_byte_gets_its_response(wire: Wire) -> None:
     wire.say(infer(ONE) + request("GET", "/v2/models/identity"), size=1)
     assert [answer.status for answer in wire.answers] == [200, 200]
 
 
-def test_a_caller_that_leaves_cancels_what_it_asked(wire: Wire, core: StubCore) -> None:
+def test_caller_that_leaves_cancels_its_requests(wire: Wire, core: StubCore) -> None:
     wire.say(infer(ONE, path="/v2/models/held/infer") * 3 + infer(ONE))
     assert wire.protocol.eof_received() is False
     wire.protocol.connection_lost(None)
@@ -389,7 +389,7 @@ def test_a_caller_that_leaves_cancels_what_it_asked(wire: Wire, core: StubCore) 
     assert not core.held and wire.got == b""
 
 
-def test_chunked_body(wire: Wire) -> None:
+def test_chunked_body_is_put_together(wire: Wire) -> None:
     body = infer(ONE).partition(b"\r\n\r\n")[2]
     parts = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:20], body[20:]))
     asked = request("POST", INFER, Transfer_Encoding="chunked") + parts + b"0\r\nTrailer: x\r\n\r\n"
@@ -398,7 +398,7 @@ def test_chunked_body(wire: Wire) -> None:
     assert [answer.status for answer in wire.answers] == [200, 200]
 
 
-def test_expect_continue(wire: Wire) -> None:
+def test_expect_continue_is_answered_before_the_body(wire: Wire) -> None:
     head, _, body = infer(ONE).partition(b"\r\n\r\n")
     wire.say(head + b"\r\nExpect: 100-continue\r\n\r\n")
     assert wire.got == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -406,7 +406,7 @@ def test_expect_continue(wire: Wire) -> None:
     assert wire.answers[0].status == 200
 
 
-def test_closing_as_the_caller_wants(server: HttpServer) -> None:
+def test_connection_closes_or_stays_as_its_version_and_header_say(server: HttpServer) -> None:
     for asked, stays, header in (
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n", True, None),
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", False, "close"),
@@ -422,7 +422,7 @@ def test_closing_as_the_caller_wants(server: HttpServer) -> None:
     assert len(wire.answers) == 1
 
 
-def test_what_is_no_http_is_refused_and_the_caller_can_read_why(wire: Wire, server: HttpServer, core: StubCore) -> None:
+def test_bytes_that_are_not_http_get_400_and_time_to_read_it(wire: Wire, server: HttpServer, core: StubCore) -> None:
     wire.say(infer(ONE, path="/v2/models/held/infer") + b"\x16\x03\x01 hello")
     assert wire.got == b""
     core.release()
@@ -433,7 +433,7 @@ def test_what_is_no_http_is_refused_and_the_caller_can_read_why(wire: Wire, serv
     assert wire.aborted
 
 
-def test_bodies_and_heads_have_limits(core: StubCore) -> None:
+def test_body_or_head_above_its_limit_is_rejected(core: StubCore) -> None:
     server = HttpServer(core, limits=Limits(body=1000, head=500))
     chunk = b"400\r\n" + bytes(1024) + b"\r\n"
     for asked, status in (
@@ -448,7 +448,7 @@ def test_bodies_and_heads_have_limits(core: StubCore) -> None:
         assert wire.answers[0].headers["connection"] == "close" and wire.eof
 
 
-def test_too_many_connections_are_turned_away(core: StubCore) -> None:
+def test_connection_above_the_limit_gets_503_and_is_closed(core: StubCore) -> None:
     server = HttpServer(core, limits=Limits(connections=2))
     first, second, third = (Wire(server) for _ in range(3))
     assert [answer.status for answer in third.answers] == [503]
@@ -461,13 +461,13 @@ def test_too_many_connections_are_turned_away(core: StubCore) -> None:
         assert [answer.status for answer in wire.answers] == [200]
 
 
-def test_heads_do_not_add_up(core: StubCore) -> None:
+def test_heads_of_pipelined_requests_do_not_add_up(core: StubCore) -> None:
     wire = Wire(HttpServer(core, limits=Limits(head=500)))
     wire.say(request("GET", "/v2") * 40, size=450)
     assert [answer.status for answer in wire.answers] == [200] * 40
 
 
-def test_time_limits(server: HttpServer, core: StubCore) -> None:
+def test_timeouts_of_heads_bodies_responses_and_idle_connections_are_kept(server: HttpServer, core: StubCore) -> None:
     idle, head, body, working, unread = (Wire(server) for _ in range(5))
     head.say(b"GET /v2 HTTP/1.1\r\n")
     body.say(infer(ONE)[:-3])
@@ -495,7 +495,7 @@ def test_time_limits(server: HttpServer, core: StubCore) -> None:
     assert working.answers[0].status == 200
 
 
-def test_a_body_that_trickles_in_is_not_waited_for(core: StubCore) -> None:
+def test_body_below_the_least_rate_is_cut_off(core: StubCore) -> None:
     server = HttpServer(core, limits=Limits(body_rate=100))
     paces = {pace: Wire(server) for pace in (1, 90, 110, 50_000)}
     for wire in paces.values():
@@ -509,7 +509,7 @@ def test_a_body_that_trickles_in_is_not_waited_for(core: StubCore) -> None:
     assert [wire.eof for wire in paces.values()] == [True, True, False, False]
 
 
-def test_draining(server: HttpServer, core: StubCore) -> None:
+def test_drain_closes_idle_connections_and_answers_the_others(server: HttpServer, core: StubCore) -> None:
     async def run() -> None:
         idle, busy = Wire(server), Wire(server)
         busy.say(infer(ONE, path="/v2/models/held/infer") * 2)
@@ -546,14 +546,14 @@ def test_metrics_accept_header_chooses_the_content_type(server: HttpServer, kind
     assert b"cotenant_backend_info{" in answer.body
 
 
-def test_page_and_status_are_shown_where_the_server_has_them(server: HttpServer, core: StubCore) -> None:
+def test_page_and_status_without_a_source_are_not_found(server: HttpServer, core: StubCore) -> None:
     assert b"Cotenant" in ask_later(server, request("GET", "/")).body
     assert ask_later(server, request("GET", "/cotenant/status")).json == {"ready": True}
     for path in ("/", "/cotenant/status"):
         assert ask_later(HttpServer(core), request("GET", path)).status == 404
 
 
-def test_draining_does_not_wait_for_ever(server: HttpServer) -> None:
+def test_drain_after_its_grace_aborts_connections(server: HttpServer) -> None:
     async def run() -> None:
         busy = Wire(server)
         busy.say(infer(ONE, path="/v2/models/held/infer"))
@@ -589,7 +589,7 @@ def read_all(sock: socket.socket) -> bytes:
     return data
 
 
-def test_compressed_bodies(front: Running) -> None:
+def test_compressed_body_is_unpacked_or_rejected(front: Running) -> None:
     body = json.dumps({"inputs": [ONE]}).encode()
     bomb = zlib.compress(bytes(3 << 20))
     for data, encoding, status in (
@@ -605,7 +605,7 @@ def test_compressed_bodies(front: Running) -> None:
             assert [answer.status for answer in answers(read_all(sock))] == [status], encoding
 
 
-def test_a_small_body_may_not_hide_a_large_one(core: StubCore) -> None:
+def test_compressed_body_that_unpacks_above_the_limit_is_rejected(core: StubCore) -> None:
     async def run() -> None:
         wire = Wire(HttpServer(core, limits=Limits(body=100_000)))
         wire.say(request("POST", INFER, zlib.compress(bytes(200_000)), Content_Encoding="deflate"))
@@ -616,7 +616,7 @@ def test_a_small_body_may_not_hide_a_large_one(core: StubCore) -> None:
     asyncio.run(run())
 
 
-def test_large_answers_are_compressed_on_request(front: Running) -> None:
+def test_large_response_is_compressed_where_the_caller_accepts_it(front: Running) -> None:
     large = {"name": "x", "shape": [1, 20_000], "datatype": "FP32", "data": [1.5] * 20_000}
     body = json.dumps({"inputs": [large]}).encode()
     for accept, encoding in (("gzip;q=0, deflate", "deflate"), ("gzip", "gzip"), ("br", None), ("identity", None)):
@@ -628,7 +628,7 @@ def test_large_answers_are_compressed_on_request(front: Running) -> None:
         assert json.loads(unpacked)["outputs"][0]["data"] == large["data"]
 
 
-def test_a_caller_that_closes_is_noticed(front: Running) -> None:
+def test_caller_that_closes_its_socket_cancels_its_request(front: Running) -> None:
     before = len(front.core.cancelled)
     for leave in (socket.SHUT_WR, None):
         with connected(front) as sock:
@@ -643,7 +643,7 @@ def test_a_caller_that_closes_is_noticed(front: Running) -> None:
     assert len(front.core.cancelled) == before + 2
 
 
-def test_a_refusal_reaches_a_caller_that_is_still_sending(front: Running) -> None:
+def test_rejection_reaches_a_caller_that_is_still_sending(front: Running) -> None:
     with connected(front) as sock:
         sock.sendall(b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (INFER.encode(), 1 << 40))
         sock.sendall(bytes(1 << 20))
@@ -687,7 +687,7 @@ MODELS = st.sampled_from(["identity", "bytes", "int8", "fp16", "bool", "pair", "
 
 @settings(max_examples=300, deadline=None)
 @given(MODELS, REQUESTS, st.binary(max_size=40), st.none() | st.integers(-1, 400))
-def test_any_infer_is_answered(model: str, content: Any, tail: bytes, header: int | None) -> None:
+def test_infer_with_any_body_gets_a_response(model: str, content: Any, tail: bytes, header: int | None) -> None:
     wire = Wire(HttpServer(CORE))
     body = json.dumps(content).encode()
     length = len(body) if header == 400 else header
@@ -722,7 +722,7 @@ PIECES = [
     ),
     st.integers(1, 100),
 )
-def test_any_bytes_are_borne(parts: list[bytes], size: int) -> None:
+def test_connection_fed_any_bytes_raises_nothing(parts: list[bytes], size: int) -> None:
     wire = Wire(HttpServer(CORE))
     wire.say(b"".join(parts), size)
     assert all(answer.status in (200, 400, 404, 405, 431, 500) for answer in wire.answers)

@@ -11,7 +11,7 @@ LANE_A, LANE_B, LANE_C, LANE_D = (LaneId(DeviceId("cpu"), slot) for slot in rang
 A, B, C = Load("a", "k", 4, 500), Load("b", "k", 1, 250), Load("c", "k", 2, 250)
 
 
-def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
+def test_batch_with_a_busy_colocated_lane_is_a_sample() -> None:
     """b runs three batches while a runs one."""
     beside = InterferenceObserver()
     for i in range(MIN_BATCHES + 1):
@@ -26,7 +26,7 @@ def test_a_batch_beside_a_busy_neighbour_is_a_sample_of_both() -> None:
     assert found[B].slowdown == pytest.approx(1.4)
 
 
-def test_a_neighbour_that_was_busy_for_a_part_tells_nothing() -> None:
+def test_batch_with_a_partly_busy_colocated_lane_is_no_sample() -> None:
     beside = InterferenceObserver()
     for i in range(2 * MIN_BATCHES):
         beside.ran(LANE_B, B, since=i, now=i + 0.5, alone=0.5, others={LANE_A: None})
@@ -35,7 +35,7 @@ def test_a_neighbour_that_was_busy_for_a_part_tells_nothing() -> None:
     assert [sample.victim for sample in beside.samples()] == []
 
 
-def test_idle_neighbours_are_none_and_several_are_in_one_order() -> None:
+def test_idle_lanes_are_left_out_and_busy_ones_ordered() -> None:
     beside = InterferenceObserver()
     beside.ran(LANE_C, C, since=0.0, now=0.1, alone=0.1, others={})
     beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
@@ -46,7 +46,7 @@ def test_idle_neighbours_are_none_and_several_are_in_one_order() -> None:
     assert sample.colocated == (B, C)
 
 
-def test_what_was_seen_seldom_may_be_chance() -> None:
+def test_combination_seen_too_rarely_is_no_sample() -> None:
     beside = InterferenceObserver()
     beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})
     for i in range(1, MIN_BATCHES):
@@ -56,7 +56,7 @@ def test_what_was_seen_seldom_may_be_chance() -> None:
     assert len(beside.samples()) == 1
 
 
-def test_of_very_many_kinds_of_run_the_most_usual_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_combinations_forget_the_rarest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.live.interference_observer.MAX_COMBINATIONS", 8)
     beside = InterferenceObserver()
     beside.ran(LANE_B, B, since=0.0, now=0.1, alone=0.1, others={})

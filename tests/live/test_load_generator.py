@@ -75,7 +75,7 @@ def ends(report: Report) -> dict[str, int]:
     return {name: count for name, count in row.outcomes.items() if count}
 
 
-def test_requests_are_whole_and_every_answer_is_counted() -> None:
+def test_load_sends_whole_requests_and_counts_every_response() -> None:
     seen: list[bytes] = []
     report = loaded(lambda number: answer(200), 50, seen)
     assert ends(report) == {"served": 50}
@@ -87,39 +87,39 @@ def test_requests_are_whole_and_every_answer_is_counted() -> None:
     assert body == BODIES["m"].content
 
 
-def test_each_end_is_counted_under_its_own_reason() -> None:
+def test_load_counts_each_outcome_by_itself() -> None:
     replies = [answer(200), refusal(TOO_LATE), refusal(PASSED), refusal(HOPELESS), answer(500), answer(404)]
     report = loaded(lambda number: replies[number], len(replies))
     assert ends(report) == {"served": 1, "rejected": 1, "expired": 2, "failed": 2}
 
 
-def test_a_run_without_requests_has_an_empty_report() -> None:
+def test_load_without_arrivals_has_an_empty_report() -> None:
     report = loaded(lambda number: answer(200), 0)
     assert ends(report) == {}
     assert report.lag is report.models[0].attainment is None
 
 
-def test_it_ticks_while_it_runs() -> None:
+def test_load_calls_on_tick_while_it_runs() -> None:
     seen: list[Report] = []
     loaded(lambda number: answer(200), 12, gap=0.1, on_tick=seen.append)
     assert [0 < sum(report.models[0].outcomes.values()) < 12 for report in seen] == [True]
 
 
-def test_an_answer_in_chunks_is_understood() -> None:
+def test_chunked_response_is_read() -> None:
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     assert ends(loaded(lambda number: chunked, 5)) == {"served": 5}
 
 
-def test_a_connection_that_the_server_closes_is_replaced() -> None:
+def test_connection_closed_by_the_server_is_replaced() -> None:
     assert ends(loaded(lambda number: answer(200, b"{}", "Connection: close"), 20)) == {"served": 20}
 
 
-def test_lost_connections_and_nonsense_fail_their_own_requests_only() -> None:
+def test_lost_connection_or_bad_response_fails_its_own_request_alone() -> None:
     replies = {3: None, 7: b"SSH-2.0-nope\r\n"}
     assert ends(loaded(lambda number: replies.get(number, answer(200)), 20)) == {"served": 18, "failed": 2}
 
 
-def test_sending_does_not_wait_for_answers() -> None:
+def test_sending_does_not_wait_for_responses() -> None:
     """No request is answered; all are sent nevertheless, and given up after the grace."""
     seen: list[bytes] = []
     report = loaded(lambda number: b"", 40, seen, grace=0.5)
@@ -127,13 +127,13 @@ def test_sending_does_not_wait_for_answers() -> None:
     assert ends(report) == {"failed": 40}
 
 
-def test_what_finds_no_free_connection_waits_for_one() -> None:
+def test_request_without_a_free_connection_waits_for_one() -> None:
     seen: list[bytes] = []
     assert ends(loaded(lambda number: answer(200), 200, seen, connections=2)) == {"served": 200}
     assert ends(loaded(lambda number: b"", 10, connections=2, grace=0.02)) == {"failed": 10}
 
 
-def test_a_server_that_goes_away_fails_what_is_left() -> None:
+def test_server_that_goes_away_fails_the_remaining_requests() -> None:
     async def main() -> Report:
         loop = asyncio.get_running_loop()
         seen: list[bytes] = []
@@ -153,7 +153,7 @@ def test_a_server_that_goes_away_fails_what_is_left() -> None:
     assert found["failed"] == 50
 
 
-def test_it_says_so_where_nothing_listens() -> None:
+def test_load_where_nothing_listens_is_an_error() -> None:
     with pytest.raises(
         ConfigError, match=r"^no server answers at 127\.0\.0\.1:9: .*; start one with `cotenant serve`$"
     ):
@@ -161,6 +161,6 @@ def test_it_says_so_where_nothing_listens() -> None:
 
 
 @pytest.mark.parametrize("address", ["localhost", "https://localhost:80", "http://:80", "http://localhost:high", ""])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_load_to_a_bad_address_is_an_error(address: str) -> None:
     with pytest.raises(ConfigError, match=r"is not the address of a server; write it as http://127\.0\.0\.1:8000$"):
         asyncio.run(generate_load(address, [MODEL], BODIES, arrivals(1), 1.0))

@@ -19,7 +19,7 @@ from cotenant.live.metrics import render
 from cotenant.live.oip import InferResponse
 from cotenant.live.server import Server
 from cotenant.predictors.samples import Sample
-from tests.live.deployment import repository, site
+from tests.live.deployment import repository, sample_deployment
 from tests.live.test_server import ask, floats, indices, run, until
 
 
@@ -54,7 +54,7 @@ def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.M
 
     async def main() -> None:
         backend = Two()
-        given = apart(site(repository(tmp_path)))
+        given = apart(sample_deployment(repository(tmp_path)))
         home = {placement.model: device.id for device, _, placement in given.plan.placements()}
         server = Server(given, backend, prepare)
         await server.start()

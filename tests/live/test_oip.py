@@ -6,7 +6,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.live.oip import classify, unpack_strings
 
 
-def test_the_highest_values_are_named_where_their_classes_have_names() -> None:
+def test_classification_with_labels_names_the_highest_values() -> None:
     scores = Tensor("y", "FP32", (2, 3), struct.pack("<6f", 0.1, 0.7, 0.2, 0.5, 0.1, 0.4))
     best = classify(scores, 2, batched=True, labels=("cat", "dog"))
     assert (best.datatype, best.shape) == ("BYTES", (2, 2))

@@ -21,7 +21,7 @@ from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server
 from cotenant.predictors.samples import Sample
-from tests.live.deployment import repository, site
+from tests.live.deployment import repository, sample_deployment
 from tests.live.test_server import ask, floats, run, until
 
 
@@ -70,7 +70,7 @@ async def asked(root: Path, backend: Cpu | None = None, shares: tuple[int, ...] 
     async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
         raise FailedError("nothing else is to be served")
 
-    given = site(repository(root), ("identity",))
+    given = sample_deployment(repository(root), ("identity",))
     server = Server(shared(given, *shares), backend or Cpu(), prepare)
     await server.start()
     asking = Asking(server, given)
@@ -139,7 +139,7 @@ def test_unload_during_a_reload_builds_on_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with asked(tmp_path) as asking:
             server = asking.server
-            reload = asyncio.create_task(server.apply(site(tmp_path, ("identity", "lookup"))))
+            reload = asyncio.create_task(server.apply(sample_deployment(tmp_path, ("identity", "lookup"))))
             await asyncio.sleep(0)
             await server.unload("lookup", {})
             await reload

@@ -38,7 +38,7 @@ from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
-from tests.live.deployment import repository, site
+from tests.live.deployment import repository, sample_deployment
 
 PATIENCE = 60.0
 
@@ -52,9 +52,9 @@ async def started(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -
     async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
         if not (root / "identity").exists():
             raise FailedError("the repository is gone")
-        return site(root, tuple(sorted(wanted)))
+        return sample_deployment(root, tuple(sorted(wanted)))
 
-    server = Server(site(root, names), Cpu(), prepare)
+    server = Server(sample_deployment(root, names), Cpu(), prepare)
     try:
         await server.start()
         yield server
@@ -104,7 +104,7 @@ def use(client: Any, module: Any) -> None:
     client.close()
 
 
-def test_stock_clients_are_answered_by_real_workers(tmp_path: Path) -> None:
+def test_server_with_real_workers_answers_stock_clients(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             http, rpc = (
@@ -126,7 +126,7 @@ def test_stock_clients_are_answered_by_real_workers(tmp_path: Path) -> None:
     run(main())
 
 
-def test_one_bad_request_hurts_no_other(tmp_path: Path) -> None:
+def test_batch_with_one_bad_request_fails_that_request_alone(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             wanted: list[Awaitable[InferResponse | RequestError]] = [
@@ -143,7 +143,7 @@ def test_one_bad_request_hurts_no_other(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_flood_of_requests_keeps_no_worker_waiting(tmp_path: Path) -> None:
+def test_infer_without_turns_of_the_event_loop_still_polls_workers(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             served: list[InferResponse] = []
@@ -160,7 +160,7 @@ def test_a_flood_of_requests_keeps_no_worker_waiting(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_killed_worker_costs_no_request(tmp_path: Path) -> None:
+def test_killed_worker_loses_no_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             (worker,) = [w for w in server._rollouts.workers() if "identity" in w.models]
@@ -174,7 +174,7 @@ def test_a_killed_worker_costs_no_request(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
+def test_load_and_unload_under_requests_lose_none(tmp_path: Path) -> None:
     async def main() -> None:
         root = repository(tmp_path)
         async with started(root, ("identity",)) as server:
@@ -200,7 +200,7 @@ def test_a_change_of_plan_loses_no_request(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_waits_for_a_model_that_is_unloaded_may_be_tried_again(tmp_path: Path) -> None:
+def test_unload_with_requests_waiting_answers_them_unavailable(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path), ("identity",)) as server:
             asked = [asyncio.ensure_future(ask(server, "identity", floats())) for _ in range(50)]
@@ -214,7 +214,7 @@ def test_what_waits_for_a_model_that_is_unloaded_may_be_tried_again(tmp_path: Pa
     run(main())
 
 
-def test_what_was_unloaded_stays_in_the_index_when_another_model_is_loaded(tmp_path: Path) -> None:
+def test_unloaded_model_while_another_is_loaded_stays_in_the_index(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             await server.unload("identity", {})
@@ -248,7 +248,7 @@ def test_worker_that_dies_while_others_start_is_waited_for(tmp_path: Path) -> No
 
     async def main() -> None:
         backend = Slow()
-        given = site(repository(tmp_path))
+        given = sample_deployment(repository(tmp_path))
         apart = tuple(
             Partition(share=500, placements=(Placement(model=name, batch=1, rate=1.0, duty=0.01, latency=0.002),))
             for name in given.offered
@@ -279,7 +279,7 @@ def test_worker_that_dies_while_others_start_is_waited_for(tmp_path: Path) -> No
     run(main())
 
 
-def test_drain_answers_what_was_taken_and_refuses_the_rest(tmp_path: Path) -> None:
+def test_drain_with_requests_in_flight_answers_them_and_rejects_new_ones(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             taken = [asyncio.create_task(ask(server, "identity", floats())) for _ in range(5)]
@@ -292,7 +292,7 @@ def test_drain_answers_what_was_taken_and_refuses_the_rest(tmp_path: Path) -> No
     run(main())
 
 
-def test_large_and_small_tensors_come_back_as_they_went(tmp_path: Path) -> None:
+def test_identity_of_large_and_small_tensors_returns_them_unchanged(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             rows = server.model("identity").max_batch_size
@@ -306,7 +306,7 @@ def test_large_and_small_tensors_come_back_as_they_went(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_people_and_programs_see(tmp_path: Path) -> None:
+def test_server_after_a_request_shows_it_in_metrics_page_statistics_and_index(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             await ask(server, "identity", floats())
@@ -322,7 +322,7 @@ def test_what_people_and_programs_see(tmp_path: Path) -> None:
     run(main())
 
 
-def test_readiness_and_metrics_read_no_proc_and_status_reads_it_in_a_thread(
+def test_status_reads_proc_in_a_thread_and_readiness_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers: list[threading.Thread] = []
@@ -344,7 +344,7 @@ def test_readiness_and_metrics_read_no_proc_and_status_reads_it_in_a_thread(
     run(main())
 
 
-def test_a_caller_without_patience_gets_no_more_time_than_the_target(tmp_path: Path) -> None:
+def test_deadline_is_the_least_of_timeout_target_and_patience(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             answered: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
@@ -359,7 +359,9 @@ def test_a_caller_without_patience_gets_no_more_time_than_the_target(tmp_path: P
     run(main())
 
 
-def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_after_interference_was_observed_plans_with_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two models side by side, whose batches take half as long again as alone: 30 ms, as fake workers sleep."""
     monkeypatch.setattr(interference_observer, "MIN_BATCHES", 3)
     told: list[Sample] = []
@@ -371,7 +373,7 @@ def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, m
     def partition(model: str) -> Partition:
         return Partition(share=500, placements=(Placement(model=model, batch=1, rate=10.0, duty=0.03, latency=0.03),))
 
-    given = site(repository(tmp_path))
+    given = sample_deployment(repository(tmp_path))
     point = Point(share=500, batch=1, latency=0.02, memory=1)
     profiles = {(name, "cpu"): Profile(name, "cpu", [point]) for name in given.offered}
     plan = msgspec.structs.replace(
@@ -406,7 +408,7 @@ def test_the_next_plan_knows_what_neighbours_were_seen_to_cost(tmp_path: Path, m
     assert all(sample.alone == pytest.approx(0.02) and sample.slowdown >= 1.5 for sample in told)
 
 
-def test_the_metrics_address_offers_metrics_alone(tmp_path: Path) -> None:
+def test_metrics_address_serves_metrics_alone(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             http = HttpServer(server, only_metrics=True)

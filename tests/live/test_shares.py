@@ -19,7 +19,7 @@ from cotenant.live.deployment import Deployment
 from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server
 from cotenant.predictors.samples import Sample
-from tests.live.deployment import repository, site
+from tests.live.deployment import repository, sample_deployment
 from tests.live.test_server import PATIENCE, floats, indices, run
 from tests.live.workers import floats as rows
 from tests.live.workers import pool_of
@@ -77,7 +77,7 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
         async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
             raise FailedError("nothing else is to be served")
 
-        given = site(repository(tmp_path))
+        given = sample_deployment(repository(tmp_path))
         server = Server(swapped(given, (600, 400)), Shared(), prepare)
         await server.start()
         answers: list[InferResponse | RequestError] = []
