@@ -1,4 +1,4 @@
-"""`cotenant plan --compare`: every planner on the same problem, and what came of it as a table and in words."""
+"""`cotenant plan --compare`: plan a problem with several planners, and show how they compare."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from cotenant.render.table import table
 
 
 def parse_planners(names: str | None) -> list[str]:
-    """Planners from ``a,b``, all of them where nothing is said. Raises PlanError for one that there is not."""
+    """Parse planners from ``a,b``; None is all of them. Raises PlanError for one that does not exist."""
     if names is None:
         return planners()
-    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if not wanted:
+    selected = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not selected:
         raise ConfigError(f"--planners {names!r} names none; write some of {','.join(planners())}")
-    for name in wanted:
+    for name in selected:
         load_planner(name)
-    return wanted
+    return selected
 
 
 def compare_planners(problem: Problem, names: Sequence[str], *, portfolio: bool = True) -> Comparison:
-    """Plan with each. A planner that rejects the problem is a row that says why, and stops no other."""
-    plans, refusals = [], {}
+    """Plan with each planner. One that has no plan for the problem is a row with the reason."""
+    plans, errors = [], {}
     with progress_bars("planning with", transient=True) as progress:
         if aside.is_terminal:
             progress.start()
@@ -42,19 +42,19 @@ def compare_planners(problem: Problem, names: Sequence[str], *, portfolio: bool 
             try:
                 plans.append(plan(problem, name, portfolio=portfolio))
             except PlanError as error:
-                refusals[name] = str(error)
+                errors[name] = str(error)
             progress.advance(task)
-    return compare(problem, plans, refusals)
+    return compare(problem, plans, errors)
 
 
 def comparison_view(comparison: Comparison) -> RenderableType:
-    """Columns only for what differs or matters: prices, bounds, what is unserved, what is violated."""
+    """Return the comparison as a table, with columns for prices, bounds and unserved rates only where there are any."""
     rows = comparison.rows
     rate = comparison.objective == "rate"
     priced = any(row.cost_per_hour is not None for row in rows)
     proven = comparison.bound is not None
-    lost = not rate and any(row.unserved for row in rows)
-    asks = (
+    unserved = not rate and any(row.unserved for row in rows)
+    objective = (
         "largest multiple of the rates"
         if rate
         else "least cost for the rates"
@@ -62,8 +62,8 @@ def comparison_view(comparison: Comparison) -> RenderableType:
         else "fewest devices for the rates"
     )
     headings = ["planner", ">devices", *([">cost /h"] if priced else []), *([">times the rates"] if rate else [])]
-    headings += [*([">bound", ">gap"] if proven else []), *([">unserved /s"] if lost else []), ">solved in"]
-    view = table(f"planners compared: {asks}", *headings, "worst forecast")
+    headings += [*([">bound", ">gap"] if proven else []), *([">unserved /s"] if unserved else []), ">solved in"]
+    view = table(f"planners compared: {objective}", *headings, "worst forecast")
     for row in rows:
         if row.error:
             view.add_row(escape(row.planner), *(["-"] * (len(headings) - 1)), Text("no plan", style="red"))
@@ -74,17 +74,17 @@ def comparison_view(comparison: Comparison) -> RenderableType:
         if proven:
             cells += ["-" if row.bound is None else f"{row.bound:.4g}"]
             cells += ["-" if row.gap is None else f"{row.gap:.1%}".replace("%", " %")]
-        cells += [f"{sum(row.unserved.values()):.4g}" if row.unserved else "-"] if lost else []
+        cells += [f"{sum(row.unserved.values()):.4g}" if row.unserved else "-"] if unserved else []
         style = "bold" if row is rows[0] else ""
         view.add_row(*cells, show_seconds(row.solve_s), _worst(row), style=style)
     notes = [f"{row.planner} has no plan: {row.error}" for row in rows if row.error]
     notes += [f"{row.planner} violates {violation}" for row in rows for violation in row.violations]
-    return Group(view, *(Text(note, style="red") for note in notes), Text(comparison.story))
+    return Group(view, *(Text(note, style="red") for note in notes), Text(comparison.summary))
 
 
 def _worst(row: Row) -> Text:
     if row.worst is None:
         return Text("-")
-    colour = "green" if row.keeps else "red"
+    colour = "green" if row.meets_slos else "red"
     text = Text(f"{row.worst.attainment * 100:.2f} %", style=colour)
     return text.append(f" {row.worst.model}", style="default")

@@ -1,4 +1,4 @@
-"""Planners side by side on one problem: who needs least, by how much, and how far that is from what can be proven."""
+"""Compare the plans of several planners for one problem: by objective, against each other and the proven bound."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ SCALE_TOLERANCE = 0.005  # relative: by which scales may differ and be equal; th
 
 
 class WorstModel(msgspec.Struct, frozen=True):
-    """Of the models that are served, the one that breaks its promise most or comes nearest to it, by the forecast."""
+    """The served model or application whose predicted attainment is farthest below its objective, or nearest to it."""
 
     model: str
     attainment: float
-    promised: float
+    objective: float
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What one planner answers. error: why it has no plan; the rest is then as where nothing is served.
+    """The plan of one planner.
 
-    value: what the objective counts: devices, cost per hour, or the multiple of the rates. bound: what the planner
-    proves of it. gap: how far it is from the best bound of all, as a part of that; None without one, or where not all
-    is served. unserved: requests/s by model. worst: None where no request is served.
+    error: why it has no plan; the rest is then as where nothing is served. value: what the objective counts: devices,
+    cost per hour, or the multiple of the rates. bound: what the planner proves of it. gap: the distance to the best
+    bound of all, as a fraction of that; None without one, or where some rate is unserved. unserved: requests/s by
+    model. worst: None where no request is served.
     """
 
     planner: str
@@ -48,44 +49,33 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[str, ...] = ()
 
     @property
-    def keeps(self) -> bool:
-        """Whether the forecast sees every promise kept."""
-        return self.worst is None or self.worst.attainment >= self.worst.promised
+    def meets_slos(self) -> bool:
+        """Whether every SLO is predicted to be met."""
+        return self.worst is None or self.worst.attainment >= self.worst.objective
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """rows: the best first. bound: the best that any of the planners proves of the objective. story: all in words."""
+    """rows: the best first. bound: the best that any planner proves of the objective. summary: the result in words."""
 
     objective: str
     bound: float | None
     rows: tuple[Row, ...]
-    story: str
+    summary: str
 
 
-def compare(problem: Problem, plans: Sequence[Plan], refusals: Mapping[str, str] = {}) -> Comparison:
-    """Plans for one problem side by side, the best first. refusals: by planner, why it has no plan."""
+def compare(problem: Problem, plans: Sequence[Plan], errors: Mapping[str, str] = {}) -> Comparison:
+    """Compare plans for one problem, the best first. errors: planner → why it has no plan."""
     proven = [plan.bound for plan in plans if plan.bound is not None]
     bound = None if not proven else min(proven) if problem.objective == "rate" else max(proven)
     rows = [_row(problem, plan, bound) for plan in plans]
     rows.sort(key=lambda row: _rank(problem, row))
-    rows += [Row(planner=name, error=reason) for name, reason in refusals.items()]
-    return Comparison(objective=problem.objective, bound=bound, rows=tuple(rows), story=_story(problem, rows, bound))
+    rows += [Row(planner=name, error=reason) for name, reason in errors.items()]
+    return Comparison(
+        objective=problem.objective, bound=bound, rows=tuple(rows), summary=_summary(problem, rows, bound)
+    )
 
 
 def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
-    found = forecast(plan, problem)
-    expected = {name: it for name, it in (found.models | found.applications).items() if problem.rates.get(name)}
-    # Under "rate" what is missing from the rates asked for is missing from all of them alike.
-    lacks = set() if problem.objective == "rate" else plan.unserved.keys() | _without(plan, problem)
-    worst = min(
-        (
-            WorstModel(name, it.attainment, slo_of(problem, name).attainment)
-            for name, it in expected.items()
-            if name not in lacks
-        ),
-        key=lambda it: it.attainment - it.promised,
-        default=None,
-    )
     if problem.objective == "rate":
         value = plan.scale
     else:
@@ -93,7 +83,7 @@ def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
         value = (plan.cost_per_hour or 0.0) if priced else float(plan.devices_used)
     gap = None
     if bound and (problem.objective == "rate" or not plan.unserved):
-        least = math.ceil(bound - OBJECTIVE_TOLERANCE) if _whole(problem) else bound
+        least = math.ceil(bound - OBJECTIVE_TOLERANCE) if _counts_devices(problem) else bound
         gap = abs(value - least) / least if abs(value - least) > OBJECTIVE_TOLERANCE * least else 0.0
     return Row(
         planner=plan.planner,
@@ -104,97 +94,111 @@ def _row(problem: Problem, plan: Plan, bound: float | None) -> Row:
         bound=plan.bound,
         gap=gap,
         solve_s=plan.solve_s,
-        worst=worst,
+        worst=_worst_model(problem, plan),
         unserved=plan.unserved,
         violations=tuple(str(violation) for violation in check(plan, problem)),
     )
 
 
-def _without(plan: Plan, problem: Problem) -> set[str]:
-    """Applications that lack a model."""
-    return {it.name for it in problem.applications if it.models() & plan.unserved.keys()}
+def _worst_model(problem: Problem, plan: Plan) -> WorstModel | None:
+    predicted = forecast(plan, problem)
+    # Under "rate" all models lack the same fraction of their rates.
+    unserved = set() if problem.objective == "rate" else plan.unserved.keys() | _unserved_applications(plan, problem)
+    served = (
+        WorstModel(name, of.attainment, slo_of(problem, name).attainment)
+        for name, of in (predicted.models | predicted.applications).items()
+        if problem.rates.get(name) and name not in unserved
+    )
+    return min(served, key=lambda one: one.attainment - one.objective, default=None)
 
 
-def _whole(problem: Problem) -> bool:
-    """Whether the objective counts devices, which come whole."""
+def _unserved_applications(plan: Plan, problem: Problem) -> set[str]:
+    """Applications one of whose models has unserved rate."""
+    return {application.name for application in problem.applications if application.models() & plan.unserved.keys()}
+
+
+def _counts_devices(problem: Problem) -> bool:
+    """Whether the objective is a number of devices, which is whole."""
     return problem.objective == "devices" and all(kind.price is None for kind in problem.fleet)
 
 
 def _rank(problem: Problem, row: Row) -> tuple[float, ...]:
-    """Sound plans first, then those that serve all, then those that keep their promises, then the objective."""
+    """Sound plans first, then those that serve everything, then those that meet their SLOs, then the objective."""
     if problem.objective == "rate":
         return (len(row.violations), -row.value, row.devices, row.solve_s)
     unserved = sum(row.unserved.values())
-    return (len(row.violations), unserved, not row.keeps, row.value, row.devices, row.solve_s)
+    return (len(row.violations), unserved, not row.meets_slos, row.value, row.devices, row.solve_s)
 
 
-def _story(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
+def _summary(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
     sound = [row for row in rows if not row.error and not row.violations]
     if not sound:
         return "No planner has a sound plan for this problem."
-    best, asked = sound[0], sum(rates_of_models(problem).values())
+    best = sound[0]
+    proof = "" if bound is None or best.gap is None else _proof(problem, best, bound)
     if problem.objective == "rate":
         if best.value <= 0:
-            return "No planner serves any multiple of the rates: one model or more has no place at all."
-        told = [_ahead(sound, "serves {} x the rates", "serves {} x", "less", SCALE_TOLERANCE)]
+            return "No planner serves any multiple of the rates: at least one model cannot be served at all."
+        sentences = [_ranking(sound, "serves {} x the rates", "serves {} x", proof, SCALE_TOLERANCE)]
     elif best.unserved:
-        left = sum(best.unserved.values())
-        told = [
-            f"No planner serves all with these devices: {best.planner} leaves least, {left:.4g} of {asked:.4g}"
-            f" requests/s ({_percent(left / asked)})."
+        asked, unserved = sum(rates_of_models(problem).values()), sum(best.unserved.values())
+        sentences = [
+            f"No planner serves everything with these devices: {best.planner} leaves least unserved, {unserved:.4g} of"
+            f" {asked:.4g} requests/s ({_percent(unserved / asked)})."
         ]
     else:
         serving = [row for row in sound if not row.unserved]
-        unit = "{} per hour" if best.cost_per_hour is not None else "{} device" + "s" * (best.value != 1)
-        told = [_ahead(serving, f"serves all with {unit}", "needs {}", "more", OBJECTIVE_TOLERANCE)]
-        short = [row.planner for row in sound if row.unserved]
-        if short:
-            told.append(f"{show_names(short)} cannot serve all.")
-    if bound is not None and best.gap is not None:
-        told.append(_against(problem, best, bound))
-    if best.worst is not None and not best.keeps:
+        needs = "needs {} per hour" if best.cost_per_hour is not None else "needs {} device" + "s" * (best.value != 1)
+        sentences = [_ranking(serving, needs, "needs {}", proof, OBJECTIVE_TOLERANCE)]
+        if short := [row.planner for row in sound if row.unserved]:
+            sentences.append(f"{show_names(short)} cannot serve everything.")
+    if best.worst is not None and not best.meets_slos:
         # Plans have headroom for random arrivals wherever the devices have room for it.
-        told.append(
-            f"But under Poisson arrivals {best.worst.model} would attain {_percent(best.worst.attainment)} where"
-            f" {_percent(best.worst.promised)} are promised."
+        sentences.append(
+            f"SLO violated under Poisson arrivals, predicted: {best.worst.model} {_percent(best.worst.attainment)} <"
+            f" {_percent(best.worst.objective)}."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
-def _ahead(rows: Sequence[Row], does: str, others_do: str, word: str, near: float) -> str:
-    """Who is best, and by how much the others need more or serve less than that; within `near` they are as good."""
+def _ranking(rows: Sequence[Row], best_text: str, other_text: str, proof: str, tolerance: float) -> str:
+    """Say who is best, and by how much others need more or serve less; within the tolerance they are as good."""
     best = rows[0]
-    ties = [row.planner for row in rows if row.keeps == best.keeps and abs(row.value - best.value) <= near * best.value]
-    told = [_does(ties, does.format(_number(best.value)))]
+    ties = [
+        row.planner
+        for row in rows
+        if row.meets_slos == best.meets_slos and abs(row.value - best.value) <= tolerance * best.value
+    ]
+    clauses = [_clause(ties, best_text.format(_number(best.value))) + proof]
     groups: dict[str, list[str]] = {}
     for row in rows:
         if row.planner not in ties:
-            text = others_do.format(_number(row.value))
-            if best.value and (row.value > best.value) == (word == "more"):
-                text += f" ({_percent(abs(row.value / best.value - 1))} {word})"
-            if best.keeps and not row.keeps:
-                text += ", and breaks promises"
+            text = other_text.format(_number(row.value))
+            if best.value and row.value != best.value:
+                change = row.value / best.value - 1
+                text += f" ({'+' if change > 0 else '-'}{_percent(abs(change))})"
+            if best.meets_slos and not row.meets_slos:
+                text += ", and violates SLOs"
             groups.setdefault(text, []).append(row.planner)
-    return "; ".join(told + [_does(names, text) for text, names in groups.items()]) + "."
+    return "; ".join(clauses + [_clause(names, text) for text, names in groups.items()]) + "."
 
 
-def _does(names: Sequence[str], text: str) -> str:
-    """``a needs 5``, ``a and b need 5``."""
+def _clause(names: Sequence[str], text: str) -> str:
+    """Return ``a needs 5``, or ``a and b need 5``."""
     verb, rest = text.split(" ", 1)
     return f"{show_names(names)} {verb if len(names) == 1 else verb.removesuffix('s')} {rest}"
 
 
-def _against(problem: Problem, best: Row, bound: float) -> str:
-    limit = f"exceed {_number(bound)} x" if problem.objective == "rate" else f"do with less than {_number(bound)}"
+def _proof(problem: Problem, best: Row, bound: float) -> str:
     if not best.gap:
-        limit = "serve more" if problem.objective == "rate" else "do with less"
-        return f"No plan can {limit}, which is proven."
-    return f"No plan can {limit}, which is proven: {best.planner} is within {_percent(best.gap)} of it."
+        return " (proven optimal)"
+    unit = " x" if problem.objective == "rate" else ""
+    return f" (within {_percent(best.gap)} of the proven bound, {_number(bound)}{unit})"
 
 
 def _number(value: float) -> str:
     return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
-def _percent(part: float) -> str:
-    return f"{part * 100:.3g} %" if part < 0.99 or part >= 1 else f"{part * 100:.4g} %"
+def _percent(fraction: float) -> str:
+    return f"{fraction * 100:.3g} %" if fraction < 0.99 or fraction >= 1 else f"{fraction * 100:.4g} %"

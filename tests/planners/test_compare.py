@@ -25,8 +25,8 @@ def named(plan: Plan, planner: str, **changes: object) -> Plan:
     return msgspec.structs.replace(plan, planner=planner, **changes)
 
 
-def compared(given: Problem, *plans: Plan, **refusals: str) -> Comparison:
-    return compare(given, plans, refusals)
+def compared(given: Problem, *plans: Plan, **errors: str) -> Comparison:
+    return compare(given, plans, errors)
 
 
 def test_the_best_comes_first_and_the_story_says_by_how_much() -> None:
@@ -50,9 +50,9 @@ def test_the_best_comes_first_and_the_story_says_by_how_much() -> None:
     found = compared(given, wasteful, named(few, "thrifty", bound=few.devices_used - 0.7), tiny="too large for me")
     assert [row.planner for row in found.rows] == ["thrifty", "wasteful", "tiny"]
     more = (many.devices_used / few.devices_used - 1) * 100
-    assert found.story == (
-        f"thrifty serves all with {few.devices_used} devices; wasteful needs {many.devices_used} ({more:.3g} % more)."
-        " No plan can do with less, which is proven."
+    assert found.summary == (
+        f"thrifty needs {few.devices_used} devices (proven optimal);"
+        f" wasteful needs {many.devices_used} (+{more:.3g} %)."
     )
     first, second, third = found.rows
     assert (first.gap, first.violations) == (0.0, ())
@@ -60,33 +60,31 @@ def test_the_best_comes_first_and_the_story_says_by_how_much() -> None:
     assert (third.error, third.devices, third.worst) == ("too large for me", 0, None)
 
 
-def test_a_bound_that_is_not_reached_is_told_with_the_gap() -> None:
+def test_compare_with_an_unreached_bound_gives_the_gap() -> None:
     given = problem(price=2.0)
     plan = plan_problem(given, "elastic", validate=False)
     cost = plan.cost_per_hour
     assert cost is not None
     found = compared(given, named(plan, "p", bound=cost * 0.8))
     assert found.rows[0].gap == pytest.approx(0.25)
-    assert found.story == (
-        f"p serves all with {cost:g} per hour. No plan can do with less than {cost * 0.8:g}, which is proven:"
-        " p is within 25 % of it."
-    )
+    assert found.summary == (f"p needs {cost:g} per hour (within 25 % of the proven bound, {cost * 0.8:g}).")
 
 
-def test_who_leaves_least_is_best_where_nobody_serves_all() -> None:
+def test_compare_where_nobody_serves_everything_ranks_by_unserved_rate() -> None:
     given = problem(1, rate=4000.0)
     some = plan_problem(given, "elastic", validate=False)
     none = named(some, "nobody", devices=(), unserved=dict(given.rates), scale=0.0)
     found = compared(given, none, some)
     left = sum(some.unserved.values())
     assert [row.planner for row in found.rows] == ["elastic", "nobody"]
-    assert found.story.startswith(
-        f"No planner serves all with these devices: elastic leaves least, {left:.4g} of 4400 requests/s ("
+    assert found.summary.startswith(
+        "No planner serves everything with these devices: elastic leaves least unserved,"
+        f" {left:.4g} of 4400 requests/s ("
     )
     assert found.rows[0].gap is None
 
 
-def test_planners_that_serve_as_much_share_the_praise() -> None:
+def test_compare_names_planners_within_the_tolerance_together() -> None:
     given = msgspec.structs.replace(problem(2), objective="rate")
     plan = plan_problem(given, "elastic", validate=False)
     less = plan_problem(
@@ -96,31 +94,31 @@ def test_planners_that_serve_as_much_share_the_praise() -> None:
     found = compared(given, less, named(plan, "one", bound=bound), named(plan, "two"))
     assert found.rows[-1].planner == "elastic"
     part = (1 - less.scale / plan.scale) * 100
-    assert found.story == (
-        f"one and two serve {plan.scale:.4g} x the rates; elastic serves {less.scale:.4g} x ({part:.3g} % less)."
-        f" No plan can exceed {bound:.4g} x, which is proven: one is within 1.96 % of it."
+    assert found.summary == (
+        f"one and two serve {plan.scale:.4g} x the rates (within 1.96 % of the proven bound, {bound:.4g} x);"
+        f" elastic serves {less.scale:.4g} x (-{part:.3g} %)."
     )
     assert found.rows[0].gap == pytest.approx(1 - 1 / 1.02)
 
 
-def test_a_plan_that_breaks_rules_is_last_and_says_which() -> None:
+def test_compare_ranks_a_plan_with_violations_last_and_lists_them() -> None:
     given = problem()
     plan = plan_problem(given, "elastic", validate=False)
     liar = named(plan, "liar", devices=plan.devices[:1])
     found = compared(given, liar, plan)
     assert [row.planner for row in found.rows] == ["elastic", "liar"]
     assert any("requests/s are served or said to be unserved" in line for line in found.rows[1].violations)
-    assert "liar" not in found.story
-    assert compared(given, liar).story == "No planner has a sound plan for this problem."
-    assert compared(given, tiny="no").story == "No planner has a sound plan for this problem."
+    assert "liar" not in found.summary
+    assert compared(given, liar).summary == "No planner has a sound plan for this problem."
+    assert compared(given, tiny="no").summary == "No planner has a sound plan for this problem."
 
 
-def test_a_broken_promise_is_not_praised() -> None:
+def test_compare_ranks_plans_that_violate_slos_behind_those_that_meet_them() -> None:
     """Here one as the paper's algorithm leaves it, without the headroom for random arrivals that `plan` adds."""
     given = problem(1, rate=240.0)
     hopeful, careful = load_planner("elastic")(given), plan_problem(given, "squishy", validate=False)
     found = compared(given, hopeful)
-    assert not hopeful.unserved and not found.rows[0].keeps
-    assert "But under Poisson arrivals" in found.story and found.story.endswith("where 99 % are promised.")
+    assert not hopeful.unserved and not found.rows[0].meets_slos
+    assert "SLO violated under Poisson arrivals, predicted: " in found.summary and found.summary.endswith(" % < 99 %.")
     both = compared(given, hopeful, careful)
-    assert both.story == "squishy serves all with 1 device; elastic needs 1, and breaks promises."
+    assert both.summary == "squishy needs 1 device; elastic needs 1, and violates SLOs."
