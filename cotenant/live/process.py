@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
+_CPUCLOCK_SCHED = 2  # the clock of CPU time in nanoseconds, of those that Linux has for a process
 _POLL = 0.005  # seconds between two looks at a process that has closed its socket
 _SLOW = 0.1  # the same, once it was killed: one that waits for a driver can take for ever to go
 _LINGER = 2.0  # seconds that such a process, or a killed one, has to be gone
@@ -346,17 +348,21 @@ def _signal(number: int) -> str:
 
 
 def cpu_time(pid: int) -> float | None:
-    """Seconds that a process and its threads have used, as the kernel counts them; None where it does not say."""
+    """Return the CPU seconds that a process and its threads have used; None where there is no such process.
+
+    It reads the process's CPU clock, by the identifier that clock_getcpuclockid(3) gives it: a system call of 2 us,
+    where reading /proc takes 100 us, too long for the event loop.
+    """
+    clock = ~pid << 3 | _CPUCLOCK_SCHED
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return time.clock_gettime(clock)
     except OSError:
         return None
-    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold anything
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def private_memory(pid: int) -> int:
-    """Bytes of memory that no other process shares, 0 where the system does not say."""
+    """Return the bytes of memory that a process shares with no other, 0 where there is no such process. It reads /proc,
+    so call it in a thread."""
     try:
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:
