@@ -86,6 +86,11 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ('"devices"', '"speed"', "objective: 'speed' is not known; take 'devices' or 'rate'"),
         ('"none"', '"linear"', "interference: 'linear' is not known; take 'none' or"),
         ('"none"', '{ model = "margin", factor = 0.5 }', "interference: a margin has a factor of at least 1: {"),
+        (
+            '"none"',
+            '{ model = "gaussian-process", fit = "pairs.csv", quantile = 1.5 }',
+            "interference.quantile: 1.5 must lie between 0 and 1",
+        ),
         ("count = 4", "count = -4", "kind 'v100': a count of -4 must be at least 0"),
         ("count = 4", "count = 4.5", "devices[0].count: a number stands here; write a whole number"),
         ('"32GiB"', "32", "devices[0].memory: '32' has no unit of memory; write it as"),
@@ -398,6 +403,11 @@ def test_applications_are_read_and_models_of_theirs_need_no_entry(tmp_path: Path
     assert problem.rates == {"street": 8.0}
     assert problem.models == (Model(name="resnet50", slo=0.3),)
     assert not check(plan_problem(problem, "elastic", validate=False), problem)
+
+
+def test_model_of_several_applications_has_the_shortest_of_their_targets(tmp_path: Path) -> None:
+    other = APPLICATION.replace("street", "alley").replace("300ms", "200ms")
+    assert read_problem(written(tmp_path, ONLY + APPLICATION + other)).models == (Model(name="resnet50", slo=0.2),)
 
 
 def test_a_model_may_be_asked_for_directly_too_or_only_be_limited(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.measure.binomial import binomial_cdf
+from cotenant.measure.binomial import binomial_cdf, consistent_with_rate, max_misses
 
 
 @given(hits=st.integers(-1, 40), tries=st.integers(0, 40), rate=st.floats(0.001, 0.999))
@@ -24,3 +24,14 @@ def test_many_tries_are_counted_as_well() -> None:
 
 def test_what_never_hits_does_not() -> None:
     assert binomial_cdf(0, 10, 0.0) == 1.0
+
+
+def test_max_misses_few_requests_allow_what_chance_makes_of_the_rate() -> None:
+    """Of 20 at 5 %: 3 or more are missed in 7.5 % of runs, 4 or more in 1.6 %."""
+    assert max_misses(20, 0.05) == 3
+    assert [consistent_with_rate(missed, 20, 0.05) for missed in (3, 4)] == [True, False]
+
+
+def test_max_misses_rate_of_zero_allows_none() -> None:
+    assert max_misses(20, 0.0) == 0
+    assert not consistent_with_rate(0, 20, 0.0)

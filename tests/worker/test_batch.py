@@ -17,7 +17,7 @@ from cotenant.worker import runners
 from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.runners import Runner
 from cotenant.worker.runners.arrays import Array, datatype, decode_strings, encode_strings
-from cotenant.worker.wire import LARGE, TensorPart, WorkerModel
+from cotenant.worker.wire import LARGE, TensorPart, WorkerModel, aligned
 from tests.worker import graphs
 
 NO_ROOM = (0, 0)
@@ -125,6 +125,19 @@ def test_a_large_output_takes_its_room_or_travels_in_line(folder: Path, memory: 
     assert placed[0] == TensorPart("y", "FP32", (1, LARGE // 4), None, 8192, LARGE)
     (inside,) = BatchBuilder(runner, memory, (8192, LARGE - 1)).run([request])
     assert isinstance(inside[0], TensorPart) and inside[0].data is not None and len(inside[0].data) == LARGE
+
+
+def test_large_outputs_of_several_batches_are_placed_one_behind_the_other_and_aligned(
+    folder: Path, memory: mmap.mmap
+) -> None:
+    width = LARGE // 4 + 1
+    builder = BatchBuilder(load(graphs.identity(folder / "odd.onnx", width)), memory, (8192, 3 * LARGE))
+    starts = []
+    for _ in range(2):
+        (answer,) = builder.run([[part(np.ones((1, width), np.float32))]])
+        assert isinstance(answer[0], TensorPart) and answer[0].data is None
+        starts.append(answer[0].start)
+    assert starts == [8192, 8192 + aligned(4 * width)]
 
 
 def test_an_output_without_rows_is_answered_one_request_at_a_time(folder: Path, memory: mmap.mmap) -> None:

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_sample_image
 
 from cotenant.errors import ConfigError
 from cotenant.zoo import ZOO, answers
@@ -52,3 +53,17 @@ def test_requests_are_of_one_row(model: str) -> None:
 def test_an_unknown_model() -> None:
     with pytest.raises(ConfigError, match=r"^no model 'vgg17' in the zoo; did you mean 'vgg16'\?"):
         answers.example_request("vgg17", np.random.default_rng(0))
+
+
+def test_photo_stands_upright_with_its_channels_first() -> None:
+    question = answers.example_request("mobilenet_v2", np.random.default_rng(0))
+    photo = load_sample_image(question.what)
+    edge = min(photo.shape[:2])
+    top, left = ((length - edge) // 2 for length in photo.shape[:2])
+    square = photo[top : top + edge, left : left + edge] / 255
+    pixels = question.requests[0][0].array()[0]
+    half, middle = edge // 2, pixels.shape[1] // 2
+    for rows, places in ((slice(half), slice(middle)), (slice(half, None), slice(middle, None))):
+        for columns, across in ((slice(half), slice(middle)), (slice(half, None), slice(middle, None))):
+            expected = (square[rows, columns].mean(axis=(0, 1)) - answers.MEAN) / answers.SPREAD
+            np.testing.assert_allclose(pixels[:, places, across].mean(axis=(1, 2)), expected, atol=0.02)
