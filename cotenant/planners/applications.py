@@ -1,6 +1,7 @@
-"""What applications mean for a plan. Planners know models alone, so a problem with applications becomes one without:
-each stage gets a part of its application's target (a *split*), each model the tightest of the targets of its uses and
-the sum of their rates. How to split is for `planners.split` to choose.
+"""Reduce a problem with applications to one of models, which is all that planners know.
+
+Each stage gets a budget of its application's target (a *split*), each model the tightest budget of its stages and the
+sum of their rates. The split is chosen in `slo_budget.py`.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from cotenant.core.plan import Plan
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
 
-# Application → stage → seconds of its target; along every way through the stages at most the target.
+# Application → stage → seconds of its target; at most the target along every path.
 Split = dict[str, dict[str, float]]
 
 SLO_TOLERANCE = 1e-6  # relative: by which the budgets along a path may exceed its target
 
 
 def without_applications(problem: Problem, split: Split) -> Problem:
-    """The problem without applications: what planners, and the tests of the papers, speak of.
+    """Return the problem of models alone, for planners and the papers' tests.
 
-    A model has the tightest target of its uses. Its requests must succeed often enough that those of which one request
-    of the application consists all do, if they fail independently: with n of them, by the n-th root of the promise.
-    A model that is asked for in no way keeps its target and a rate of 0.
+    A model gets the tightest budget of its stages. Its attainment objective is the n-th root of the application's, with
+    n requests of models for one of the application, as if they missed independently. A model without requests keeps its
+    target and a rate of 0.
     """
     if not problem.applications:
         return problem
     models = {model.name: model for model in problem.models}
-    # Without a rate, even of 0, nobody from outside was promised anything.
+    # A model without a rate, not even 0, has no SLO of its own.
     targets = {model.name: model.slo for model in problem.models if model.name in problem.rates}
     for application in problem.applications:
         budgets = budgets_of(application, split)
@@ -47,7 +48,7 @@ def without_applications(problem: Problem, split: Split) -> Problem:
 
 
 def rates_of_models(problem: Problem) -> dict[str, float]:
-    """Requests/s of each model, however they come about."""
+    """Return the requests/s of each model, from outside and from applications."""
     if not problem.applications:
         return problem.rates
     return {
@@ -58,7 +59,7 @@ def rates_of_models(problem: Problem) -> dict[str, float]:
 
 
 def budgets_of(application: Application, split: Split) -> dict[str, float]:
-    """Seconds by stage. Raises PlanError where the split has none, or of other stages."""
+    """Return the budget of each stage in seconds. Raises PlanError where the split has none, or other stages."""
     budgets = split.get(application.name, {})
     if budgets.keys() != {stage.name for stage in application.stages}:
         raise PlanError(
@@ -69,14 +70,14 @@ def budgets_of(application: Application, split: Split) -> dict[str, float]:
 
 
 def slo_of(problem: Problem, name: str) -> Model | Application:
-    """Whatever has that name, a target, and the fraction that must meet it. Raises PlanError where nothing has."""
+    """Return the model or application of that name, which has the SLO. Raises PlanError for an unknown name."""
     found = next((application for application in problem.applications if application.name == name), None)
     return problem.model(name) if found is None else found
 
 
 def overlong_paths(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
-    """Applications whose target the plan does not split: name, the longest way through the stages (0: it says nothing
-    of them), and the target, in seconds."""
+    """Return applications whose budgets exceed the target on some path: name, the longest path (0: the plan has no
+    budgets for it) and the target, in seconds."""
     found = []
     for application in problem.applications:
         seconds = plan.split.get(application.name, {})
@@ -88,10 +89,10 @@ def overlong_paths(plan: Plan, problem: Problem) -> list[tuple[str, float, float
 
 
 def carried_rates(plan: Plan, problem: Problem) -> dict[str, float]:
-    """Requests/s that the plan serves of each model and application, of those that come from outside.
+    """Return the requests/s from outside that the plan serves, by model and application.
 
-    What a model lacks is missing in all its uses alike, and an application has what the model has that lacks most;
-    nothing without a split.
+    A model's unserved rate is shared by all its uses in proportion; an application is served like its least served
+    model, and not at all without a split.
     """
     placed = plan.rates()
     part = {name: placed.get(name, 0.0) / rate if rate else 1.0 for name, rate in rates_of_models(problem).items()}

@@ -1,8 +1,8 @@
-"""What a partition can carry: the arithmetic that every planner and the referee share.
+"""The rate that a partition sustains: the arithmetic that every planner and the check share.
 
 A partition works in rounds. In a round each of its models runs one batch, so a round lasts D = Σ L_m(b_m). It keeps up
-while b_m / D ≥ r_m, and a request that just missed its batch waits one round and then its own batch, so the promise
-holds while D + L_m(b_m) ≤ SLO_m (docs/concepts.md; alone on a partition that is gpulet's 2 · L(b) ≤ SLO).
+while b_m / D ≥ r_m, and a request that just missed its batch waits one round and then its own batch, so the target is
+met while D + L_m(b_m) ≤ SLO_m (docs/concepts.md; alone on a partition that is gpulet's 2 · L(b) ≤ SLO).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BURST_COST = 0.05
 
 
 class RoundShare(msgspec.Struct, frozen=True):
-    """One model's part of a round. curve: seconds of batches 1, 2, …, neighbours included; rate: requests/s."""
+    """One model's part of a round. curve: seconds of batches 1, 2, …, slowdown included; rate: requests/s."""
 
     curve: Sequence[float]
     rate: float
@@ -39,7 +39,7 @@ class RoundShare(msgspec.Struct, frozen=True):
 
 
 def latency_curve(problem: Problem, model: str, kind: str, share: int, procs: int = 1) -> tuple[float, ...]:
-    """Seconds of batches 1, 2, … up to the model's largest, alone on a share (‰); empty where nothing was profiled."""
+    """Return the seconds of batches 1, 2, … up to the largest, alone on a share (‰); () where nothing was profiled."""
     profile = problem.profile(model, kind)
     if profile is None:
         return ()
@@ -48,7 +48,7 @@ def latency_curve(problem: Problem, model: str, kind: str, share: int, procs: in
 
 @lru_cache(1 << 14)
 def max_throughput_batch(curve: tuple[float, ...], slo: float) -> tuple[int, float]:
-    """The batch that carries most alone on a partition within `slo`, and that rate in requests/s; (0, 0.0) if none."""
+    """Return the batch that sustains most alone on a partition within `slo`, and its requests/s; (0, 0.0) if none."""
     batch, rate = 0, 0.0
     for rows, latency in enumerate(curve, 1):
         if 2 * latency > slo:
@@ -59,7 +59,7 @@ def max_throughput_batch(curve: tuple[float, ...], slo: float) -> tuple[int, flo
 
 
 def knee_share(most: Mapping[int, float]) -> int:
-    """The share (‰) at which a model gets most for its resource: gpulet's p_eff (section 4.3, Figures 4 and 9).
+    """Return the share (‰) with the best return for a model: gpulet's p_eff (section 4.3, Figures 4 and 9).
 
     most: requests/s by share, ascending. As in the paper's program it is the upper end of the step from one legal share
     to the next that adds most per share, among those that add at least 5 %; the smallest share where none does. Unlike
@@ -72,7 +72,7 @@ def knee_share(most: Mapping[int, float]) -> int:
 
 
 def smallest_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
-    """The smallest batches that keep up within every target, or None where none do.
+    """Return the smallest batches that keep up within every target; None where none do.
 
     Longer rounds need larger batches and larger batches make longer rounds, so the smallest batches that keep up are
     the least fixed point of b_m = ⌈r_m · D(b)⌉. Every other choice is at least as large in each model, and the targets
@@ -99,7 +99,7 @@ def smallest_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
 
 
 def max_scale_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
-    """The batches that carry the largest common multiple of the rates within every target, or None where none keep up.
+    """Return the batches that sustain the largest multiple of the rates within every target; None where none keep up.
 
     Real arrivals come in bursts, and the dispatcher fills a batch only as far as requests wait: what a larger batch
     adds is room. From the smallest batches on, the model that limits the multiple must grow for it to grow.
@@ -120,7 +120,7 @@ def max_scale_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
 
 
 def headroom_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
-    """The fullest round, and beyond it room for the bursts of those whose rows cost next to nothing; None as there.
+    """Return `max_scale_batches`, with larger batches for bursts of models whose rows cost next to nothing.
 
     A model with short batches among long ones gets many requests in a round, and more than the average in many.
     """
@@ -143,7 +143,7 @@ def _holds(works: Sequence[RoundShare], batches: Sequence[int]) -> bool:
 
 
 def _multiples(works: Sequence[RoundShare], batches: Sequence[int]) -> list[float]:
-    """Of its rate, what each model could carry in such rounds."""
+    """The multiple of its rate that each model sustains in such rounds."""
     length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
     return [batch / (work.rate * length) if work.rate else math.inf for work, batch in zip(works, batches, strict=True)]
 
@@ -153,7 +153,7 @@ def _grown(batches: tuple[int, ...], index: int) -> tuple[int, ...]:
 
 
 def slowdown(problem: Problem, victim: Load, colocated: Sequence[Sequence[Load]]) -> float:
-    """How much the other partitions of a device slow a batch: the worst of what each may run meanwhile."""
+    """Return the slowdown of a batch by the other partitions of its device: the worst of what each may run."""
 
     def alone_with(load: Load) -> float:
         return problem.interference.slowdown(victim, (load,))
@@ -165,10 +165,10 @@ def slowdown(problem: Problem, victim: Load, colocated: Sequence[Sequence[Load]]
 
 
 def median_slowdown(problem: Problem, model: str, kind: Kind, share: int) -> float:
-    """How much a neighbour slows a model on a share (‰): the median over the other models of the problem.
+    """Return the median slowdown of a model on a share (‰) over the other models of the problem.
 
-    Both run their largest batches alone within their targets, the neighbour on the rest of the device. Planners reckon
-    with it where they do not know yet who will be beside a partition; `batched_partitions` decides.
+    Both run their largest batches within their targets, the other on the rest of the device. Planners assume it until
+    they know which models are co-located; `batched_partitions` then computes the actual slowdown.
     """
     rest = max((cut for cut in kind.cuts if cut <= WHOLE - share), default=0)
     if not problem.interference.interferes or rest == 0:
@@ -209,11 +209,12 @@ class DeviceDraft(msgspec.Struct):
 def batched_partitions(
     problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft], *, full: bool = False
 ) -> tuple[Partition, ...] | None:
-    """The cuts of one device with batches that hold every promise beside the neighbours, in memory; or None.
+    """Return the partitions of one device with batches that meet every target under co-location and fit its memory.
 
-    full: the batches with the most room, rather than the smallest ones.
-    Slowdowns and batches depend on each other: slowdowns only ever rise from one try to the next, until those that
-    were reckoned with cover those that result.
+    None where there are none. full: the batches with the most headroom, rather than the smallest ones.
+
+    Slowdowns and batches depend on each other: assumed slowdowns only rise from one iteration to the next, until they
+    cover those that result.
     """
     choose = headroom_batches if full else smallest_batches
     procs = [[cut.procs.get(model, 1) for model in cut.rates] for cut in cuts]
@@ -256,7 +257,7 @@ def batched_partitions(
 def partitions_with_batches(
     problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft], chosen: Sequence[Sequence[int]]
 ) -> tuple[Partition, ...] | None:
-    """The cuts of one device with these batches; None where they break a promise beside the neighbours, or memory."""
+    """Return the partitions of one device with these batches; None where they miss a target or exceed memory."""
     loads = [
         [Load(model, kind.name, batch, cut.share) for model, batch in zip(cut.rates, batches, strict=True)]
         for cut, batches in zip(cuts, chosen, strict=True)
@@ -286,7 +287,7 @@ def _built(
     chosen: Sequence[Sequence[int]],
     latencies: Sequence[Sequence[float]],
 ) -> tuple[Partition, ...] | None:
-    """The partitions of one device with these batches and what they take; None where it lacks memory or places."""
+    """The partitions of one device with these batches and latencies; None where memory or MIG placements forbid it."""
     made = tuple(
         Partition(
             share=cut.share,
@@ -312,14 +313,14 @@ def _built(
 
 
 def fits_memory(kind: Kind, needs: Sequence[tuple[int, int]]) -> bool:
-    """Whether a device has the memory for partitions of (share in ‰, bytes), and where MIG cuts it, the places."""
+    """Return whether a device has the memory, and the MIG placements, for partitions of (share in ‰, bytes)."""
     if sum(need for _, need in needs) > kind.memory:
         return False
     return kind.geometry is None or mig.placements_fit(kind.geometry, needs) is not None
 
 
 def footprint(problem: Problem, kind: str, model: str, batch: int) -> int:
-    """Bytes of one worker."""
+    """Return the bytes of one worker; 0 where the model was not profiled."""
     profile = problem.profile(model, kind)
     return 0 if profile is None else profile.memory(batch)
 
@@ -329,12 +330,12 @@ def fits_device(problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft]) ->
 
 
 def sorted_by_price(fleet: Sequence[Kind]) -> list[Kind]:
-    """Cheapest first; kinds without a price last; else as listed."""
+    """Return the kinds, cheapest first; those without a price last, in their order."""
     return sorted(fleet, key=lambda kind: math.inf if kind.price is None else kind.price)
 
 
 def build_plan(problem: Problem, planner: str, bins: Sequence[DeviceDraft]) -> Plan:
-    """The plan of what planners put together; every bin must fit. Counts what stays unserved."""
+    """Return the plan of these device drafts, each of which must be feasible, with its totals."""
     numbers: dict[str, int] = {}
     devices = []
     for bin_ in bins:
@@ -351,7 +352,7 @@ def build_plan(problem: Problem, planner: str, bins: Sequence[DeviceDraft]) -> P
 
 
 def with_totals(plan: Plan, problem: Problem) -> Plan:
-    """The plan with what it leaves `unserved` of the rates asked for, its scale and its cost."""
+    """Return the plan with its `unserved` rates, its scale and its cost for a problem."""
     carried = plan.rates()
     served = {model: carried.get(model, 0.0) for model in problem.rates}
     unserved = {

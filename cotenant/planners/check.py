@@ -1,6 +1,6 @@
-"""The referee, first half: what a plan violates. Deterministic, as the papers' own tests are.
+"""Check a plan against a problem: the deterministic test of the papers, for evenly spaced requests.
 
-Nothing a plan says of itself is believed: rounds, latencies and memory are worked out again from the problem.
+Nothing that a plan says of itself is trusted: rounds, latencies and memory are computed again from the problem.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rule = Literal[
     "rate", "keeps up", "worst case", "latency", "duty", "served", "scale", "split",
 ]  # fmt: skip
 
-# What is said of each, and how its numbers are shown.
+# The message of each rule, and how its numbers are shown.
 _LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
     "kind": ("the problem has no devices of this kind", str),
     "count": ("{value} devices where there are {limit}", "{:g}".format),
@@ -54,7 +54,7 @@ _LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """rule: which rule is broken. where: device, partition or model. value, limit: what is, and what may be."""
+    """A violated rule. where: device, partition or model. value, limit: what the plan has, and what is allowed."""
 
     rule: Rule
     where: str
@@ -67,7 +67,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 def check(plan: Plan, problem: Problem) -> list[Violation]:
-    """Everything that is wrong with a plan for a problem; empty for a sound one (docs/concepts.md)."""
+    """Return every violation of a plan for a problem; [] for a sound plan (docs/concepts.md)."""
     if problem.applications:
         split = [
             Violation("split", f"application {name}", length, slo)
@@ -132,7 +132,7 @@ def _device(device: Device, problem: Problem) -> list[Violation]:
 
 
 def _placement(placement: Placement, partition: Partition, where: str, kind: str, problem: Problem) -> list[Violation]:
-    """What makes a placement meaningless, so that its round cannot be reckoned."""
+    """What is invalid about a placement, so that its round cannot be computed."""
     where = f"{where} {placement.model}"
     model = next((model for model in problem.models if model.name == placement.model), None)
     if model is None:
@@ -181,7 +181,7 @@ def _loads(partition: Partition, kind: str) -> list[Load]:
 
 
 def _rates(plan: Plan, problem: Problem) -> list[Violation]:
-    """Served plus unserved is what was asked for, or that multiple of it that the plan serves where it serves more."""
+    """Served plus unserved is the problem's rate, or the multiple of it that the plan serves where that is more."""
     found = []
     carried = plan.rates()
     served = {name: carried.get(name, 0.0) for name in problem.rates}

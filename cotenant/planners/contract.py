@@ -1,4 +1,4 @@
-"""What every planner keeps, on any problem: to be run on planners of one's own, as it is on those of this package.
+"""The contract of every planner, on any problem: test planners of your own against it, as those of this package are.
 
     import pytest
     from cotenant.planners import contract
@@ -7,8 +7,8 @@
     def test_contract(problem):
         assert contract.breaches(my_planner(problem), problem) == []
 
-A planner serves what it can, and says what it cannot; for what makes no sense to it it raises PlanError. Whether a plan
-is any good is for `cotenant plan --compare` to say.
+A planner serves what it can and reports the rest as unserved; a problem that it does not support is a PlanError. How
+good its plans are is for `cotenant plan --compare` to say.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ EVERY_5 = tuple(range(50, 1001, 50))
 
 
 def contract_violations(plan: Plan, problem: Problem) -> list[str]:
-    """What is wrong with a planner's answer, in words; nothing where it keeps to the contract."""
+    """Return how a plan violates the contract, in words; [] where it does not."""
     found = [str(violation) for violation in check(plan, problem)]
     if not any(problem.rates.values()) and plan.devices:
         found.append(f"nothing is asked for, and {plan.devices_used} devices are used")
     if not found:
         found += [f"read from its file: {violation}" for violation in check(Plan.from_json(plan.to_json()), problem)]
-    return found + _beyond(plan)
+    return found + _disproved_bound(plan)
 
 
-def _beyond(plan: Plan) -> list[str]:
-    """A bound that the plan itself disproves."""
+def _disproved_bound(plan: Plan) -> list[str]:
+    """The bound, where the plan itself disproves it."""
     if plan.bound is None or plan.unserved:
         return []
     if plan.objective == "rate":
@@ -58,14 +58,14 @@ def _beyond(plan: Plan) -> list[str]:
 
 
 class RandomSource(Protocol):
-    """What decides of a random problem."""
+    """The source of randomness of a random problem."""
 
     def choice(self, options: Sequence[T]) -> T: ...
     def between(self, low: float, high: float) -> float: ...
 
 
 class NumpyRandom:
-    """Dice of a generator of random numbers."""
+    """Draw from a NumPy generator."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -78,12 +78,12 @@ class NumpyRandom:
 
 
 def random_problems(count: int, seed: int = 0) -> list[Problem]:
-    """So many random problems, the first of them the same for any `count`."""
+    """Return random problems; the first are the same for any `count`."""
     return [random_problem(NumpyRandom(rng)) for rng in np.random.default_rng(seed).spawn(count)]
 
 
 class ProportionalInterference(msgspec.Struct, frozen=True):
-    """Every neighbour slows in proportion to its batch and share."""
+    """Every co-located model slows in proportion to its batch and share."""
 
     factor: float
 
@@ -94,7 +94,7 @@ class ProportionalInterference(msgspec.Struct, frozen=True):
 
 
 def random_problem(dice: RandomSource) -> Problem:
-    """Any sound problem: hopeless models, kinds that lack a profile, tight memory, too few devices."""
+    """Return a valid problem, with models that cannot be served, missing profiles, little memory or few devices."""
     names: Sequence[str] = dice.choice((("k",), ("k",), ("k", "l")))
     kinds = tuple(_kind(dice, name) for name in names)
     models, rates, profiles = [], {}, {}

@@ -1,8 +1,8 @@
-"""A better cut of each device of a plan, judged by the forecast.
+"""Local search over the partitions of a plan's devices, judged by the forecast.
 
-The papers' planners cut for evenly spaced arrivals, and as little as serves those. Under random ones the models may
-break promises that another cut of the same device keeps: what is left over widens a partition, two partitions that
-become one share their slack, a model may be better off next door. This is a local search over such moves.
+The papers' planners give each model the least share that serves evenly spaced arrivals. Under random arrivals models
+may miss SLOs that other partitions of the same device would meet: a free share widens a partition, two partitions that
+merge share their headroom, a model may do better on another partition.
 """
 
 from __future__ import annotations
@@ -17,74 +17,74 @@ from cotenant.planners import Problem
 from cotenant.planners.capacity import PartitionDraft, batched_partitions
 from cotenant.planners.forecast import forecast
 
-TRIES = 100  # cuts that are looked at
+MAX_MOVES = 100  # tried for one plan
+MIN_GAIN = 1e-4  # of attainment, summed over models, for which a move is made
 
 
 def attainment_shortfall(plan: Plan, problem: Problem) -> dict[str, float]:
-    """By how much models miss the fraction promised, for those that do."""
-    expected = forecast(plan, problem).models
-    missing = {name: problem.model(name).attainment - model.attainment for name, model in expected.items()}
-    return {name: amount for name, amount in missing.items() if amount > 0}
+    """Return by how much the predicted attainment of models is below their objective, for those that miss it."""
+    predicted = forecast(plan, problem).models
+    shortfall = {name: problem.model(name).attainment - model.attainment for name, model in predicted.items()}
+    return {name: amount for name, amount in shortfall.items() if amount > 0}
 
 
 def improve_plan(plan: Plan, problem: Problem) -> Plan:
-    """The plan, with devices cut anew as long as that brings models closer to their promises."""
-    tries = TRIES
-    plan = _roomy(plan, problem)
+    """Return the plan with devices repartitioned as long as that reduces the predicted shortfall of attainment."""
+    moves_left = MAX_MOVES
+    plan = _with_burst_batches(plan, problem)
     missing = attainment_shortfall(plan, problem)
     improved = True
     while missing and improved:
         improved = False
         for index, device in enumerate(plan.devices):
-            if not missing.keys() & {p.model for cut in device.partitions for p in cut.placements}:
+            if not missing.keys() & {p.model for partition in device.partitions for p in partition.placements}:
                 continue
-            for cuts in _moves(device, problem.kind(device.kind)):
-                if tries == 0:
+            for drafts in _moves(device, problem.kind(device.kind)):
+                if moves_left == 0:
                     return plan
-                tries -= 1
-                made = batched_partitions(problem, problem.kind(device.kind), cuts, full=True)
-                if made is None:
+                moves_left -= 1
+                partitions = batched_partitions(problem, problem.kind(device.kind), drafts, full=True)
+                if partitions is None:
                     continue
-                changed = msgspec.structs.replace(device, partitions=made)
+                changed = msgspec.structs.replace(device, partitions=partitions)
                 candidate = msgspec.structs.replace(
                     plan, devices=(*plan.devices[:index], changed, *plan.devices[index + 1 :])
                 )
-                still = attainment_shortfall(candidate, problem)
-                if sum(still.values()) < sum(missing.values()) - 1e-4:
-                    plan, missing, improved = candidate, still, True
+                shortfall = attainment_shortfall(candidate, problem)
+                if sum(shortfall.values()) < sum(missing.values()) - MIN_GAIN:
+                    plan, missing, improved = candidate, shortfall, True
                     break
     return plan
 
 
-def _roomy(plan: Plan, problem: Problem) -> Plan:
-    """The same cuts, with batches that have room for bursts, where no promise suffers from it."""
+def _with_burst_batches(plan: Plan, problem: Problem) -> Plan:
+    """Return the plan with batches that have headroom for bursts, unless that increases the shortfall."""
     devices = []
     for device in plan.devices:
-        cuts = _cuts(device)
-        made = batched_partitions(problem, problem.kind(device.kind), cuts, full=True)
-        devices.append(device if made is None else msgspec.structs.replace(device, partitions=made))
-    roomy = msgspec.structs.replace(plan, devices=tuple(devices))
-    return plan if roomy == plan or _short(roomy, problem) > _short(plan, problem) else roomy
+        partitions = batched_partitions(problem, problem.kind(device.kind), _drafts(device), full=True)
+        devices.append(device if partitions is None else msgspec.structs.replace(device, partitions=partitions))
+    larger = msgspec.structs.replace(plan, devices=tuple(devices))
+    return plan if larger == plan or _total_shortfall(larger, problem) > _total_shortfall(plan, problem) else larger
 
 
-def _short(plan: Plan, problem: Problem) -> float:
+def _total_shortfall(plan: Plan, problem: Problem) -> float:
     return sum(attainment_shortfall(plan, problem).values())
 
 
-def _cuts(device: Device) -> list[PartitionDraft]:
+def _drafts(device: Device) -> list[PartitionDraft]:
     return [
         PartitionDraft(
-            cut.share,
-            {p.model: p.rate for p in cut.placements},
-            {p.model: p.procs for p in cut.placements if p.procs != 1},
+            partition.share,
+            {p.model: p.rate for p in partition.placements},
+            {p.model: p.procs for p in partition.placements if p.procs != 1},
         )
-        for cut in device.partitions
+        for partition in device.partitions
     ]
 
 
 def _moves(device: Device, kind: Kind) -> Iterator[list[PartitionDraft]]:
-    """The device cut otherwise: those first that give most."""
-    cuts = _cuts(device)
+    """Yield other partitions of a device: merge two, widen one, widen one at the cost of another, move a model."""
+    cuts = _drafts(device)
     pairs = [(i, j) for i in range(len(cuts)) for j in range(len(cuts)) if i != j]
 
     def legal(share: int) -> int:

@@ -1,4 +1,4 @@
-"""What any planner is asked: a `Problem`, which makes sense."""
+"""The input of every planner: a validated `Problem`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Objective = Literal["devices", "rate"]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that any planner may need.
+    """Everything that a planner may need.
 
-    rates: requests per second that come from outside, by model or application. objective: "devices" asks for the fewest
-    devices (the least cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates
-    that the fleet can serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds
-    that a planner may search for something better than it has. bounded: whether a close bound is wanted, too; to prove
-    one takes time. applications: graphs of these models; planners never see any, since their targets are split over the
+    rates: requests/s from outside, by model or application. objective: "devices" asks for the fewest devices (the least
+    cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates that the fleet can
+    serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that a planner may
+    search for a better plan. bounded: whether a tight bound is wanted, which takes time to prove. applications: graphs
+    of these models; planners never see any, since their targets are split over the
     models first.
     """
 
@@ -42,7 +42,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     applications: tuple[Application, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises PlanError for what makes no sense, so that no planner has to look."""
+        """Raise PlanError for values that make no sense, so that planners need not check them."""
         if self.objective not in get_args(Objective):
             raise PlanError(f"no objective {self.objective!r}; there are {' and '.join(get_args(Objective))}")
         _once("model", [model.name for model in self.models])

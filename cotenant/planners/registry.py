@@ -1,12 +1,12 @@
-"""Which planners there are: those of this package, and those of other packages that are installed.
+"""Planners by name: those of this package, and entry points of other packages that are installed.
 
-A package brings a planner by an entry in its pyproject.toml:
+A package registers a planner in its pyproject.toml:
 
     [project.entry-points."cotenant.planners"]
     mine = "my_package.my_module:plan"
 
-To read what is installed takes longer than most commands take to start. So others' planners are looked for where a name
-is none of these, or all are asked for; and what is wrong with one is said when it is.
+To read what is installed takes longer than most commands take to start. So entry points are read only for a name that
+is none of these, or for all names, and an error in one is raised when it is used.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ GROUP = "cotenant.planners"
 
 
 def load_planner(name: str) -> Planner:
-    """The planner of that name. Raises PlanError, listing the known ones; and for one of another package that cannot be
-    loaded."""
+    """Load a planner by name. Raises PlanError for an unknown name, listing the known ones, and for one of another
+    package that cannot be loaded."""
     if name in PLANNERS:
         planner: Planner = importlib.import_module(PLANNERS[name]).plan
         return planner
-    brought = _brought()
-    if name not in brought:
+    registered = _registered()
+    if name not in registered:
         raise PlanError(f"no planner {name!r}; there are {', '.join(sorted(planner_names()))}")
-    return _loaded(brought[name])
+    return _loaded(registered[name])
 
 
 def planner_names() -> list[str]:
-    """Of all planners; those of this package first."""
-    return [*PLANNERS, *_brought()]
+    """Return the names of all planners, those of this package first."""
+    return [*PLANNERS, *_registered()]
 
 
 @cache
-def _brought() -> dict[str, EntryPoint]:
+def _registered() -> dict[str, EntryPoint]:
     """Planners of other packages, by name. Raises PlanError for a name that two would have."""
     from importlib.metadata import entry_points  # takes as long to import as many a module of ours
 
-    found = {}
+    planners = {}
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     for name, same in groupby(points, key=lambda point: point.name):
         first, *more = same
@@ -73,20 +73,20 @@ def _brought() -> dict[str, EntryPoint]:
                 f"planner {name!r} of {_package(first)}: {whose} has one of that name, too; rename one in the entry"
                 f" points of its package, or uninstall it"
             )
-        found[name] = first
-    return found
+        planners[name] = first
+    return planners
 
 
 @cache
 def _loaded(point: EntryPoint) -> Planner:
-    """A planner that another package brings, whose faults are told as such."""
-    whose = f"planner {point.name!r} of {_package(point)}"
+    """Load a planner of another package; its exceptions become PlanErrors that name the package."""
+    label = f"planner {point.name!r} of {_package(point)}"
     try:
         function = point.load()
     except Exception as error:
-        raise PlanError(f"{whose} cannot be loaded: {_told(error)}") from error
+        raise PlanError(f"{label} cannot be loaded: {_describe(error)}") from error
     if not callable(function):
-        raise PlanError(f"{whose}: {point.value} is {type(function).__name__}, not a function from a Problem to a Plan")
+        raise PlanError(f"{label}: {point.value} is {type(function).__name__}, not a function from a Problem to a Plan")
 
     def planner(problem: Problem) -> Plan:
         try:
@@ -94,9 +94,9 @@ def _loaded(point: EntryPoint) -> Planner:
         except CotenantError:
             raise
         except Exception as error:
-            raise PlanError(f"{whose} failed: {_told(error)}") from error
+            raise PlanError(f"{label} failed: {_describe(error)}") from error
         if not isinstance(plan, Plan):
-            raise PlanError(f"{whose} gave {type(plan).__name__}, not a Plan")
+            raise PlanError(f"{label} gave {type(plan).__name__}, not a Plan")
         return msgspec.structs.replace(plan, planner=point.name)
 
     return planner
@@ -106,8 +106,8 @@ def _package(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "a package without a name"
 
 
-def _told(error: Exception) -> str:
-    """What went wrong, and where, as who wrote the planner looks for the line; that of an import says nothing."""
+def _describe(error: Exception) -> str:
+    """Return the error and its line, for whoever wrote the planner; the line of a failed import says nothing."""
     (*_, last) = traceback.extract_tb(error.__traceback__)
     place = "" if "importlib" in last.filename else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{place}"

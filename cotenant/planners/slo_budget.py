@@ -1,12 +1,12 @@
-"""How the target of an application is split over its stages: so that the models need least of the devices.
+"""Split the SLO of an application into budgets of its stages, so that its models need the fewest devices.
 
-The more time a model has, the larger its batches and the smaller its partitions may be, and the less of a device a
-request costs: a step function, falling (`_levels`). Which steps are worth taking together, along every way through the
-stages, is a small integer program, solved exactly; Nexus (SOSP 2019, section 6.2) does the same for trees by dynamic
-programming. What time is left then goes to all stages in proportion: it is room for chance and for sharing partitions.
+The longer a model's budget, the larger its batches and the smaller its partitions may be, and the less device time a
+request costs: a decreasing step function (`budget_levels`). Which levels to take, with every path within the target, is
+a small integer program, solved exactly; Nexus (SOSP 2019, section 6.2) does the same for trees by dynamic programming.
+Time that is left goes to all stages in proportion: headroom for random arrivals and for sharing partitions.
 
-The program sees full partitions of one model each. How well models share partitions and devices it does not see, so its
-answers for several guesses of what sharing costs are compared by the planner itself (`best_budget`).
+The program sees full partitions of one model each, not how models share partitions and devices. So its solutions for
+several assumed slowdowns are compared by the planner itself (`best_budget`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class BudgetLevel(msgspec.Struct, frozen=True):
 
 
 def budget_levels(problem: Problem, model: str, slower: float = 1.0) -> list[BudgetLevel]:
-    """What a request of a model costs with so much time, ascending in time; those that are worth it.
+    """Return what a request of a model costs by its budget: ascending budgets, descending costs.
 
-    slower: how many times longer a batch takes than alone.
+    slower: the assumed slowdown, times the latency alone.
     """
     limit = _longest(problem, model)
     points = [
@@ -97,7 +97,7 @@ def _cost(planner: Planner, problem: Problem) -> Cost:
 
 
 def best_budget(problem: Problem, cost: Callable[[Problem], Cost]) -> Split:
-    """The split whose problem of models costs least: first of `candidate_budgets`, then near the best of those.
+    """Return the split whose problem of models costs least: of `candidate_budgets`, then of those near the best.
 
     cost: of a problem without applications. Raises PlanError where a target is too short for any split.
     """
@@ -124,12 +124,12 @@ def _quick(problem: Problem, split: Split, tries: int) -> Problem:
 
 
 def bound_of(planner: Planner, problem: Problem) -> float | None:
-    """What the planner proves of every split: of the one that gives each stage all that the others can leave."""
+    """Return a bound that holds for every split: the planner's, with each stage's budget the largest of any split."""
     return planner(_quick(problem, loosest_budgets(problem), MAX_SPLITS)).bound
 
 
 def loosest_budgets(problem: Problem) -> Split:
-    """The most that each stage gets in any split under which all models are served. It is no split itself."""
+    """Return the largest budget of each stage in any split that serves all models. It is not a split itself."""
     found = {}
     for application in problem.applications:
         least = {stage.name: budget_levels(problem, stage.model)[0].needs for stage in application.stages}
@@ -141,7 +141,7 @@ def loosest_budgets(problem: Problem) -> Split:
 
 
 def _near(problem: Problem, split: Split) -> Iterator[Split]:
-    """One stage gets more of its target, or less."""
+    """Splits with one stage's budget changed."""
     for application in problem.applications:
         if not any(stage.after for stage in application.stages):
             continue  # side by side, each has all of it
@@ -153,7 +153,7 @@ def _near(problem: Problem, split: Split) -> Iterator[Split]:
 
 
 def candidate_budgets(problem: Problem) -> list[Split]:
-    """Splits worth a try, each once, the cheapest first. Raises PlanError where a target is too short for any."""
+    """Return distinct splits to compare, one for each assumed slowdown. Raises PlanError where no split is feasible."""
     found: list[Split] = []
     for slower in ASSUMED_SLOWDOWNS:
         chosen = _cheapest(problem, slower)
@@ -203,7 +203,7 @@ def _cheapest(problem: Problem, slower: float) -> dict[str, float] | None:
 
 
 def _whole(problem: Problem) -> Split:
-    """Each stage may take all of the target: what a stage has at most."""
+    """The budgets where each stage has the whole target."""
     return {
         application.name: {stage.name: application.slo for stage in application.stages}
         for application in problem.applications
@@ -211,12 +211,12 @@ def _whole(problem: Problem) -> Split:
 
 
 def _longest(problem: Problem, model: str) -> float:
-    """The longest target that a model can get, in seconds."""
+    """The longest budget that a model can get, in seconds."""
     return without_applications(problem, _whole(problem)).model(model).slo
 
 
 def _hopeless(problem: Problem) -> str:
-    """Which target no split can meet."""
+    """The message for a target that no split can meet."""
     for application in problem.applications:
         least = {}
         for stage in application.stages:
@@ -237,7 +237,10 @@ def _hopeless(problem: Problem) -> str:
 
 
 def stretched_budget(application: Application, seconds: Mapping[str, float]) -> dict[str, float]:
-    """The same, stretched until each stage is on a way that takes the whole target: first all alike, then the rest."""
+    """Return the budgets, stretched until each stage is on a path that takes the whole target.
+
+    All are stretched by the same factor first, then each by what its paths have left.
+    """
     factor = application.slo / application.length(seconds)
     found = {name: value * factor for name, value in seconds.items()}
     for stage in application.order:

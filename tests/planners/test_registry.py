@@ -47,7 +47,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         forgotten()
 
     def forgotten() -> None:
-        registry._brought.cache_clear()
+        registry._registered.cache_clear()
         registry._loaded.cache_clear()
 
     yield done
