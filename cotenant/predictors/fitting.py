@@ -1,8 +1,8 @@
-"""Predictors by name: fitted to samples, written down as readable JSON, and read again.
+"""Predictors by name: fit them to samples, and read and write them as readable JSON.
 
-A predictor is a module with `fit(samples, profiles)`, which returns an `Interference`: a struct of plain numbers. What
-else a predictor may offer are the protocols `ProfileAware`, `OnlineLearner`, `ExtrapolationAware` and
-`QuantilePredictor`. A class within it that is no struct has `to_json` and `from_json`.
+A predictor is a module with `fit(samples, profiles)`, which returns an `Interference`: a struct of plain numbers.
+Optional capabilities are the protocols `ProfileAware`, `OnlineLearner`, `ExtrapolationAware` and `QuantilePredictor`.
+Classes that are no structs have `to_json` and `from_json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cotenant.errors import ConfigError, PlanError
 from cotenant.predictors import ExtrapolationAware, Interference, Load, OnlineLearner, ProfileAware
 from cotenant.predictors.samples import Sample
 
-# Name → where its `fit` is.
+# Name → its fit function.
 PREDICTORS = {
     "linear": "cotenant.predictors.linear:fit",
     "kernels": "cotenant.predictors.kernels:fit",
@@ -34,19 +34,19 @@ PREDICTORS = {
     "gaussian-process": "cotenant.predictors.gaussian_process:fit",
 }
 
-# Those whose predictors are `QuantilePredictor`s: known before one is fitted.
+# Names whose predictors are `QuantilePredictor`s.
 QUANTILES = ("gaussian-process",)
 
-SENTINELS = (0.1, 0.4)  # seconds: where others could not run two models together, some wrote 100 or 400 (ms)
-SUSPECT = 3  # so many of one are no measurement
-SAME = 0.1  # of all samples: nor are so many of any other, of batches of which some take
-APART = 2.0  # times as long as others
-FAR = 10.0  # times the profile's latency: alone on the same device no model takes so much longer, or less
-LEAST_SHARE = 10  # ‰: shares none of which is larger were meant as fractions
+SENTINELS = (0.1, 0.4)  # seconds: some data sets write 100 or 400 (ms) for pairs that could not run together
+MIN_SUSPECT_SAMPLES = 3  # equal times that are taken for no measurement
+MIN_EQUAL_FRACTION = 0.1  # of all samples: as many equal times are none either, if their batches
+MIN_ALONE_RATIO = 2.0  # differ by this factor alone
+MAX_PROFILE_RATIO = 10.0  # from the profile's latency, as a factor: no model alone is so far from it on the same device
+MAX_SUSPECT_SHARE = 10  # ‰: if no share is larger, they were meant as fractions
 
 
 def fit(name: str, samples: Sequence[Sample], profiles: Profiles) -> Interference:
-    """Raises PlanError for an unknown name, and for samples that nothing can be learnt from."""
+    """Fit a predictor by name. Raises PlanError for an unknown name, and for unusable samples."""
     function = _fit_of(name)
     check(samples, profiles)
     fitted: Interference = function(samples, profiles)
@@ -54,7 +54,7 @@ def fit(name: str, samples: Sequence[Sample], profiles: Profiles) -> Interferenc
 
 
 def check(samples: Sequence[Sample], profiles: Profiles) -> None:
-    """Raises PlanError for samples that no predictor should be fitted to."""
+    """Raise PlanError for samples that no predictor should be fitted to."""
     if not samples:
         raise PlanError(
             "no samples of models with profiles to fit a predictor to; measure pairs with `cotenant profile --pairs`"
@@ -74,59 +74,67 @@ def check(samples: Sequence[Sample], profiles: Profiles) -> None:
                 f"a sample has {load.model!r} in a batch of {load.batch}, and its profile ends at {profile.max_batch};"
                 " profile larger ones, or take such samples out"
             )
-    if all(load.share <= LEAST_SHARE for load in loads):
+    if all(load.share <= MAX_SUSPECT_SHARE for load in loads):
         raise PlanError("no share of the samples is above 1 %; shares are in percent, 25 and not 0.25")
     _check_times(samples, profiles)
-    beside = {load.model for sample in samples for load in sample.colocated}
-    if len(beside) < 2:
+    colocated = {load.model for sample in samples for load in sample.colocated}
+    if len(colocated) < 2:
         raise PlanError(
-            f"all samples have the same neighbour, {', '.join(beside) or 'none'}: what another would do cannot be"
-            " learnt from them; measure pairs with at least two"
+            f"all samples have the same co-located model, {', '.join(colocated) or 'none'}: the effect of others cannot"
+            " be learnt from them; measure pairs with at least two"
         )
 
 
 def _check_times(samples: Sequence[Sample], profiles: Profiles) -> None:
-    """Raises PlanError for times that were not measured, or not in milliseconds."""
+    """Raise PlanError for times that are not measurements, or not in milliseconds."""
     by_time: defaultdict[float, list[float]] = defaultdict(list)
     for sample in samples:
         by_time[round(sample.together, 9)].append(sample.alone)
     for time, alone in by_time.items():
-        many = len(alone) >= max(SUSPECT, SAME * len(samples)) and max(alone) > APART * min(alone)
-        if many or (time in SENTINELS and len(alone) >= SUSPECT):
+        is_suspect = len(alone) >= max(MIN_SUSPECT_SAMPLES, MIN_EQUAL_FRACTION * len(samples)) and max(
+            alone
+        ) > MIN_ALONE_RATIO * min(alone)
+        if is_suspect or (time in SENTINELS and len(alone) >= MIN_SUSPECT_SAMPLES):
             raise PlanError(
                 f"{len(alone)} samples took exactly {time * 1e3:g} ms together; some data sets write such a number for"
                 " runs that did not fit: take them out, they are no measurements"
             )
-    if (twice := len(samples) - len(set(samples))) >= SUSPECT:
+    if (duplicates := len(samples) - len(set(samples))) >= MIN_SUSPECT_SAMPLES:
         raise PlanError(
-            f"{twice} samples stand there more than once, with the same times to the last digit; was the file joined"
-            " from parts that overlap? Leave one of each"
+            f"{duplicates} samples are duplicates, with the same times to the last digit; was the file"
+            " joined from parts that overlap? Keep one of each"
         )
     if all(sample.together == sample.alone for sample in samples):
-        raise PlanError("together_ms is alone_ms in all samples, to the last digit; nothing was measured side by side")
-    profiled = [profiles[it.victim.model, it.victim.kind].latency(it.victim.batch, it.victim.share) for it in samples]
-    middle = statistics.median(sample.alone / latency for sample, latency in zip(samples, profiled, strict=True))
-    if middle and not 1 / FAR < middle < FAR:  # 0 where most were not profiled on such shares
         raise PlanError(
-            f"models of the samples take {middle:.3g} times as long alone as their profiles say; are both of the same"
-            " device, with all times in milliseconds?"
+            "together_ms is alone_ms in all samples, to the last digit; nothing was measured under co-location"
+        )
+    profiled = [
+        profiles[each.victim.model, each.victim.kind].latency(each.victim.batch, each.victim.share) for each in samples
+    ]
+    median_ratio = statistics.median(sample.alone / latency for sample, latency in zip(samples, profiled, strict=True))
+    if (
+        median_ratio and not 1 / MAX_PROFILE_RATIO < median_ratio < MAX_PROFILE_RATIO
+    ):  # 0 where most were not profiled on such shares
+        raise PlanError(
+            f"models of the samples take {median_ratio:.3g} times as long alone as their profiles say; are both of the"
+            " same device, with all times in milliseconds?"
         )
 
 
 def to_json(name: str, fitted: Interference) -> bytes:
-    """`{"model": name, …}`, to be read by people, too."""
-    fields = msgspec.to_builtins(fitted, str_keys=True, enc_hook=lambda it: it.to_json())
+    """Encode as readable JSON: `{"model": name, …}`."""
+    fields = msgspec.to_builtins(fitted, str_keys=True, enc_hook=lambda each: each.to_json())
     return msgspec.json.format(msgspec.json.encode({"model": name, **fields}), indent=1)
 
 
 def from_json(text: bytes, place: str) -> tuple[str, Interference]:
-    """Name and predictor. Raises ConfigError where it is not what `to_json` made."""
+    """Decode the name and the predictor. Raises ConfigError for what `to_json` did not write."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, Any])
         name = str(fields.pop("model", None))
-        form = get_type_hints(_fit_of(name))["return"]
+        predictor_type = get_type_hints(_fit_of(name))["return"]
         fitted: Interference = msgspec.convert(
-            fields, form, strict=False, str_keys=True, dec_hook=lambda kind, value: kind.from_json(value)
+            fields, predictor_type, strict=False, str_keys=True, dec_hook=lambda kind, value: kind.from_json(value)
         )
     except (
         msgspec.DecodeError,
@@ -160,5 +168,5 @@ def _fit_of(name: str) -> Callable[[Sequence[Sample], Profiles], Any]:
     if name not in PREDICTORS:
         raise PlanError(f"no predictor {name!r}; there are {', '.join(PREDICTORS)}")
     module, _, function = PREDICTORS[name].partition(":")
-    found: Callable[[Sequence[Sample], Profiles], Any] = getattr(importlib.import_module(module), function)
-    return found
+    fit_function: Callable[[Sequence[Sample], Profiles], Any] = getattr(importlib.import_module(module), function)
+    return fit_function

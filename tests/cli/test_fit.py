@@ -97,5 +97,5 @@ def test_mistakes_are_named(program: Program, folder: Path) -> None:
     assert "it goes with --report" in program.refuses(*both, "--plot", "x.svg")
     (folder / "few.csv").write_text("".join((folder / "pairs.csv").read_text().splitlines(keepends=True)[:4]))
     few = ("fit", "few.csv", "--profiles", "profiles.csv", "-m", "linear")
-    assert "few.csv: all samples have the same neighbour" in program.refuses(*few)
+    assert "few.csv: all samples have the same co-located model" in program.refuses(*few)
     assert not (folder / "x.json").exists()

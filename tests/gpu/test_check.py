@@ -141,7 +141,7 @@ def test_all_stages_over_the_fake_driver(
         assert [run["load"] for run in found["agreement"]] == [0.1, 0.2]
         assert "elastic" in found["largest"] and found["temporal"]["targets_times"] in live.LOOSER
         assert all(it["plan"]["devices"] and it["runs"] for it in found["largest"].values())
-    assert "all samples have the same neighbour, lenet" in capsys.readouterr().out
+    assert "all samples have the same co-located model, lenet" in capsys.readouterr().out
 
 
 def test_tests_are_followed_and_stopped_with_all_that_they_started(

@@ -144,10 +144,10 @@ def test_samples_that_nothing_can_be_learnt_from() -> None:
     failed = [Sample(it.victim, it.colocated, 0.01, 0.4) for it in samples[:3]]
     for given, words in (
         ([], "no samples"),
-        (only, "same neighbour, b"),
+        (only, "same co-located model, b"),
         (samples + failed, "3 samples took exactly 400 ms together"),
         ([*samples[::2], *(replace(it, together=9.999) for it in samples[1::2])], "took exactly 9999 ms together"),
-        (samples + samples[:3], "3 samples stand there more than once, .* Leave one of each"),
+        (samples + samples[:3], "3 samples are duplicates, .* Keep one of each"),
         ([replace(it, together=it.alone) for it in samples], "together_ms is alone_ms in all samples"),
         ([scaled(it, 1e-3) for it in samples], "take 0.001 times as long alone as their profiles say; .* milliseconds"),
         ([replace(it, victim=replace(it.victim, batch=99)) for it in samples], "'a' in a batch of 99, .* ends at 16"),

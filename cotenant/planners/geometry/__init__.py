@@ -1,21 +1,22 @@
-"""Geometry: an integer program over ways to cut devices and modes of partitions, with a proven bound.
+"""Geometry: an integer program over cutting patterns of devices and modes of partitions, with a proven bound.
 
-How many devices get each cutting, and how many partitions of each share run each mode (docs/concepts.md), so that no
-more partitions are used than cut and the rates are met: with the fewest devices, at the least price, or for the largest
-common multiple of the rates. The program's size depends on models, shares and kinds, not on how many devices there are.
+It chooses how many devices get each cutting pattern and how many partitions of each share run each mode
+(docs/concepts.md), so that no more partitions are used than cut and the rates are met: with the fewest devices, at the
+least price, or for the largest common multiple of the rates. The size of the program depends on models, shares and
+kinds, not on the number of devices.
 
-1. Modes of one model give the linear relaxation, and with it a bound (see modes.py). Where models are few it is
-   tightened by what partitions can really hold of what is asked, and by their being whole (see bounding.py).
-2. Up to sixteen devices or so, modes are put on partitions by ruin and recreate (small.py), at the prices of the
-   relaxation: the program would be hundreds of columns for a few partitions. Beyond, most is as the relaxation has it,
-   and the integer program settles the rest (large.py), with the modes of several models that its prices pick.
-3. The plan in force is where the search begins: it may stand as it is, or change by a few partitions. The best plan is
-   taken, of equal ones the one that moves least. A portfolio may have plans of other planners compete.
-4. Devices are composed, neighbours paired so that they slow each other least, and every promise is checked.
+1. Single-model modes give the linear relaxation, and with it a bound (modes.py). With few models it is tightened by
+   limiting each partition to the demand, and by integrality cuts (bounding.py).
+2. Up to sixteen devices, modes are placed on partitions by ruin and recreate (small_fleet.py), at the relaxation's
+   prices: the program would have hundreds of columns for a few partitions. Beyond, the relaxation is rounded down and
+   the integer program places the rest (large_fleet.py), with modes of several models found by pricing.
+3. The search starts from the current plan, which may be kept or change by a few partitions. The best plan is
+   returned, among equal ones the one that moves least. A portfolio may have plans of other planners compete.
+4. Devices are assembled so that co-located partitions slow each other least, and every SLO is checked.
 
-Neighbours slow each other, which neither search sees: latencies are multiplied by what neighbours do at worst, usually
-or at least, and what results is checked with the neighbours that are really there; what comes short is asked for more.
-The bound counts no slowdown; whether the rates can be served at all is asked with the least slowdown there can be.
+Neither search sees the actual interference: latencies are multiplied by the worst, the median or the least slowdown,
+the result is checked with the actual ones, and demand is raised for models that come short. The bound assumes no
+slowdown; feasibility is decided with the least possible ones.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
 
 
 def bound(problem: Problem) -> float | None:
-    """What no sound plan can beat: the least devices or cost, or the largest multiple of the rates.
+    """Return a proven bound: on devices or cost from below, or on the multiple of the rates from above.
 
-    Where there are too few devices, how many it would take. None where there is no limit, or nothing can be served.
+    With too few devices, it is the number needed. None where there is no limit, or nothing can be served.
     """
     return PlanningContext(problem).bound()
 

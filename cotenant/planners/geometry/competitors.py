@@ -1,4 +1,4 @@
-"""Planners whose plans compete with those of the search, for a portfolio to name."""
+"""Planners whose plans compete with those of the geometry planner's search, as a portfolio configures them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ class ExhaustivePlanner(Protocol):
 
 
 class Competitors(msgspec.Struct, frozen=True):
-    """quick: planners by name that answer within milliseconds. exhaustive: tried last, where co-located models slow
-    each other, which the search estimates and an enumeration does not have to."""
+    """Planners that compete.
+
+    quick: planners by name that answer within milliseconds. exhaustive: tried last under interference, which the search
+    only estimates and an enumeration evaluates.
+    """
 
     quick: Mapping[str, Planner] = {}
     exhaustive: ExhaustivePlanner | None = None

@@ -1,4 +1,4 @@
-"""The search for a plan: what is tried, in which order, and which of the answers is taken."""
+"""The search of the geometry planner: which candidates are tried, in which order, and which plan is taken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cotenant.planners.geometry.small_fleet import (
     solve_small_fleet,
 )
 
-BISECTIONS = 6
+MAX_BISECTIONS = 6
 
 # Sources of plans, as candidates name them.
 CURRENT = "geometry, current plan"
@@ -36,7 +36,7 @@ Merit = tuple[float, float, float, int, int]
 REJECTED = (
     "serves a smaller part of the rates",
     "serves less in total",
-    "needs more devices, or dearer ones",
+    "needs more or costlier devices",
     "changes more partitions of the current plan",
     "runs more workers",
 )
@@ -50,7 +50,7 @@ def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
     if context.names:
         for source, candidate in _candidates(context, competitors):
             incumbent.offer(source, candidate)
-            if _reaches(context, incumbent.plan, limit):
+            if _reaches_bound(context, incumbent.plan, limit):
                 break
     if context.maximize_scale and limit is not None and context.estimated_devices() <= MAX_DEVICES_TO_TIGHTEN:
         _raise_scale(context, incumbent, limit, competitors)
@@ -58,7 +58,7 @@ def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
 
 
 def find_feasible(problem: Problem, competitors: Competitors = ALONE, *, thorough: bool = True) -> Plan | None:
-    """Return any plan that serves the rates; None where none was found. thorough: whatever it takes."""
+    """Return any plan that serves the rates; None where none was found. thorough: spare no effort."""
     context = PlanningContext(problem)
     if not context.names and not context.has_unservable:
         return plan_from_devices(context, ())
@@ -83,12 +83,13 @@ class Incumbent:
 
     def offer(self, source: str, plan: Plan) -> None:
         """Take the plan where it has more merit; of equal ones the first stays."""
-        merit = self._noted(source, plan)
+        merit = self._record(source, plan)
         if self._merit is None or merit > self._merit:
             self._source, self._merit, self.plan = source, merit, plan
 
     def take(self, source: str, plan: Plan) -> None:
-        self._source, self._merit, self.plan = source, self._noted(source, plan), plan
+        """Take a plan whatever its merit."""
+        self._source, self._merit, self.plan = source, self._record(source, plan), plan
 
     def provenance(self) -> Provenance | None:
         """Return where the plan comes from; None where there was no candidate."""
@@ -96,7 +97,7 @@ class Incumbent:
             return None
         return Provenance(source=self._source, candidates=tuple(self._candidate(source) for source in self._best))
 
-    def _noted(self, source: str, plan: Plan) -> Merit:
+    def _record(self, source: str, plan: Plan) -> Merit:
         merit = merit_of(self._context, plan)
         self._plans[source] += 1
         if source not in self._best or merit > self._best[source][0]:
@@ -115,36 +116,36 @@ class Incumbent:
 
     def _why_rejected(self, merit: Merit) -> str:
         assert self._merit is not None
-        less = (reason for own, best, reason in zip(merit, self._merit, REJECTED, strict=True) if own < best)
-        return next(less, "no better than one before it")
+        reasons = (reason for own, best, reason in zip(merit, self._merit, REJECTED, strict=True) if own < best)
+        return next(reasons, "no better than one before it")
 
 
 def _raise_scale(context: PlanningContext, incumbent: Incumbent, limit: float, competitors: Competitors) -> None:
     """Plan for larger multiples of the rates in turn, from that of the incumbent up to the bound.
 
-    Under interference that finds more than to ask for the largest; without it, it is up to the competitors.
+    Under interference this finds larger multiples than maximising the scale; without it, only competitors might.
     """
     problem = context.problem
     low, high = max(0.0, incumbent.plan.scale), limit
-    known = len(context.catalogs) == 1
-    for n in range(BISECTIONS):
-        # Where all went well, rivals do no better, and one question is enough.
+    exact = len(context.catalogs) == 1
+    for n in range(MAX_BISECTIONS):
+        # Without interference competitors rarely do better: one try is enough.
         multiple = (low + high) / 2
         if n == 0:
-            multiple = low * 1.001 if known else min(max(1.0, low * 1.001), high)
+            multiple = low * 1.001 if exact else min(max(1.0, low * 1.001), high)
         rates = {name: rate * multiple for name, rate in problem.rates.items()}
-        asked = msgspec.structs.replace(
-            problem, rates=rates, objective="devices", time_limit=problem.time_limit / BISECTIONS
+        scaled_problem = msgspec.structs.replace(
+            problem, rates=rates, objective="devices", time_limit=problem.time_limit / MAX_BISECTIONS
         )
-        if known:
-            plans = (planner(asked) for planner in competitors.quick.values())
-            found = next((plan for plan in plans if not plan.unserved), None)
+        if exact:
+            plans = (planner(scaled_problem) for planner in competitors.quick.values())
+            feasible_plan = next((plan for plan in plans if not plan.unserved), None)
         else:
-            found = find_feasible(asked, competitors, thorough=False)
-        if found is not None:
+            feasible_plan = find_feasible(scaled_problem, competitors, thorough=False)
+        if feasible_plan is not None:
             low = multiple
-            incumbent.take(provenance_of(found).source, plan_from_devices(context, found.devices))
-        elif n == 0 and known:
+            incumbent.take(provenance_of(feasible_plan).source, plan_from_devices(context, feasible_plan.devices))
+        elif n == 0 and exact:
             break
         else:
             high = multiple
@@ -155,7 +156,7 @@ def _candidates(
 ) -> Generator[tuple[str, Plan], None, None]:
     """Yield plans to choose from, each with its source.
 
-    first: any that serves the rates will do. thorough: whatever it takes.
+    first: accept any plan that serves the rates. thorough: spare no effort.
     """
     problem = context.problem
     search_budget, solver_budget = SearchBudget(problem.time_limit), SolverBudget(problem.time_limit)
@@ -166,7 +167,7 @@ def _candidates(
         else []
     )
     if context.names and context.current_devices:
-        yield CURRENT, _as_it_stands(context)
+        yield CURRENT, _rescaled_current(context)
     exhaustive = competitors.exhaustive
     if (
         not thorough
@@ -179,29 +180,29 @@ def _candidates(
         yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
         if thorough and context.proves_infeasible():
             return
-        if exhaustive is not None and (found := exhaustive.feasible(problem)) is not None:
-            yield found.planner, plan_from_devices(context, found.devices)
+        if exhaustive is not None and (exhaustive_plan := exhaustive.feasible(problem)) is not None:
+            yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
     for n, catalog in enumerate(context.catalogs):
         done = small and (
-            yield from _from(RUIN_RECREATE, solve_small_fleet(context, catalog, search_budget, first=first))
+            yield from _with_source(RUIN_RECREATE, solve_small_fleet(context, catalog, search_budget, first=first))
         )
         if n == 0 and not first:
             yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
         if done or (small and (first or context.maximize_scale)):
             continue
         all_served = context.relaxation is not None and (
-            yield from _from(
+            yield from _with_source(
                 PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=context.maximize_scale)
             )
         )
         if not all_served and not context.maximize_scale and not first:
-            yield from _from(PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=True))
+            yield from _with_source(PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=True))
     if exhaustive is not None and not first:
-        found = exhaustive.plan(problem)
-        yield found.planner, plan_from_devices(context, found.devices)
+        exhaustive_plan = exhaustive.plan(problem)
+        yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
 
 
-def _from(source: str, plans: Generator[Plan, None, bool]) -> Generator[tuple[str, Plan], None, bool]:
+def _with_source(source: str, plans: Generator[Plan, None, bool]) -> Generator[tuple[str, Plan], None, bool]:
     """Yield the plans with their source, and return what their generator does."""
     while True:
         try:
@@ -211,51 +212,50 @@ def _from(source: str, plans: Generator[Plan, None, bool]) -> Generator[tuple[st
         yield source, plan
 
 
-def _as_it_stands(context: PlanningContext) -> Plan:
-    """The devices of the plan in force, with their models, for the rates that are asked now."""
+def _rescaled_current(context: PlanningContext) -> Plan:
+    """Return the current plan's devices and models, for the rates of the problem."""
     modes = rescaled_current_plan(context, context.catalog)
     groups = []
     for device in context.current_devices:
-        known = tuple(modes[partition] for partition in device.partitions if partition in modes)
-        if known:
-            groups.append(DeviceGroup(device.kind, known, (device.id,)))
+        kept_modes = tuple(modes[partition] for partition in device.partitions if partition in modes)
+        if kept_modes:
+            groups.append(DeviceGroup(device.kind, kept_modes, (device.id,)))
     return fitted_plan(context, context.catalog, groups)
 
 
 def merit_of(context: PlanningContext, plan: Plan) -> Merit:
-    """More is better: the least part of a rate that is served, the part over all; the price, what stays as it was, and
-    how few workers there are."""
-    parts = served_fractions(context, plan).tolist()
-    over_all = 0.0 if context.maximize_scale else sum(min(1.0, part) for part in parts)
+    """Rank plans, larger is better: least served fraction, total served, price, partitions kept, and fewest workers."""
+    fractions = served_fractions(context, plan).tolist()
+    total_fraction = 0.0 if context.maximize_scale else sum(min(1.0, fraction) for fraction in fractions)
     workers = sum(placement.procs for _, _, placement in plan.placements())
     return (
-        round(min(parts), 6),
-        round(over_all, 6),
-        -_spent(context, plan),
-        _stays(plan, context.problem.current),
+        round(min(fractions), 6),
+        round(total_fraction, 6),
+        -_cost(context, plan),
+        _kept_partitions(plan, context.problem.current),
         -workers,
     )
 
 
-def _reaches(context: PlanningContext, plan: Plan, limit: float | None) -> bool:
+def _reaches_bound(context: PlanningContext, plan: Plan, limit: float | None) -> bool:
     if context.maximize_scale or limit is None or plan.unserved:
         return False
-    return _spent(context, plan) <= limit * (1 + 1e-6)
+    return _cost(context, plan) <= limit * (1 + 1e-6)
 
 
-def _spent(context: PlanningContext, plan: Plan) -> float:
+def _cost(context: PlanningContext, plan: Plan) -> float:
     price = {kind.name: price for kind, price in zip(context.fleet, context.prices, strict=True)}
     return sum(price[device.kind] for device in plan.devices)
 
 
-def _stays(plan: Plan, current: Plan | None) -> int:
-    """How many partitions are as they were, on the same device with the same models."""
+def _kept_partitions(plan: Plan, current: Plan | None) -> int:
+    """Count partitions that stay on the same device with the same share and models."""
 
-    def what(of: Plan | None) -> Counter[object]:
+    def partitions_of(side: Plan | None) -> Counter[object]:
         return Counter(
             (device.id, partition.share, frozenset(p.model for p in partition.placements))
-            for device in (of.devices if of else ())
+            for device in (side.devices if side else ())
             for partition in device.partitions
         )
 
-    return (what(plan) & what(current)).total() if current else 0
+    return (partitions_of(plan) & partitions_of(current)).total() if current else 0
