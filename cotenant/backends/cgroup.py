@@ -1,4 +1,4 @@
-"""Linux control groups, versions 1 and 2: what limits this process, and a quota of processor time for others."""
+"""Linux cgroups, versions 1 and 2: read the limits of this process, and set CPU quotas for others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from cotenant.core.identity import LaneId
 from cotenant.errors import ConfigError
 
-PERIOD = 10_000  # µs: the shorter, the smoother
-_LEAST = 1_000  # µs of quota, the least that the kernel takes
+PERIOD = 10_000  # µs; a shorter period is smoother
+_MIN_QUOTA = 1_000  # µs, the kernel's minimum
 
 
 class Cgroup:
-    """The control group of this process for one controller. `mount` is the root as far as we can see."""
+    """The cgroup of this process for one controller. mount: the visible root of its hierarchy."""
 
     def __init__(self, folder: Path, mount: Path, version: int) -> None:
         self.folder = folder
@@ -23,7 +23,7 @@ class Cgroup:
         self._mount = mount
 
     def limits(self, v1: str, v2: str) -> list[str]:
-        """The contents of a file, by its name in either version, in this group and all above."""
+        """Read a file, by its name in either version, in this cgroup and all above."""
         found = []
         for folder in (self.folder, *self.folder.parents):
             with contextlib.suppress(OSError):
@@ -34,13 +34,15 @@ class Cgroup:
 
 
 def own_cgroup(controller: str) -> Cgroup | None:
-    """Where this process is; None where this system has no such controller."""
+    """Return the cgroup of this process; None if the system has no such controller."""
     try:
         memberships = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
         mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     except OSError:
         return None
-    for _, controllers, path in sorted(memberships, reverse=True):  # version 2 is numbered 0: where both are, it is 1
+    for _, controllers, path in sorted(
+        memberships, reverse=True
+    ):  # version 2 has number 0; prefer version 1 if both exist
         version = 1 if controllers else 2
         if version == 1 and controller not in controllers.split(","):
             continue
@@ -48,14 +50,14 @@ def own_cgroup(controller: str) -> Cgroup | None:
             kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
             if kind == ("cgroup" if version == 1 else "cgroup2") and (version == 2 or controller in options):
                 mount = Path(fields[4])
-                # A container sees the hierarchy from its own group downwards.
+                # A container sees the hierarchy from its own cgroup downwards.
                 inside = os.path.relpath(path, fields[3])
                 return Cgroup(mount if inside.startswith("..") else mount / inside, mount, version)
     return None
 
 
 def cpu_limit() -> float:
-    """Processor seconds per second that this process is limited to; infinite where it is not."""
+    """Return the CPU limit of this process in CPU seconds per second; infinite if there is none."""
     limits = [math.inf]
     group = own_cgroup("cpu")
     if group is None:
@@ -70,22 +72,22 @@ def cpu_limit() -> float:
 
 
 def memory_limit() -> float:
-    """Bytes that this process is limited to; infinite where it is not."""
+    """Return the memory limit of this process in bytes; infinite if there is none."""
     group = own_cgroup("memory")
     texts = group.limits("memory.limit_in_bytes", "memory.max") if group else []
     return min((int(text) for text in texts if text.strip() != "max"), default=math.inf)
 
 
 class Quotas:
-    """A control group for each lane, below `parent`, each with a quota. They are named by our process, so that the next
-    server can tell what a dead one left behind."""
+    """A cgroup with a CPU quota for each lane, below `parent`; named after this process, so that the next server
+    recognises what a dead one left."""
 
     def __init__(self, parent: Cgroup) -> None:
         self._parent = parent
         self._prefix = f"cotenant-{os.getpid()}-"
 
     def prepare(self) -> None:
-        """Raises ConfigError where this user may not do this here."""
+        """Remove what dead servers left, and enable the controller. Raises ConfigError if this user may not."""
         for folder in self._parent.folder.glob("cotenant-*-*"):
             pid = folder.name.split("-")[1]
             if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
@@ -95,8 +97,8 @@ class Quotas:
             self._enable()
 
     def make(self, lane: LaneId, budget: float) -> None:
-        """A group that gets `budget` processor seconds per second."""
-        period = max(PERIOD, math.ceil(_LEAST / budget))
+        """Create a cgroup with a quota of `budget` CPU seconds per second. Raises ConfigError."""
+        period = max(PERIOD, math.ceil(_MIN_QUOTA / budget))
         quota = round(budget * period)
         folder = self._folder(lane)
         try:
@@ -110,7 +112,7 @@ class Quotas:
             raise quota_unavailable(folder, error) from None
 
     def put(self, lane: LaneId, pid: int) -> None:
-        """Move a process with all its threads there. Raises ConfigError."""
+        """Move a process with all its threads into the lane's cgroup. Raises ConfigError."""
         folder = self._folder(lane)
         try:
             (folder / "cgroup.procs").write_text(str(pid))
@@ -120,16 +122,16 @@ class Quotas:
             raise quota_unavailable(folder, error) from None
 
     def remove(self, lane: LaneId) -> None:
-        """Once its processes are gone."""
-        with contextlib.suppress(OSError):  # it never was, or a process is still leaving: the next server sweeps it up
+        """Remove the lane's cgroup, once its processes are gone."""
+        with contextlib.suppress(OSError):  # absent, or a process is still exiting: the next server removes it
             self._folder(lane).rmdir()
 
     def _folder(self, lane: LaneId) -> Path:
         return self._parent.folder / (self._prefix + lane.replace("/", "."))
 
     def _enable(self) -> None:
-        """Version 2 gives a group's processor time to its children only if the group itself holds no process: so this
-        process moves into a child of its own first."""
+        """Delegate CPU time to children. Version 2 does so only for a cgroup without processes, so this process moves
+        into a child of its own first."""
         folder = self._parent.folder
         switch = folder / "cgroup.subtree_control"
         try:

@@ -1,4 +1,4 @@
-"""Shares that are only numbers: a worker sleeps for as long as the profile says, and runs nothing."""
+"""The fake backend: a worker sleeps for as long as the profile says, and runs nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Shares of a GPU's multiprocessors, by CUDA green contexts: one process a device serves all of its lanes.
+"""Partition a GPU's SMs by CUDA green contexts: one process per device serves all of its lanes.
 
-A device is split once into groups of equal size (`worker.green`), and a partition is a set of them, wherever they lie.
-So a share can change while a model is served: another lane of the same process gets other groups, and the model's
-weights are there already. Kernels of a partition keep to its groups. Memory, its bandwidth, caches and faults are
-common to all lanes of a device.
+A device is split once into groups of equal size (`worker.green`); a partition is any set of groups. A share can change
+while a model is served: another lane of the same process gets other groups, and the weights are there already. Kernels
+of a partition stay within its groups. Memory, its bandwidth, caches and faults are shared by all lanes of a device.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import DeviceError
 
-PATIENCE = 60.0  # seconds to open a device; a second, unless the driver has to wake it up first
+PATIENCE = 60.0  # seconds to open a device; usually one, unless the driver has to initialise it first
 
-# Ways for work into the device, of which each stream has one: those that share one wait for each other.
+# Hardware queues, one per stream; streams that share one wait for each other.
 _CONNECTIONS = "32"
 
 
 class Green:
-    """gpus: those to use, named as `nvidia.named` has it."""
+    """Green contexts on these GPUs."""
 
     name = "green"
 
@@ -56,13 +55,13 @@ class Green:
 
     def isolation(self) -> str:
         return (
-            "CUDA green contexts: kernels of a partition run on multiprocessors of its own; memory, and the way to it, "
+            "CUDA green contexts: kernels of a partition run on its own SMs; memory and its bandwidth "
             "is common to all"
         )
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
-        """On the groups with the fewest lanes, of these first on those that no lane has that stays. Raises DeviceError
-        for a device that is not there, or a share of less than one group."""
+        """Assign the groups with the fewest lanes, those of leaving lanes last counted. Raises DeviceError for an
+        unknown device, or a share of less than one group."""
         device = lane.device
         if device not in self._devices:
             raise DeviceError(f"lane {lane!r}: no device {device!r}; there are {', '.join(self._devices)}")
@@ -78,7 +77,7 @@ class Green:
         )
 
     def stop(self) -> None:
-        """Watch the devices no longer."""
+        """Stop watching the devices."""
         self._watch.close()
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:
@@ -103,14 +102,14 @@ class Green:
         return tuple(sorted(order[:count]))
 
     def _sizes(self, gpu: Gpu) -> tuple[int, ...]:
-        """Multiprocessors of each group of a GPU."""
+        """Return the SMs of each group of a GPU."""
         if gpu.uuid not in self._splits:
             self._splits[gpu.uuid] = _split(gpu)
         return self._splits[gpu.uuid]
 
 
 def _split(gpu: Gpu) -> tuple[int, ...]:
-    """As its driver splits it. Raises DeviceError."""
+    """Return the SMs of each group as the driver splits a GPU. Raises DeviceError."""
     if reason := available_sharing_modes(gpu)["green"]:
         raise DeviceError(f"{gpu.name} {gpu.uuid}: {reason}")
     try:
@@ -129,10 +128,11 @@ def _split(gpu: Gpu) -> tuple[int, ...]:
 
 
 def legal_shares(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The legal shares (‰) of a device whose groups have these sizes: of so many groups, rounded down, and the whole.
+    """Return the legal shares (‰) of a device with groups of these sizes: any number of groups, rounded down, and the
+    whole.
 
-    The whole has the rest, too, which is no partition of its own. Where that is large, shares are larger than what they
-    have: of any that add up to a whole device, all find groups of their own.
+    The whole includes the remainder, which is no partition of its own. If that is large, shares are rounded up, so that
+    shares that add up to a whole device always find disjoint groups.
     """
     groups = _equal(sizes)
     shares = {
@@ -143,7 +143,7 @@ def legal_shares(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def groups_in(sizes: Sequence[int], share: int, lane: LaneId) -> int:
-    """How many groups a share (‰) has: as many as fit into it. Raises DeviceError where that is none."""
+    """Return the number of groups that fit into a share (‰). Raises DeviceError if none does."""
     if share == WHOLE:
         return len(sizes)
     count = sum(cut <= share for cut in legal_shares(sizes) if cut < WHOLE)
@@ -156,5 +156,5 @@ def groups_in(sizes: Sequence[int], share: int, lane: LaneId) -> int:
 
 
 def _equal(sizes: Sequence[int]) -> int:
-    """How many groups there are beside a rest."""
+    """Return the number of groups of equal size, without the remainder."""
     return sum(size == sizes[0] for size in sizes)

@@ -1,9 +1,9 @@
-"""Instances of MIG: multiprocessors, cache and memory of their own, cut by the hardware and found by UUID.
+"""Use MIG instances, found by UUID: partitions in hardware with their own SMs, cache and memory.
 
-How a GPU is cut now is its geometry, and a plan uses just those instances. Cutting is the operator's: only where
-`create` says so, and only on GPUs on which no instance is, are instances made, one for each lane and from the end of
-the GPU on, so that what a plan may ask for finds room if its largest come first. They go when their lane does. An
-instance that was there before is never destroyed, and one on which others compute is not used.
+The instances of a GPU are its geometry, and plans use exactly those. Partitioning is the operator's job: instances are
+created only with `create`, and only on GPUs without any, one per lane and from the end of the GPU, so that a plan's
+instances fit if the largest come first. They are destroyed with their lane. Existing instances are never destroyed, and
+one on which others compute is not used.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cotenant.errors import DeviceError
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = re.compile(r"(?:MIG )?(\d+g\.\d+gb)")  # others, such as 1g.18gb+me, have other engines, which serve nothing
+_PLAIN = re.compile(r"(?:MIG )?(\d+g\.\d+gb)")  # others, such as 1g.18gb+me, have media engines, useless for serving
 
 
 class _Part(msgspec.Struct):
-    """An instance at run time. made: its handles, of compute and all, where it was made here."""
+    """An instance at run time. made: handles of its compute and GPU instance, if it was created here."""
 
     uuid: str
     profile: str
@@ -46,8 +46,8 @@ class Mig:
     name = "mig"
 
     def __init__(self, gpus: Sequence[Gpu], *, create: bool = False) -> None:
-        """create: instances may be made on GPUs that have none. GPUs without MIG, or without an instance then, are left
-        out. Raises DeviceError where none is left."""
+        """create: create instances on GPUs that have none. GPUs without MIG or usable instances are left out. Raises
+        DeviceError if none is left."""
         reasons = {gpu: "" if create and gpu.mig else nvidia.available_sharing_modes(gpu)["mig"] for gpu in gpus}
         usable = {gpu: _free(gpu) for gpu, reason in reasons.items() if not reason}
         for gpu, parts in usable.items():
@@ -84,11 +84,13 @@ class Mig:
         return nvidia.capacity_fingerprint(self._gpus.values())
 
     def isolation(self) -> str:
-        return "the hardware, by MIG instances, which have multiprocessors, cache and memory of their own"
+        return "MIG instances: SMs, cache and memory separated in hardware"
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
-        """Raises DeviceError where no instance of that share is free, and none can be made. Of those with the same
-        share the one with the most memory is taken: nobody says here how much a lane needs."""
+        """Assign a free instance of that share, the one with the most memory, or create one.
+
+        Raises DeviceError if there is none.
+        """
         device = lane.device
         if device not in self._gpus:
             raise DeviceError(f"lane {lane!r}: there is no device {device!r}; there is {', '.join(self._gpus)}")
@@ -117,14 +119,14 @@ class Mig:
                     parts.remove(part)
 
     def stop(self) -> None:
-        """What is still cut by us goes, too."""
+        """Destroy the instances that were created here."""
         self._end()
 
     def lost(self) -> dict[DeviceId, str]:
         return self._watch.lost()
 
     def _make(self, device: DeviceId, share: int) -> _Part | None:
-        """An instance on a GPU that had none, or None where there is no room."""
+        """Create an instance; None if there is no room."""
         nvml = nvml_session()
         with nvml_errors(f"a MIG instance of {show_share(share)} on {device}"):
             handle = nvml.nvmlDeviceGetHandleByUUID(self._gpus[device].uuid)
@@ -144,14 +146,14 @@ class Mig:
 
 
 def _end(watch: nvidia.DeviceWatch, parts: dict[DeviceId, list[_Part]]) -> None:
-    """What is still cut by us goes with us."""
+    """Destroy the instances that were created here."""
     watch.close()
     for part in [part for some in parts.values() for part in some if part.made]:
         _destroyed(part)
 
 
 def _free(gpu: Gpu) -> list[_Part]:
-    """The instances on which nobody computes."""
+    """Return the instances without processes."""
     found = []
     for it in gpu.instances:
         if others := nvidia.gpu_processes(it.uuid):
@@ -163,7 +165,7 @@ def _free(gpu: Gpu) -> list[_Part]:
 
 
 def _geometry(gpu: Gpu, parts: Iterable[_Part]) -> str:
-    """What the GPU is cut into or, where it is not yet, what it can be."""
+    """Return the GPU's geometry: its instances or, if it has none, those that it can have."""
     if gpu.instances:
         return mig.fixed_geometry((part.profile, part.share, part.memory) for part in parts)
     nvml = nvml_session()
@@ -183,7 +185,7 @@ def _name(info: Any) -> str:
 
 
 def _offered(nvml: Any, handle: Any) -> dict[int, Any]:
-    """By share, the plain instance that can be made of it; with as little memory as there is with it."""
+    """Return the instance profiles that can be created, by share; of each share that with the least memory."""
     infos = [info for info in nvidia.mig_profiles(nvml, handle) if _name(info)]
     slices = max((info.sliceCount for info in infos), default=1)
     found: dict[int, Any] = {}
@@ -201,7 +203,7 @@ def _placements(nvml: Any, handle: Any, info: Any) -> list[Any]:
 
 
 def _placed(nvml: Any, handle: Any, info: Any) -> Any:
-    """A new instance, as near to the end of the GPU as there is room for it; None where there is none."""
+    """Create a GPU instance as close to the end of the GPU as possible; None if there is no room."""
     for place in sorted(_placements(nvml, handle, info), key=lambda place: -place.start):
         try:
             return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, info.id, ctypes.byref(place))
@@ -212,7 +214,7 @@ def _placed(nvml: Any, handle: Any, info: Any) -> Any:
 
 
 def _with_compute(nvml: Any, whole: Any, slices: int) -> Any:
-    """The compute instance of all slices, which a new instance needs before anything runs on it."""
+    """Create the compute instance of all slices, without which nothing runs on a GPU instance."""
     shared = nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
@@ -225,7 +227,7 @@ def _with_compute(nvml: Any, whole: Any, slices: int) -> Any:
 
 
 def _destroyed(part: _Part) -> bool:
-    """Whether it could be: not while a process is still leaving it. Then the next lane may have it."""
+    """Destroy an instance; False while a process is still exiting, when the next lane may use it."""
     assert part.made is not None
     nvml = nvml_session()
     compute, whole = part.made
@@ -234,6 +236,6 @@ def _destroyed(part: _Part) -> bool:
     except nvml.NVMLError as error:
         logger.warning("the MIG instance %s (%s) stays: %s", part.profile, part.uuid, nvml_error_text(nvml, error))
         return False
-    with contextlib.suppress(nvml.NVMLError):  # what then is left of it, `nvidia-smi mig -dgi` takes away
+    with contextlib.suppress(nvml.NVMLError):  # `nvidia-smi mig -dgi` removes what is left
         nvml.nvmlGpuInstanceDestroy(whole)
     return True

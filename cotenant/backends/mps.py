@@ -1,8 +1,8 @@
-"""Shares of NVIDIA GPUs through the Multi-Process Service: a worker is a client that may use a part of the threads.
+"""Partition NVIDIA GPUs by the Multi-Process Service: a worker is a client limited to a percentage of the threads.
 
-A share is a cap: no client has more than its part, and neighbours may run on the same multiprocessors. With
-`static=True` (CUDA 13.1 and Ampere, or newer) each has multiprocessors of its own instead. Either way it is given when
-a process starts, and a worker keeps it for life; another share is another worker, warm before the first one leaves.
+A share is a cap: no client gets more, and co-located clients may run on the same SMs. With `static=True` (CUDA 13.1 and
+Ampere, or newer) each has dedicated SMs instead. Either way the share is set when the process starts and stays; another
+share is another worker, warm before the first one stops.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from cotenant.errors import DeviceError
 
 logger = logging.getLogger(__name__)
 
-CUT = 50  # ‰: shares are multiples of it, and so whole percentages, which is what MPS takes
-LOOK = 0.25  # seconds between two looks at a daemon
-AGAIN = 5.0  # seconds until another try, where a daemon did not start again
+CUT = 50  # ‰: shares are multiples of it, and so whole percentages, as MPS requires
+LOOK = 0.25  # seconds between two checks of a daemon
+AGAIN = 5.0  # seconds until the next attempt to restart a daemon
 
 
 def mps_unavailable(gpu: Gpu, *, static: bool = False) -> str:
-    """Why MPS cannot cut this GPU here and now; empty where it can."""
+    """Return why MPS cannot partition this GPU now; empty if it can."""
     if reason := nvidia.available_sharing_modes(gpu)["mps"]:
         return reason
     if static and float(gpu.capability) < 8:
@@ -50,12 +50,11 @@ def mps_unavailable(gpu: Gpu, *, static: bool = False) -> str:
 
 
 class Mps:
-    """On these GPUs; all their daemons run once this is made, and end with it or with this process.
+    """MPS on these GPUs. All daemons run once this is created, and end with it or with this process.
 
-    directory: where their pipes and logs are, in a private folder; by default the system's for temporary files.
-    memory_limits: a worker may allocate no more than its share of the memory. static: multiprocessors of its own for
-    each worker. protocol: in which the control program is spoken to; 3 needs one that knows it, and has static
-    partitions without more ado.
+    directory: for pipes and logs, in a private folder; default: the system's temporary folder. memory_limits: a worker
+    may allocate no more than its share of the memory. static: dedicated SMs for each worker. protocol: of the control
+    program; 3 needs a recent one and always has static partitions.
     """
 
     name = "mps"
@@ -90,7 +89,7 @@ class Mps:
             raise
 
     def stop(self) -> None:
-        """End the daemons. Workers that still run lose the GPU."""
+        """End the daemons; workers that still run lose the GPU."""
         self._stop()
 
     def fleet(self) -> tuple[Kind, ...]:
@@ -101,12 +100,12 @@ class Mps:
 
     def isolation(self) -> str:
         if self._static:
-            return "MPS, by multiprocessors of its own (static partitions)"
-        return "MPS, by the part of the threads that it may use; a cap, not a reservation"
+            return "MPS static partitions: dedicated SMs"
+        return "MPS active thread percentage: a cap, not a reservation"
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
-        """A static partition is carved from what is free, or is one that a lane has that is leaving; it has to be of
-        the same size, since it stays as it is until nobody is left in it."""
+        """Set up a partition. A static one is taken from free SMs, or inherited from a leaving lane of the same size,
+        since it cannot change while it has clients. Raises DeviceError."""
         device = self._device(lane)
         env = dict(device.daemon.client)
         if self._static:
@@ -133,7 +132,7 @@ class Mps:
             device.release(lane)
 
     def lost(self) -> dict[DeviceId, str]:
-        """What threads have found; nobody waits here for MPS."""
+        """Return what the watching threads have found, without waiting for MPS."""
         return {
             name: reason for name, device in self._devices.items() if (reason := device.lost())
         } | self._watch.lost()
@@ -152,17 +151,17 @@ class Mps:
 
 
 def _too_small(gpu: Gpu, share: int) -> bool:
-    """It is less than one multiprocessor; of a GPU whose driver does not count them nothing is."""
+    """Whether a share is less than one SM; never, if the driver does not report SMs."""
     return 0 < share * gpu.multiprocessors < WHOLE
 
 
 def _chunks(gpu: Gpu) -> int:
-    """Into how many pieces MPS cuts it: of 8 multiprocessors from Hopper on, of 4 before."""
+    """Return the number of chunks into which MPS divides a GPU: of 8 SMs from Hopper on, of 4 before."""
     return max(gpu.multiprocessors // (8 if float(gpu.capability) >= 9 else 4), 1)
 
 
 class _Device:
-    """A GPU and its daemon, looked after by a thread. workers: process numbers by lane, 0 where there is none yet."""
+    """A GPU and its daemon, watched by a thread. workers: process ids by lane; 0: not started yet."""
 
     def __init__(self, name: DeviceId, gpu: Gpu, daemon: MpsDaemon) -> None:
         self.name = name
@@ -170,7 +169,7 @@ class _Device:
         self.daemon = daemon
         self.workers: dict[LaneId, int] = {}
         self._reason = ""  # why nothing can run on it now
-        self._told = False  # whoever asks knows that
+        self._told = False  # reported to the caller of `lost`
         self._carved: dict[LaneId, StaticPartition] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"cotenant-mps-{name}", daemon=True)
@@ -186,7 +185,7 @@ class _Device:
         self.daemon.stop()
 
     def lost(self) -> str:
-        """Why nothing can run on it now; empty where all is well."""
+        """Return why nothing can run on the device now; empty if it can."""
         self._told = bool(self._reason)
         return self._reason
 
@@ -208,8 +207,9 @@ class _Device:
             self.daemon.uncarve(carved)
 
     def _watch(self) -> None:
-        """A server that met a fatal error takes no client until all that it had are gone. Then it is started anew, so
-        that whatever it held is free: not before it is known, or a worker would be started again that finds no server.
+        """Restart the server after a fatal error, once all its clients are gone, as it accepts no new ones before.
+
+        Not before the error was reported, or a worker would be restarted and find no server.
         """
         while not self._closed.wait(LOOK):
             if not self._reason:

@@ -1,7 +1,7 @@
-"""The control daemon of NVIDIA's Multi-Process Service for one GPU: start it, ask how it is, end it.
+"""Start, query and stop the control daemon of NVIDIA's Multi-Process Service for one GPU.
 
-A daemon starts a server, which owns the GPU's context; each process that computes is a client of it. Every GPU has a
-daemon of its own: where one served two, a fault on one also kept new clients off the other (NVIDIA's forum, 238139).
+A daemon starts a server, which owns the GPU's context; each process that computes is a client of it. Every GPU has its
+own daemon: where one served two, a fault on one also kept new clients off the other (NVIDIA's forum, 238139).
 
 Commands, states and lines of the logs are those of NVIDIA's manual (docs.nvidia.com/deploy/mps: "Legacy MPS v2
 Interface", "MPS v3 Interface", "Architecture", "Appendix: Logging"). None of this has run on hardware yet.
@@ -33,28 +33,26 @@ from cotenant.errors import DeviceError
 Protocol = Literal[2, 3]
 
 SERVER = "nvidia-cuda-mps-server"
-STATIC = (
-    13010  # the control program's version from which on multiprocessors can be given to clients for good: CUDA 13.1
-)
-PATIENCE = 30.0  # seconds for a server to come up: without the persistence daemon the GPU is woken up first
+STATIC = 13010  # first version of the control program with static partitions: CUDA 13.1
+PATIENCE = 30.0  # seconds for a server to start; without the persistence daemon the GPU has to initialise first
 ANSWER = 5.0  # seconds for the control program to answer
-LINGER = 2.0  # seconds for processes to end once they were told
-ASK = 5.0  # seconds after which a server is asked how it is, even if it has logged nothing
+LINGER = 2.0  # seconds for processes to exit after a signal
+ASK = 5.0  # seconds after which a server is queried even if it has logged nothing
 SETTLE = 0.1
 _POLL = 0.01
 
 _PREFIX = "cotenant-mps-"
-_LONGEST = 107  # bytes of the path of a socket
-_NAME = "cotenant"  # of the server, where servers have names
-_DEFAULTS = (Path("/tmp/nvidia-mps"), Path("/run/nvidia-mps"))  # noqa: S108  where clients look unless told
+_MAX_SOCKET_PATH = 107  # bytes
+_NAME = "cotenant"  # of the server, in protocols with named servers
+_DEFAULTS = (Path("/tmp/nvidia-mps"), Path("/run/nvidia-mps"))  # noqa: S108  where clients look by default
 _STAMP = re.compile(r"^\[[^]]*\]\s*")
 _CLIENT = re.compile(r"\{(?:PID: )?(\d+), (?:Context ID: )?\d+\} is INACTIVE")
 _PARTITION = re.compile(r"\b(?:GPU|MIG)-[\w-]+/\S+")
 
 
 class MpsProcess(msgspec.Struct, frozen=True):
-    """A daemon or a server that runs here. pipe: its directory of pipes, None where it has the default one. devices:
-    those that it shows its clients; None: all, or it is another user's and does not say."""
+    """A running MPS daemon or server. pipe: its pipe directory; None: the default. devices: those visible to its
+    clients; None: all, or unknown because it is another user's."""
 
     pid: int
     name: str
@@ -94,7 +92,7 @@ def mps_processes() -> Iterator[MpsProcess]:
 
 
 def is_alive(pid: int) -> bool:
-    """It runs; one that has ended, and that its parent has not asked about, does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -103,19 +101,20 @@ def is_alive(pid: int) -> bool:
 
 
 def occupying_daemon(gpu: Gpu) -> str:
-    """By which daemon; empty where there is none."""
-    found = [it for it in mps_processes() if it.name == CONTROL]
-    for it in found:
-        if it.sees(gpu):
-            where = f" (its pipes are in {it.pipe})" if it.pipe else ""
-            so = f"CUDA_MPS_PIPE_DIRECTORY={it.pipe} " if it.pipe else ""
+    """Describe the foreign daemon that controls a GPU, with the remedy; empty if there is none."""
+    daemons = [process for process in mps_processes() if process.name == CONTROL]
+    for daemon in daemons:
+        if daemon.sees(gpu):
+            where = f" (its pipes are in {daemon.pipe})" if daemon.pipe else ""
+            environment = f"CUDA_MPS_PIPE_DIRECTORY={daemon.pipe} " if daemon.pipe else ""
             return (
-                f"the MPS control daemon {it.pid}{where} has this GPU; end it with `echo quit | {so}{CONTROL}`, or let"
+                f"the MPS control daemon {daemon.pid}{where} has this GPU; end it with"
+                f" `echo quit | {environment}{CONTROL}`, or let"
                 " it show other GPUs only, with CUDA_VISIBLE_DEVICES"
             )
     named = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
     for pipe in (*([Path(named)] if named else []), *_DEFAULTS):
-        if not any((it.pipe or _DEFAULTS[0]) == pipe for it in found) and _answers(pipe / "control"):
+        if not any((daemon.pipe or _DEFAULTS[0]) == pipe for daemon in daemons) and _answers(pipe / "control"):
             return (
                 f"an MPS control daemon that is not of this container answers at {pipe}; end it, or start this"
                 " container without that folder"
@@ -124,17 +123,17 @@ def occupying_daemon(gpu: Gpu) -> str:
 
 
 def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:  # as clients connect, says strace
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:  # as clients connect, according to strace
         connection.settimeout(ANSWER)
         try:
             connection.connect(str(path))
         except OSError as error:
-            return error.errno == errno.EPROTOTYPE  # somebody listens, to sockets of another type
+            return error.errno == errno.EPROTOTYPE  # there is a listener, with another socket type
     return True
 
 
 def control_version() -> int:
-    """Of the control program: 13010 is that of CUDA 13.1. 0 where it does not say."""
+    """Return the version of the control program, such as 13010 for CUDA 13.1; 0 if it does not tell."""
     try:
         ran = subprocess.run(
             [CONTROL, "-v"], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER, check=False
@@ -146,29 +145,29 @@ def control_version() -> int:
 
 
 class DaemonFolder:
-    """A private folder for daemons, locked for as long as this process lives. Whoever makes the next one finds what was
-    left by a process that was killed: ends the daemons in it, and removes it."""
+    """A private folder for daemons, locked while this process lives. Creating one also ends the daemons that a killed
+    process left, and removes their folder."""
 
     def __init__(self, directory: Path | None = None) -> None:
         root = Path(tempfile.gettempdir()) if directory is None else directory
         try:
             _sweep(root)
             while True:
-                self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # only this user may look into it
+                self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # readable by this user only
                 self._lock = _locked(self.folder / "lock", "x")
                 if self._lock and (self.folder / "lock").exists():
-                    break  # else another process has just taken it for an old one
+                    break  # otherwise another process has just swept it up as stale
         except OSError as error:
             raise DeviceError(
                 f"no folder for MPS can be made in {root}: {error.strerror}; name another with `directory`"
             ) from None
         control = self.folder / "00" / "pipe" / _NAME / "control_privileged"
-        if len(os.fsencode(control)) > _LONGEST:
+        if len(os.fsencode(control)) > _MAX_SOCKET_PATH:
             self.remove()
             raise DeviceError(f"{root} is too long a name for the sockets of MPS; name a shorter one with `directory`")
 
     def remove(self) -> None:
-        """End what runs in it, and leave nothing."""
+        """End the daemons in it and delete it."""
         _end(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock:
@@ -185,7 +184,7 @@ def _sweep(root: Path) -> None:
 
 
 def _locked(path: Path, mode: str) -> IO[str] | None:
-    """The file, locked until it is closed or this process ends; None where another process has it locked."""
+    """Open and lock a file until it is closed or this process ends; None if another process holds the lock."""
     file = path.open(mode)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,7 +195,7 @@ def _locked(path: Path, mode: str) -> IO[str] | None:
 
 
 def _end(folder: Path) -> None:
-    """All daemons and servers in this folder, whether they listen or not."""
+    """End all daemons and servers of a folder, whether they listen or not."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         pids = _within(folder)
         for pid in pids:
@@ -207,16 +206,20 @@ def _end(folder: Path) -> None:
 
 
 def _within(folder: Path) -> list[int]:
-    """Daemons and servers that have their pipes below a folder: as they say, or as it says."""
-    written = set()
+    """Return the daemons and servers of a folder, by their environment or by its pid files."""
+    recorded = set()
     for file in folder.rglob(f"{CONTROL}.pid"):
         with contextlib.suppress(OSError, ValueError):
-            written.add(int(file.read_text()))
-    return [it.pid for it in mps_processes() if it.pid in written or (it.pipe and it.pipe.is_relative_to(folder))]
+            recorded.add(int(file.read_text()))
+    return [
+        process.pid
+        for process in mps_processes()
+        if process.pid in recorded or (process.pipe and process.pipe.is_relative_to(folder))
+    ]
 
 
 def _gone(pids: list[int]) -> bool:
-    """Wait a moment until they are."""
+    """Wait for processes to exit, for LINGER seconds at most; return whether they did."""
     deadline = time.monotonic() + LINGER
     while any(map(is_alive, pids)):
         if time.monotonic() > deadline:
@@ -226,7 +229,7 @@ def _gone(pids: list[int]) -> bool:
 
 
 class StaticPartition(msgspec.Struct, frozen=True):
-    """Multiprocessors that clients have for themselves. id: what they find in CUDA_MPS_SM_PARTITION. name: ours."""
+    """SMs dedicated to some clients. id: their CUDA_MPS_SM_PARTITION. name: chosen here. chunks: of SMs."""
 
     id: str
     name: str
@@ -234,18 +237,18 @@ class StaticPartition(msgspec.Struct, frozen=True):
 
 
 class MpsDaemon:
-    """Of one GPU. folder: its own. static: its clients get multiprocessors for themselves, which they do not share."""
+    """The MPS daemon of one GPU. folder: its private folder. static: clients get dedicated SMs."""
 
     def __init__(self, folder: Path, uuid: str, *, protocol: Protocol = 2, static: bool = False) -> None:
         self.folder = folder
-        self._server = 0  # process number
+        self._server = 0  # process id
         self._daemon = 0
         self._uuid = uuid
         self._protocol = protocol
         self._static = static
         self._pipe = folder / "pipe"  # where clients find the server
-        self._told = 0  # bytes of the server's log that were looked at
-        self._due = 0.0  # when the server is to be asked, even if it logs nothing
+        self._told = 0  # bytes of the server's log that were read
+        self._due = 0.0  # when to query the server even if it logs nothing
 
     @property
     def client(self) -> dict[str, str]:
@@ -253,12 +256,12 @@ class MpsDaemon:
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self._pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
-            # A number would be taken among the devices that the server shows, of which there is one.
+            # An index would count among the devices that the server shows, of which there is one.
             "CUDA_VISIBLE_DEVICES": self._uuid,
         }
 
     def start(self) -> None:
-        """And its server. Raises DeviceError, and leaves nothing that runs, where it does not come up."""
+        """Start the daemon and its server. Raises DeviceError, with nothing left running, if they do not come up."""
         for name in ("pipe", "log"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(mode=0o700, parents=True)
@@ -271,7 +274,7 @@ class MpsDaemon:
             raise
 
     def stop(self) -> None:
-        """And its server, and whatever clients do there."""
+        """Stop the daemon and its server, whatever clients are doing."""
         with contextlib.suppress(DeviceError):
             if is_alive(self._daemon):
                 self._run("-q") if self._protocol == 3 else self._ask(f"quit -t {LINGER:.0f}")
@@ -296,7 +299,7 @@ class MpsDaemon:
             return self._ended() or str(error)
         if "FAULT" not in state.upper():
             return ""
-        time.sleep(SETTLE)  # it may be writing down whose fault it was
+        time.sleep(SETTLE)  # it may be logging whose fault it was
         return _fault(lines + self._news(), {pid: name for name, pid in list(clients.items())})
 
     def _ended(self) -> str:
@@ -307,7 +310,7 @@ class MpsDaemon:
         return ""
 
     def carve(self, chunks: int) -> StaticPartition:
-        """Multiprocessors for clients to come. Raises DeviceError where not as many are free."""
+        """Reserve SMs for future clients. Raises DeviceError if not enough are free."""
         name = f"p{time.monotonic_ns()}"
         try:
             if self._protocol == 3:
@@ -325,8 +328,8 @@ class MpsDaemon:
         return StaticPartition(found[0], name, chunks)
 
     def uncarve(self, partition: StaticPartition) -> None:
-        """Once its clients have ended."""
-        with contextlib.suppress(DeviceError):  # the daemon is gone, and all partitions with it
+        """Release a partition, once its clients have ended."""
+        with contextlib.suppress(DeviceError):  # the daemon is gone, with all partitions
             if self._protocol == 3:
                 self._ask(f"sm-partition delete {partition.name} --server={_NAME} --device={self._uuid}")
             else:
@@ -361,7 +364,7 @@ class MpsDaemon:
             )
 
     def _await(self) -> None:
-        """Until there is a server that takes clients."""
+        """Wait for a server that accepts clients."""
         deadline = time.monotonic() + PATIENCE
         begun, refused = False, ""
         while True:
@@ -371,7 +374,7 @@ class MpsDaemon:
                     begun = True
                 if self._ready():
                     return
-            except DeviceError as error:  # it does not listen yet, or says why not
+            except DeviceError as error:  # not listening yet, or an error message
                 refused = f": {error}"
             ended = "exited with status" in self._read("control.log")
             if ended or time.monotonic() > deadline:
@@ -400,7 +403,7 @@ class MpsDaemon:
         if not self._server:
             return False
         self._daemon = next((pid for pid in _within(self.folder) if pid != self._server), 0)
-        # A control program that is too old to know states still logs this.
+        # A control program too old to report states still logs this.
         logged = f"NEW SERVER {self._server}: Ready" in self._read("control.log")
         return logged or re.search(r"\b(ACTIVE|READY)\b", self._state().upper()) is not None
 
@@ -410,7 +413,7 @@ class MpsDaemon:
         return self._ask(f"get_server_status {self._server}").strip()
 
     def _ask(self, command: str) -> str:
-        """What the daemon answers. Raises DeviceError where it does not."""
+        """Send a command to the daemon and return its answer. Raises DeviceError if there is none."""
         if self._protocol == 3:
             return self._run(*command.split())
         return self._run(said=command)
@@ -433,7 +436,7 @@ class MpsDaemon:
         return ran.stdout
 
     def _environment(self) -> dict[str, str]:
-        """What an operator has set for clients would limit all of ours."""
+        """The environment without an operator's settings for clients, which would limit all of ours."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         return kept | {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "pipe"),
@@ -443,7 +446,7 @@ class MpsDaemon:
         }
 
     def _news(self) -> list[str]:
-        """Whole lines that the server has logged since the last call."""
+        """Return the complete lines that the server has logged since the last call."""
         try:
             with self._path("server.log").open("rb") as file:
                 file.seek(self._told)
@@ -455,7 +458,7 @@ class MpsDaemon:
         return whole.decode(errors="replace").splitlines()
 
     def _words(self, *logs: str) -> str:
-        """The last line of the first of these logs that holds any, as the end of a sentence."""
+        """Return the last line of the first of these logs that is not empty, to end a sentence."""
         for name in logs:
             if lines := self._read(name).splitlines():
                 return f": {_STAMP.sub('', lines[-1]).rstrip('.')}"
@@ -473,8 +476,8 @@ class MpsDaemon:
 
 
 def _fault(lines: list[str], clients: Mapping[int, str]) -> str:
-    """lines: what the server has logged of it. clients: names of processes. A fatal error ends all of them; of some
-    errors it says whose they were."""
+    """Describe a fault from the server's log lines. clients: lanes by process id. A fatal error ends all clients; for
+    some errors the log names the culprit."""
     ended = {int(pid) for line in lines for pid in _CLIENT.findall(line)}
     blamed = [
         name

@@ -1,4 +1,4 @@
-"""What a GPU does now, and for whom."""
+"""Read the current activity of a GPU and the processes that use it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from cotenant.backends.nvidia.nvml import nvml_errors, nvml_session, optional_re
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU does now; None where it does not say. memory: bytes in use. utilisation, bandwidth: the fraction of
-    the last moments in which a kernel ran, or in which memory was read or written. power: watts. clock: of the
-    multiprocessors, MHz. temperature: °C."""
+    """Current activity of a GPU; None for what it does not report. memory: bytes in use. utilisation, bandwidth:
+    fraction of
+    the last sampling period in which a kernel ran, or memory was accessed. power: watts. clock: of the SMs, MHz.
+    temperature: °C."""
 
     memory: int | None
     utilisation: float | None
@@ -21,8 +22,8 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that computes on a GPU. name: empty where this user may not see it. memory: bytes on the GPU, None
-    where the driver does not say. instance: of MIG, if any."""
+    """A compute process on a GPU. name: empty if this user may not see it. memory: bytes on the GPU; None if the
+    driver does not tell. instance: MIG instance, if any."""
 
     pid: int
     name: str
@@ -31,7 +32,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_reading(uuid: str) -> GpuReading:
-    """Of a GPU, or of a MIG instance, of which little is known but its memory."""
+    """Read a GPU, or a MIG instance, which reports little but its memory."""
     nvml = nvml_session()
     with nvml_errors(f"the GPU {uuid}"):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -49,7 +50,7 @@ def gpu_reading(uuid: str) -> GpuReading:
 
 
 def gpu_processes(uuid: str) -> tuple[GpuProcess, ...]:
-    """Those that compute on a GPU now, and that this process may see: from within a container, those of it."""
+    """Return the compute processes on a GPU that are visible here; in a container, only its own."""
     nvml = nvml_session()
     with nvml_errors(f"the GPU {uuid}"):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

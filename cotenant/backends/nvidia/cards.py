@@ -1,4 +1,4 @@
-"""Which GPUs there are, what they are called, and which of them are meant."""
+"""List GPUs, name them as devices, and select some of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64} | dict.fromkeys(
 
 
 class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """A MIG instance with all of its compute.
+    """A MIG instance with all of its compute slices.
 
     id: of the GPU instance, on its GPU. profile: such as ``3g.71gb``. share: its slices of those of the GPU, in ‰,
     rounded down. memory: bytes.
@@ -59,8 +59,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """Those of this machine, or of this container, in the order of their place on the bus. One that does not answer is
-    left out, and the log says so."""
+    """Return the GPUs of this machine or container in bus order. One that does not answer is left out and logged."""
     nvml = nvml_session()
     with nvml_errors("the GPUs of this machine"):
         count = nvml.nvmlDeviceGetCount()
@@ -74,7 +73,7 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 
 def driver_version() -> tuple[str, str]:
-    """The versions of the driver and of the newest CUDA that it knows, such as ``580.95.05`` and ``13.0``."""
+    """Return the versions of the driver and of the newest CUDA that it supports, such as ``580.95.05`` and ``13.0``."""
     nvml = nvml_session()
     with nvml_errors("the version of the driver"):
         number = nvml.nvmlSystemGetCudaDriverVersion_v2()
@@ -82,8 +81,8 @@ def driver_version() -> tuple[str, str]:
 
 
 def select_gpus(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, ...]:
-    """Those with these indexes or UUIDs (or beginnings of one); by default those in CUDA_VISIBLE_DEVICES, or all. By
-    the UUID of an instance of MIG, a GPU with no others."""
+    """Select GPUs by index or UUID (or a prefix of it); by default those in CUDA_VISIBLE_DEVICES, or all. The UUID of
+    a MIG instance selects its GPU with that instance only."""
     place = "gpu.devices"
     if not wanted:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -116,7 +115,7 @@ def _meant(gpu: Gpu, text: str) -> bool:
 
 
 def with_distinct_kinds(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
-    """With kinds by which GPUs of one product differ that are cut differently. cuts: profiles by the GPU's UUID."""
+    """Give GPUs of one product with different instances different kinds. cuts: instance profiles by the GPU's UUID."""
     pieces = {uuid: Counter(profiles) for uuid, profiles in cuts.items()}
     found = []
     for gpu in some:
@@ -128,7 +127,7 @@ def with_distinct_kinds(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) 
 
 
 def gpus_by_device(some: Iterable[Gpu]) -> dict[DeviceId, Gpu]:
-    """By the names that they have as devices of a fleet: those of a kind are numbered."""
+    """Return GPUs by their device ids: those of a kind are numbered."""
     count: Counter[str] = Counter()
     names = {}
     for gpu in some:
@@ -140,7 +139,7 @@ def gpus_by_device(some: Iterable[Gpu]) -> dict[DeviceId, Gpu]:
 def device_kinds(
     some: Iterable[Gpu], cuts: Callable[[Gpu], tuple[int, ...]] = lambda gpu: (WHOLE,)
 ) -> tuple[Kind, ...]:
-    """The kinds of these GPUs, each with as many devices as there are. cuts: the legal shares of one, in ‰."""
+    """Return the kinds of these GPUs with their counts. cuts: legal shares of a GPU, in ‰."""
     groups: dict[str, list[Gpu]] = {}
     for gpu in some:
         groups.setdefault(gpu.kind, []).append(gpu)
@@ -151,7 +150,7 @@ def device_kinds(
 
 
 def capacity_fingerprint(some: Iterable[Gpu]) -> str:
-    """What these are, in words that change when they do."""
+    """Describe these GPUs, in words that change when they do."""
     version, cuda = driver_version()
     cards = sorted({f"{gpu.name}, {gpu.multiprocessors} multiprocessors" for gpu in some})
     return f"{'; '.join(cards)}; driver {version}, CUDA {cuda}"
@@ -164,7 +163,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     mode = optional_reading(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
     mig = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
     memory = optional_reading(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
-    if mig:  # then only root is told about the GPU as a whole
+    if mig:  # with MIG on, only root may query the whole GPU
         offered = mig_profiles(nvml, handle)
         memory = memory or max((info.memorySizeMB << 20 for info in offered), default=0)
         multiprocessors = max((info.multiprocessorCount for info in offered), default=0)
@@ -185,7 +184,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
 
 
 def mig_profiles(nvml: Any, handle: Any) -> list[Any]:
-    """What a GPU with MIG can be cut into, as NVML describes it."""
+    """Return the instance profiles of a GPU with MIG, as NVML describes them."""
     every = range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
 
     def read(number: int) -> Any:
@@ -196,7 +195,7 @@ def mig_profiles(nvml: Any, handle: Any) -> list[Any]:
 
 
 def mig_instances(nvml: Any, handle: Any) -> Iterator[MigInstance]:
-    """Those on a GPU now. One whose compute is cut again is left out."""
+    """Return the instances of a GPU, without those whose compute is divided."""
     slices = max((info.sliceCount for info in mig_profiles(nvml, handle)), default=7)
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         it = optional_reading(nvml, lambda i=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Questions to NVML, the library that NVIDIA's driver is asked with: what it refuses is said with the way out."""
+"""Query NVIDIA's driver through NVML; errors say what to do about them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEEDED = {
 
 @functools.cache
 def nvml_session() -> Any:
-    """pynvml, connected to the driver until this process ends."""
+    """Return pynvml, connected to the driver until this process ends. Raises DeviceError."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -34,7 +34,7 @@ def nvml_session() -> Any:
 
 @contextlib.contextmanager
 def nvml_errors(what: str) -> Iterator[None]:
-    """Turn the driver's refusal to tell or do that into DeviceError."""
+    """Turn an NVML error within the block into a DeviceError about `what`."""
     import pynvml
 
     try:
@@ -44,7 +44,7 @@ def nvml_errors(what: str) -> Iterator[None]:
 
 
 def nvml_error_text(nvml: Any, error: Any) -> str:
-    """Why the driver refused, and the way out."""
+    """Return the reason of an NVML error, with the remedy."""
     known = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
             "no NVIDIA driver was found (there is no libnvidia-ml.so.1); install it, in a container start that with "
@@ -68,7 +68,7 @@ def nvml_error_text(nvml: Any, error: Any) -> str:
 
 
 def optional_reading(nvml: Any, ask: Callable[[], _T]) -> _T | None:
-    """What the driver answers, or None where this GPU, this driver or this user is not given that."""
+    """Return what a query answers; None if this GPU, driver or user does not get it."""
     try:
         return ask()
     except nvml.NVMLError as error:

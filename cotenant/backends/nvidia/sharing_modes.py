@@ -1,4 +1,4 @@
-"""The ways to cut a GPU, and what stands in their way on one."""
+"""The ways to partition a GPU, and what prevents them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from cotenant.errors import DeviceError
 
 logger = logging.getLogger(__name__)
 
-CONTROL = "nvidia-cuda-mps-control"  # the program that MPS is run with
+CONTROL = "nvidia-cuda-mps-control"  # the control program of MPS
 
 
 def available_sharing_modes(gpu: Gpu) -> dict[str, str]:
-    """Each way to cut it: empty where it can be cut so here, else why not."""
+    """Return for each sharing mode why the GPU cannot be partitioned that way here; empty if it can."""
     cuda = tuple(int(part) for part in driver_version()[1].split("."))
     return {"mps": _mps(gpu, cuda), "green": _green(gpu, cuda), "mig": _mig(gpu)}
 
 
 def select_shareable(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
-    """Those that can be cut in that way here; the log tells the others. Raises DeviceError where there is none."""
+    """Return the GPUs that can be partitioned that way here; the others are logged. Raises DeviceError if there is
+    none."""
     reasons = {gpu: available_sharing_modes(gpu)[mechanism] for gpu in some}
     found = tuple(gpu for gpu, reason in reasons.items() if not reason)
     if not found:

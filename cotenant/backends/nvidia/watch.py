@@ -1,4 +1,4 @@
-"""Whether GPUs are still there."""
+"""Watch for lost GPUs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cotenant.core.identity import DeviceId
 
 logger = logging.getLogger(__name__)
 
-WATCH = "cotenant-gpus"  # the name of threads that look whether all GPUs are there
-LOOK = 0.25  # seconds between two of their looks
+WATCH = "cotenant-gpus"  # name of the watching thread
+LOOK = 0.25  # seconds between two checks
 HUNG = 5.0  # seconds after which a driver that does not answer counts as lost
 SILENT = "NVIDIA's driver does not answer; `nvidia-smi` and the kernel's log say more"
 
@@ -37,7 +37,7 @@ FATAL = {
 
 
 class DeviceWatch:
-    """Says which of some devices are lost: gone from the bus, in need of a reset, or after a fatal Xid.
+    """Report lost devices: off the bus, in need of a reset, or after a fatal Xid.
 
     A thread asks the driver, since that may hang when a GPU is lost; `lost` never waits for longer than its first look.
     A fatal Xid counts until this process ends. What comes back of itself is there again.
@@ -47,13 +47,13 @@ class DeviceWatch:
         self._devices = dict(devices)
         self._lost: dict[DeviceId, str] = {}
         self._broken: dict[DeviceId, str] = {}  # device → after which Xid, and what it means
-        self._begun = math.inf  # when the look that is under way began
+        self._begun = math.inf  # when the running check began
         self._looked = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def lost(self) -> dict[DeviceId, str]:
-        """Device → why nothing can run on it."""
+        """Return the lost devices, each with the reason."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=WATCH, daemon=True)
             self._thread.start()
@@ -87,17 +87,17 @@ class DeviceWatch:
                 nvml.nvmlEventSetFree(events)
 
     def _register(self, nvml: Any) -> Any:
-        """A set of events that gets the devices' Xids; None where the driver offers none."""
+        """Return an event set for the devices' Xids; None if the driver offers none."""
         events = None
         for gpu in self._devices.values():
-            with contextlib.suppress(nvml.NVMLError):  # such a device is only asked whether it is there
+            with contextlib.suppress(nvml.NVMLError):  # such a device is only polled
                 events = events or nvml.nvmlEventSetCreate()
                 handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
         return events
 
     def _listen(self, nvml: Any, events: Any) -> None:
-        """Take the events that have come in."""
+        """Process pending events."""
         names = {gpu.uuid: name for name, gpu in self._devices.items()}
         with contextlib.suppress(nvml.NVMLError):  # a timeout: there are no more
             while True:
@@ -110,7 +110,7 @@ class DeviceWatch:
 
 
 def _gone(nvml: Any, uuid: str) -> str:
-    """Why this GPU cannot be used now; empty where it can."""
+    """Return why this GPU cannot be used now; empty if it can."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         optional_reading(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
