@@ -54,10 +54,7 @@ class Green:
         return f"{capacity_fingerprint(self._gpus)}; groups of {' or '.join(map(str, groups))}"
 
     def isolation(self) -> str:
-        return (
-            "CUDA green contexts: kernels of a partition run on its own SMs; memory and its bandwidth "
-            "is common to all"
-        )
+        return "CUDA green contexts: kernels of a partition run on its own SMs; memory and its bandwidth are shared"
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Assign the groups with the fewest lanes, those of leaving lanes last counted. Raises DeviceError for an
