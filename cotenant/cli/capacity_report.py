@@ -1,4 +1,4 @@
-"""How much traffic a plan bears, simulated: the answer in words, as a table and as a picture."""
+"""The capacity of a plan in the simulator: in a sentence, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cotenant.sim.parallel import TaskPool
     from cotenant.workload import Workload
 
-NEAR = 1.25  # times the multiple at which promises break, what a picture shows
+FIGURE_RANGE = 1.25  # times the capacity, up and down: the multiples that a figure shows
 
 
 def report_capacity(
@@ -38,74 +38,75 @@ def report_capacity(
     *,
     json: bool,
 ) -> None:
-    """Without --growth. file: of a workload."""
+    """Find and show the capacity of a plan: `capacity` without --growth. file: of a workload."""
     from cotenant.render.charts import save_capacity
     from cotenant.sim.capacity import peak_rates
     from cotenant.sim.parallel import task_pool
 
     workload = workload_for_plan(problem, plan, None, 1.0, file)
     # A plan for the largest rate serves a multiple of the problem's rates already.
-    of = "the plan's rates" if file is None and problem.objective == "rate" else "the rates"
+    unit = "the plan's rates" if file is None and problem.objective == "rate" else "the rates"
     rates = peak_rates(workload, seconds, seeds[0])
-    check_asks(workload, rates)
+    check_rates(workload, rates)
     total = sum(rates.values()) if rates.keys() >= workload.sources.keys() else None
     with task_pool(min(jobs, len(seeds))) as workers:
-        found = search_capacity(problem, plan, workload, seconds, seeds, workers)
-    check_simulated(found.levels, seconds)
+        capacity = search_capacity(problem, plan, workload, seconds, seeds, workers)
+    check_simulated(capacity.levels, seconds)
     if plot is not None:
         save_capacity(
-            _curves(found),
+            _curves(capacity),
             plot,
             required=100 * max(model.attainment for model in problem.models),
-            capacity=found.multiple,
-            low=found.low,
-            high=found.high,
-            title=capacity_summary(found, plan, total, len(seeds), of).split(";")[0],
+            capacity=capacity.multiple,
+            low=capacity.low,
+            high=capacity.high,
+            title=capacity_summary(capacity, plan, total, len(seeds), unit).split(";")[0],
         )
         print_written(plot)
     if json:
-        show_json(msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(plan.to_json()), "capacity": found})))
+        show_json(msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(plan.to_json()), "capacity": capacity})))
     else:
-        console.print(capacity_view(found, plan, total, seconds, len(seeds), of))
+        console.print(capacity_view(capacity, plan, total, seconds, len(seeds), unit))
 
 
-def _curves(found: Capacity) -> list[Series]:
-    """What each model attains, in percent, over the multiples that are not far from where promises break."""
+def _curves(capacity: Capacity) -> list[Series]:
+    """Return each model's attainment, in percent, over the multiples around the capacity."""
     from cotenant.render.charts import Series
 
     lines = []
-    near = [it for it in found.levels if found.low / NEAR <= it.multiple <= found.high * NEAR] or found.levels
-    for name in found.levels[0].models:
-        levels = [it for it in near if name in it.models]
-        attained = [it.models[name] for it in levels]
+    lowest, highest = capacity.low / FIGURE_RANGE, capacity.high * FIGURE_RANGE
+    near = [level for level in capacity.levels if lowest <= level.multiple <= highest] or capacity.levels
+    for name in capacity.levels[0].models:
+        levels = [level for level in near if name in level.models]
+        attained = [level.models[name] for level in levels]
         lines.append(
             Series(
                 label=name,
-                x=[it.multiple for it in levels],
-                y=[100 * it.mean for it in attained],
-                low=[100 * (it.mean - it.half) for it in attained],
-                high=[100 * min(it.mean + it.half, 1.0) for it in attained],
+                x=[level.multiple for level in levels],
+                y=[100 * attainment.mean for attainment in attained],
+                low=[100 * (attainment.mean - attainment.half) for attainment in attained],
+                high=[100 * min(attainment.mean + attainment.half, 1.0) for attainment in attained],
             )
         )
     return lines
 
 
-def check_asks(workload: Workload, rates: Mapping[str, float]) -> None:
-    """Raises ConfigError where nothing is asked for. rates: of those sources that have one."""
+def check_rates(workload: Workload, rates: Mapping[str, float]) -> None:
+    """Raise ConfigError where no model has requests. rates: of those sources that have one."""
     if not any(rates.get(name, 1.0) for name in workload.sources):
-        raise ConfigError("nothing is asked for: all rates are 0; give some model a rate")
+        raise ConfigError("no requests: all rates are 0; give some model a rate")
 
 
 def check_simulated(levels: Sequence[LoadLevel], seconds: float) -> None:
-    """Raises ConfigError where so little is asked for that nothing was simulated."""
-    if not any(it.models for it in levels):
-        raise ConfigError(f"not a single request came within {seconds:g} s; simulate longer, with --duration")
+    """Raise ConfigError where rates are so low that no request was simulated."""
+    if not any(level.models for level in levels):
+        raise ConfigError(f"no request arrived within {seconds:g} s; simulate longer, with --duration")
 
 
 def search_capacity(
     problem: Problem, plan: Plan, workload: Workload, seconds: float, seeds: Sequence[int], workers: TaskPool
 ) -> Capacity:
-    """Bisection, with a word of what is looked at."""
+    """Bisect for the capacity, showing progress."""
     from cotenant.sim.capacity import SimulationTask, attainment_at, find_capacity, run_simulation
 
     with progress_bars("simulating", transient=True) as progress:
@@ -116,50 +117,50 @@ def search_capacity(
         def at(multiple: float) -> LoadLevel:
             progress.update(task, description=f"{multiple:.2f} x")
             scaled = workload.scaled(multiple)
-            looks = [
+            tasks = [
                 SimulationTask(problem=problem, plan=plan, workload=scaled, seconds=seconds, seed=seed)
                 for seed in seeds
             ]
             progress.advance(task)
-            return attainment_at(multiple, workers.all(run_simulation, looks))
+            return attainment_at(multiple, workers.all(run_simulation, tasks))
 
         return find_capacity(at)
 
 
 def capacity_view(
-    found: Capacity, plan: Plan, total: float | None, seconds: float, seeds: int, of: str
+    capacity: Capacity, plan: Plan, total: float | None, seconds: float, seeds: int, unit: str
 ) -> RenderableType:
-    """What was looked at, a line for each multiple, and the answer in words. total: requests/s, None where that depends
-    on how fast they are answered; of: what multiples are of."""
+    """Tabulate every multiple that was simulated, and sum up. total: requests/s; None for closed-loop callers, whose
+    rate depends on latency. unit: what multiples are of."""
     title = f"simulated, {seeds} x {seconds:.4g} s at each multiple"
-    rows = table(title, f">times {of}", ">requests /s", "worst")
-    for it in found.levels:
-        text = Text("-")  # nobody asked while it ran
-        if it.models:
-            worst = it.models[it.worst]
-            style = "green" if it.surely_met else "yellow" if it.slos_met else "red"
+    rows = table(title, f">times {unit}", ">requests /s", "worst attainment")
+    for level in capacity.levels:
+        text = Text("-")  # without requests
+        if level.models:
+            worst = level.models[level.worst]
+            style = "green" if level.surely_met else "yellow" if level.slos_met else "red"
             text = Text(f"{worst.mean * 100:.2f} %", style=style)
             spread = f" ± {worst.half * 100:.2f} " if seeds > 1 else ""
-            text.append(f"{spread} {it.worst}", style="default")
-        rows.add_row(f"{it.multiple:.2f}", "-" if total is None else show_rate(total * it.multiple), text)
-    return Group(rows, Text(capacity_summary(found, plan, total, seeds, of)))
+            text.append(f"{spread} {level.worst}", style="default")
+        rows.add_row(f"{level.multiple:.2f}", "-" if total is None else show_rate(total * level.multiple), text)
+    return Group(rows, Text(capacity_summary(capacity, plan, total, seeds, unit)))
 
 
-def capacity_summary(found: Capacity, plan: Plan, total: float | None, seeds: int, of: str) -> str:
-    devices = describe_devices(counts(plan))
-    if found.multiple == 0:
-        return f"{devices} keep no promise of {found.limit}, however little is asked."
-    if found.multiple == float("inf"):
-        return f"{devices} bear more than was looked at, {found.levels[-1].multiple:.3g} x {of}."
-    told = f"{devices} bear {found.multiple:.2f} x {of}{interval(found, seeds)}"
+def capacity_summary(capacity: Capacity, plan: Plan, total: float | None, seeds: int, unit: str) -> str:
+    devices = f"{describe_devices(counts(plan))} {'sustains' if len(plan.devices) == 1 else 'sustain'}"
+    if capacity.multiple == 0:
+        return f"SLO violated: {capacity.limit}, even at the lowest load."
+    if capacity.multiple == float("inf"):
+        return f"{devices} more than was simulated, {capacity.levels[-1].multiple:.3g} × {unit}."
+    text = f"{devices} {capacity.multiple:.2f} × {unit}{interval(capacity, seeds)}"
     if total is not None:
-        told += f", {show_rate(total * found.multiple)} requests/s"
-    return f"{told}; beyond, the promise of {found.limit} breaks first."
+        text += f", {show_rate(total * capacity.multiple)} requests/s"
+    return f"{text}; beyond, the SLO of {capacity.limit} is violated first."
 
 
-def interval(found: Capacity, seeds: int) -> str:
-    """Of a single seed nothing can be said."""
-    return f" (95 %: {found.low:.2f} to {found.high:.2f})" if seeds > 1 else ""
+def interval(capacity: Capacity, seeds: int) -> str:
+    """Return the confidence interval of the capacity; none for a single seed."""
+    return f" (95 %: {capacity.low:.2f} to {capacity.high:.2f})" if seeds > 1 else ""
 
 
 def counts(plan: Plan) -> dict[str, int]:

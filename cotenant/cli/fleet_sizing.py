@@ -1,4 +1,4 @@
-"""How many of which devices more traffic needs: each kind alone and all together, planned and simulated."""
+"""Size the fleet for more load, with each kind of device alone and with all together: planned and simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from cotenant.cli.capacity_report import (
-    check_asks,
+    check_rates,
     check_simulated,
     counts,
     describe_devices,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cotenant.planning.fleet_sizing import SizingResult
     from cotenant.sim.capacity import Capacity
 
-STEPS = 5  # of growth that are shown, from today's traffic on
+STEPS = 5  # multiples of the load that are sized, from today's to the one asked for
 
 
 def report_growth(
@@ -45,7 +45,7 @@ def report_growth(
     *,
     json: bool,
 ) -> None:
-    """With --growth. file: of a workload, whose highest rates are then planned for."""
+    """Size the fleet and show it: `capacity --growth`. file: of a workload, whose peak rates are planned for."""
     from cotenant.config import read_settings
     from cotenant.planners import load_planner
     from cotenant.planning.fleet_sizing import SizingTask, cheapest_result, size_fleet
@@ -56,20 +56,20 @@ def report_growth(
     name = planner or read_settings().planner
     load_planner(name)
     workload = Workload.poisson(problem.rates) if file is None else workload_of(file, problem)
-    known = peak_rates(workload, seconds, seeds[0])
-    check_asks(workload, known)
-    for it in workload.sources:
-        if it not in known and not problem.rates.get(it):
+    peaks = peak_rates(workload, seconds, seeds[0])
+    check_rates(workload, peaks)
+    for source in workload.sources:
+        if source not in peaks and not problem.rates.get(source):
             raise ConfigError(
-                f"how often {it!r} is asked for depends on how fast it answers; give it a rate in the problem, so that "
-                "devices can be planned for that"
+                f"the rate of {source!r} depends on its latency (closed-loop callers); give it a rate in the problem to"
+                " plan for"
             )
-    planned_for = {it: known.get(it, rate) if it in workload.sources else 0.0 for it, rate in problem.rates.items()}
-    problem = msgspec.structs.replace(problem, rates=planned_for)
+    rates = {name: peaks.get(name, rate) if name in workload.sources else 0.0 for name, rate in problem.rates.items()}
+    problem = msgspec.structs.replace(problem, rates=rates)
     kinds = tuple(kind.name for kind in problem.fleet)
     choices = [(kind,) for kind in kinds] + ([kinds] if len(kinds) > 1 else [])
     steps = [1 + (growth - 1) * n / (STEPS - 1) for n in range(STEPS)] if growth != 1 else [1.0]
-    wanted = [
+    tasks = [
         SizingTask(
             problem=problem,
             workload=workload,
@@ -82,136 +82,137 @@ def report_growth(
         for choice in choices
         for step in steps
     ]
-    with task_pool(min(jobs, len(wanted))) as workers:
-        found = collect_results("planning and simulating", workers.each(size_fleet, wanted), len(wanted))
-        check_simulated([offer.level for offer in found], seconds)
-        best = cheapest_result([offer for offer in found if offer.growth == steps[-1]])
-        borne = None
+    with task_pool(min(jobs, len(tasks))) as workers:
+        fleets = collect_results("planning and simulating", workers.each(size_fleet, tasks), len(tasks))
+        check_simulated([fleet.level for fleet in fleets], seconds)
+        best = cheapest_result([fleet for fleet in fleets if fleet.growth == steps[-1]])
+        capacity = None
         if best is not None:
-            asked = next(it for it in wanted if (it.growth, it.kinds) == (best.growth, best.kinds)).grown_problem()
-            borne = search_capacity(asked, best.plan, workload.scaled(growth), seconds, seeds, workers)
+            chosen = next(task for task in tasks if (task.growth, task.kinds) == (best.growth, best.kinds))
+            capacity = search_capacity(
+                chosen.grown_problem(), best.plan, workload.scaled(growth), seconds, seeds, workers
+            )
     if plot is not None:
-        _draw(found, best, sum(problem.rates.values()), plot)
+        _draw(fleets, best, sum(problem.rates.values()), plot)
         print_written(plot)
     if json:
         result = {
-            "offers": [_plain(offer) for offer in found],
+            "offers": [_plain(fleet) for fleet in fleets],
             "best": None if best is None else _plain(best),
-            "capacity": borne,
+            "capacity": capacity,
         }
         show_json(result)
     else:
-        console.print(growth_view(found, best, borne, sum(problem.rates.values()), len(seeds)))
+        console.print(growth_view(fleets, best, capacity, sum(problem.rates.values()), len(seeds)))
 
 
-def _draw(offers: Sequence[SizingResult], best: SizingResult | None, total: float, path: Path) -> None:
+def _draw(fleets: Sequence[SizingResult], best: SizingResult | None, total: float, path: Path) -> None:
     from cotenant.render.charts import Series, save_growth
 
-    cost = all(offer.plan.cost_per_hour is not None for offer in offers if offer.serves)
+    cost = all(fleet.plan.cost_per_hour is not None for fleet in fleets if fleet.serves)
     lines = []
-    for kinds in dict.fromkeys(offer.kinds for offer in offers):
-        serving = [offer for offer in offers if offer.kinds == kinds and offer.serves]
-        heights = [(offer.plan.cost_per_hour or 0.0) if cost else float(offer.plan.devices_used) for offer in serving]
+    for kinds in dict.fromkeys(fleet.kinds for fleet in fleets):
+        serving = [fleet for fleet in fleets if fleet.kinds == kinds and fleet.serves]
+        heights = [(fleet.plan.cost_per_hour or 0.0) if cost else float(fleet.plan.devices_used) for fleet in serving]
         if serving:
-            lines.append(Series(label=_choice(serving[0]), x=[offer.growth for offer in serving], y=heights))
-    last = best or offers[-1]
+            lines.append(Series(label=_choice(serving[0]), x=[fleet.growth for fleet in serving], y=heights))
+    last = best or fleets[-1]
     bars = [
         Series(
             label=name,
-            x=[100 * it.mean],
-            y=[100 * it.required],
-            low=[100 * (it.mean - it.half)],
-            high=[100 * (it.mean + it.half)],
+            x=[100 * attainment.mean],
+            y=[100 * attainment.required],
+            low=[100 * (attainment.mean - attainment.half)],
+            high=[100 * (attainment.mean + attainment.half)],
         )
-        for name, it in last.level.models.items()
+        for name, attainment in last.level.models.items()
     ]
-    title = f"{last.growth:.3g} x the rates: {describe_devices(counts(last.plan))}" if best else "not all can be served"
-    chosen = [] if best is None else [offer for offer in offers if offer.kinds == best.kinds and offer.serves]
+    title = (
+        f"{last.growth:.3g} × the rates: {describe_devices(counts(last.plan))}" if best else "the load cannot be served"
+    )
+    chosen = [] if best is None else [fleet for fleet in fleets if fleet.kinds == best.kinds and fleet.serves]
     save_growth(
         lines,
         bars,
         path,
         best="" if best is None else _choice(best),
-        annotations=["\n".join(f"{count} {kind}" for kind, count in counts(offer.plan).items()) for offer in chosen],
+        annotations=["\n".join(f"{count} {kind}" for kind, count in counts(fleet.plan).items()) for fleet in chosen],
         cost=cost,
         per_multiple=total,
         title=title,
     )
 
 
-def _plain(offer: SizingResult) -> dict[str, object]:
+def _plain(fleet: SizingResult) -> dict[str, object]:
     return {
-        "growth": offer.growth,
-        "kinds": offer.kinds,
-        "devices": counts(offer.plan),
-        "cost_per_hour": offer.plan.cost_per_hour,
-        "bound": offer.plan.bound,
-        "serves": offer.serves,
-        "unserved": offer.plan.unserved,
-        "level": offer.level,
-        "plan": msgspec.Raw(offer.plan.to_json()),
+        "growth": fleet.growth,
+        "kinds": fleet.kinds,
+        "devices": counts(fleet.plan),
+        "cost_per_hour": fleet.plan.cost_per_hour,
+        "bound": fleet.plan.bound,
+        "serves": fleet.serves,
+        "unserved": fleet.plan.unserved,
+        "level": fleet.level,
+        "plan": msgspec.Raw(fleet.plan.to_json()),
     }
 
 
 def growth_view(
-    offers: Sequence[SizingResult], best: SizingResult | None, borne: Capacity | None, total: float, seeds: int
+    fleets: Sequence[SizingResult], best: SizingResult | None, capacity: Capacity | None, total: float, seeds: int
 ) -> RenderableType:
-    """A line for each traffic and choice of kinds; and the answer in words. offers: of each choice from today's traffic
-    to that which is asked about."""
-    several = len({offer.kinds for offer in offers}) > 1
-    priced = any(offer.plan.cost_per_hour is not None for offer in offers)
+    """Tabulate every load and choice of kinds, and sum up. fleets: of each choice, from today's load to the largest."""
+    several = len({fleet.kinds for fleet in fleets}) > 1
+    priced = any(fleet.plan.cost_per_hour is not None for fleet in fleets)
     headings = [">times the rates", ">requests /s", *(["kinds"] if several else []), "devices"]
-    rows = table("devices for more traffic", *headings, *([">cost /h"] if priced else []), "worst, simulated")
-    for offer in sorted(offers, key=lambda it: it.growth):
-        cells = [f"{offer.growth:.3g}", show_rate(total * offer.growth)]
-        cells += [_choice(offer)] if several else []
-        cells += [describe_devices(counts(offer.plan))]
-        cells += ["-" if offer.plan.cost_per_hour is None else f"{offer.plan.cost_per_hour:.2f}"] if priced else []
-        rows.add_row(*map(escape, cells), _simulated(offer), style="bold" if offer is best else "")
-    return Group(rows, Text(growth_summary(offers, best, borne, total, seeds)))
+    rows = table("fleet sizes", *headings, *([">cost /h"] if priced else []), "worst attainment, simulated")
+    for fleet in sorted(fleets, key=lambda fleet: fleet.growth):
+        cells = [f"{fleet.growth:.3g}", show_rate(total * fleet.growth)]
+        cells += [_choice(fleet)] if several else []
+        cells += [describe_devices(counts(fleet.plan))]
+        cells += ["-" if fleet.plan.cost_per_hour is None else f"{fleet.plan.cost_per_hour:.2f}"] if priced else []
+        rows.add_row(*map(escape, cells), _simulated(fleet), style="bold" if fleet is best else "")
+    return Group(rows, Text(growth_summary(fleets, best, capacity, total, seeds)))
 
 
 def growth_summary(
-    offers: Sequence[SizingResult], best: SizingResult | None, borne: Capacity | None, total: float, seeds: int
+    fleets: Sequence[SizingResult], best: SizingResult | None, capacity: Capacity | None, total: float, seeds: int
 ) -> str:
-    today, last = offers[0].growth, offers[-1].growth
-    if best is None or borne is None:
-        failed = [offer for offer in offers if offer.growth == last]
-        lacking = sorted({name for offer in failed for name in offer.plan.unserved}) or [failed[0].level.worst]
+    today, last = fleets[0].growth, fleets[-1].growth
+    if best is None or capacity is None:
+        failed = [fleet for fleet in fleets if fleet.growth == last]
+        lacking = sorted({name for fleet in failed for name in fleet.plan.unserved}) or [failed[0].level.worst]
         return (
-            f"No number of these devices serves {last:.3g} x the rates: {', '.join(lacking)} cannot be kept; give more "
-            f"time with `slo`, or other devices."
+            f"No fleet of these devices serves {last:.3g} × the rates: the SLO of {', '.join(lacking)} is violated;"
+            " relax `slo`, or add other devices."
         )
     cost = "" if best.plan.cost_per_hour is None else f", {best.plan.cost_per_hour:.2f} per hour"
     needed = describe_devices(counts(best.plan))
-    told = f"{last:.3g} x the rates, {show_rate(total * last)} requests/s, need {needed}{cost}"
-    first = [offer for offer in offers if offer.growth == today and offer.kinds == best.kinds]
+    text = f"{last:.3g} × the rates, {show_rate(total * last)} requests/s, need {needed}{cost}"
+    first = [fleet for fleet in fleets if fleet.growth == today and fleet.kinds == best.kinds]
     if last != today and first[0].serves:
-        told += f"; today's need {describe_devices(counts(first[0].plan))}"
-    for offer in offers:
-        if offer.growth == last and offer.serves and counts(offer.plan) != counts(best.plan):
-            told += f"; {_choice(offer)} would need {describe_devices(counts(offer.plan))}{_more(offer, best)}"
-    if borne.multiple == float("inf"):
-        return (
-            f"{told}. In the simulator they bear more than was looked at, {borne.levels[-1].multiple:.3g} times that."
-        )
-    return f"{told}. In the simulator they bear {borne.multiple:.2f} times that{interval(borne, seeds)}."
+        text += f"; today's need {describe_devices(counts(first[0].plan))}"
+    for fleet in fleets:
+        if fleet.growth == last and fleet.serves and counts(fleet.plan) != counts(best.plan):
+            text += f"; {_choice(fleet)} would need {describe_devices(counts(fleet.plan))}{_more(fleet, best)}"
+    if capacity.multiple == float("inf"):
+        return f"{text}. They sustain more than was simulated, {capacity.levels[-1].multiple:.3g} × that."
+    return f"{text}. They sustain {capacity.multiple:.2f} × that{interval(capacity, seeds)}."
 
 
-def _more(offer: SizingResult, best: SizingResult) -> str:
-    mine, least = offer.plan.cost_per_hour, best.plan.cost_per_hour
-    return "" if mine is None or not least else f", {mine / least - 1:.0%} more".replace("%", " %")
+def _more(fleet: SizingResult, best: SizingResult) -> str:
+    cost, lowest = fleet.plan.cost_per_hour, best.plan.cost_per_hour
+    return "" if cost is None or not lowest else f", {cost / lowest - 1:+.0%}".replace("%", " %")
 
 
-def _simulated(offer: SizingResult) -> Text:
-    if offer.plan.unserved:
-        return Text(f"no place for {', '.join(offer.plan.unserved)}", style="red")
-    if not offer.level.models:
-        return Text("-")  # nobody asked while it ran
-    worst = offer.level.models[offer.level.worst]
-    text = Text(f"{worst.mean * 100:.2f} %", style="green" if offer.level.slos_met else "red")
-    return text.append(f" {offer.level.worst}", style="default")
+def _simulated(fleet: SizingResult) -> Text:
+    if fleet.plan.unserved:
+        return Text(f"unserved: {', '.join(fleet.plan.unserved)}", style="red")
+    if not fleet.level.models:
+        return Text("-")  # without requests
+    worst = fleet.level.models[fleet.level.worst]
+    text = Text(f"{worst.mean * 100:.2f} %", style="green" if fleet.level.slos_met else "red")
+    return text.append(f" {fleet.level.worst}", style="default")
 
 
-def _choice(offer: SizingResult) -> str:
-    return f"{offer.kinds[0]} alone" if len(offer.kinds) == 1 else "all kinds"
+def _choice(fleet: SizingResult) -> str:
+    return f"{fleet.kinds[0]} alone" if len(fleet.kinds) == 1 else "all kinds"

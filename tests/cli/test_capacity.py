@@ -1,4 +1,4 @@
-"""`cotenant capacity`: how much a plan bears, and what more traffic needs."""
+"""`cotenant capacity`: the load that a plan sustains, and the fleet that more load needs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SHORT = ("--duration", "0.5", "--seeds", "2", "--jobs", "1", "--planner", "elast
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are judged by a short look."""
+    """Plans are validated by a short simulation."""
     monkeypatch.setattr(cotenant.sim.plan_validation, "MAX_REQUESTS", 1000)
 
 
-def test_how_much_a_plan_bears(program: Program, folder: Path) -> None:
+def test_capacity_of_a_plan_is_shown_drawn_and_printed(program: Program, folder: Path) -> None:
     said = program("capacity", "problem.toml", *SHORT, "--plot", "capacity.svg")
     assert (said.code, said.err) == (0, "wrote capacity.svg\n")
-    assert "1 cpu bear " in said.out and "breaks first" in said.out
+    assert "1 cpu sustains " in said.out and "is violated first" in said.out
     assert ET.parse(folder / "capacity.svg").getroot().tag.endswith("svg")  # noqa: S314
     found = json.loads(program("capacity", "problem.toml", *SHORT, "--json").out)
     it = found["capacity"]
@@ -33,7 +33,9 @@ def test_how_much_a_plan_bears(program: Program, folder: Path) -> None:
     assert max(kept) == pytest.approx(it["multiple"])
 
 
-def test_what_more_traffic_needs(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_with_growth_takes_the_cheapest_kind(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second kind of the same speed at half the price is the one to take."""
     monkeypatch.setattr(cotenant.cli.fleet_sizing, "STEPS", 2)
     lines = (folder / "profiles.csv").read_text().splitlines()
@@ -51,11 +53,11 @@ def test_what_more_traffic_needs(program: Program, folder: Path, monkeypatch: py
     best = found["best"]
     assert list(best["devices"]) == ["half"]
     assert best["cost_per_hour"] == best["devices"]["half"]
-    assert f"3 x the rates, 2850 requests/s, need {best['devices']['half']} half, " in said.out
-    assert f"cpu alone would need {best['devices']['half']} cpu, 100 % more" in said.out.replace("\n", " ")
+    assert f"3 × the rates, 2850 requests/s, need {best['devices']['half']} half, " in said.out
+    assert f"cpu alone would need {best['devices']['half']} cpu, +100 %" in said.out.replace("\n", " ")
 
 
-def test_the_rates_of_a_workload_grow(program: Program, folder: Path) -> None:
+def test_capacity_with_a_workload_plans_for_its_peak_rates(program: Program, folder: Path) -> None:
     entry = '[[workload]]\nmodel = "identity"\narrivals = "wave"\nlow = 10\nhigh = 80\nperiod = "1s"\n'
     (folder / "asked.toml").write_text(entry)
     (folder / "failing.toml").write_text(entry + '[[failures]]\nparts = ["cpu-0"]\ntime = "1s"\n')
@@ -80,30 +82,34 @@ def test_the_rates_of_a_workload_grow(program: Program, folder: Path) -> None:
         ("--plan nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
     ],
 )
-def test_what_has_no_capacity(program: Program, arguments: str, message: str) -> None:
+def test_capacity_with_wrong_options_says_why(program: Program, arguments: str, message: str) -> None:
     assert program.refuses("capacity", "problem.toml", *arguments.split()).startswith(message)
 
 
-def test_what_nobody_asks_for_and_what_nothing_can_serve(program: Program, folder: Path) -> None:
+def test_capacity_without_requests_or_feasible_slos_says_so(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace('slo = "100ms"', 'slo = "1ms"'))
     said = program("capacity", "problem.toml", *SHORT, "--growth", "2")
     assert said.code == 0
-    assert "No number of these devices serves 2 x the rates: identity cannot be kept" in said.out.replace("\n", " ")
+    assert "No fleet of these devices serves 2 × the rates: the SLO of identity is violated" in said.out.replace(
+        "\n", " "
+    )
     (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0").replace("rate = 50", "rate = 0"))
     for more in ((), ("--growth", "2")):
         assert program.refuses("capacity", "problem.toml", *more) == (
-            "nothing is asked for: all rates are 0; give some model a rate"
+            "no requests: all rates are 0; give some model a rate"
         )
 
 
-def test_less_traffic_is_told_as_such(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_with_growth_below_one_sizes_for_less(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cotenant.cli.fleet_sizing, "STEPS", 2)
     said = program("capacity", "problem.toml", *SHORT, "--growth", "0.5")
-    assert "0.5 x the rates, 75 requests/s, need 1 cpu; today's need 1 cpu" in said.out.replace("\n", " ")
+    assert "0.5 × the rates, 75 requests/s, need 1 cpu; today's need 1 cpu" in said.out.replace("\n", " ")
 
 
-def test_where_hardly_anybody_asks(program: Program, folder: Path) -> None:
+def test_capacity_with_very_low_rates_shows_no_attainment(program: Program, folder: Path) -> None:
     """At first none of the requests comes within the run, and at larger multiples some do; or none ever does."""
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0").replace("rate = 50", "rate = 0.5"))
@@ -114,31 +120,31 @@ def test_where_hardly_anybody_asks(program: Program, folder: Path) -> None:
     (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0").replace("rate = 50", "rate = 1e-6"))
     for more in ((), ("--growth", "2")):
         assert program.refuses("capacity", "problem.toml", *SHORT, *more) == (
-            "not a single request came within 0.5 s; simulate longer, with --duration"
+            "no request arrived within 0.5 s; simulate longer, with --duration"
         )
 
 
-def test_multiples_of_a_plan_for_the_largest_rate_are_called_so(program: Program, folder: Path) -> None:
+def test_capacity_with_objective_rate_is_of_the_plans_rates(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text('objective = "rate"\n' + text)
     said = program("capacity", "problem.toml", *SHORT)
-    assert "times the plan's" in " ".join(said.out.split()) and " x the plan's rates (95 %" in said.out
+    assert "times the plan's" in " ".join(said.out.split()) and " × the plan's rates (95 %" in said.out
 
 
-def test_callers_who_wait_have_no_rate_that_is_known_before(program: Program, folder: Path) -> None:
+def test_capacity_with_closed_loop_callers_shows_no_rates(program: Program, folder: Path) -> None:
     (folder / "asked.toml").write_text('[[workload]]\nmodel = "identity"\narrivals = "closed"\ncallers = 2\n')
     command = ("capacity", "problem.toml", *SHORT, "--workload", "asked.toml")
     said = program(*command).out.replace("\n", " ")
-    assert "1 cpu bear " in said and " requests/s" not in said
+    assert "1 cpu sustains " in said and " requests/s" not in said
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 0"))
     assert program.refuses(*command, "--growth", "2").startswith(
-        "how often 'identity' is asked for depends on how fast"
+        "the rate of 'identity' depends on its latency (closed-loop callers)"
     )
 
 
-def test_of_a_single_seed_no_interval_is_told(program: Program) -> None:
+def test_capacity_with_a_single_seed_shows_no_interval(program: Program) -> None:
     for more in ((), ("--growth", "1")):
         said = program("capacity", "problem.toml", *SHORT, "--seeds", "1", *more).out
-        assert "bear " in said and "95 %" not in said and "±" not in said
+        assert "sustain" in said and "95 %" not in said and "±" not in said
     assert "(95 %: " in program("capacity", "problem.toml", *SHORT).out
