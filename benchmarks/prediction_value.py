@@ -26,7 +26,7 @@ from benchmarks.live_vs_simulated import settings
 from cotenant.cli.client import bodies_for
 from cotenant.cli.loading import load_deployment, load_settings
 from cotenant.cli.loadtest import under_load
-from cotenant.cli.validate import ENOUGH, served_process
+from cotenant.cli.validate import MIN_REQUESTS, served_process
 from cotenant.core.units import show_seconds
 from cotenant.planners import Problem
 from cotenant.planners.forecast import forecast
@@ -99,10 +99,13 @@ def show(found: Sequence[Row]) -> None:
         apart = (f"{row.live / told - 1:+.0%}" for told in (row.formula, row.simulated, row.median))
         view.add_row(f"{row.load:g}", row.model, str(row.requests), show_seconds(row.live), *apart)
     console.print(view)
-    enough = [row for row in found if row.requests >= ENOUGH]
+    enough = [row for row in found if row.requests >= MIN_REQUESTS]
     for name in ("formula", "simulated", "median"):
         close = sum(abs(row.live / getattr(row, name) - 1) <= CLOSE for row in enough)
-        print(f"foreseen: {name}: {close} of {len(enough)} p99s of models with {ENOUGH} requests or more within 10 %")
+        print(
+            f"predicted: {name}: {close} of {len(enough)} p99s of models with {MIN_REQUESTS} requests or"
+            " more within 10 %"
+        )
     print(f"load average {os.getloadavg()[0]:.1f}")
 
 

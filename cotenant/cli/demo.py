@@ -75,6 +75,11 @@ async def run(
                 await asyncio.Event().wait()
 
 
+def _violation(row: ModelReport) -> str:
+    attainment = 0.0 if row.attainment is None else row.attainment
+    return f"{row.model} {attainment * 100:.1f} % < {row.required * 100:g} %"
+
+
 def build_zoo(
     repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False, torch: bool = False
 ) -> list[Built]:
@@ -106,10 +111,6 @@ def demo_settings(settings: Settings) -> Settings:
         ),
         objective="rate",
     )
-
-
-def _violation(row: ModelReport) -> str:
-    return f"{row.model} {(row.attainment or 0.0) * 100:.1f} % < {row.required * 100:g} %"
 
 
 def _placed(deployment: Deployment) -> list[str]:

@@ -1,4 +1,4 @@
-"""What commands show: tables and progress for people, JSON for programs."""
+"""Output of commands: tables and progress for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 console = Console()
 if not console.is_terminal and "COLUMNS" not in os.environ:
-    console.width = 150  # nobody's screen sets it, so tables get room for all their columns
-aside = Console(stderr=True)  # what is not the result: progress, notes
+    console.width = 150  # not a terminal: room for all columns
+aside = Console(stderr=True)  # progress and notes
 
 
 def set_log_level(level: str) -> None:
@@ -35,7 +35,7 @@ def set_log_level(level: str) -> None:
 
 
 def print_labelled(word: str, text: str, to: Console = aside) -> None:
-    """One line, however long, that begins with a word in red."""
+    """Print one line, however long, that begins with a word in red."""
     to.print(Text.assemble((word, "red"), f" {text}"), soft_wrap=True)
 
 
@@ -44,30 +44,30 @@ def print_written(path: Path) -> None:
 
 
 def show_json(value: object) -> None:
-    """On standard output. Bytes are JSON already."""
+    """Print JSON on standard output. Bytes are JSON already."""
     text = (
         value if isinstance(value, bytes) else msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
     )
     console.file.write(text.decode() + "\n")
-    console.file.flush()  # a program that started us may wait for it
+    console.file.flush()  # the program that started this one may wait for it
 
 
-def forecast_table(expected: Forecast, promises: Iterable[Model | Application]) -> Table:
-    """What a plan will do under Poisson arrivals, promise by promise."""
-    found = expected.models | expected.applications
-    rows = table("forecast, under Poisson arrivals", "model", ">goodput/s", ">p50", ">p99", ">target", ">attained")
-    for promise in promises:
-        if promise.name in found:
-            it = found[promise.name]
-            colour = "green" if it.attainment >= promise.attainment else "red"
-            attained = f"[{colour}]{it.attainment * 100:.2f} %[/]"
-            times = (show_seconds(seconds) for seconds in (it.p50, it.p99, promise.slo))
-            rows.add_row(escape(promise.name), f"{it.rate:.1f}", *times, attained)
+def forecast_table(forecast: Forecast, targets: Iterable[Model | Application]) -> Table:
+    """Tabulate what a plan is predicted to attain under Poisson arrivals, by model and application."""
+    predictions = forecast.models | forecast.applications
+    rows = table("predicted, under Poisson arrivals", "model", ">goodput/s", ">p50", ">p99", ">target", ">attainment")
+    for target in targets:
+        if target.name in predictions:
+            predicted = predictions[target.name]
+            colour = "green" if predicted.attainment >= target.attainment else "red"
+            latencies = (show_seconds(seconds) for seconds in (predicted.p50, predicted.p99, target.slo))
+            attainment = f"[{colour}]{predicted.attainment * 100:.2f} %[/]"
+            rows.add_row(escape(target.name), f"{predicted.rate:.1f}", *latencies, attainment)
     return rows
 
 
 class ProfileProgress:
-    """A bar for each model that is being measured, which appears with its first point. Without any, nothing shows."""
+    """Show a bar for each model that is being profiled, from its first point on."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -88,7 +88,7 @@ def profile_progress() -> Iterator[ProfileProgress]:
 
 @contextmanager
 def progress_bars(verb: str, *, transient: bool = False) -> Iterator[Progress]:
-    """Bars of progress, to be started when there is some. transient: they vanish at the end."""
+    """Return progress bars, to be started with the first progress. transient: they vanish at the end."""
     words = TextColumn(verb + " {task.description:<16}")
     progress = Progress(
         words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=aside, transient=transient
@@ -101,13 +101,13 @@ def progress_bars(verb: str, *, transient: bool = False) -> Iterator[Progress]:
 
 
 def collect_results(verb: str, results: Iterable[tuple[int, T]], count: int) -> list[T]:
-    """Results that come in any order with their numbers, from 0, by number; with a bar while they come."""
-    found: dict[int, T] = {}
+    """Return results, which come in any order with their numbers from 0, by number; shows a progress bar."""
+    collected: dict[int, T] = {}
     with progress_bars(verb, transient=True) as progress:
         if aside.is_terminal:
             progress.start()
         task = progress.add_task("", total=count)
         for number, result in results:
-            found[number] = result
+            collected[number] = result
             progress.advance(task)
-    return [found[number] for number in range(count)]
+    return [collected[number] for number in range(count)]

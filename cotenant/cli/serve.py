@@ -88,7 +88,7 @@ def show_reloaded(deployment: Deployment, *, json: bool) -> None:
             plan_table(deployment.plan, without_applications(deployment.problem, deployment.plan.split).models)
         )
     for name, reason in deployment.broken.items():
-        print_labelled("not served", f"{name}: {reason}")
+        print_labelled("not served:", f"{name}: {reason}")
     aside.print("configuration reloaded", highlight=False)
 
 
@@ -100,7 +100,7 @@ def show_deployment(deployment: Deployment, isolation: str) -> None:
         console.print("", split_table(plan, problem), "", sep="\n")
     console.print(f"isolation: {isolation}", highlight=False)
     for name, reason in deployment.broken.items():
-        print_labelled("not served", f"{name}: {reason}")
+        print_labelled("not served:", f"{name}: {reason}")
     warn_extrapolations(plan, problem)
 
 

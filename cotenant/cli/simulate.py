@@ -1,4 +1,4 @@
-"""`cotenant simulate`: a plan under random arrivals in virtual time; and what would be if something were different."""
+"""`cotenant simulate`: a plan under random arrivals in virtual time, and scenarios."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def workload_of(file: Path, problem: Any) -> Any:
 
 
 def without_failures(file: Path | None) -> None:
-    """Raises ConfigError for a workload with failures: where several plans are simulated, they have other parts."""
+    """Raise ConfigError for a workload with failures: other plans have other devices and partitions to fail."""
     if file is not None and read_failures(file):
         raise ConfigError(f"{file}: failures are for one run of `cotenant simulate`; leave them out here")
 
 
 def simulate_recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int) -> Any:
-    """The report of a run with its timeline, and a bar where it takes long."""
+    """Simulate with a recorded timeline, showing progress."""
     from cotenant.runtime.dispatcher import Dispatcher
     from cotenant.sim.recorder import Recorder, lane_places
     from cotenant.sim.run import simulate as run

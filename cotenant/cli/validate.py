@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from cotenant.workload import Workload
 
 SCALES = (0.3, 0.6, 0.9, 1.2)
-CLOSE = 0.05
-ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
-BUSY = 0.01  # seconds by which requests are sent late where something else uses the machine
-PATIENCE = 10.0
+CLOSE = 0.05  # relative difference of latencies, or points of attainment, that is shown as agreement
+MIN_REQUESTS = 200  # of a model; with fewer, chance moves a p99 by more than CLOSE
+MAX_LAG = 0.01  # seconds of send lag, above which something else uses the machine
+STOP_TIMEOUT = 10.0  # seconds
 ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load. Each report is of the same arrivals.
+    """The runs at one load. Each report is of the same arrivals.
 
-    live: of the second run; first: of the one before it. simulated: with the batches of the second run, each when it
-    ran. foretold: with batches as in the first run on the whole.
+    live: of the second run; first: of the one before it. simulated: with the batch latencies of the second run, each
+    when it ran. predicted: with the distribution of batch latencies of the first run.
     batches: how long batches took in the second run over how long they took in the first, by model. slowdowns: what
     they took over their profile, by model and share in percent; outside: seconds that a request spent outside of the
     server, by model; both of the second run.
@@ -110,7 +110,7 @@ def validate(
 async def compare_loads(
     problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int
 ) -> Result:
-    """flags: of `cotenant serve`, whose plan must be for this problem."""
+    """Run every load twice live, and simulate it. flags: of `cotenant serve`, whose plan must be for this problem."""
     from cotenant.cli.client import bodies_for
     from cotenant.live.load_generator import generate_load as send
     from cotenant.runtime.lane_specs import lane_specs
@@ -125,46 +125,50 @@ async def compare_loads(
         lanes = list(lane_specs(plan, {model.name: model for model in problem.models}, problem.profiles))
 
         async def live(workload: Workload) -> tuple[Report, Observations]:
-            asked = generate_arrivals(workload, seconds, seed)
+            arrivals = generate_arrivals(workload, seconds, seed)
             tune_for_latency()
             since, written = time.monotonic(), log.stat().st_size
-            report = await send(http, models, bodies, asked, seconds)
+            report = await send(http, models, bodies, arrivals, seconds)
             return report, collect_observations(read_log(_lines(log, written), str(log)), since, time.monotonic())
 
         def simulated(
             workload: Workload, batches: Mapping[Key, BatchTimes | RecordedBatches], outside: Mapping[str, OutsideTime]
         ) -> Report:
-            report = simulate(_closer(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches)
-            return _farther(report, outside, [model.name for model in models])
+            report = simulate(
+                _without_outside_time(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches
+            )
+            return _with_outside_time(report, outside, [model.name for model in models])
 
-        found = []
+        comparisons = []
         for load in loads:
             workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
-            aside.print(f"{load:g} x the planned rates, twice {seconds:g} s", highlight=False)
-            first, before = await live(workload)
-            if (first.lag or 0.0) > BUSY:
-                late = show_seconds(first.lag or 0.0)
-                print_labelled("the machine is busy:", f"requests leave up to {late} late; compare later")
-            second, told = await live(workload)
-            outside = outside_time(second, told)
-            found.append(
+            aside.print(f"{load:g} × the planned rates, twice {seconds:g} s", highlight=False)
+            first, first_observed = await live(workload)
+            if (first.lag or 0.0) > MAX_LAG:
+                lag = show_seconds(first.lag or 0.0)
+                print_labelled("machine busy:", f"send lag p99 {lag}; the comparison is unreliable")
+            second, observed = await live(workload)
+            outside = outside_time(second, observed)
+            comparisons.append(
                 Comparison(
                     load=load,
                     live=second,
-                    simulated=simulated(workload, recorded_batches(lanes, told.batches), outside),
-                    predicted=simulated(workload, fit_batch_times(lanes, before.batches), outside_time(first, before)),
+                    simulated=simulated(workload, recorded_batches(lanes, observed.batches), outside),
+                    predicted=simulated(
+                        workload, fit_batch_times(lanes, first_observed.batches), outside_time(first, first_observed)
+                    ),
                     first=first,
-                    batches=batch_time_drift(before, told),
-                    slowdowns=slowdowns(plan, problem, told),
+                    batches=batch_time_drift(first_observed, observed),
+                    slowdowns=slowdowns(plan, problem, observed),
                     outside={name: spent.mean for name, spent in outside.items()},
                 )
             )
-    return Result(loads=tuple(found))
+    return Result(loads=tuple(comparisons))
 
 
 @asynccontextmanager
 async def served_process(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, Path]]:
-    """`cotenant serve` in a process of its own: its plan, the address of HTTP, and its event log."""
+    """Run `cotenant serve` in its own process; yield its plan, its HTTP address and its event log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "events.jsonl")
         async with _process([*flags, "--event-log", str(log)]) as up:
@@ -173,7 +177,7 @@ async def served_process(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str,
 
 @asynccontextmanager
 async def _process(flags: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
-    """What `cotenant serve` says once it is up."""
+    """Run `cotenant serve` and yield what it prints once it is up."""
     command = [sys.executable, "-m", "cotenant", "serve", *flags, *ANY_PORTS, "--json"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=1 << 26)
     try:
@@ -186,21 +190,21 @@ async def _process(flags: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
         if process.returncode is None:
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), PATIENCE)
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
         except TimeoutError:
             process.kill()
 
 
 def _lines(log: Path, start: int) -> list[bytes]:
-    """Those that were begun and ended since the log had `start` bytes: the server is still at it."""
+    """Return the complete lines since the log had `start` bytes: the server is still writing."""
     with log.open("rb") as file:
         file.seek(max(start - 1, 0))
-        begun = file.read().split(b"\n")
-    return begun[min(start, 1) : -1]
+        lines = file.read().split(b"\n")
+    return lines[min(start, 1) : -1]
 
 
 def slowdowns(plan: Plan, problem: Problem, seen: Observations) -> dict[str, float]:
-    """What batches took over what was profiled, by model and share; over its lanes where it has several of a share."""
+    """Return batch latencies over profiled ones, by model and share, over all lanes of that share."""
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for device in plan.devices:
         for slot, partition in enumerate(device.partitions):
@@ -214,7 +218,7 @@ def slowdowns(plan: Plan, problem: Problem, seen: Observations) -> dict[str, flo
 
 
 def batch_time_drift(before: Observations, after: Observations) -> dict[str, float]:
-    """How long batches took over what those of as many rows took before, by model."""
+    """Return batch latencies over those of as many rows in the run before, by model."""
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for key in before.batches.keys() & after.batches.keys():
         took: defaultdict[int, list[float]] = defaultdict(list)
@@ -239,7 +243,7 @@ class OutsideTime(msgspec.Struct, frozen=True):
 
 
 def outside_time(report: Report, seen: Observations) -> dict[str, OutsideTime]:
-    """By model, of those that had answers. Few requests tell no p99: there it is the mean."""
+    """Return the time outside by model, of those with answers. With few requests the p99 is taken as the mean."""
     found = {}
     for row in report.models:
         inside = seen.requests.get(row.model)
@@ -247,13 +251,13 @@ def outside_time(report: Report, seen: Observations) -> dict[str, OutsideTime]:
             continue
         mean = max(0.0, row.mean - statistics.fmean(inside))
         p50, p99 = np.quantile(inside, (0.5, 0.99)).tolist()
-        last = max(0.0, row.p99 - p99) if len(inside) >= ENOUGH else mean
+        last = max(0.0, row.p99 - p99) if len(inside) >= MIN_REQUESTS else mean
         found[row.model] = OutsideTime(mean=mean, p50=max(0.0, row.p50 - p50), p99=last)
     return found
 
 
-def _closer(problem: Problem, outside: Mapping[str, OutsideTime]) -> Problem:
-    """The problem with targets less by what requests spend outside."""
+def _without_outside_time(problem: Problem, outside: Mapping[str, OutsideTime]) -> Problem:
+    """Return the problem with targets reduced by the time that requests spend outside."""
     models = tuple(
         msgspec.structs.replace(model, slo=max(model.slo - outside.get(model.name, OutsideTime()).mean, 1e-6))
         for model in problem.models
@@ -261,8 +265,8 @@ def _closer(problem: Problem, outside: Mapping[str, OutsideTime]) -> Problem:
     return msgspec.structs.replace(problem, models=models)
 
 
-def _farther(report: Report, outside: Mapping[str, OutsideTime], names: Sequence[str]) -> Report:
-    """The report of these models with latencies more by what requests spend outside, as their callers see them."""
+def _with_outside_time(report: Report, outside: Mapping[str, OutsideTime], names: Sequence[str]) -> Report:
+    """Return the report of these models with latencies as callers see them, the time outside included."""
 
     def later(row: ModelReport) -> ModelReport:
         more = outside.get(row.model, OutsideTime())
@@ -274,19 +278,19 @@ def _farther(report: Report, outside: Mapping[str, OutsideTime], names: Sequence
 
 
 def result_view(result: Result) -> RenderableType:
-    """A table for each load, and how far apart runs are."""
+    """Tabulate each load, and sum up how far apart runs are."""
     parts: list[RenderableType] = []
     for it in result.loads:
         slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in it.slowdowns.items())
         outside = show_seconds(max(it.outside.values(), default=0.0))
-        seen = f"batches over profile: {slowdowns or '-'}; outside of the server up to {outside}"
-        parts += [comparison_table(it), *map(Text, comparison_summary(it)), Text(seen, style="dim"), ""]
+        notes = f"batch latency over profile: {slowdowns or '-'}; outside the server up to {outside}"
+        parts += [comparison_table(it), *map(Text, comparison_summary(it)), Text(notes, style="dim"), ""]
     return Group(*parts[:-1])
 
 
 def comparison_table(it: Comparison) -> RenderableType:
-    headings = (">requests", ">p50", ">Δ", ">p99", ">Δ", ">in time", ">Δ", ">batches Δ")
-    title = f"{it.load:g} x the planned rates: simulated, and live from that; batches from one run to the next"
+    headings = (">requests", ">p50", ">Δ", ">p99", ">Δ", ">attainment", ">Δ", ">batches Δ")
+    title = f"{it.load:g} × the planned rates: simulated; Δ of the live run; Δ of batches between the live runs"
     rows = table(title, "model", *headings)
     for simulated, live in _pairs(it.simulated, it.live):
         took = it.batches.get(simulated.model)
@@ -305,20 +309,21 @@ def comparison_table(it: Comparison) -> RenderableType:
 
 
 def comparison_summary(it: Comparison) -> list[str]:
-    """How far the live run is from the simulator with its batches, from what was foretold, and from the run before."""
+    """Sum up how far the live run is from the simulation of its own batches, the prediction, and the run before."""
     lag = it.live.lag or 0.0
-    busy = f". Not to be trusted: the machine was busy, requests were sent up to {show_seconds(lag)} late"
+    busy = f". Unreliable: the machine was busy, send lag p99: {show_seconds(lag)}"
     return [
-        f"simulated with its own batches: {largest_difference(it.simulated, it.live)}" + (busy if lag > BUSY else ""),
-        f"foretold from the first run: {largest_difference(it.predicted, it.live)}",
-        f"the first run, as it was: {largest_difference(it.first, it.live)}",
+        f"simulated with its own batches: {largest_difference(it.simulated, it.live)}"
+        + (busy if lag > MAX_LAG else ""),
+        f"predicted from the first run: {largest_difference(it.predicted, it.live)}",
+        f"the first live run: {largest_difference(it.first, it.live)}",
     ]
 
 
 def largest_difference(one: Report, other: Report) -> str:
-    """How far apart two runs are at most, by models that were asked often enough to tell."""
-    told = []
-    pairs = [(a, b) for a, b in _pairs(one, other) if min(_count(a), _count(b)) >= ENOUGH]
+    """Return the largest differences of two runs, over models with enough requests."""
+    differences = []
+    pairs = [(a, b) for a, b in _pairs(one, other) if min(_count(a), _count(b)) >= MIN_REQUESTS]
     for name in ("p50", "p99"):
         parts = {
             a.model: abs(getattr(b, name) / getattr(a, name) - 1)
@@ -328,12 +333,12 @@ def largest_difference(one: Report, other: Report) -> str:
         if parts:
             worst = max(parts, key=lambda model: parts[model])
             half = statistics.median(parts.values())
-            told.append(f"{name} within {parts[worst] * 100:.1f} % ({worst}), half within {half * 100:.1f}")
+            differences.append(f"{name} within {parts[worst] * 100:.1f} % ({worst}), half within {half * 100:.1f}")
     points = {a.model: abs((b.attainment or 0.0) - (a.attainment or 0.0)) for a, b in pairs}
     if points:
         worst = max(points, key=lambda model: points[model])
-        told.append(f"in time within {points[worst] * 100:.1f} points ({worst})")
-    return ", ".join(told) or f"no model had {ENOUGH} requests; run longer with --duration"
+        differences.append(f"attainment within {points[worst] * 100:.1f} points ({worst})")
+    return ", ".join(differences) or f"no model had {MIN_REQUESTS} requests; run longer with --duration"
 
 
 def _pairs(one: Report, other: Report) -> list[tuple[ModelReport, ModelReport]]:

@@ -1,4 +1,4 @@
-"""`cotenant simulate --what-if`: the plan as it is and what would be, side by side."""
+"""`cotenant simulate --what-if`: compare the plan in force with scenarios."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from cotenant.render.table import table
 from cotenant.sim.parallel import task_pool
 
 NOW = "now"
-BROKEN = "!"  # for those who see no colours
-NEAR = 0.05  # durations that differ by less are as good as equal
+VIOLATED = "!"  # also readable without colours
+EQUAL_LATENCY = 0.05  # relative; latencies that differ by less are shown as equal
 
 
 def run_what_ifs(
@@ -39,19 +39,19 @@ def run_what_ifs(
     jobs: int,
     json: bool,
 ) -> None:
-    """Plan anew with each of the changes, simulate all, and show them beside the plan that is given."""
+    """Plan and simulate each scenario, and show them beside the plan given."""
     trials = [ScenarioTask(label=NOW, question=question, plan=plan, seconds=seconds, seed=seed)]
-    for made in changes:
-        label = ",".join(change.text for change in made)
+    for scenario in changes:
+        label = ",".join(change.text for change in scenario)
         trials.append(
-            ScenarioTask(label=label, question=apply_changes(question, made, plan), seconds=seconds, seed=seed)
+            ScenarioTask(label=label, question=apply_changes(question, scenario, plan), seconds=seconds, seed=seed)
         )
     with task_pool(min(jobs, len(trials))) as workers:
-        found = collect_results("what if", workers.each(run_scenario, trials), len(trials))
+        outcomes = collect_results("what if", workers.each(run_scenario, trials), len(trials))
     if json:
-        show_json([_plain(outcome) for outcome in found])
+        show_json([_plain(outcome) for outcome in outcomes])
     else:
-        console.print(side_by_side(found))
+        console.print(side_by_side(outcomes))
 
 
 def _plain(outcome: ScenarioResult) -> dict[str, object]:
@@ -67,43 +67,43 @@ def _plain(outcome: ScenarioResult) -> dict[str, object]:
 
 
 def side_by_side(outcomes: Sequence[ScenarioResult]) -> RenderableType:
-    """A column for each; what differs from the first is bold, a broken promise red and marked."""
+    """Tabulate a column per scenario; what differs from the first is bold, a violated SLO red and marked."""
     base = outcomes[0]
     view = table("what if", "", *(f">{escape(outcome.label.replace(',', ' '))}" for outcome in outcomes))
     view.add_row("planner", *_cells([outcome.plan.planner for outcome in outcomes]))
     view.add_row("devices", *_cells([_devices(outcome) for outcome in outcomes]))
     if any(outcome.plan.cost_per_hour is not None for outcome in outcomes):
         view.add_row("cost /h", *_cells([_cost(outcome, base) for outcome in outcomes]))
-    view.add_row("busy", *_cells([f"{outcome.utilisation * 100:.0f} %" for outcome in outcomes]))
-    view.add_row("asked /s", *_cells([show_rate(_offered(outcome)) for outcome in outcomes]))
-    view.add_row("in time /s", *_cells([show_rate(_goodput(outcome)) for outcome in outcomes]))
+    view.add_row("utilisation", *_cells([f"{outcome.utilisation * 100:.0f} %" for outcome in outcomes]))
+    view.add_row("offered /s", *_cells([show_rate(_offered(outcome)) for outcome in outcomes]))
+    view.add_row("goodput /s", *_cells([show_rate(_goodput(outcome)) for outcome in outcomes]))
     view.add_section()
     for name in [row.model for row in base.report.models]:
         rows = [_row(outcome, name) for outcome in outcomes]
-        view.add_row(f"{escape(name)} in time", *(_attained(row, rows[0]) for row in rows))
+        view.add_row(f"{escape(name)} attainment", *(_attained(row, rows[0]) for row in rows))
     view.add_section()
     for name in [row.model for row in base.report.models]:
         rows = [_row(outcome, name) for outcome in outcomes]
         view.add_row(f"{escape(name)} p99", *(_tail(row, rows[0]) for row in rows))
     if any(outcome.broken for outcome in outcomes):
-        view.caption = f"{BROKEN}: a promise that is not kept"
+        view.caption = f"{VIOLATED}: SLO violated"
     return Group(view, *(Text(scenario_summary(outcome, base)) for outcome in outcomes[1:]))
 
 
 def scenario_summary(outcome: ScenarioResult, base: ScenarioResult) -> str:
-    """One line on what a change does to devices, cost and promises."""
-    told = []
+    """Return one line on what a scenario does to devices, cost and SLOs."""
+    parts = []
     more = outcome.plan.devices_used - base.plan.devices_used
-    told.append(f"{abs(more)} {'more' if more > 0 else 'fewer'}" if more else "as many devices")
+    parts.append(f"{abs(more)} {'more' if more > 0 else 'fewer'}" if more else "same devices")
     if outcome.plan.cost_per_hour is not None and base.plan.cost_per_hour:
-        told.append(f"{outcome.plan.cost_per_hour / base.plan.cost_per_hour - 1:+.0%} cost".replace("%", " %"))
+        parts.append(f"{outcome.plan.cost_per_hour / base.plan.cost_per_hour - 1:+.0%} cost".replace("%", " %"))
     if outcome.plan.unserved:
-        told.append(f"{show_rate(sum(outcome.plan.unserved.values()))} requests/s find no place")
-    broken = [f"{row.model} ({_percent(row)})" for row in outcome.broken]
-    kept = "every promise is kept" if not broken else f"not kept: {', '.join(broken[:4])}"
-    if len(broken) > 4:
-        kept += f" and {len(broken) - 4} more"
-    return f"{outcome.label}: {', '.join(told)}; {kept}."
+        parts.append(f"{show_rate(sum(outcome.plan.unserved.values()))} requests/s unserved")
+    violated = [f"{row.model} {_percent(row)} < {row.required * 100:g} %" for row in outcome.broken]
+    slos = "all SLOs met" if not violated else f"SLO violated: {', '.join(violated[:4])}"
+    if len(violated) > 4:
+        slos += f" and {len(violated) - 4} more"
+    return f"{outcome.label}: {', '.join(parts)}; {slos}."
 
 
 def _cells(values: Sequence[str]) -> list[Text]:
@@ -137,11 +137,11 @@ def _percent(row: ModelReport) -> str:
 
 def _attained(row: ModelReport, base: ModelReport) -> Text:
     style = "bold red" if not row.slo_met else "bold" if base.slo_met != row.slo_met else ""
-    return Text(_percent(row) + ("" if row.slo_met else f" {BROKEN}"), style=style)
+    return Text(_percent(row) + ("" if row.slo_met else f" {VIOLATED}"), style=style)
 
 
 def _tail(row: ModelReport, base: ModelReport) -> Text:
     if row.p99 is None:
         return Text("-")
-    same = base.p99 is not None and abs(row.p99 / base.p99 - 1) < NEAR
+    same = base.p99 is not None and abs(row.p99 / base.p99 - 1) < EQUAL_LATENCY
     return Text(show_seconds(row.p99), style="" if same else "bold")

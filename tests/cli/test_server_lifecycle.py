@@ -74,7 +74,7 @@ def test_serve_without_json_shows_addresses_and_broken_models(folder: Path) -> N
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     said = " ".join(err.split())
-    assert said.startswith("not served broken: models/broken/1/model.onnx: no model that ONNX Runtime"), err
+    assert said.startswith("not served: broken: models/broken/1/model.onnx: no model that ONNX Runtime"), err
 
 
 CLIMBERS = ["%2E%2E", "..%2F..", "..", "%2E%2E%2F%2E%2E%2Fetc", "identity%2F1", "a%00b", ".", "%20", "nobody"]

@@ -1,4 +1,4 @@
-"""`cotenant simulate`: a run, its picture, and what would be if something were different."""
+"""`cotenant simulate`: a run, its figure, and scenarios."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import cotenant.cli.loading
 from tests.cli.program import Program
 
 
-def test_a_run_is_drawn_and_its_course_is_in_the_json(program: Program, folder: Path) -> None:
+def test_simulate_a_plan_draws_it_and_prints_its_timeline(program: Program, folder: Path) -> None:
     said = program("simulate", "problem.toml", "--duration", "6", "--plot", "run.svg", "--json")
     assert (said.code, said.err) == (0, "wrote run.svg\n")
     assert ET.parse(folder / "run.svg").getroot().tag.endswith("svg")  # noqa: S314
@@ -25,20 +25,23 @@ def test_a_run_is_drawn_and_its_course_is_in_the_json(program: Program, folder: 
     assert "1 device, utilisation " in table and " requests queued, at most " in table
 
 
-def test_prices_say_what_answers_cost(program: Program, folder: Path) -> None:
+def test_simulate_with_prices_shows_cost(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace("count = 1", "price = 3.6"))
     table = program("simulate", "problem.toml", "--duration", "6", "--planner", "elastic").out
     assert "3.6 per hour, " in table and "per million answers within target" in table
 
 
-def test_what_would_be_stands_beside_what_is(program: Program) -> None:
+def test_what_if_scenarios_are_compared(program: Program) -> None:
     changes = ("--what-if", "rate=identity:3", "--what-if", "devices=-1", "--what-if", "planner=elastic,slo=lookup:1s")
     command = ("simulate", "problem.toml", "--duration", "3", "--jobs", "1", *changes)
     said = program(*command)
     assert (said.code, said.err) == (0, "")
-    assert "identity in time" in said.out and "lookup p99" in said.out
-    assert "devices=-1: 1 fewer, 150 requests/s find no place; not kept: identity (0.00 %), lookup (0.00 %)" in said.out
+    assert "identity attainment" in said.out and "lookup p99" in said.out
+    summary = (
+        "devices=-1: 1 fewer, 150 requests/s unserved; SLO violated: identity 0.00 % < 99 %, lookup 0.00 % < 99 %."
+    )
+    assert summary in said.out
     found = json.loads(program(*command, "--json").out)
     assert [one["what_if"] for one in found] == [
         "now",
@@ -64,11 +67,11 @@ def test_what_would_be_stands_beside_what_is(program: Program) -> None:
         ("--plot run.txt", "run.txt: cannot draw a .txt; take .svg, .png or .pdf"),
     ],
 )
-def test_what_cannot_be_simulated(program: Program, arguments: str, message: str) -> None:
+def test_simulate_with_wrong_options_says_why(program: Program, arguments: str, message: str) -> None:
     assert program.refuses("simulate", "problem.toml", *arguments.split()).startswith(message)
 
 
-def test_a_plan_for_other_devices_or_models_is_refused(program: Program, folder: Path) -> None:
+def test_simulate_a_plan_of_another_problem_is_rejected(program: Program, folder: Path) -> None:
     program("plan", "problem.toml", "--output", "plan.json")
     text = (folder / "plan.json").read_text()
     for old, new, message in (
@@ -83,7 +86,7 @@ def test_a_plan_for_other_devices_or_models_is_refused(program: Program, folder:
         assert program.refuses("simulate", "problem.toml", "--plan", "other.json").startswith(message)
 
 
-def test_a_plan_that_is_given_is_not_made(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulate_a_given_plan_does_not_plan(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program("plan", "problem.toml", "--output", "plan.json", "--planner", "elastic")
     text = (folder / "plan.json").read_text()
     (folder / "plan.json").write_text(text.replace('"elastic"', '"by hand"'))
@@ -109,7 +112,7 @@ think = "100ms"
 """
 
 
-def test_a_workload_says_who_asks_and_what_fails(program: Program, folder: Path) -> None:
+def test_simulate_with_a_workload_follows_its_rates_and_failures(program: Program, folder: Path) -> None:
     (folder / "w.toml").write_text(WORKLOAD)
     command = ("simulate", "problem.toml", "--workload", "w.toml", "--duration", "6", "--json")
     identity, lookup = json.loads(program(*command).out)["models"]

@@ -30,11 +30,11 @@ from cotenant.sim.trace_replay import Observations, ObservedBatch
 from tests.cli.program import Program
 
 
-def test_the_same_requests_go_through_both(program: Program) -> None:
+def test_validate_sends_the_same_requests_live_and_simulated(program: Program) -> None:
     command = ("validate", "serve.toml", "--scale", "0.5", "--duration", "2", "--json")
     said = program(*command)
     assert said.code == 0, said.err
-    assert "0.5 x the planned rates, twice 2 s" in said.err.splitlines()
+    assert "0.5 × the planned rates, twice 2 s" in said.err.splitlines()
     found = json.loads(said.out)
     (it,) = found["loads"]
     runs = [it[name]["models"] for name in ("live", "simulated", "predicted", "first")]
@@ -53,11 +53,11 @@ def test_the_same_requests_go_through_both(program: Program) -> None:
         ("--model-repository nowhere", "no model repository at 'nowhere': No such file or directory"),
     ],
 )
-def test_what_cannot_be_validated(program: Program, arguments: str, message: str) -> None:
+def test_validate_with_wrong_options_says_why(program: Program, arguments: str, message: str) -> None:
     assert program.refuses("validate", *arguments.split()).startswith(message)
 
 
-def test_the_demo_as_a_file_of_settings(tmp_path: Path) -> None:
+def test_benchmark_settings_are_those_of_the_demo(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(settings(tmp_path))
     known = read_settings(tmp_path / "settings.toml")
     assert (known.model_repository, known.objective) == (tmp_path, "rate")
@@ -80,7 +80,7 @@ PROBLEM = Problem(
 )
 
 
-def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
+def test_slowdowns_of_batches_are_relative_to_profiles() -> None:
     """Whatever the plan reckons with; on the two small shares, batches took 1.5 and 1.1 times that."""
     took = {
         (LaneId.parse("cpu-0/0"), "a"): [ObservedBatch(0.0, 1, 0.002)] * 2,
@@ -92,7 +92,7 @@ def test_slowdowns_are_what_batches_took_over_what_was_profiled() -> None:
     assert slowdowns(PLAN, PROBLEM, Observations({}, {})) == {}
 
 
-def test_batches_drift_by_what_they_took_over_those_of_as_many_rows_before() -> None:
+def test_batch_time_drift_compares_batches_of_as_many_rows() -> None:
     before = Observations(
         {
             (LaneId.parse("cpu-0/0"), "a"): [
@@ -114,7 +114,7 @@ def test_batches_drift_by_what_they_took_over_those_of_as_many_rows_before() -> 
     assert batch_time_drift(after, before) == {"a": pytest.approx(1 / 1.2)}
 
 
-def test_what_requests_spend_outside_is_what_callers_saw_over_the_log() -> None:
+def test_outside_time_is_latency_seen_by_callers_over_logged() -> None:
     report = run("live", 0)
     (row,) = report.models
     assert row.mean is not None and row.p50 is not None
@@ -128,7 +128,7 @@ def test_what_requests_spend_outside_is_what_callers_saw_over_the_log() -> None:
     assert outside_time(report, Observations({}, {})) == {}
 
 
-def test_of_a_log_that_is_still_written_the_whole_lines_since_are_read(tmp_path: Path) -> None:
+def test_lines_of_a_growing_log_are_complete_ones(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first\nsecond\nthi")
     assert _lines(log, 0) == [b"first", b"second"]
@@ -143,20 +143,20 @@ def run(source: str, seed: int, lag: float | None = None) -> Report:
     return Report(source=source, seconds=5, models=report.models, lag=lag)
 
 
-def test_how_far_apart_they_are_in_words() -> None:
+def test_comparison_summary_states_the_largest_differences() -> None:
     same, other = run("live", 0, 0.0001), run("live", 1, 0.02)
     assert largest_difference(
         same, same
     ) == "p50 within 0.0 % (a), half within 0.0, p99 within 0.0 % (a), half within 0.0, " + (
-        "in time within 0.0 points (a)"
+        "attainment within 0.0 points (a)"
     )
     few = Report(source="live", seconds=0.1, models=simulate(PROBLEM, PLAN, seconds=0.1).models)
     assert largest_difference(same, few) == "no model had 200 requests; run longer with --duration"
     it = Comparison(
         load=0.5, live=other, simulated=same, predicted=same, first=other, batches={}, slowdowns={}, outside={}
     )
-    own, foretold, first = comparison_summary(it)
-    assert own.startswith(f"simulated with its own batches: {largest_difference(same, other)}. Not to be trusted: ")
-    assert own.endswith("the machine was busy, requests were sent up to 20 ms late")
-    assert foretold == f"foretold from the first run: {largest_difference(same, other)}"
-    assert first == f"the first run, as it was: {largest_difference(other, other)}"
+    own, predicted, first = comparison_summary(it)
+    assert own.startswith(f"simulated with its own batches: {largest_difference(same, other)}. Unreliable: ")
+    assert own.endswith("the machine was busy, send lag p99: 20 ms")
+    assert predicted == f"predicted from the first run: {largest_difference(same, other)}"
+    assert first == f"the first live run: {largest_difference(other, other)}"
