@@ -29,7 +29,7 @@ def test_a_plan_as_a_table_as_json_and_as_a_picture(program: Program, folder: Pa
     table = program("plan", "problem.toml", "--plot", "plan.svg", "--output", "deep/plan.json")
     assert table.code == 0
     assert table.err == "wrote deep/plan.json\nwrote plan.svg\n"
-    for word in ("plan by geometry", "partition", "identity", "lookup", "100 ms", "forecast"):
+    for word in ("plan by geometry", "partition", "identity", "lookup", "100 ms", "predicted"):
         assert word in table.out
     assert "free" in program("plan", "problem.toml", "--planner", "elastic").out
     assert "violates" not in table.out
