@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from prometheus_client import parser as text_parser
+from prometheus_client.core import CounterMetricFamily, Metric, Sample, SummaryMetricFamily
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.registry import CollectorRegistry
 
 from cotenant import __version__
-from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.live.metrics import LaneReading, ServerCollector, render
 from cotenant.live.statistics import ModelCounts
@@ -135,6 +137,14 @@ def test_metrics_unknown_used_share_is_left_out() -> None:
     assert not any(name.startswith("cotenant_partition_used_share_ratio") for name in values)
 
 
+def test_metrics_batches_without_a_profile_have_no_slowdown() -> None:
+    counts = ModelCounts("m", "1")
+    counts.ran(LaneId.parse("cpu-0/0"), 1, 0.0, 0.01, Timing(5.0, 0.0, 0.01, 0.0, 0.0, 0.01), alone=0.0)
+    values = samples(collector([counts]))
+    assert values['cotenant_batch_observed_seconds_count{lane="cpu-0/0",model="m"}'] == 1
+    assert not any(name.startswith("cotenant_slowdown") for name in values)
+
+
 @pytest.mark.parametrize("accept", ["", SCRAPER])
 def test_metrics_model_name_with_quotes_reads_back(accept: str) -> None:
     name = 'a"b\\c\nd é'
@@ -147,11 +157,26 @@ def test_metrics_no_models_gives_the_backend() -> None:
     assert not any("model=" in name for name in values)
 
 
-def test_collector_tables_that_grow_while_collected_do_no_harm() -> None:
+def test_collector_lanes_and_reasons_that_come_while_collected_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = filled()
-    families = iter(collector([counts]).collect())
     timing = Timing(5.0, gather=0.001, infer=0.008, scatter=0.002, pause=0.001, cpu=0.01)
-    for lane, family in enumerate(families):
-        counts.ran(LaneId(DeviceId("cpu", 1), lane), 2, 0.010, 0.012, timing, alone=0.008)
-        counts.ended(Reply((Request(3, "resnet", 5.0, 5.1),), Outcome.REJECTED, f"why {lane}"), 5.1)
-        assert family.name
+    add_batch, add_rejection = SummaryMetricFamily.add_metric, CounterMetricFamily.add_metric
+
+    def batch(*args: Any, **named: Any) -> None:
+        add_batch(*args, **named)
+        counts.ran(LaneId.parse(f"cpu-1/{len(counts.lanes)}"), 2, 0.010, 0.012, timing, alone=0.008)
+
+    def rejection(*args: Any, **named: Any) -> None:
+        add_rejection(*args, **named)
+        why = f"why {len(counts.ledger.reasons)}"
+        counts.ended(Reply((Request(3, "resnet", 5.0, 5.1),), Outcome.REJECTED, why), 5.1)
+
+    monkeypatch.setattr(SummaryMetricFamily, "add_metric", batch)
+    monkeypatch.setattr(CounterMetricFamily, "add_metric", rejection)
+    lanes = {sample.labels["lane"] for family in collector([counts]).collect() for sample in lane_samples(family)}
+    assert lanes == {"cpu-0/0"}
+    assert len(counts.lanes) > 1 and len(counts.ledger.reasons) > 1
+
+
+def lane_samples(family: Metric) -> list[Sample]:
+    return [sample for sample in family.samples if sample.name.startswith("cotenant_batch_")]

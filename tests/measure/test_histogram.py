@@ -39,6 +39,12 @@ def test_histogram_extreme_outside_the_buckets_is_exact(value: float) -> None:
     assert histogram.quantile(0.0) == histogram.quantile(1.0) == value
 
 
+def test_histogram_quantile_of_all_is_the_largest_also_outside_the_buckets() -> None:
+    histogram = Histogram()
+    histogram.extend([1.0, 2e4, 5e4])
+    assert histogram.quantile(1.0) == 5e4
+
+
 def test_histogram_without_values_has_no_quantile() -> None:
     assert math.isnan(Histogram().quantile(0.5))
     assert math.isnan(Histogram().mean)

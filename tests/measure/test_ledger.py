@@ -47,6 +47,13 @@ def test_ledger_attainment_of_nothing_is_none(outcomes: tuple[Outcome, ...]) -> 
     assert ledger.attainment is None
 
 
+def test_ledger_answer_at_the_deadline_is_within_the_target() -> None:
+    ledger = OutcomeLedger()
+    for now in (1.99, 2.0, 2.01):
+        ledger.ended((Request(0, "m", 1.0, 2.0),), Outcome.SERVED, now)
+    assert (ledger.within_target, ledger.attainment) == (2, 2 / 3)
+
+
 def test_ledger_batches_add_up() -> None:
     ledger = OutcomeLedger()
     ledger.ran(3, 0.25, 0.5)
