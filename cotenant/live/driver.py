@@ -1,4 +1,4 @@
-"""Carries out the dispatcher's commands on a running event loop. It decides nothing, and every caller is answered in
+"""Carry out the dispatcher's commands on a running event loop. The driver decides nothing, and answers every caller in
 one place, `_reply`."""
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Answered = Callable[[Tensors | RequestError], None]
 
 # uvloop rounds its timers to milliseconds, and a wake that comes early has to be asked for again.
 ROUNDING = 0.0005
-GAIN = 1 / 8  # how fast the driver's idea of how long answers take to write follows what it sees
+GAIN = 1 / 8  # of the exponential average of how long responses take to write
 
 
 class Observer(Protocol):
-    """Hears of everything that is worth counting. Times are of the driver's clock, durations in seconds."""
+    """Is told of everything that is worth counting. Times are of the driver's clock, durations in seconds."""
 
     def ended(self, reply: Reply, now: float) -> None: ...
 
@@ -55,23 +55,24 @@ class Observer(Protocol):
 
 
 class StageTensors(Protocol):
-    """What a request of an application carries from stage to stage, by the number of the stage."""
+    """The tensors of an application request, from stage to stage. number: of a stage; item: of its requests, from 0."""
 
     def inputs(self, number: int, item: int) -> Tensors: ...
 
     def made(self, number: int, outputs: Tensors) -> dict[int, int]:
-        """How many requests of later stages an answer makes, where it is the answer that tells. Raises RequestError."""
+        """Return how many requests each later stage gets, for those whose number the outputs decide. Raises
+        RequestError."""
         ...
 
     def take(self, number: int, item: int, outputs: Tensors) -> None: ...
 
     def outputs(self) -> Tensors:
-        """Raises RequestError for what does not fit together."""
+        """Return the outputs of the application. Raises RequestError where those of its stages do not fit together."""
         ...
 
 
 class Driver:
-    """Takes requests in, and the news of batches (`finished`, `failed`) and of lanes (`tell`)."""
+    """Submit requests to the dispatcher, and tell it of batches (`finished`, `failed`) and of lanes (`tell`)."""
 
     def __init__(
         self,
@@ -84,9 +85,11 @@ class Driver:
         log: BinaryIO | None = None,
         rounding: float = ROUNDING,
     ) -> None:
-        """run: gives a lane a batch of a model, with the inputs of each request. clock: monotonic seconds.
+        """Drive a dispatcher from the running event loop.
 
-        drained: called with a lane whose worker may stop. rounding: seconds by which the loop's timers may be early.
+        run: gives a lane a batch of a model, with the inputs of each request. clock: monotonic seconds. drained: called
+        with a lane whose worker may stop. log: where events and commands are written. rounding: seconds by which the
+        loop's timers may be early.
         """
         self._dispatcher = dispatcher
         self._decide = Applications(dispatcher.handle).handle
@@ -104,20 +107,20 @@ class Driver:
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
         self._requests = 0
-        self._writing = 0.0  # seconds from a batch's end until its last answer is written, smoothed
+        self._writing = 0.0  # seconds from a batch's end until its last response is written, smoothed
 
     @property
-    def open(self) -> int:
-        """Requests that have not ended."""
+    def in_flight(self) -> int:
+        """The number of requests that have not ended."""
         return len(self._callers)
 
     def busy_since(self, lane: LaneId) -> float | None:
-        """When the batch began that a lane is at work on."""
+        """Return when the batch began that a lane is running; None for an idle lane."""
         running = self._running.get(lane)
         return None if running is None else running[1]
 
     def waiting(self, lane: LaneId) -> dict[str, int]:
-        """Requests in the queues of a lane, by model."""
+        """Return the number of requests in the queues of a lane, by model."""
         held = self._dispatcher.lanes.get(lane)
         return {} if held is None else {name: len(queue.waiting) for name, queue in held.queues.items()}
 
@@ -131,9 +134,9 @@ class Driver:
         size: int = 1,
         priority: int = 0,
     ) -> int:
-        """Take a request in, to be answered `within` so many seconds. Answers its id, perhaps after `answered`.
+        """Submit a request to be answered `within` so many seconds. Return its id, perhaps after `answered` was called.
 
-        inputs: of an application, what makes those of its stages.
+        inputs: for an application, the tensors of its stages.
         """
         self._requests += 1
         request_id = self._requests
@@ -143,7 +146,7 @@ class Driver:
             self._callers[request_id] = (), answered
             self._parts[request_id] = inputs
         now = self._clock()
-        deadline = now + within - self._writing  # the caller counts until it has its answer
+        deadline = now + within - self._writing  # the caller counts until it has its response
         self.feed(Arrived(Request(request_id, model, now, deadline, size, priority)))
         return request_id
 
@@ -183,8 +186,8 @@ class Driver:
         self.feed(Failed(lane, batch, reason))
 
     def feed(self, event: Event, answers: dict[int, Tensors] | None = None) -> None:
-        """Tell the dispatcher, and do what it says. What happens meanwhile (an answer may let its connection go on with
-        the next request) waits for its turn, so that events keep their order."""
+        """Give the dispatcher an event, and carry out its commands. Events that these cause (a response may let its
+        connection go on with the next request) wait for their turn, so that events keep their order."""
         self._pending.append((event, answers or {}))
         if self._busy:
             return
@@ -204,7 +207,7 @@ class Driver:
             self._busy = False
 
     def _write(self, log: BinaryIO, line: bytes) -> None:
-        """Serving goes on without its log."""
+        """Write a line of the event log; serving goes on without a log that cannot be written."""
         try:
             log.write(line)
         except OSError as error:
@@ -239,7 +242,7 @@ class Driver:
                 else:
                     answered(answers[request.id] if parts is None else _whole(request, parts))
             except Exception:
-                # One answer that cannot be written must not cost the others theirs, nor the lane its next batch.
+                # One response that cannot be written must not cost the others theirs, nor the lane its next batch.
                 logger.exception("the answer to request %d for model '%s' was lost", request.id, request.model)
 
 
@@ -249,7 +252,7 @@ def _take(parts: StageTensors, number: int, item: int, result: Tensors | Request
 
 
 def _whole(request: Request, parts: StageTensors) -> Tensors | RequestError:
-    """The answer to a request of an application."""
+    """Return the outputs of a request of an application, or why they do not fit together."""
     try:
         return parts.outputs()
     except RequestError as error:
@@ -257,7 +260,7 @@ def _whole(request: Request, parts: StageTensors) -> Tensors | RequestError:
 
 
 def _error(request: Request, reply: Reply) -> RequestError:
-    """What a caller is told who gets no answer."""
+    """Return the error for a caller whose request was not served."""
     match reply.outcome:
         case Outcome.REJECTED:
             text = f"request for model '{request.model}' rejected: {reply.reason}"

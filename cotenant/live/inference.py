@@ -72,5 +72,5 @@ class InferenceService:
         """Accept no further requests, and wait for those in flight, for `grace` seconds at most."""
         self._state.accepting = False
         deadline = time.monotonic() + grace
-        while self._driver.open and time.monotonic() < deadline:
+        while self._driver.in_flight and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_INTERVAL)

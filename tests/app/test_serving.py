@@ -147,7 +147,7 @@ def test_an_exception_within_the_block_still_drains(folder: Path) -> None:
             for pid in workers:
                 os.kill(pid, signal.SIGSTOP)
             answer = threads.submit(server.infer, "identity", {"x": ROW})
-            until(lambda: server._server._server._driver.open == 1)
+            until(lambda: server._server._server._driver.in_flight == 1)
             threads.submit(resume_when_it_drains, server, workers)
             raise ZeroDivisionError
     assert answer.result(PATIENCE)["y"].tolist() == ROW.tolist()

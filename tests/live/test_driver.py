@@ -84,7 +84,7 @@ def test_response_that_cannot_be_written_leaves_the_others(caplog: pytest.LogCap
         driver.submit("m", (), answers.append, within=1.0)
         driver.finished(LaneId.parse("cpu-0/0"), batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
         driver.finished(LaneId.parse("cpu-0/0"), batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
-        assert len(batches) == 2 and answers == [()] and driver.open == 0
+        assert len(batches) == 2 and answers == [()] and driver.in_flight == 0
 
     asyncio.run(main())
     assert [record.getMessage() for record in caplog.records] == ["the answer to request 1 for model 'm' was lost"]

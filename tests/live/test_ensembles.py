@@ -224,7 +224,7 @@ def test_caller_that_leaves_cancels_all_steps(tmp_path: Path) -> None:
             server.cancel(handle)
             assert [type(end).__name__ for end in ends] == ["CancelledError"]
             async with asyncio.timeout(PATIENCE):
-                while server._driver.open:
+                while server._driver.in_flight:
                     await asyncio.sleep(0.01)
             assert len(ends) == 1
 

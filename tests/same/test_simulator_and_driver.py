@@ -112,7 +112,7 @@ async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Ten
     for request in requests:
         loop.call_at(start + request.arrived, submit, request)
     await asyncio.sleep(requests[-1].arrived + 10.0)
-    assert driver.open == 0
+    assert driver.in_flight == 0
     return recorder.story, answers
 
 
