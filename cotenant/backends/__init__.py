@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import msgspec
@@ -34,8 +34,22 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[int, ...] = ()
 
 
+def sibling_of(lane: LaneId, others: Iterable[LaneId]) -> LaneId | None:
+    """Return the lane of another worker of the same partition, the first of these; None where there is none."""
+    for other in others:
+        if other != lane and (other.device, other.slot) == (lane.device, lane.slot):
+            return other
+    return None
+
+
 class Backend(Protocol):
     name: str
+
+    @property
+    def divides(self) -> bool:
+        """Whether several workers of a partition divide its share among them, so that each is opened with its part; or
+        else each is opened with the whole of it, in the same partition."""
+        ...
 
     def fleet(self) -> tuple[Kind, ...]:
         """The devices of this machine."""

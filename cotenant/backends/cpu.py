@@ -29,6 +29,7 @@ class Cpu:
     """
 
     name = "cpu"
+    divides = True
 
     def __init__(self, *, enforcement: Literal["throttle", "quota"] = "throttle", reserve: float = 0.0) -> None:
         if not 0 <= reserve < 1:

@@ -12,6 +12,7 @@ from cotenant.core.units import WHOLE
 
 class Fake:
     name = "fake"
+    divides = True
 
     def __init__(self, kinds: tuple[Kind, ...] = (Kind(name="fake", cuts=tuple(range(50, WHOLE + 1, 50))),)) -> None:
         self._kinds = kinds

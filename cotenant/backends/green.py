@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from cotenant.backends import Launch
+from cotenant.backends import Launch, sibling_of
 from cotenant.backends.nvidia import (
     DeviceWatch,
     Gpu,
@@ -38,6 +38,7 @@ class Green:
     """Green contexts on these GPUs."""
 
     name = "green"
+    divides = False
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._gpus = tuple(gpus)
@@ -57,14 +58,19 @@ class Green:
         return "CUDA green contexts: kernels of a partition run on its own SMs; memory and its bandwidth are shared"
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
-        """Assign the groups with the fewest lanes, those of leaving lanes last counted. Raises DeviceError for an
-        unknown device, or a share of less than one group."""
+        """Assign the groups of the partition's other worker, or else those with the fewest lanes, leaving lanes last
+        counted. Raises DeviceError for an unknown device, or a share of less than one group."""
         device = lane.device
         if device not in self._devices:
             raise DeviceError(f"lane {lane!r}: no device {device!r}; there are {', '.join(self._devices)}")
         gpu = self._devices[device]
         sizes = self._sizes(gpu)
-        groups = self._choose(device, sizes, groups_in(sizes, share, lane), leaving)
+        sibling = sibling_of(lane, self._open)
+        groups = (
+            self._choose(device, sizes, groups_in(sizes, share, lane), leaving)
+            if sibling is None
+            else self._open[sibling][1]
+        )
         self._open[lane] = device, groups
         return Launch(
             env={"CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_MAX_CONNECTIONS": _CONNECTIONS},

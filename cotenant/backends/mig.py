@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from cotenant.backends import Launch, nvidia
+from cotenant.backends import Launch, nvidia, sibling_of
 from cotenant.backends.nvidia import Gpu, nvml_error_text, nvml_errors, nvml_session
 from cotenant.core import mig
 from cotenant.core.identity import DeviceId, LaneId
@@ -44,6 +44,7 @@ class _Part(msgspec.Struct):
 
 class Mig:
     name = "mig"
+    divides = False
 
     def __init__(self, gpus: Sequence[Gpu], *, create: bool = False) -> None:
         """create: create instances on GPUs that have none. GPUs without MIG or usable instances are left out. Raises
@@ -87,7 +88,8 @@ class Mig:
         return "MIG instances: SMs, cache and memory separated in hardware"
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
-        """Assign a free instance of that share, the one with the most memory, or create one.
+        """Assign the instance of the partition's other worker, or else a free one of that share, the one with the most
+        memory, or create one.
 
         Raises DeviceError if there is none.
         """
@@ -95,7 +97,9 @@ class Mig:
         if device not in self._gpus:
             raise DeviceError(f"lane {lane!r}: there is no device {device!r}; there is {', '.join(self._gpus)}")
         fitting = sorted((p for p in self._parts[device] if p.share == share), key=lambda part: -part.memory)
-        part = next((part for part in fitting if not part.lanes), None)
+        part = next((part for part in fitting if sibling_of(lane, part.lanes) is not None), None)
+        if part is None:
+            part = next((part for part in fitting if not part.lanes), None)
         if part is None and not self._gpus[device].instances:
             part = self._make(device, share)
         if part is None:

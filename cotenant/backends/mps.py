@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cotenant.backends import Launch, nvidia
+from cotenant.backends import Launch, nvidia, sibling_of
 from cotenant.backends.mps_daemon import (
     STATIC,
     DaemonFolder,
@@ -87,6 +87,11 @@ class Mps:
         except DeviceError:
             self.stop()
             raise
+
+    @property
+    def divides(self) -> bool:
+        """A cap is one of each worker; a static partition takes many."""
+        return not self._static
 
     def stop(self) -> None:
         """End the daemons; workers that still run lose the GPU."""
@@ -190,6 +195,9 @@ class _Device:
         return self._reason
 
     def carve(self, lane: LaneId, chunks: int, leaving: Collection[LaneId]) -> str:
+        if (sibling := sibling_of(lane, self._carved)) is not None:
+            self._carved[lane] = self._carved[sibling]
+            return self._carved[lane].id
         try:
             carved = self.daemon.carve(chunks)
         except DeviceError:

@@ -74,9 +74,11 @@ class ControlDriver:
         batches: BatchListener,
         *,
         warm_workers: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool = Pool(backend, arena, self.feed, batches, warm_workers=warm_workers)
+        self.pool = self.make_pool(backend, arena, batches, warm_workers)
         self.setups: dict[LaneId, LaneSetup] = {}
+        self._clock = clock
         self._handle = orchestrator.handle
         self._supervisor = orchestrator.supervisor
         self._perform_other = perform
@@ -85,6 +87,10 @@ class ControlDriver:
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes: set[asyncio.TimerHandle] = set()
+
+    def make_pool(self, backend: Backend, arena: Arena, batches: BatchListener, warm_workers: int) -> Pool:
+        """Make the transport. Tests in virtual time have another."""
+        return Pool(backend, arena, self.feed, batches, warm_workers=warm_workers)
 
     def feed(self, event: Event) -> None:
         """Tell the machine, and do what it says. What happens meanwhile waits for its turn, so that events keep their
@@ -95,7 +101,7 @@ class ControlDriver:
         self._busy = True
         try:
             while self._pending:
-                now = time.monotonic()
+                now = self._clock()
                 for command in self._handle(self._pending.popleft(), now):
                     self._perform(command, now)
         finally:
@@ -146,8 +152,8 @@ class ControlDriver:
                 self.pool.retire(lane, incarnation, grace)
             case ClosePartition(lane, incarnation):
                 self.pool.close_partition(lane, incarnation)
-            case WakeAt(lane, time):
-                self._wake(Woke(lane, time), time - now)
+            case WakeAt(lane, due):
+                self._wake(Woke(lane, due), due - now)
             case _:
                 self._log(command)
                 self._perform_other(command)

@@ -9,8 +9,6 @@ import msgspec
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.tensor import ModelInfo
-from cotenant.core.units import show_share
-from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.predictors.samples import Sample
 from cotenant.runtime.applications import application_specs
@@ -48,18 +46,9 @@ Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Deployment]]
 
 
 def with_planned_batches(deployment: Deployment) -> Deployment:
-    """Return the deployment with models that take as many rows as the largest batch that the plan has for them.
-
-    Raises PlanError for a plan with several workers of a model on a partition: no backend knows yet how they would
-    share it.
-    """
+    """Return the deployment with models that take as many rows as the largest batch that the plan has for them."""
     batches: dict[str, int] = {}
-    for device, partition, placement in deployment.plan.placements():
-        if placement.procs > 1:
-            raise PlanError(
-                f"the plan has {placement.procs} workers of {placement.model!r} on {show_share(partition.share)} of"
-                f" {device.id}, and a server runs one; take rows with procs above 1 out of the profiles, plan again"
-            )
+    for _, _, placement in deployment.plan.placements():
         batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
     offered = {}
     for name, given in deployment.offered.items():

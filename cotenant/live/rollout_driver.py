@@ -40,7 +40,7 @@ from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.runtime.events import Drained
 from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
-from cotenant.runtime.lane_specs import lane_specs
+from cotenant.runtime.lane_specs import lane_specs, workers_per_partition
 from cotenant.worker.arena import Arena
 
 logger = logging.getLogger(__name__)
@@ -59,14 +59,17 @@ class RolloutDriver:
         arena: Arena,
         *,
         warm_workers: int = 0,
+        control: type[ControlDriver] = ControlDriver,
     ) -> None:
+        """control: drives the orchestrator; tests in virtual time have another."""
         self.statistics = RolloutStatistics()
         self._orchestrator = orchestrator
         self._supervisor = orchestrator.supervisor
         self._state = state
         self._driver = driver
         self._observer = observer
-        self._control = ControlDriver(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
+        self._divides = backend.divides
+        self._control = control(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
         self._matcher = LaneMatcher()
         self._revisions = itertools.count(1)
         self._deployments: dict[int, Deployment] = {}  # by revision: those in force, under way, or queued
@@ -173,13 +176,17 @@ class RolloutDriver:
             self._wanted = self._matcher.match(deployment.plan, specs, lambda model: self._unchanged(model, deployment))
             for name, lane in self._wanted.items():
                 if name not in self._matcher.lanes:
-                    setup = LaneSetup(lane.partition.share, tuple(worker_models(deployment, lane.spec)))
-                    self._control.setups[name] = setup
+                    held = tuple(worker_models(deployment, lane.spec))
+                    self._control.setups[name] = LaneSetup(self._share(lane), held)
         except CotenantError as error:
             self._control.feed(Unassignable(revision.number, str(error)))
             return
         lanes, capacity = self._planned(deployment)
         self._control.feed(Assigned(revision.number, lanes, capacity, applications_of(deployment)))
+
+    def _share(self, lane: LaneAssignment) -> int:
+        """The share that a worker is held to."""
+        return lane.partition.share // (workers_per_partition(lane.partition) if self._divides else 1)
 
     def _planned(self, deployment: Deployment) -> tuple[tuple[PlannedLane, ...], dict[DeviceId, int]]:
         """The lanes wanted, and the memory of devices. Where lanes share a process they share the models' weights: what

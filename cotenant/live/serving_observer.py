@@ -16,6 +16,7 @@ from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 from cotenant.runtime.events import Reply
 from cotenant.runtime.lane_assignment import LaneAssignment
+from cotenant.runtime.lane_specs import workers_per_partition
 from cotenant.worker.wire import Timing
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
@@ -59,11 +60,10 @@ class ServingObserver:
             return
         now = time.monotonic()
         load = Load(model, assignment.device.kind, rows, assignment.partition.share)
-        others = {
-            name: self._busy_since(name)
-            for name, other in self._state.lanes.items()
-            if other.device.id == assignment.device.id and name != lane
-        }
+        co_located = {name: other for name, other in self._state.lanes.items() if name.device == lane.device}
+        if any(workers_per_partition(other.partition) > 1 for other in co_located.values()):
+            return  # workers of one partition slow each other, too, which its profile has in it already
+        others = {name: self._busy_since(name) for name in co_located if name != lane}
         self._interference.ran(lane, load, since=now - seconds, now=now, alone=alone, others=others)
 
     def _alone(self, lane: LaneAssignment | None, model: str, rows: int, predicted: float) -> float:
@@ -73,7 +73,8 @@ class ServingObserver:
         profile = self._state.deployment.problem.profiles.get((model, lane.device.kind))
         if profile is None:
             return predicted
-        seconds = profile.latency(rows, lane.partition.share)
+        procs = next((placed.procs for placed in lane.placements if placed.model == model), 1)
+        seconds = profile.latency(rows, lane.partition.share, procs)
         return seconds if seconds < math.inf else predicted
 
 

@@ -116,6 +116,17 @@ def test_partitions_lie_side_by_side(machine: Machine) -> None:
     assert backend.open(LaneId.parse("h200-0/2"), 606).groups == (*range(8), 12, 13)
 
 
+def test_workers_of_a_partition_run_on_the_same_groups(machine: Machine) -> None:
+    backend = machine()
+    device = DeviceId("h200")
+    backend.open(LaneId(device, 0), 242)
+    first, second = backend.open(LaneId(device, 1), 242), backend.open(LaneId(device, 1, 1), 242)
+    assert not backend.divides
+    assert first.groups == second.groups == (4, 5, 6, 7)
+    backend.close(LaneId(device, 1))
+    assert backend.open(LaneId(device, 1), 242).groups == second.groups
+
+
 def test_new_partitions_stand_where_old_ones_leave(machine: Machine) -> None:
     backend = machine()
     backend.open(LaneId.parse("h200-0/0"), 242)
@@ -146,7 +157,7 @@ def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, siz
         room = WHOLE - sum(share for share, _ in kept.values())
         while fitting := [cut for cut in legal_shares(sizes) if cut <= room]:
             room -= (share := int(rng.choice(fitting)))
-            lane = LaneId(DeviceId("gpu"), change, len(fresh))
+            lane = LaneId(DeviceId("gpu"), 100 * change + len(fresh))
             groups = backend.open(lane, share, leaving=there.keys() - kept.keys()).groups
             assert len(groups) == groups_in(sizes, share, lane)
             fresh[lane] = share, sum(1 << group for group in groups)

@@ -154,6 +154,17 @@ def test_of_equal_shares_the_one_with_the_most_memory_is_taken(machine: Machine)
     ]
 
 
+def test_workers_of_a_partition_run_on_the_same_instance(machine: Machine) -> None:
+    backend = machine(CUT)
+    device = DeviceId("h200-mig")
+    first = where(backend, LaneId(device, 0), ONE)
+    assert not backend.divides
+    assert where(backend, LaneId(device, 0, 1), ONE) == first
+    assert where(backend, LaneId(device, 1), ONE) != first
+    backend.close(LaneId(device, 0))
+    assert where(backend, LaneId(device, 0), ONE) == first  # its worker starts again
+
+
 def test_a_device_that_is_not_there(machine: Machine) -> None:
     backend = machine(CUT)
     with pytest.raises(

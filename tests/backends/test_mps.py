@@ -329,6 +329,10 @@ def test_static_partitions(made: Make, monkeypatch: pytest.MonkeyPatch, protocol
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in env
     with fake.client(env) as client:
         assert client.said == ["CUDA_SUCCESS", "-", env["CUDA_MPS_SM_PARTITION"]]
+    assert not backend.divides
+    second = LaneId.parse("h200-0/0.2")
+    assert backend.open(second, 500).env == env  # another worker of the same partition
+    backend.close(second)
     backend.open(LaneId.parse("h200-0/1"), 438)
     with pytest.raises(DeviceError, match=r"^MPS gives no partition of 2 chunks .*CUDA_ERROR_INVALID_RESOURCE_CONFIG"):
         backend.open(LaneId.parse("h200-0/2"), 125)

@@ -15,6 +15,7 @@ import pytest
 from cotenant.backends.cpu import Cpu
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement
+from cotenant.core.profile import Point, Profile
 from cotenant.errors import FailedError, RequestError, RolloutError, WorkerError
 from cotenant.live.deployment import Deployment
 from cotenant.live.metrics import render
@@ -196,5 +197,45 @@ def test_device_that_is_lost_during_a_rollout_rolls_it_back(tmp_path: Path, monk
             with pytest.raises(WorkerError, match=r"^the worker of cpu-1/0 did not start: cpu-1 is lost: it fell off"):
                 await applying
             assert [worker.lane for worker in server._rollouts.workers()] == ["cpu-0/0"]
+
+    run(main())
+
+
+def together(given: Deployment, share: int, procs: int) -> Deployment:
+    """Model `identity` with so many workers on one partition."""
+    points = [Point(share=share, batch=1, latency=0.01, memory=1 << 20, procs=procs)]
+    placement = Placement(model="identity", batch=1, rate=1.0, duty=0.01, latency=0.01, procs=procs)
+    device = Device(id=DeviceId("cpu"), partitions=(Partition(share=share, placements=(placement,)),))
+    return msgspec.structs.replace(
+        given,
+        plan=msgspec.structs.replace(given.plan, devices=(device,)),
+        problem=msgspec.structs.replace(
+            given.problem, profiles={("identity", "cpu"): Profile("identity", "cpu", points)}
+        ),
+    )
+
+
+def test_several_workers_of_a_model_share_a_partition(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            server = asking.server
+            await server.apply(together(asking.given, 500, 2))
+            await until(lambda: not server._rollouts.status().phase)
+            first, second = server._rollouts.workers()
+            assert (first.lane, second.lane) == ("cpu-0/1", "cpu-0/1.2")
+            assert (first.share, second.share) == (250, 250) and first.pid != second.pid
+
+            def busy() -> set[str]:
+                return {lane for lane, seconds in server._observer.busy.items() if seconds}
+
+            await until(lambda: busy() >= {"cpu-0/1"})
+            assert second.pid is not None and first.pid is not None
+            await asyncio.gather(*(ask(server, "identity", floats()) for _ in range(20)))
+            assert busy() >= {"cpu-0/1", "cpu-0/1.2"}
+            os.kill(first.pid, signal.SIGKILL)  # the other serves on
+            await until(lambda: server._rollouts.workers()[0].restarts == 1)
+            assert server._rollouts.workers()[1].pid == second.pid
+            await server.apply(together(asking.given, 500, 3))
+            await until(lambda: [worker.share for worker in server._rollouts.workers()] == [166] * 3)
 
     run(main())
