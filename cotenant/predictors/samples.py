@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
-    """Samples from the lines of a CSV file (docs/reference.md, "Samples of pairs").
+    """Samples from the lines of a CSV file (docs/reference.md, "Interference samples").
 
     Raises ConfigError with `place` and the line.
     """
