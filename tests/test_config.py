@@ -42,7 +42,7 @@ def written(folder: Path, problem: str = PROBLEM) -> Path:
     return folder / "problem.toml"
 
 
-def test_a_problem_is_read_in_seconds_bytes_and_thousandths(tmp_path: Path) -> None:
+def test_read_problem_converts_units(tmp_path: Path) -> None:
     problem = read_problem(written(tmp_path))
     assert problem.models == (Model(name="resnet50", slo=0.108),)
     assert problem.rates == {"resnet50": 200.0}
@@ -53,7 +53,7 @@ def test_a_problem_is_read_in_seconds_bytes_and_thousandths(tmp_path: Path) -> N
     assert problem.interference.slowdown(None, ()) == 1.0  # type: ignore[arg-type]
 
 
-def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
+def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
     text = PROBLEM
     for line in ('objective = "devices"', 'interference = "none"', "count = 4", 'memory = "32GiB"', "price = 3.06"):
         text = text.replace(line, "")
@@ -146,13 +146,13 @@ def test_what_is_left_out_of_a_problem(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_problem_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_read_problem_with_a_mistake_names_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = written(tmp_path, PROBLEM.replace(old, new, 1))
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
         read_problem(path)
 
 
-def test_a_mig_geometry_stands_in_place_of_cuts_and_memory(tmp_path: Path) -> None:
+def test_read_problem_with_a_geometry_sets_cuts_and_memory(tmp_path: Path) -> None:
     text = PROBLEM.replace("cuts = [10, 20, 40, 12.5, 100]", 'geometry = "mig-a100-40gb"')
     (kind,) = read_problem(written(tmp_path, text.replace('memory = "32GiB"', ""))).fleet
     assert (kind.geometry, kind.cuts) == ("mig-a100-40gb", (142, 285, 428, 571, 1000))
@@ -161,13 +161,13 @@ def test_a_mig_geometry_stands_in_place_of_cuts_and_memory(tmp_path: Path) -> No
     assert kind.memory == 32 << 30
 
 
-def test_profiles_of_kinds_and_models_that_nobody_asks_for_are_left_aside(tmp_path: Path) -> None:
+def test_read_problem_with_unused_profiles_ignores_them(tmp_path: Path) -> None:
     path = written(tmp_path)
     (tmp_path / "profiles.csv").write_text(PROFILE + "resnet50,a100,100,1,1.0,1420\nbert,v100,100,1,9.0,99\n")
     assert read_problem(path).fleet[0].name == "v100"
 
 
-def test_a_model_that_only_one_of_several_kinds_can_run_is_no_mistake(tmp_path: Path) -> None:
+def test_read_problem_with_a_model_on_one_kind_only_is_accepted(tmp_path: Path) -> None:
     other = (
         '\n[[models]]\nname = "bert"\nslo = "50ms"\nrate = 0\n\n[[devices]]\nkind = "a100"\ncount = 1\nprice = 4.1\n'
     )
@@ -180,7 +180,7 @@ def test_a_model_that_only_one_of_several_kinds_can_run_is_no_mistake(tmp_path: 
     assert {device.kind for device in plan.devices} == {"v100"}
 
 
-def test_a_target_below_the_fastest_latency_is_a_problem_that_is_left_unserved(tmp_path: Path) -> None:
+def test_read_problem_with_an_infeasible_target_is_accepted(tmp_path: Path) -> None:
     problem = read_problem(written(tmp_path, PROBLEM.replace("108ms", "2ms")))
     assert plan_problem(problem, "elastic", validate=False).unserved == {"resnet50": 200.0}
 
@@ -188,13 +188,13 @@ def test_a_target_below_the_fastest_latency_is_a_problem_that_is_left_unserved(t
 @pytest.mark.parametrize(
     "text", [PROFILE.replace("\n", "\r\n"), "\ufeff" + PROFILE, "\ufeff" + PROFILE.replace("\n", "\r\n")]
 )
-def test_profiles_as_other_systems_write_them(tmp_path: Path, text: str) -> None:
+def test_read_profiles_file_of_other_systems_is_accepted(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.csv"
     path.write_bytes(text.encode())
     assert read_profiles_file(path)["resnet50", "v100"].latency(1, 1000) == pytest.approx(0.0021)
 
 
-def test_a_mistake_in_a_profile_is_named_with_its_file_and_line(tmp_path: Path) -> None:
+def test_read_profiles_file_with_a_mistake_names_its_line(tmp_path: Path) -> None:
     path = written(tmp_path)
     (tmp_path / "profiles.csv").write_text(PROFILE.replace("2.1,", "soon,"))
     with pytest.raises(ConfigError, match=rf"^{re.escape(str(tmp_path))}/profiles.csv:3: latency_ms: 'soon' is not a"):
@@ -204,14 +204,14 @@ def test_a_mistake_in_a_profile_is_named_with_its_file_and_line(tmp_path: Path) 
         read_problem(path)
 
 
-def test_a_margin_slows_those_with_neighbours(tmp_path: Path) -> None:
+def test_margin_slows_co_located_models(tmp_path: Path) -> None:
     path = written(tmp_path, PROBLEM.replace('"none"', '{ model = "margin", factor = 1.25 }', 1))
     interference = read_problem(path).interference
     load = Load("resnet50", "v100", 4, 500)
     assert (interference.slowdown(load, ()), interference.slowdown(load, (load,))) == (1.0, 1.25)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "absent.toml"
     with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}: cannot be read: No such file or directory$"):
         read_problem(path)
@@ -222,14 +222,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_settings(tmp_path)
 
 
-def test_a_file_that_an_editor_began_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+def test_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_text("\ufeff" + PROBLEM, encoding="utf-8")
     (tmp_path / "profiles.csv").write_text("\ufeff" + PROFILE, encoding="utf-8")
     assert read_problem(path).rates == {"resnet50": 200.0}
 
 
-def test_a_server_needs_no_file() -> None:
+def test_read_settings_without_a_file_gives_defaults() -> None:
     settings = read_settings()
     assert settings.model_repository == Path("models")
     assert settings.profiles is None
@@ -258,7 +258,7 @@ def test_a_server_needs_no_file() -> None:
         ('backend = "mig"\ninterference = { model = "margin", factor = 1.1 }', None, ("margin", 1.1)),
     ],
 )
-def test_a_gpu_has_shares_and_neighbours_as_its_backend_cuts_it(
+def test_read_settings_of_a_gpu_backend_sets_cuts_and_interference(
     text: str, cuts: tuple[int, ...] | None, interference: tuple[str, float], tmp_path: Path
 ) -> None:
     path = tmp_path / "server.toml"
@@ -269,7 +269,7 @@ def test_a_gpu_has_shares_and_neighbours_as_its_backend_cuts_it(
     assert (settings.gpus, settings.create) == ((), False)
 
 
-def test_how_mps_is_used(tmp_path: Path) -> None:
+def test_read_settings_of_mps_sets_its_options(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     path.write_text('backend = "mps"\n[mps]\nmemory_limits = true\nprotocol = 3\ndirectory = "run"')
     assert read_settings(path).mps == MpsSettings(memory_limits=True, protocol=3, directory=tmp_path / "run")
@@ -278,21 +278,21 @@ def test_how_mps_is_used(tmp_path: Path) -> None:
         read_settings(path)
 
 
-def test_mps_takes_whole_percentages(tmp_path: Path) -> None:
+def test_read_settings_of_mps_rejects_fractional_percentages(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text('backend = "mps"\nmps = { cuts = [12.5, 50] }')
     with pytest.raises(ConfigError, match=r"mps\.cuts: MPS takes whole percentages only, not 12\.5 %$"):
         read_settings(path)
 
 
-def test_gpus_are_named_by_index_or_uuid(tmp_path: Path) -> None:
+def test_read_settings_of_gpus_takes_indexes_and_uuids(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text('backend = "mig"\nmig = { create = true }\ngpu = { devices = [0, "GPU-00000002"] }')
     settings = read_settings(path)
     assert (settings.gpus, settings.create) == (("0", "GPU-00000002"), True)
 
 
-def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
+def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text(
         """
@@ -364,7 +364,7 @@ def test_settings_are_read_relative_to_their_file(tmp_path: Path) -> None:
         ("[[models]]\nslo = '1s'", "models[0]: key 'name' is missing"),
     ],
 )
-def test_a_mistake_in_settings_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_read_settings_with_a_mistake_names_its_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "server.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
@@ -395,7 +395,7 @@ fanout = { counts = [0, 4], chances = [0.75, 0.25] }
 ONLY = PROBLEM.replace('[[models]]\nname = "resnet50"\nslo = "108ms"\nrate = 200\n', "")
 
 
-def test_applications_are_read_and_models_of_theirs_need_no_entry(tmp_path: Path) -> None:
+def test_read_problem_with_applications_implies_their_models(tmp_path: Path) -> None:
     problem = read_problem(written(tmp_path, ONLY + APPLICATION))
     (street,) = problem.applications
     assert (street.name, street.slo, street.attainment) == ("street", 0.3, 0.99)
@@ -405,12 +405,12 @@ def test_applications_are_read_and_models_of_theirs_need_no_entry(tmp_path: Path
     assert not check(plan_problem(problem, "elastic", validate=False), problem)
 
 
-def test_model_of_several_applications_has_the_shortest_of_their_targets(tmp_path: Path) -> None:
+def test_model_of_several_applications_has_their_shortest_target(tmp_path: Path) -> None:
     other = APPLICATION.replace("street", "alley").replace("300ms", "200ms")
     assert read_problem(written(tmp_path, ONLY + APPLICATION + other)).models == (Model(name="resnet50", slo=0.2),)
 
 
-def test_a_model_may_be_asked_for_directly_too_or_only_be_limited(tmp_path: Path) -> None:
+def test_model_of_an_application_may_have_its_own_entry(tmp_path: Path) -> None:
     problem = read_problem(written(tmp_path, PROBLEM + APPLICATION))
     assert problem.models == (Model(name="resnet50", slo=0.108),)
     assert problem.rates == {"resnet50": 200.0, "street": 8.0}
@@ -464,7 +464,9 @@ def test_a_model_may_be_asked_for_directly_too_or_only_be_limited(tmp_path: Path
         ),
     ],
 )
-def test_a_mistake_in_an_application_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_read_problem_with_a_wrong_application_names_its_place(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     text = APPLICATION.replace(old, new, 1)
     if new == 'model = "resnet5"':
         text = text.replace('after = ["resnet50"]', 'after = ["resnet5"]')
@@ -473,7 +475,7 @@ def test_a_mistake_in_an_application_is_named_with_its_place(tmp_path: Path, old
         read_problem(path)
 
 
-def test_the_example_of_applications_can_be_served() -> None:
+def test_example_of_applications_is_served() -> None:
     problem = read_problem(Path(__file__).parent.parent / "docs" / "examples" / "applications.toml")
     assert [application.name for application in problem.applications] == ["game", "traffic"]
     plan = plan_problem(problem, "elastic", validate=False)
@@ -481,7 +483,7 @@ def test_the_example_of_applications_can_be_served() -> None:
     assert not check(plan, problem)
 
 
-def test_a_problem_asks_for_something(tmp_path: Path) -> None:
+def test_read_problem_without_models_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape("nothing is asked for; list [[models]], or [[applications]]")):
         read_problem(written(tmp_path, ONLY))
     with pytest.raises(ConfigError, match=re.escape("models[0]: 'resnet50' has no slo; give it a target")):

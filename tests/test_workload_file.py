@@ -51,12 +51,12 @@ def read(folder: Path, text: str) -> Workload:
         ("arrivals = 'server'\nrate = 20", Poisson(20)),
     ],
 )
-def test_every_kind_of_arrivals_can_be_written_down(tmp_path: Path, entry: str, source: Source) -> None:
+def test_read_workload_reads_every_arrival_process(tmp_path: Path, entry: str, source: Source) -> None:
     workload = read(tmp_path, f"[[workload]]\nmodel = 'minilm'\n{entry}\n")
     assert workload == Workload({"minilm": source})
 
 
-def test_mlperf_scenarios_without_a_target_never_time_out(tmp_path: Path) -> None:
+def test_read_workload_of_patient_mlperf_scenarios_never_times_out(tmp_path: Path) -> None:
     workload = read(
         tmp_path,
         """
@@ -77,7 +77,7 @@ def test_mlperf_scenarios_without_a_target_never_time_out(tmp_path: Path) -> Non
     assert workload == Workload(sources, {"resnet50": math.inf, "minilm": math.inf, "game": 60.0})
 
 
-def test_a_trace_of_times_is_shared_out_by_its_names_and_rescaled(tmp_path: Path) -> None:
+def test_read_workload_of_a_trace_splits_it_by_name_and_rescales(tmp_path: Path) -> None:
     head = "arrivals = 'times'\nfile = 'times.csv'\ncolumn = 'end_timestamp'\nkey = 'func'\n"
     workload = read(
         tmp_path,
@@ -91,7 +91,7 @@ def test_a_trace_of_times_is_shared_out_by_its_names_and_rescaled(tmp_path: Path
     assert (minilm.names, minilm.speed, minilm.rate) == (frozenset("fg"), 2.0, 1.5)
 
 
-def test_the_whole_can_be_scaled_and_timeouts_given(tmp_path: Path) -> None:
+def test_read_workload_applies_scale_and_timeouts(tmp_path: Path) -> None:
     workload = read(
         tmp_path,
         """
@@ -111,7 +111,7 @@ def test_the_whole_can_be_scaled_and_timeouts_given(tmp_path: Path) -> None:
     assert workload.timeouts == {"resnet50": 0.08, "minilm": math.inf}
 
 
-def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
+def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
     file = tmp_path / "w.toml"
     file.write_text(
         """
@@ -172,13 +172,13 @@ def test_failures_stand_in_the_same_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, entry: str, message: str) -> None:
+def test_read_workload_with_a_mistake_names_its_place(tmp_path: Path, entry: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, f"[[workload]]\n{entry}\n")
     assert str(caught.value) == f"{tmp_path / 'w.toml'}: workload[0]: {message}"
 
 
-def test_an_error_in_a_trace_names_its_line_too(tmp_path: Path) -> None:
+def test_read_workload_with_a_wrong_trace_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "back.csv").write_text("t\n2\n1\n")
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, "[[workload]]\nmodel = 'minilm'\narrivals = 'times'\nfile = 'back.csv'\ncolumn = 't'\n")
@@ -188,12 +188,12 @@ def test_an_error_in_a_trace_names_its_line_too(tmp_path: Path) -> None:
     assert str(caught.value) == told
 
 
-def test_a_model_stands_once(tmp_path: Path) -> None:
+def test_read_workload_with_a_model_twice_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workload\[1\]: model 'minilm' stands twice; keep one entry$"):
         read(tmp_path, "[[workload]]\nmodel = 'minilm'\nrate = 1\n" * 2)
 
 
-def test_the_example_that_is_shipped_can_be_played() -> None:
+def test_example_workload_is_simulated() -> None:
     examples = Path(__file__).parents[1] / "docs" / "examples"
     problem = cotenant.read_problem(examples / "problem.toml")
     workload = cotenant.read_workload(examples / "workload.toml", problem.rates)
@@ -202,7 +202,7 @@ def test_the_example_that_is_shipped_can_be_played() -> None:
     assert all(next(source.times(np.random.default_rng(0))).size for source in workload.sources.values())
 
 
-def test_a_trace_that_names_models_needs_no_other_file(tmp_path: Path) -> None:
+def test_read_workload_of_a_csv_trace_needs_no_toml(tmp_path: Path) -> None:
     minutes, times = tmp_path / "minutes.csv", tmp_path / "times.csv"
     minutes.write_text("model,1,2\nresnet50,60,0\nminilm,60,120\nresnet50,60,60\n")
     times.write_text("time,model\n10,resnet50\n11,game\n14,resnet50\n")
@@ -230,7 +230,7 @@ def test_a_trace_that_names_models_needs_no_other_file(tmp_path: Path) -> None:
         ("time,model\n2,minilm\n1,minilm\n", "t.csv:3: time goes back by 1 s"),
     ],
 )
-def test_traces_that_name_no_models_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_read_workload_of_a_trace_without_models_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_workload(tmp_path / "t.csv", NAMES)

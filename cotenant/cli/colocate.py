@@ -1,4 +1,4 @@
-"""`cotenant colocate`: which candidates to put beside a target, and what each policy would choose."""
+"""`cotenant colocate`: which candidates to co-locate with a target, by each policy."""
 
 from __future__ import annotations
 
@@ -29,45 +29,48 @@ SHOWN = 20  # choices
 
 
 class ColocateOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of neighbours. promise: the policy's worth; measured: the sum of throughputs; of_best: over Oracle's."""
+    """A set of co-located models. score: the policy's; measured: the sum of throughputs; of_best: over the oracle's."""
 
     policy: str
-    beside: list[str]
-    promise: float | None
+    colocated: list[str]
+    score: float | None
     measured: float | None = None
     of_best: float | None = None
 
 
 def colocate(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="As resnet50:8@50%, or without the batch or the share.")
-    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="MODEL[:BATCH][@SHARE%], such as resnet50:8@50%.")],
     candidates: Annotated[
-        str, typer.Option("--candidates", "-c", metavar="A,B,...", help="Of whom to choose, written as TARGET is.")
+        str, typer.Option("--candidates", "-c", metavar="A,B,...", help="Candidates, written as TARGET is.")
     ],
-    profiles: Annotated[Path, typer.Option("--profiles", help="CSV file with all of them.")],
+    profiles: Annotated[Path, typer.Option("--profiles", help="CSV file with the profiles of all of them.")],
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, max=7, help="Number of models to co-locate with it.")
     ] = 1,
     policy: Annotated[
-        str | None, typer.Option("--policy", help="predicted, kace, memcap, sm, mem, random or oracle.")
+        str | None, typer.Option("--policy", help="Policy: predicted, kace, memcap, sm, mem, random or oracle.")
     ] = None,
-    fit: Annotated[Path | None, typer.Option("--fit", help="For predicted: what `cotenant fit` wrote.")] = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option("--fit", help="Interference predictor that `cotenant fit` wrote, for --policy predicted."),
+    ] = None,
     samples: Annotated[
         Path | None,
-        typer.Option("--samples", help="Runs that were measured (CSV): for kace to learn from, for oracle."),
+        typer.Option("--samples", help="Measured co-located runs (CSV), for --policy kace and oracle."),
     ] = None,
-    technique: Annotated[str, typer.Option("--technique", help="Of kace: lr, ridge, rf, nn or automl.")] = "lr",
+    technique: Annotated[
+        str, typer.Option("--technique", help="Regression of --policy kace: lr, ridge, rf, nn or automl.")
+    ] = "lr",
     by: Annotated[
-        str, typer.Option("--by", help="The sum of throughputs in rows/s, or each relative to alone.")
+        str, typer.Option("--by", help="Throughput to maximize: `rows` per second, or `relative` to running alone.")
     ] = "rows",
-    memory: Annotated[str | None, typer.Option("--memory", help="Of the device, such as 32GiB.")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="Of device, where the profiles have several.")] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="What each policy would choose.")] = False,
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory of the device, such as 32GiB.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Kind of device, where the profiles have several.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare the choices of all policies.")] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Choose whom to run beside a model on the same device, so that most is done together."""
+    """Choose models to co-locate with a target for the highest total throughput."""
     from cotenant.config.toml import read_text
     from cotenant.core.profile import read_profiles
     from cotenant.core.units import parse_memory as bytes_of
@@ -125,31 +128,31 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
         return "predicted" if self.fit is not None else "kace" if self.runs else "memcap"
 
     def options(self, policy: str) -> list[ColocateOption]:
-        """The best first."""
+        """Return the sets by a policy's score, the best first."""
         from cotenant.planners import colocate as planner
 
         oracle = planner.rank_by_measurement(self.target, self.runs, self.profiles, self.by)
-        seen = [value for beside in self.sets if (value := oracle(beside)) is not None]
+        seen = [value for colocated in self.sets if (value := oracle(colocated)) is not None]
         found = []
         for choice in planner.rank_sets(self.sets, self._worth(policy)):
             measured = oracle(choice.colocated)
             found.append(
                 ColocateOption(
                     policy=policy,
-                    beside=[_written(load) for load in choice.colocated],
-                    promise=abs(choice.score) if policy != "random" else None,
+                    colocated=[_written(load) for load in choice.colocated],
+                    score=abs(choice.score) if policy != "random" else None,
                     measured=measured,
                     of_best=None if measured is None else measured / max(seen),
                 )
             )
         if not found:
             raise ConfigError(
-                "--samples: no run of the target beside these candidates was measured, which oracle needs"
+                "--samples: no run of the target co-located with these candidates was measured; oracle needs one"
             )
         return found
 
     def compared(self) -> list[ColocateOption]:
-        """The first choice of each policy that has what it needs; and the best rule's, where it was measured."""
+        """Return the first choice of each policy that has the data it needs, and the best rule's where measured."""
         from cotenant.errors import PlanError
 
         found = []
@@ -157,7 +160,7 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 found.append(self.options(policy)[0])
             except (ConfigError, PlanError) as error:
-                print_labelled("left out", f"{policy}: {error}")
+                print_labelled("left out:", f"{policy}: {error}")
         rules = [option for option in found if option.policy in ("memcap", "sm", "mem") and option.measured is not None]
         if rules:
             best = max(rules, key=lambda option: option.measured or 0.0)
@@ -171,19 +174,19 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
         unit = "rows/s" if self.by == "rows" else "of alone"
         known = any(option.measured is not None for option in options)
         rows = table(
-            f"beside {_written(self.target)}",
+            f"co-located with {_written(self.target)}",
             *(["policy"] if compare else []),
-            "neighbours",
-            f">{'promise' if compare else options[0].policy}",
+            "co-located models",
+            f">{'predicted' if compare else options[0].policy}",
             *([f">measured {unit}", ">of the best"] if known else []),
         )
         for option in options:
-            # What a rule looks at is no throughput: beside others' it would mislead.
-            promise = None if compare and option.policy in (*RULES, "best rule") else option.promise
-            cells = [promise, option.measured] if known else [promise]
+            # The score of a rule is not a throughput: next to others it would mislead.
+            score = None if compare and option.policy in (*RULES, "best rule") else option.score
+            cells = [score, option.measured] if known else [score]
             rows.add_row(
                 *([option.policy] if compare else []),
-                escape(", ".join(option.beside)),
+                escape(", ".join(option.colocated)),
                 *("-" if value is None else f"{value:.4g}" for value in cells),
                 *(["-" if option.of_best is None else f"{option.of_best * 100:.1f} %"] if known else []),
             )
@@ -215,9 +218,9 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
             self._need(self.fit, "predicted", "--fit")
             assert self.fit is not None
             _, fitted = from_json(read_text(self.fit).encode(), str(self.fit))
-            loads = dict.fromkeys(load for beside in self.sets for load in (self.target, *beside))
+            loads = dict.fromkeys(load for colocated in self.sets for load in (self.target, *colocated))
             for model, why in extrapolated_models(fitted, loads).items():
-                print_labelled("guessed", f"what neighbours cost {model}: {why}")
+                print_labelled("extrapolated:", f"interference on {model}: {why}")
             return planner.rank_by_prediction(self.target, with_profiles(fitted, self.profiles), self.profiles, self.by)
         known = ", ".join(("predicted", "kace", *planner.RULES, "random", "oracle"))
         raise ConfigError(f"--policy: {policy!r} is not known; there are {known}")
@@ -227,18 +230,18 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--policy {policy} needs {flag}")
 
 
-def parse_load(text: str, profiles: Profiles, beside: int) -> Load:
-    """Of MODEL[:BATCH][@SHARE%]; without them the largest batch, and an equal part or the least share measured."""
+def parse_load(text: str, profiles: Profiles, colocated: int) -> Load:
+    """Parse MODEL[:BATCH][@SHARE%]. Defaults: the largest batch, and an equal part or the least share measured."""
     from cotenant.predictors import Load
 
     found = re.fullmatch(r"\s*([^:@]+)(?::(\d+))?(?:@(\d+(?:\.\d+)?)%?)?\s*", text)
     if found is None:
-        raise ConfigError(f"{text!r} is no model with a batch and a share; write it as resnet50:8@50%")
+        raise ConfigError(f"{text!r} is not MODEL[:BATCH][@SHARE%]; write it as resnet50:8@50%")
     profile = next((each for (model, _), each in profiles.items() if model == found[1].strip()), None)
     if profile is None:
         raise ConfigError(f"model {found[1]!r} has no profile; there are {', '.join(sorted(m for m, _ in profiles))}")
     batch = int(found[2]) if found[2] else profile.max_batch
-    share = round(float(found[3]) * 10) if found[3] else max(WHOLE // (1 + beside), profile.shares[0])
+    share = round(float(found[3]) * 10) if found[3] else max(WHOLE // (1 + colocated), profile.shares[0])
     if not 1 <= batch <= profile.max_batch:
         raise ConfigError(f"{text!r}: a batch of {batch} is not one from 1 to {profile.max_batch}, as measured")
     if not profile.shares[0] <= share <= WHOLE:

@@ -32,37 +32,45 @@ PUBLISHED = {"v100": "pairs", "a100": "pairs", "kace": "samples"}
 
 def fit(
     samples: Annotated[
-        str, typer.Argument(metavar="SAMPLES", help=f"CSV file of pairs, or a published set: {', '.join(PUBLISHED)}.")
+        str,
+        typer.Argument(
+            metavar="SAMPLES",
+            help=f"Samples of co-located runs (CSV file), or a published set: {', '.join(PUBLISHED)}.",
+        ),
     ],
     profiles: Annotated[
         list[Path] | None,
-        typer.Option("--profiles", help="CSV file of the models' profiles; may be given several times."),
+        typer.Option("--profiles", help="Profiles of the models (CSV file); repeat for several."),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help=f"{', '.join(PREDICTORS)}; with --report several times, or none for all."),
+        typer.Option(
+            "--model", "-m", help=f"Predictor: {', '.join(PREDICTORS)}; with --report repeat for several. Default: all."
+        ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write what was fitted here.")] = None,
-    report: Annotated[bool, typer.Option("--report", help="Say how far each predictor is off.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the fitted predictor into this JSON file.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Cross-validate predictors and show their errors.")] = False,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="With --report: random splits, 5 unless said.")
+        int | None, typer.Option("--repeats", min=1, help="Random splits of --report. Default: 5.")
     ] = None,
     plot: PlotFile = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Fit a predictor of what neighbours cost to samples of pairs, or compare predictors on them."""
+    """Fit an interference predictor to samples of co-located runs, or compare predictors on them."""
     for name in model or ():
         if name not in PREDICTORS:
             raise ConfigError(f"--model {name}: there are {', '.join(PREDICTORS)}")
     if repeats is not None and not report:
-        raise ConfigError("--repeats says how often --report splits the samples; it goes with --report")
+        raise ConfigError("--repeats is the number of splits of --report; it goes with --report")
     known, of = _read(samples, profiles or [])
     try:
         check(known, of)
         if report:
             if output is not None:
-                raise ConfigError("--report writes no predictor; leave --output out, or --report")
+                raise ConfigError("--report writes no predictor; leave out --output, or leave out --report")
             _report(model or list(PREDICTORS), known, of, repeats=repeats or REPEATS, seed=seed, plot=plot, json=json)
         else:
             _fit(model or ["gaussian-process"], known, of, output, plot)
@@ -114,7 +122,7 @@ def _report(
     plot: Path | None,
     json: bool,
 ) -> None:
-    with progress_bars("judging") as progress:
+    with progress_bars("cross-validating") as progress:
         verdicts = list(
             cross_validate(names, samples, profiles, repeats=repeats, seed=seed, progress=ProfileProgress(progress))
         )

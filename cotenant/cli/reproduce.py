@@ -1,4 +1,4 @@
-"""`cotenant reproduce`: figures of the papers, made again by the experiments that lie beside the package.
+"""`cotenant reproduce`: reproduce figures of the papers with the experiments of a checkout.
 
 An experiment is a module `experiments/<paper>/<figure>.py` with TITLE, `run(options) -> rows` and `plot(rows, path)`;
 a row is a struct, and its fields are the columns. Experiments are not part of the package: they need a checkout, and
@@ -26,19 +26,19 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help="Such as gpulet/fig16; without names, all.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Only say which there are.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="Experiments, such as gpulet/fig16. Default: all.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     profiles: Annotated[
-        list[str] | None, typer.Option("--profiles", help="Only with these; may be given several times.")
+        list[str] | None, typer.Option("--profiles", help="Sets of profiles to use; repeat for several. Default: all.")
     ] = None,
-    every: Annotated[int, typer.Option("--every", min=1, help="Of many scenarios, take one in so many.")] = 1,
-    full: Annotated[bool, typer.Option("--full", help="All scenarios, also for planners that take long.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes to work with.")] = 2,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw each into this folder, as SVG.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 0,
+    every: Annotated[int, typer.Option("--every", min=1, help="Take every N-th scenario.")] = 1,
+    full: Annotated[bool, typer.Option("--full", help="Run all scenarios, also with slow planners.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes to use.")] = 2,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw each figure into this folder, as SVG.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Make figures of the papers again, with the papers' numbers beside ours. Needs a checkout, and its data."""
+    """Reproduce figures of the papers, beside the published numbers. Needs a checkout and its data."""
     known = experiment_titles()
     if listed:
         if json:

@@ -61,11 +61,11 @@ ASK = ("colocate", "a:8", "--candidates", "b:8,c,d:2,e:8", "--profiles", "profil
 
 
 @pytest.mark.usefixtures("files")
-def test_policies_choose(program: Program) -> None:
+def test_colocate_by_each_policy_chooses(program: Program) -> None:
     def first(*flags: str) -> str:
         said = program(*ASK, *flags, "--json")
         assert said.code == 0, said.err
-        found: str = json.loads(said.out)[0]["beside"][0]
+        found: str = json.loads(said.out)[0]["colocated"][0]
         return found
 
     assert first() == "e:8@100%"  # the least memory
@@ -77,18 +77,18 @@ def test_policies_choose(program: Program) -> None:
     assert first("--policy", "random", "--seed", "3") in ("b:8@100%", "c:8@100%", "d:2@100%", "e:8@100%")
 
 
-def test_who_is_only_guessed_is_named(program: Program, files: Path) -> None:
+def test_colocate_with_an_unseen_victim_names_it(program: Program, files: Path) -> None:
     known = [sample for sample in samples() if sample.victim.model != "d"]
     (files / "ours.json").write_bytes(to_json("gaussian-process", fit("gaussian-process", known, PROFILES)))
     said = program(*ASK, "--fit", "ours.json")
     assert said.code == 0
-    assert [line for line in said.err.splitlines() if line.startswith("guessed")] == [
-        "guessed what neighbours cost d: it is the victim in no sample"
+    assert [line for line in said.err.splitlines() if line.startswith("extrapolated:")] == [
+        "extrapolated: interference on d: it is the victim in no sample"
     ]
 
 
 @pytest.mark.usefixtures("files")
-def test_what_was_measured_stands_beside_the_promise(program: Program) -> None:
+def test_colocate_with_samples_shows_measured_throughput(program: Program) -> None:
     (best, *_) = json.loads(program(*ASK, "--samples", "samples.csv", "--policy", "memcap", "--json").out)
     measured = 100 / (1 + 0.002 * 40) + 20 / (1 + 0.002 * 80)
     assert best["measured"] == pytest.approx(measured, rel=1e-3)
@@ -96,34 +96,34 @@ def test_what_was_measured_stands_beside_the_promise(program: Program) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_policies_side_by_side(program: Program) -> None:
+def test_colocate_compare_shows_every_policy(program: Program) -> None:
     said = program(*ASK, "--samples", "samples.csv", "--fit", "fitted.json", "--compare")
     assert said.code == 0
-    assert "left out mem: the rule 'mem' needs the column 'dram_util_pct'" in said.err
+    assert "left out: mem: the rule 'mem' needs the column 'dram_util_pct'" in said.err
     policies = [line.split()[0] for line in said.out.splitlines() if "@100%" in line][1:]
     assert policies == ["oracle", "predicted", "kace", "memcap", "sm", "random", "best"]
     assert "100.0 %" in said.out
 
 
 @pytest.mark.usefixtures("files")
-def test_several_neighbours(program: Program) -> None:
+def test_colocate_several_models_chooses_sets(program: Program) -> None:
     said = program(*ASK, "--fit", "fitted.json", "--count", "3", "--json")
     found = json.loads(said.out)
     assert len(found) == 4
-    assert all(len(each["beside"]) == 3 for each in found)
+    assert all(len(each["colocated"]) == 3 for each in found)
     few = program(*ASK, "--count", "2", "--memory", "12GiB", "--json")
-    assert all("d:2@100%" not in each["beside"] for each in json.loads(few.out))
+    assert all("d:2@100%" not in each["colocated"] for each in json.loads(few.out))
 
 
 @pytest.mark.usefixtures("files")
-def test_it_refuses(program: Program) -> None:
+def test_colocate_with_wrong_options_says_why(program: Program) -> None:
     def refused(*arguments: str) -> str:
         return program.refuses("colocate", *arguments, "--profiles", "profiles.csv")
 
     assert refused("x", "-c", "a") == "model 'x' has no profile; there are a, b, c, d, e"
     assert refused("a:9", "-c", "b") == "'a:9': a batch of 9 is not one from 1 to 8, as measured"
     assert refused("a@50", "-c", "b") == "'a@50': a share must lie between 100 and 100 %"
-    assert refused("a:b:c", "-c", "b").startswith("'a:b:c' is no model with a batch and a share")
+    assert refused("a:b:c", "-c", "b").startswith("'a:b:c' is not MODEL[:BATCH][@SHARE%]")
     assert refused("a", "-c", "b", "-n", "2") == "--candidates: 1 are fewer than the 2 of --count"
     assert refused("a", "-c", "b", "--policy", "best") == (
         "--policy: 'best' is not known; there are predicted, kace, memcap, sm, mem, random, oracle"

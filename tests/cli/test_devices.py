@@ -19,7 +19,7 @@ def absent() -> Any:
     raise DeviceError("no NVIDIA driver was found; install it")
 
 
-def test_without_a_driver_the_processor_is_shown_and_what_a_gpu_would_need(
+def test_devices_without_a_driver_shows_the_cpu_and_what_is_missing(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotenant.backends.nvidia.cards.nvml_session", absent)
@@ -37,7 +37,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_gpus_with_what_runs_there_and_what_they_can(program: Program, state: Path) -> None:
+def test_devices_with_gpus_shows_processes_and_backends(program: Program, state: Path) -> None:
     state.write_text(f"process 0 123 {3 << 30}\n")
     with loaded("h200,a100-80gb-mig=3g.40gb+1g.10gb+1g.10gb", state=state):
         said = program("devices")
@@ -60,14 +60,14 @@ def test_gpus_with_what_runs_there_and_what_they_can(program: Program, state: Pa
     assert [one["profile"] for one in second["gpu"]["instances"]] == ["3g.40gb", "1g.10gb", "1g.10gb"]
 
 
-def test_a_gpu_that_is_lost_does_not_hide_the_others(program: Program, state: Path) -> None:
+def test_devices_with_a_lost_gpu_shows_the_others(program: Program, state: Path) -> None:
     state.write_text("error nvmlDeviceGetComputeRunningProcesses_v3 15\n")
     with loaded("h200", state=state):
         said = program("devices")
     assert "lost: the GPU GPU-00000001-0000-4000-8000-000000000000: it is off the bus" in said.out
 
 
-def test_a_driver_without_a_gpu(program: Program) -> None:
+def test_devices_with_a_driver_and_no_gpu_says_so(program: Program) -> None:
     with loaded(""):
         assert "no GPU  driver 580.95.05 shows none; in a container" in program("devices").out
 
@@ -80,7 +80,7 @@ def test_a_driver_without_a_gpu(program: Program) -> None:
         (None, "PyTorch is not installed, and without it no model runs on a GPU"),
     ],
 )
-def test_which_pytorch_there_is(
+def test_devices_shows_the_installed_pytorch(
     installed: str | None, words: str, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
@@ -95,7 +95,7 @@ def test_which_pytorch_there_is(
 
 @pytest.mark.parametrize("backend", ["mps", "green", "mig"])
 @pytest.mark.parametrize("command", ["serve", "profile", "plan"])
-def test_a_backend_of_gpus_without_a_driver_is_one_sentence(
+def test_gpu_backend_without_a_driver_is_rejected(
     backend: str, command: str, program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotenant.backends.nvidia.cards.nvml_session", absent)
@@ -105,21 +105,21 @@ def test_a_backend_of_gpus_without_a_driver_is_one_sentence(
 
 
 @pytest.mark.parametrize("backend", ["mps", "green", "mig"])
-def test_nor_without_a_gpu(backend: str, program: Program, folder: Path) -> None:
+def test_gpu_backend_without_a_gpu_is_rejected(backend: str, program: Program, folder: Path) -> None:
     (folder / "gpu.toml").write_text(f'backend = "{backend}"\n')
     with loaded(""):
         why = program.refuses("serve", "gpu.toml")
     assert why == f'backend = "{backend}": the driver shows no GPU; in a container, start that with `--gpus all`'
 
 
-def test_a_gpu_that_is_not_there(program: Program, folder: Path) -> None:
+def test_gpu_backend_with_an_unknown_gpu_is_rejected(program: Program, folder: Path) -> None:
     (folder / "gpu.toml").write_text('backend = "green"\ngpu = { devices = [1] }\n')
     with loaded("h200"):
         why = program.refuses("serve", "gpu.toml")
     assert why == "gpu.devices: no GPU '1'; there is 0 (GPU-00000001-0000-4000-8000-000000000000)"
 
 
-def test_gpus_that_cannot_do_it_are_left_out_unless_they_are_named(
+def test_gpu_backend_leaves_out_unsuitable_gpus_unless_named(
     program: Program, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -133,7 +133,7 @@ def test_gpus_that_cannot_do_it_are_left_out_unless_they_are_named(
             create_backend(read_settings(written(folder, 'backend = "green"\ngpu = { devices = [0] }'))).fleet()
 
 
-def test_where_no_gpu_can_do_it_each_says_why(program: Program, folder: Path) -> None:
+def test_gpu_backend_without_a_suitable_gpu_names_each_reason(program: Program, folder: Path) -> None:
     written(folder, 'backend = "green"')
     with loaded("h200-mig=7g.141gb,h200-mig"):
         why = program.refuses("serve", "gpu.toml")

@@ -28,7 +28,7 @@ def measured(folder: Path) -> None:
     (folder / "profiles.csv").write_text(write_profiles(PROFILES.values()))
 
 
-def test_a_predictor_is_written_down_and_plans(program: Program, folder: Path) -> None:
+def test_fit_writes_a_predictor_that_plans_use(program: Program, folder: Path) -> None:
     said = program("fit", "pairs.csv", "--profiles", "profiles.csv", "--model", "linear", "--output", "linear.json")
     assert (said.code, said.out) == (0, "")
     assert 'interference = { model = "linear", fit = "linear.json" }' in said.err
@@ -40,7 +40,7 @@ def test_a_predictor_is_written_down_and_plans(program: Program, folder: Path) -
         assert plan.code == 0, plan.err
 
 
-def test_planners_ask_ours_for_a_quantile(program: Program, folder: Path) -> None:
+def test_plan_with_a_quantile_uses_it(program: Program, folder: Path) -> None:
     said = program("fit", "pairs.csv", "--profiles", "profiles.csv", "-o", "ours.json")
     assert said.code == 0, said.err
     asked = Load("a", "k", 4, 500), (Load("b", "k", 16, 500),)
@@ -73,12 +73,12 @@ def test_planners_ask_ours_for_a_quantile(program: Program, folder: Path) -> Non
         assert message in program.refuses("plan", "asked.toml")
 
 
-def test_repeats_are_of_a_report(program: Program) -> None:
+def test_fit_repeats_without_report_is_rejected(program: Program) -> None:
     said = program.refuses("fit", "pairs.csv", "--profiles", "profiles.csv", "--repeats", "3")
-    assert "--repeats says how often --report splits the samples; it goes with --report" in said
+    assert "--repeats is the number of splits of --report; it goes with --report" in said
 
 
-def test_a_report(program: Program, folder: Path) -> None:
+def test_fit_report_compares_predictors(program: Program, folder: Path) -> None:
     arguments = ("fit", "pairs.csv", "--profiles", "profiles.csv", "--report", "-m", "linear", "--repeats", "2")
     said = program(*arguments, "--plot", "report.svg")
     assert said.code == 0, said.err
@@ -88,7 +88,7 @@ def test_a_report(program: Program, folder: Path) -> None:
     assert [verdict["predictor"] for verdict in verdicts] == ["linear", "linear"]
 
 
-def test_mistakes_are_named(program: Program, folder: Path) -> None:
+def test_fit_with_wrong_options_says_why(program: Program, folder: Path) -> None:
     assert "give the models' profiles with --profiles" in program.refuses("fit", "pairs.csv")
     assert "--model magic: there are linear" in program.refuses("fit", "pairs.csv", "--model", "magic")
     both = ("fit", "pairs.csv", "--profiles", "profiles.csv", "-m", "linear")

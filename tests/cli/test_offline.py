@@ -18,14 +18,14 @@ from cotenant.zoo import ZOO
 from tests.cli.program import COMMAND, PATIENCE, Program, alive, environment, started, workers_of
 
 
-def test_the_zoo_is_listed(program: Program) -> None:
+def test_examples_list_shows_every_model(program: Program) -> None:
     said = program("examples", "--list")
     assert (said.code, said.err) == (0, "")
     assert [line.split()[0] for line in said.out.splitlines()] == list(ZOO)
     assert list(json.loads(program("examples", "--list", "--json").out)) == list(ZOO)
 
 
-def test_a_plan_as_a_table_as_json_and_as_a_picture(program: Program, folder: Path) -> None:
+def test_plan_prints_a_table_json_and_a_figure(program: Program, folder: Path) -> None:
     table = program("plan", "problem.toml", "--plot", "plan.svg", "--output", "deep/plan.json")
     assert table.code == 0
     assert table.err == "wrote deep/plan.json\nwrote plan.svg\n"
@@ -70,7 +70,7 @@ def test_plan_compare_of_the_example_ranks_the_planners(program: Program) -> Non
     assert " need 4 devices (proven optimal); " in found["summary"] and found["summary"].endswith(" need 5 (+25 %).")
 
 
-def test_plans_keep_their_promises_in_the_simulator(program: Program) -> None:
+def test_simulate_a_plan_meets_its_slos(program: Program) -> None:
     """Where the forecast alone would leave a model beside batches that at times take longer than its target."""
     example = Path(__file__).parents[2] / "docs" / "examples" / "problem.toml"
     program("plan", example, "--planner", "geometry", "--output", "plan.json")
@@ -78,7 +78,7 @@ def test_plans_keep_their_promises_in_the_simulator(program: Program) -> None:
     assert all(row["attainment"] > 0.98 for row in json.loads(said.out)["models"])
 
 
-def test_a_planner_is_given_time(program: Program) -> None:
+def test_plan_with_a_time_limit_succeeds(program: Program) -> None:
     for flags in ((), ("--compare", "--planners", "geometry"), ("--explain",)):
         said = program("plan", "problem.toml", "--time-limit", "0.05", *flags)
         assert (said.code, said.err) == (0, "")
@@ -86,7 +86,9 @@ def test_a_planner_is_given_time(program: Program) -> None:
     assert Plan.from_json(program("plan", "--settings", "serve.toml", "--time-limit", "0.1", "--json").out.encode())
 
 
-def test_a_planner_that_refuses_stops_no_other(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_compare_with_a_failing_planner_shows_the_others(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "picky.py").write_text(
         "from cotenant.errors import PlanError\ndef plan(problem):\n    raise PlanError('8 models are [too] many')\n"
     )
@@ -101,7 +103,7 @@ def test_a_planner_that_refuses_stops_no_other(program: Program, folder: Path, m
 
 
 @pytest.mark.parametrize("objective", ["devices", "rate"])
-def test_a_comparison_fits_80_columns(program: Program, folder: Path, objective: str) -> None:
+def test_plan_compare_in_80_columns_is_complete(program: Program, folder: Path, objective: str) -> None:
     text = f'objective = "{objective}"\n' + (folder / "problem.toml").read_text() + "price = 1.5\n"
     (folder / "problem.toml").write_text(text.replace("rate = 100", "rate = 10000"))
     wide = program("plan", "problem.toml", "--compare", "--planners", "elastic,squishy").out
@@ -110,7 +112,7 @@ def test_a_comparison_fits_80_columns(program: Program, folder: Path, objective:
     assert ("times" in wide) == (objective == "rate")
 
 
-def test_a_plan_is_explained(program: Program, folder: Path) -> None:
+def test_plan_explain_shows_bottlenecks_and_gains(program: Program, folder: Path) -> None:
     said = program("plan", "problem.toml", "--explain")
     assert (said.code, said.err) == (0, "")
     assert "why this plan: candidates for evenly spaced requests" in said.out
@@ -140,7 +142,7 @@ def test_plan_without_portfolio_tries_geometry_alone(program: Program, folder: P
     assert compared.code == 0
 
 
-def test_what_changes_from_a_plan_in_force(program: Program, folder: Path) -> None:
+def test_plan_diff_from_a_plan_in_force_shows_changes(program: Program, folder: Path) -> None:
     program("plan", "problem.toml", "--output", "current.json")
     same = program("plan", "problem.toml", "--diff", "current.json")
     assert "no change: the new plan equals the plan in force" in same.out
@@ -154,7 +156,7 @@ def test_what_changes_from_a_plan_in_force(program: Program, folder: Path) -> No
     assert found["plan"]["planner"]
 
 
-def test_a_plan_in_force_for_something_else_is_still_compared(program: Program, folder: Path) -> None:
+def test_plan_diff_from_a_plan_of_another_problem_is_shown(program: Program, folder: Path) -> None:
     program("plan", "problem.toml", "--output", "current.json")
     text = (folder / "current.json").read_text()
     (folder / "other.json").write_text(text.replace('"identity"', '"stranger"').replace('"cpu"', '"v100"'))
@@ -168,14 +170,14 @@ def test_a_plan_in_force_for_something_else_is_still_compared(program: Program, 
     assert "note other.json places none of this problem's models; is it the right plan?" in said.out
 
 
-def test_settings_can_be_compared_and_followed(program: Program) -> None:
+def test_plan_of_settings_is_compared_and_diffed(program: Program) -> None:
     program("plan", "--settings", "serve.toml", "--output", "current.json")
     assert "no change: " in program("plan", "--settings", "serve.toml", "--diff", "current.json").out
     assert " need 1 device (proven optimal)." in program("plan", "--settings", "serve.toml", "--compare").out
 
 
 @pytest.mark.parametrize("planner", ["elastic", "squishy"])
-def test_a_simulation_is_repeated_exactly(program: Program, planner: str) -> None:
+def test_simulate_with_the_same_seed_repeats_exactly(program: Program, planner: str) -> None:
     command = ("simulate", "problem.toml", "--planner", planner, "--duration", "5", "--json")
     first, again, other = program(*command), program(*command), program(*command, "--seed", "1")
     assert first.out == again.out != other.out
@@ -186,7 +188,7 @@ def test_a_simulation_is_repeated_exactly(program: Program, planner: str) -> Non
     assert "identity" in table.out and "attainment" in table.out
 
 
-def test_a_simulation_of_a_given_plan_at_given_rates(program: Program) -> None:
+def test_simulate_a_given_plan_at_given_rates_follows_them(program: Program) -> None:
     program("plan", "problem.toml", "--output", "plan.json")
     command = ("simulate", "problem.toml", "--plan", "plan.json", "--duration", "5", "--json", "--rate", "identity=10")
     rows = {row["model"]: row for row in json.loads(program(*command).out)["models"]}
@@ -194,14 +196,14 @@ def test_a_simulation_of_a_given_plan_at_given_rates(program: Program) -> None:
     assert rows.get("lookup", {"offered": 0})["offered"] == 0
 
 
-def test_settings_are_planned_without_serving_them(program: Program) -> None:
+def test_plan_of_settings_needs_no_server(program: Program) -> None:
     said = program("plan", "--settings", "serve.toml", "--json")
     plan = Plan.from_json(said.out.encode())
     assert [plan.rate("identity"), plan.rate("lookup")] == pytest.approx([20, 10])
     assert said.err == ""  # nothing was measured, so no progress is shown
 
 
-def test_names_are_shown_as_they_are(program: Program, folder: Path) -> None:
+def test_names_with_markup_are_shown_verbatim(program: Program, folder: Path) -> None:
     """Not as the colours that they would be to a terminal's library."""
     for file in ("problem.toml", "profiles.csv"):
         (folder / file).write_text((folder / file).read_text().replace("identity", "[/red]"))
@@ -212,7 +214,7 @@ def test_names_are_shown_as_they_are(program: Program, folder: Path) -> None:
     assert "; [red]: odd/[red]: no version; put the model into" in program.refuses("plan", "--model-repository", "odd")
 
 
-def test_what_cannot_be_served_is_said_with_the_rate(program: Program, folder: Path) -> None:
+def test_plan_with_unserved_rates_shows_them(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace('slo = "100ms"', 'slo = "1ms"'))
     said = program("plan", "problem.toml")
@@ -238,7 +240,7 @@ def test_what_cannot_be_served_is_said_with_the_rate(program: Program, folder: P
         ("rate = 100", "rate = ", "problem.toml: is not TOML: "),
     ],
 )
-def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str, new: str, message: str) -> None:
+def test_problem_with_a_mistake_is_rejected(program: Program, folder: Path, old: str, new: str, message: str) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace(old, new, 1))
     assert program.refuses("plan", "problem.toml").startswith(message)
@@ -306,7 +308,7 @@ def test_a_problem_that_makes_no_sense(program: Program, folder: Path, old: str,
         ),
     ],
 )
-def test_what_cannot_be_done(program: Program, folder: Path, arguments: str, message: str) -> None:
+def test_command_that_cannot_be_done_says_why(program: Program, folder: Path, arguments: str, message: str) -> None:
     (folder / "cache").mkdir()
     assert program.refuses(*arguments.split()).startswith(message)
 
@@ -327,14 +329,14 @@ def test_what_cannot_be_done(program: Program, folder: Path, arguments: str, mes
         ('grace = "5s"', 'event_log = "models/nowhere/log"', "models/nowhere/log: cannot write the event log: "),
     ],
 )
-def test_settings_that_make_no_sense(program: Program, folder: Path, old: str, new: str, message: str) -> None:
+def test_settings_with_a_mistake_are_rejected(program: Program, folder: Path, old: str, new: str, message: str) -> None:
     text = (folder / "serve.toml").read_text()
     (folder / "serve.toml").write_text(text.replace(old, new, 1))
     assert program.refuses("serve", "serve.toml").startswith(message)
 
 
 @pytest.mark.parametrize("front", ["http", "grpc", "metrics"])
-def test_a_port_in_use_is_known_before_any_worker_starts(program: Program, folder: Path, front: str) -> None:
+def test_serve_on_a_port_in_use_starts_no_worker(program: Program, folder: Path, front: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = (folder / "serve.toml").read_text()
@@ -344,7 +346,9 @@ def test_a_port_in_use_is_known_before_any_worker_starts(program: Program, folde
     assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
-def test_a_quota_that_the_system_does_not_give(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_without_a_writable_cgroup_says_so(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control group is a file, which is refused to root as well."""
     group = cgroup.Cgroup(folder / "profiles.csv", folder, 1)
     monkeypatch.setattr(cgroup, "own_cgroup", lambda controller: group)
@@ -354,7 +358,7 @@ def test_a_quota_that_the_system_does_not_give(program: Program, folder: Path, m
     assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
-def test_flags_that_make_no_sense_are_explained(program: Program) -> None:
+def test_options_with_wrong_values_print_usage(program: Program) -> None:
     for arguments in (
         "simulate problem.toml --duration 0",
         "simulate problem.toml --duration inf",
@@ -371,7 +375,7 @@ def test_flags_that_make_no_sense_are_explained(program: Program) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["plan", "problem.toml"], ["plan", "problem.toml", "--json"]])
-def test_output_that_nobody_takes(folder: Path, arguments: list[str]) -> None:
+def test_output_that_cannot_be_written_fails_without_traceback(folder: Path, arguments: list[str]) -> None:
     def run(output: int) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*COMMAND, *arguments],
@@ -394,7 +398,7 @@ def test_output_that_nobody_takes(folder: Path, arguments: list[str]) -> None:
     assert (failed.returncode, failed.stderr) == (1, "error: standard output: No space left on device\n")
 
 
-def test_a_locale_that_cannot_write_all_signs_gets_question_marks(folder: Path) -> None:
+def test_output_in_an_ascii_locale_replaces_characters(folder: Path) -> None:
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     process = started(folder, "plan", "problem.toml", env=ascii_alone)
     out, err = process.communicate(timeout=PATIENCE)

@@ -28,7 +28,7 @@ def repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "mine"
 
 
-def test_what_was_measured_is_written_down_and_kept(program: Program, folder: Path) -> None:
+def test_profile_writes_and_caches_what_it_measured(program: Program, folder: Path) -> None:
     said = program("profile", "--model-repository", "mine", "--output", "mine.csv")
     assert (said.code, said.out) == (0, "")
     words = " ".join(said.err.split())
@@ -48,7 +48,9 @@ def test_what_was_measured_is_written_down_and_kept(program: Program, folder: Pa
     assert "profiling first" in program("profile", "--model-repository", "mine", "--force").err
 
 
-def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_pairs_continues_an_existing_file(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Into a file that is gone on with, and that a predictor can be fitted to."""
     monkeypatch.setattr("cotenant.cli.pairs.measure_pairs", partial(measure_pairs, seconds=0.02))
     said = program("profile", "-r", "mine", "--output", "mine.csv", "--pairs", "pairs.csv", "--count", "3")
@@ -66,7 +68,7 @@ def test_models_side_by_side(program: Program, folder: Path, monkeypatch: pytest
     assert "it goes with --pairs" in program.refuses("profile", "--model-repository", "mine", "--count", "3")
 
 
-def test_samples_do_not_take_the_place_of_anything_else(program: Program, folder: Path) -> None:
+def test_profile_pairs_into_another_file_is_rejected(program: Program, folder: Path) -> None:
     """Said before anything is measured."""
     (folder / "notes.csv").write_text("what,when\n")
     said = program.refuses("profile", "--model-repository", "absent", "--pairs", "notes.csv")
@@ -75,7 +77,9 @@ def test_samples_do_not_take_the_place_of_anything_else(program: Program, folder
     assert "--output and --pairs are both 'a.csv'; profiles and samples need a file each" in said
 
 
-def test_where_it_cannot_be_kept_is_said(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_without_a_writable_cache_says_so(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Below a file, which is refused to root as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "serve.toml"))
     said = program("profile", "--model-repository", "mine")
@@ -83,7 +87,7 @@ def test_where_it_cannot_be_kept_is_said(program: Program, folder: Path, monkeyp
     assert "cannot keep the profile: Not a directory; set XDG_CACHE_HOME to a folder that can be written\n" in said.err
 
 
-def test_an_interrupted_profile_leaves_nothing_behind(folder: Path) -> None:
+def test_profile_interrupted_leaves_no_worker(folder: Path) -> None:
     process = started(folder, "profile", "--model-repository", "mine")
     workers: list[int] = []
 

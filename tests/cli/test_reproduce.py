@@ -31,7 +31,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         each.cache_clear()
 
 
-def test_experiments_are_listed(program: Program) -> None:
+def test_reproduce_list_shows_every_experiment(program: Program) -> None:
     said = program("reproduce", "--list")
     assert said.code == 0
     assert [line.split()[0] for line in said.out.splitlines()] == NAMES
@@ -39,7 +39,7 @@ def test_experiments_are_listed(program: Program) -> None:
     assert list(json.loads(program("reproduce", "--list", "--json").out)) == NAMES
 
 
-def test_a_table_a_picture_and_json(program: Program, folder: Path) -> None:
+def test_reproduce_prints_a_table_json_and_a_figure(program: Program, folder: Path) -> None:
     said = program("reproduce", "gpulet/table05", "--plot", "pictures")
     assert said.code == 0
     assert "wrote pictures/gpulet-table05.svg" in said.err
@@ -51,7 +51,7 @@ def test_a_table_a_picture_and_json(program: Program, folder: Path) -> None:
     assert {"system": "GSLICE", "said_by": "paper", "spatial": True}.items() <= rows[4].items()
 
 
-def test_it_refuses(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reproduce_with_wrong_names_says_why(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert program.refuses("reproduce", "gpulet/fig99") == (
         f"no experiment 'gpulet/fig99'; there are {', '.join(NAMES)}"
     )
@@ -62,7 +62,7 @@ def test_it_refuses(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "checkout" in program.refuses("reproduce", "gpulet/table05")
 
 
-def test_without_data_it_says_what_to_get_and_where_it_goes(program: Program, no_data: Path) -> None:
+def test_reproduce_without_data_says_where_to_get_it(program: Program, no_data: Path) -> None:
     said = program.refuses("reproduce", "gpulet/fig05", "--profiles", "a100", "--jobs", "1")
     assert str(no_data) in said
     assert "0909wlgur/Gpulet" in said
@@ -76,7 +76,7 @@ class Made(msgspec.Struct):
     yes: bool
 
 
-def test_columns_are_the_fields_of_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_table_has_a_column_per_field(capsys: pytest.CaptureFixture[str]) -> None:
     made = reproduce.rows_table("it", [Made("[x]", 0.12345, 3, True), Made("y", None, 12345, False)])
     assert [column.justify for column in made.columns] == ["left", "right", "right", "left"]
     assert [list(column.cells) for column in made.columns] == [

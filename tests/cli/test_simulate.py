@@ -131,7 +131,7 @@ def test_simulate_with_a_workload_follows_its_rates_and_failures(program: Progra
         (("--rate", "identity=1"), "error: --workload sets the rates; leave it out, or leave out --rate\n"),
     ],
 )
-def test_a_workload_that_cannot_be_meant_is_refused(
+def test_simulate_with_a_wrong_workload_is_rejected(
     program: Program, folder: Path, flags: tuple[str, ...], message: str
 ) -> None:
     (folder / "w.toml").write_text(WORKLOAD.replace("identity", "identty"))
@@ -139,7 +139,7 @@ def test_a_workload_that_cannot_be_meant_is_refused(
     assert (said.code, said.err) == (1, message)
 
 
-def test_what_if_does_not_leave_failures_out_in_silence(program: Program, folder: Path) -> None:
+def test_what_if_with_failures_is_rejected(program: Program, folder: Path) -> None:
     (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu-0']\ntime = '3s'\n")
     said = program.refuses("simulate", "problem.toml", "--workload", "w.toml", "--what-if", "rate=2")
     assert said == "w.toml: failures are for one run of `cotenant simulate`; leave them out here"
