@@ -142,6 +142,15 @@ def collect(
     return points, broken
 
 
+def test_measure_profiles_batch_that_would_take_too_long_on_a_small_share_is_skipped(tmp_path: Path) -> None:
+    """Four rows took 0.9 s on the whole device, 1.8 s on half of it; from one row's 0.2 s there, 1.6 s on a quarter."""
+    seconds = {(1000, 1): 0.1, (1000, 4): 0.9, (500, 1): 0.2, (250, 1): 0.4}
+    known = [Point(share=share, batch=batch, latency=taken, memory=1) for (share, batch), taken in seconds.items()]
+    grid = msgspec.structs.replace(GRID, shares=(1000, 500, 250), longest=1.0)
+    candidates = {"identity": Candidate(graphs.identity(tmp_path / "model.onnx"), floats)}
+    assert collect(candidates, grid, {"identity": known}) == ([], {})
+
+
 def test_models_of_a_set_share_workers_and_go_on_without_those_that_fail(tmp_path: Path) -> None:
     grid = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02, inputs=2, separate_rows=True)
     candidates = {
