@@ -46,7 +46,8 @@ class Scaler:
     """plan: in force, or on its way. target: by model, what it was made for. estimate: the smoothed rates."""
 
     def __init__(self, problem: Problem, planner: Planner, plan: Plan, policy: ScalingOptions | None = None) -> None:
-        """plan: the one in force at the beginning, made for the problem's rates."""
+        """planner: such as `cotenant.planning.plan`. plan: the one in force at the beginning, made for the problem's
+        rates."""
         self.policy = policy or ScalingOptions()
         self.plan = plan
         self.target = dict(problem.rates)

@@ -81,7 +81,7 @@ def largest_scale(
         return limit  # some model cannot be served at all; the others are, up to their rates
     search = _Search(problem, accept, validate)
     if limit.objective == "rate":
-        best = search.lowered_from_limit(limit, planner, quick or {}, sound=sound)
+        best = search.lowered_from_limit(_named(limit), planner, quick or {}, sound=sound)
     else:
         best = search.by_multiples(limit.planner, planner, empty_plan(limit, problem))
     if validate is not None and best.scale:
@@ -173,7 +173,7 @@ class _Search:
     def _tightened(self, planner: Planner) -> Iterator[Plan]:
         for slo_factor, slowdown_factor in TIGHTENED:
             if slowdown_factor == 1 or self._problem.interference.interferes:
-                plan = planner(_tighter(self._problem, slo_factor, slowdown_factor))
+                plan = _named(planner(_tighter(self._problem, slo_factor, slowdown_factor)))
                 yield _labelled(plan, provenance_of(plan).source, self._problem, slo_factor, slowdown_factor)
 
     def _lowered(self, plan: Plan, accept: Accept, *, above: Plan | None = None, ratio: float = SCALE_RATIO) -> Plan:
@@ -195,6 +195,12 @@ class _Search:
 
     def _accept_valid(self, plan: Plan, problem: Problem) -> bool:
         return self._accept(plan, problem) and (self._validate is None or self._validate(plan, problem))
+
+
+def _named(plan: Plan) -> Plan:
+    """Return the plan with its planner in its source: one of a portfolio may come from a planner that is asked, too."""
+    source = provenance_of(plan).source
+    return plan if source.startswith(plan.planner) else with_provenance(plan, source=f"{plan.planner}, {source}")
 
 
 def _tighter(problem: Problem, slo_factor: float, slowdown_factor: float) -> Problem:

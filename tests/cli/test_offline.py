@@ -13,7 +13,8 @@ import pytest
 
 from cotenant.backends import cgroup
 from cotenant.core.plan import Plan
-from cotenant.planners import PLANNERS
+from cotenant.planners import PLANNERS, Problem
+from cotenant.planning import plan as plan_problem
 from cotenant.zoo import ZOO
 from tests.cli.program import COMMAND, PATIENCE, Program, alive, environment, started, workers_of
 
@@ -130,14 +131,19 @@ def test_plan_explain_shows_bottlenecks_and_gains(program: Program, folder: Path
     assert Plan.from_json(json.dumps(found["plan"])).unserved == {"identity": 100}
 
 
-def test_plan_without_portfolio_tries_geometry_alone(program: Program, folder: Path) -> None:
-    sources = {}
-    for flags in ((), ("--no-portfolio",)):
-        plan = Plan.from_json(program("plan", "problem.toml", "--json", *flags).out)
-        assert plan.provenance is not None
-        assert plan.provenance.validation is not None and plan.provenance.validation.passed
-        sources[flags] = [candidate.source for candidate in plan.provenance.candidates]
-    assert all(source.startswith("geometry, ") for source in sources["--no-portfolio",])
+def test_plan_no_portfolio_tries_the_planner_alone(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def recorded(problem: Problem, planner: str, *, portfolio: bool = True) -> Plan:
+        asked.append(portfolio)
+        return plan_problem(problem, planner, portfolio=portfolio)
+
+    monkeypatch.setattr("cotenant.planning.plan", recorded)
+    assert program("plan", "problem.toml").code == 0
+    assert program("plan", "problem.toml", "--no-portfolio").code == 0
+    assert asked == [True, False]
     compared = program("plan", "problem.toml", "--compare", "--planners", "geometry,elastic", "--no-portfolio")
     assert compared.code == 0
 

@@ -92,6 +92,15 @@ def test_plan_that_fails_validation_has_tighter_targets_or_rates_recorded() -> N
     assert unvalidated.provenance.validation is None
 
 
+@pytest.mark.parametrize("problem", [embedded(0.6), largest(embedded(0.6)), largest(embedded(1.0))])
+def test_plan_has_one_chosen_candidate_of_each_source(problem: Problem) -> None:
+    provenance = plan_problem(problem, validate=False).provenance
+    assert provenance is not None
+    sources = [candidate.source for candidate in provenance.candidates]
+    assert len(sources) == len(set(sources))
+    assert [one.source for one in provenance.candidates if not one.rejected] == [provenance.source]
+
+
 @pytest.mark.parametrize("objective", ["devices", "rate"])
 def test_plan_says_how_it_came_about(objective: str) -> None:
     problem = embedded(0.9) if objective == "devices" else largest(embedded(1.0))
