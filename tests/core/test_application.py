@@ -16,20 +16,20 @@ TRAFFIC = Application(
 )
 
 
-def test_each_stage_gets_what_those_before_it_make() -> None:
+def test_visits_multiply_fan_outs_along_the_graph() -> None:
     assert TRAFFIC.visits == {"find": 1.0, "cars": 1.5, "people": 1.0, "sum": 2.0}
     assert TRAFFIC.uses("recogniser") == 2.5
     assert [stage.name for stage in TRAFFIC.order] == ["find", "cars", "people", "sum"]
 
 
-def test_ways_through_the_stages() -> None:
+def test_finish_times_and_remainder_follow_longest_paths() -> None:
     seconds = {"find": 0.1, "cars": 0.2, "people": 0.5, "sum": 0.25}
     assert TRAFFIC.finish_times(seconds) == pytest.approx({"find": 0.1, "cars": 0.3, "people": 0.6, "sum": 0.85})
     assert TRAFFIC.remainder(seconds) == pytest.approx({"find": 0.75, "cars": 0.25, "people": 0.25, "sum": 0.0})
     assert TRAFFIC.length(seconds) == pytest.approx(0.85)
 
 
-def test_success_is_that_of_many_drawn_requests() -> None:
+def test_success_equals_frequency_in_random_draws() -> None:
     each = {"detector": 0.95, "recogniser": 0.9, "summary": 0.99}
     rng = np.random.default_rng(0)
     times = 200_000
@@ -45,21 +45,21 @@ def test_success_is_that_of_many_drawn_requests() -> None:
 
 
 @pytest.mark.parametrize("fanout", [Fixed(3), Poisson(2.5), Choice((0, 1, 7), (0.5, 0.25, 0.25))])
-def test_fan_outs_have_the_mean_and_the_generating_function_that_they_say(fanout: Fixed | Poisson | Choice) -> None:
+def test_fanout_draws_match_mean_and_generating_function(fanout: Fixed | Poisson | Choice) -> None:
     drawn = fanout.draw(np.random.default_rng(1), 100_000)
     assert drawn.mean() == pytest.approx(fanout.mean, rel=0.02)
     assert (0.8**drawn).mean() == pytest.approx(fanout.all_succeed(0.8), rel=0.02)
 
 
-def test_what_is_made_together_is_seen_from_within() -> None:
-    """One of a Poisson number finds the mean beside itself; and of a choice, larger ones more often."""
+def test_burst_counts_requests_sent_together() -> None:
+    """Size-biased: one of a Poisson number sees the mean besides itself; of a choice, larger groups more often."""
     assert TRAFFIC.burst("recogniser") == 5.5, "four of the second stage, and one and a half of the first"
     assert (TRAFFIC.burst("detector"), TRAFFIC.burst("summary"), TRAFFIC.burst("other")) == (1.0, 2.0, 0.0)
     drawn = Poisson(2.5).draw(np.random.default_rng(2), 100_000)
     assert np.repeat(drawn, drawn).mean() == pytest.approx(Poisson(2.5).burst, rel=0.02)
 
 
-def test_a_stage_behind_a_fan_out_multiplies_it() -> None:
+def test_visits_after_a_fan_out_multiply() -> None:
     deep = Application(
         name="deep",
         slo=1.0,
@@ -110,13 +110,13 @@ NEVER = (Stage(name="a", model="m", fanout=Fixed(0)), Stage(name="b", model="m",
         ),
     ],
 )
-def test_what_is_no_graph_of_stages_is_refused(stages: tuple[Stage, ...], message: str) -> None:
+def test_application_with_invalid_graph_raises_plan_error(stages: tuple[Stage, ...], message: str) -> None:
     with pytest.raises(PlanError) as caught:
         Application(name="app", slo=1.0, stages=stages)
     assert str(caught.value).startswith(f"application 'app': {message}")
 
 
 @pytest.mark.parametrize("slo", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_target_is_a_time(slo: float) -> None:
+def test_application_with_invalid_slo_raises_plan_error(slo: float) -> None:
     with pytest.raises(PlanError, match="must lie above 0 and be finite"):
         Application(name="app", slo=slo, stages=(Stage(name="a", model="m"),))

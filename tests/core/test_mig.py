@@ -13,7 +13,7 @@ ONE, TWO, THREE, FOUR, SEVEN = (1000 * parts // 7 for parts in (1, 2, 3, 4, 7))
 
 
 def share(*sizes: int) -> list[tuple[int, int]]:
-    """Partitions of so many sevenths, with hardly any memory."""
+    """Return partitions of some sevenths, with almost no memory."""
     return [(1000 * size // 7, 1) for size in sizes]
 
 
@@ -21,24 +21,24 @@ def share(*sizes: int) -> list[tuple[int, int]]:
     "sizes",
     [(7,), (3, 3), (4, 3), (4, 2, 1), (1,) * 7, (2, 2, 3), (3, 2, 1, 1), (4, 1, 1, 1), (2, 2, 2, 1), (3, 2, 2), (3, 1)],
 )
-def test_sets_that_the_user_guide_shows_are_legal(sizes: tuple[int, ...]) -> None:
+def test_placements_fit_accepts_sets_of_the_user_guide(sizes: tuple[int, ...]) -> None:
     assert mig.placements_fit(A100, share(*sizes)) is not None
     assert mig.placements_fit(A100, share(*reversed(sizes))) is not None
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 1), (4, 4), (7, 1), (2, 2, 2, 2), (4, 3, 1), (1,) * 8, (4, 2, 2), (5,)])
-def test_a_sum_within_the_device_is_not_enough(sizes: tuple[int, ...]) -> None:
+def test_placements_fit_rejects_illegal_set_within_the_sum(sizes: tuple[int, ...]) -> None:
     assert mig.placements_fit(A100, share(*sizes)) is None
 
 
-def test_an_a30_has_quarters() -> None:
+def test_instance_shares_of_a30_are_quarters() -> None:
     assert mig.instance_shares("mig-a30-24gb") == (250, 500, 1000)
     assert mig.placements_fit("mig-a30-24gb", [(250, 1)] * 4) is not None
     assert mig.placements_fit("mig-a30-24gb", [(500, 1), (250, 1), (250, 1)]) is not None
     assert mig.placements_fit("mig-a30-24gb", [(500, 1), (500, 1), (250, 1)]) is None
 
 
-def test_an_instance_with_more_memory_is_taken_only_where_it_is_needed() -> None:
+def test_placements_fit_prefers_instance_with_less_memory() -> None:
     (small,) = mig.placements_fit(A100, [(ONE, 9 * GIB)]) or ()
     (large,) = mig.placements_fit(A100, [(ONE, 12 * GIB)]) or ()
     assert (small.name, large.name) == ("1g.10gb", "1g.20gb")
@@ -48,13 +48,13 @@ def test_an_instance_with_more_memory_is_taken_only_where_it_is_needed() -> None
     assert mig.placements_fit(A100, [(ONE, 12 * GIB)] * 4 + [(ONE, GIB)]) is None
 
 
-def test_answers_stand_in_the_order_of_the_partitions() -> None:
+def test_placements_fit_keeps_the_order_of_needs() -> None:
     found = mig.placements_fit(A100, [(ONE, GIB), (FOUR, GIB), (TWO, GIB)])
     assert [instance.share for instance in found or ()] == [ONE, FOUR, TWO]
 
 
 def tried(chosen: tuple[Instance, ...]) -> bool:
-    """Whether any choice of starts leaves every slice to one instance at most."""
+    """Return whether some choice of starts gives every slice to at most one instance."""
     return any(
         max(Counter(s for i, at in zip(chosen, starts, strict=True) for s in range(at, at + i.slices)).values()) == 1
         for starts in product(*(instance.starts for instance in chosen))
@@ -62,7 +62,7 @@ def tried(chosen: tuple[Instance, ...]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["mig-a30-24gb", A100])
-def test_layouts_are_what_trying_every_placement_finds(name: str) -> None:
+def test_maximal_layouts_equal_brute_force(name: str) -> None:
     instances = GEOMETRIES[name]
     most = max(len(instance.starts) for instance in instances)
     legal = {
@@ -83,7 +83,7 @@ def test_layouts_are_what_trying_every_placement_finds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_every_table_makes_sense(name: str) -> None:
+def test_geometries_have_consistent_tables(name: str) -> None:
     whole = GEOMETRIES[name][-1]
     assert whole.share == 1000
     assert whole.memory == max(instance.memory for instance in GEOMETRIES[name])
@@ -94,7 +94,7 @@ def test_every_table_makes_sense(name: str) -> None:
         assert sum(instance.memory for instance in layout) <= whole.memory
 
 
-def test_a_gpu_that_is_cut_already_has_just_those_instances() -> None:
+def test_fixed_geometry_allows_exactly_its_instances() -> None:
     three, one = ("3g.71gb", 428, 64 * GIB), ("1g.18gb", 142, 16 * GIB)
     geometry = mig.fixed_geometry([three, one, one])
     assert mig.is_known_geometry(geometry) and not mig.is_known_geometry("mig-v100")
@@ -109,13 +109,13 @@ def test_a_gpu_that_is_cut_already_has_just_those_instances() -> None:
     assert mig.placements_fit(geometry, [(428, 65 * GIB)]) is None
 
 
-def test_instances_of_one_name_may_differ_in_memory() -> None:
+def test_fixed_geometry_of_equal_names_keeps_memory_apart() -> None:
     geometry = mig.fixed_geometry([("1g.18gb", 142, 16 * GIB), ("1g.18gb", 142, 15 * GIB)])
     assert mig.placements_fit(geometry, [(142, 16 * GIB), (142, 15 * GIB)])
     assert mig.placements_fit(geometry, [(142, 16 * GIB)] * 2) is None
 
 
-def test_a_geometry_goes_wherever_its_name_does() -> None:
+def test_geometry_name_round_trips() -> None:
     for name, table in GEOMETRIES.items():
         own = mig.geometry_name(table)
         assert mig.instances(own) == table

@@ -35,7 +35,7 @@ plans = st.builds(
 
 
 @given(plans)
-def test_a_plan_survives_its_file(plan: Plan) -> None:
+def test_plan_json_round_trips(plan: Plan) -> None:
     read = Plan.from_json(plan.to_json())
     assert read.to_json() == plan.to_json()
     assert [d.partitions for d in read.devices] != [] or not plan.devices
@@ -44,7 +44,7 @@ def test_a_plan_survives_its_file(plan: Plan) -> None:
         assert (new.rate, new.duty, new.latency) == pytest.approx((old.rate, old.duty, old.latency), rel=1e-12)
 
 
-def test_the_file_is_in_percent_and_milliseconds() -> None:
+def test_plan_json_uses_percent_and_milliseconds() -> None:
     placement = Placement(model="m", batch=4, rate=30.0, duty=0.02, latency=0.01)
     plan = Plan(
         planner="p", devices=(Device(id=DeviceId("k", 2), partitions=(Partition(share=125, placements=(placement,)),)),)
@@ -67,7 +67,7 @@ def test_the_file_is_in_percent_and_milliseconds() -> None:
     assert file["devices_used"] == 1
 
 
-def test_rates_add_up_over_placements_and_what_is_not_cut_is_free() -> None:
+def test_plan_rates_sum_placements_and_device_free_is_unallocated() -> None:
     def partition(share: int, rate: float) -> Partition:
         placement = Placement(model="m", batch=1, rate=rate, duty=0.1, latency=0.1)
         return Partition(share=share, placements=(placement,))
@@ -90,13 +90,13 @@ def test_rates_add_up_over_placements_and_what_is_not_cut_is_free() -> None:
         ({"scales": 1}, r"unknown field `scales`"),
     ],
 )
-def test_what_is_no_plan_is_named_with_its_place(change: dict[str, object], message: str) -> None:
+def test_plan_from_invalid_json_raises_config_error_with_place(change: dict[str, object], message: str) -> None:
     text = json.dumps(json.loads(Plan(planner="p").to_json()) | change)
     with pytest.raises(ConfigError, match=message):
         Plan.from_json(text, "p.json")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"null"])
-def test_text_that_is_no_plan_is_refused(text: bytes) -> None:
+def test_plan_from_other_text_raises_config_error(text: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^plan: not a plan: "):
         Plan.from_json(text)

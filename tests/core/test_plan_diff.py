@@ -32,7 +32,7 @@ def workers(found: PlanDiff) -> tuple[int, int, int]:
     return found.workers_kept, found.workers_started, found.workers_stopped
 
 
-def test_the_same_plan_changes_nothing() -> None:
+def test_diff_plans_of_equal_plans_has_no_change() -> None:
     same = plan(device(0, cut(600, "a", "b"), cut(400, "c")))
     found = diff_plans(same, same)
     assert verbs(found) == {"keep": 2}
@@ -40,7 +40,7 @@ def test_the_same_plan_changes_nothing() -> None:
     assert workers(found) == (2, 0, 0)
 
 
-def test_a_worker_stays_for_smaller_batches_and_not_for_larger_ones() -> None:
+def test_diff_plans_keeps_workers_for_smaller_batches_only() -> None:
     old = plan(device(0, cut(500, "a"), cut(500, "b")))
     new = plan(device(0, cut(500, "a", batch=3), cut(500, "b", batch=5)))
     found = diff_plans(old, new)
@@ -51,7 +51,7 @@ def test_a_worker_stays_for_smaller_batches_and_not_for_larger_ones() -> None:
     assert faster.rates == {"a": (10, 12)}
 
 
-def test_what_becomes_of_partitions_is_told_apart() -> None:
+def test_diff_plans_assigns_a_verb_to_each_change() -> None:
     old = plan(device(0, cut(500, "a"), cut(200, "b", "c"), cut(100, "d")), device(1, cut(1000, "e")))
     new = plan(device(0, cut(400, "a"), cut(200, "b", "f")), device(2, cut(100, "d"), cut(100, "g")))
     found = diff_plans(old, new)
@@ -62,19 +62,19 @@ def test_what_becomes_of_partitions_is_told_apart() -> None:
     assert workers(found) == (0, 4, 4)
 
 
-def test_an_instance_has_as_many_workers_as_run_in_it() -> None:
+def test_diff_plans_counts_procs_as_workers() -> None:
     found = diff_plans(plan(), plan(device(0, cut(500, "a", procs=3))))
     assert workers(found) == (0, 3, 0)
 
 
-def test_devices_are_numbered_so_that_little_moves() -> None:
+def test_renumber_devices_matches_current_devices() -> None:
     old = plan(device(0, cut(1000, "a")), device(1, cut(500, "b"), cut(500, "c")), device(7, cut(1000, "d")))
     new = plan(device(0, cut(500, "b"), cut(400, "c")), device(1, cut(1000, "d")), device(2, cut(1000, "e")))
     numbers = {it.partitions[0].placements[0].model: it.id.index for it in renumber_devices(new, old).devices}
     assert numbers == {"b": 1, "d": 7, "e": 0}
 
 
-def test_a_number_that_stands_twice_is_given_once() -> None:
+def test_renumber_devices_with_duplicate_number_uses_it_once() -> None:
     old = plan(device(1, cut(1000, "a")), device(1, cut(1000, "b")))
     new = plan(device(0, cut(1000, "a")), device(1, cut(1000, "b")))
     assert sorted(it.id.index for it in renumber_devices(new, old).devices) == [0, 1]
@@ -87,7 +87,7 @@ plans = st.lists(st.lists(cuts, min_size=1, max_size=3), max_size=5).map(
 
 
 @given(plans, plans)
-def test_every_partition_is_accounted_for_once(old: Plan, new: Plan) -> None:
+def test_diff_plans_accounts_for_every_partition_once(old: Plan, new: Plan) -> None:
     new = renumber_devices(new, old)
     found = diff_plans(old, new)
     before = [it.before for it in found.changes if it.before]
@@ -99,7 +99,7 @@ def test_every_partition_is_accounted_for_once(old: Plan, new: Plan) -> None:
 
 
 @given(plans, plans)
-def test_other_numbers_are_all_that_changes(old: Plan, new: Plan) -> None:
+def test_renumber_devices_changes_only_numbers(old: Plan, new: Plan) -> None:
     again = renumber_devices(new, old)
     assert len({(it.kind, it.id) for it in again.devices}) == len(new.devices)
 

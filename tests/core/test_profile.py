@@ -19,20 +19,20 @@ def point(share: int, batch: int, latency: float, memory: int = MIB, procs: int 
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    """Any measured points: with gaps, noise, and batches that some shares lack."""
+    """Draw measured points with gaps, noise, and batches that some shares lack."""
     keys = draw(st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 24)), min_size=1, max_size=12, unique=True))
     return Profile("m", "k", [point(share, batch, draw(st.floats(1e-4, 10.0))) for share, batch in keys])
 
 
 @given(profiles(), st.integers(1, 24), st.integers(1, 24), st.integers(1, 1000), st.integers(1, 1000))
-def test_a_smaller_batch_or_a_larger_share_is_never_slower(profile: Profile, a: int, b: int, p: int, q: int) -> None:
+def test_profile_latency_is_monotone_in_batch_and_share(profile: Profile, a: int, b: int, p: int, q: int) -> None:
     small, large = sorted((a, b))
     less, more = sorted((p, q))
     assert profile.latency(small, more) <= profile.latency(large, less) * (1 + 1e-12)
 
 
 @given(profiles())
-def test_no_measured_point_is_promised_faster(profile: Profile) -> None:
+def test_profile_latency_is_at_least_each_measurement(profile: Profile) -> None:
     for measured in profile.points:
         assert profile.latency(measured.batch, measured.share) >= measured.latency * (1 - 1e-12)
 
@@ -43,19 +43,21 @@ def test_no_measured_point_is_promised_faster(profile: Profile) -> None:
     st.floats(1e-4, 1.0),
     st.floats(1e-4, 1.0),
 )
-def test_a_monotone_grid_is_met_exactly(shares: list[int], batches: list[int], work: float, fixed: float) -> None:
+def test_profile_of_monotone_grid_reproduces_it(
+    shares: list[int], batches: list[int], work: float, fixed: float
+) -> None:
     profile = Profile("m", "k", [point(s, b, fixed + work * b * 1000 / s) for s in shares for b in batches])
     for share in shares:
         for batch in batches:
             assert profile.latency(batch, share) == fixed + work * batch * 1000 / share
 
 
-def test_between_points_latency_is_linear_in_the_batch_and_in_one_over_the_share() -> None:
+def test_profile_between_points_is_linear_in_batch_and_inverse_share() -> None:
     profile = Profile("m", "k", [point(s, b, 0.001 + 0.002 * b * 1000 / s) for s in (200, 1000) for b in (1, 5)])
     assert profile.latency(3, 500) == pytest.approx(0.001 + 0.002 * 3 * 2)
 
 
-def test_nothing_is_promised_outside_the_grid() -> None:
+def test_profile_outside_grid_is_infinite() -> None:
     profile = Profile("m", "k", [point(200, 1, 0.01), point(500, 1, 0.005), point(500, 4, 0.01)])
     assert profile.latency(1, 199) == math.inf
     assert profile.latency(5, 500) == math.inf
@@ -65,13 +67,13 @@ def test_nothing_is_promised_outside_the_grid() -> None:
     assert profile.latency(1, 1000) == 0.005
 
 
-def test_one_point_promises_that_point_and_what_is_easier() -> None:
+def test_profile_of_one_point_covers_easier_points() -> None:
     profile = read_profiles((HEADER + "m,k,50,4,10,3\n").splitlines(), "p.csv")["m", "k"]
     assert [profile.latency(batch, share) for batch, share in ((1, 500), (4, 500), (4, 1000))] == [0.01] * 3
     assert {profile.latency(batch, share) for batch, share in ((5, 500), (4, 499))} == {math.inf}
 
 
-def test_where_points_are_missing_others_bound_them() -> None:
+def test_profile_with_missing_points_is_bounded_by_others() -> None:
     # Of 50 % and batch 4 nothing was measured: no faster than batch 1 there, no slower than batch 4 on 20 %.
     rows = "m,k,20,1,10,3\nm,k,20,4,25,3\nm,k,50,1,5,3\nm,k,100,1,3,3\nm,k,100,4,8,3\n"
     profile = read_profiles((HEADER + rows).splitlines(), "p.csv")["m", "k"]
@@ -79,22 +81,22 @@ def test_where_points_are_missing_others_bound_them() -> None:
     assert math.isfinite(profile.latency(2, 300))
 
 
-def test_points_that_are_not_monotone_count_as_slow_as_they_were_and_no_faster() -> None:
+def test_profile_of_non_monotone_points_uses_running_maximum() -> None:
     rows = "m,k,50,1,9,3\nm,k,50,2,7,3\nm,k,50,4,12,3\nm,k,100,1,10,3\n"
     profile = read_profiles((HEADER + rows).splitlines(), "p.csv")["m", "k"]
     assert [profile.latency(batch, 500) for batch in (1, 2, 4)] == pytest.approx([0.010, 0.010, 0.012])
 
 
-def test_a_batch_below_the_smallest_measured_takes_as_long() -> None:
+def test_profile_below_smallest_batch_is_constant() -> None:
     assert Profile("m", "k", [point(1000, 4, 0.01)]).latency(1, 1000) == 0.01
 
 
-def test_memory_grows_with_the_batch_and_rounds_up() -> None:
+def test_profile_memory_rounds_up_to_next_measured_batch() -> None:
     profile = Profile("m", "k", [point(1000, 1, 0.01, 30), point(1000, 4, 0.02, 20), point(1000, 8, 0.03, 50)])
     assert [profile.memory(batch) for batch in (1, 2, 4, 5, 8)] == [30, 30, 30, 50, 50]
 
 
-def test_features_are_those_of_the_nearest_point() -> None:
+def test_profile_features_are_of_the_nearest_point() -> None:
     points = [
         Point(share=200, batch=1, latency=0.1, memory=1, features={"l2": 1.0}),
         Point(share=800, batch=8, latency=0.1, memory=1, features={"l2": 2.0}),
@@ -102,13 +104,13 @@ def test_features_are_those_of_the_nearest_point() -> None:
     assert Profile("m", "k", points).features(batch=8, share=300) == {"l2": 1.0}
 
 
-def test_a_profile_needs_a_point() -> None:
+def test_profile_without_points_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"^the profile of 'm' on 'k' has no point$"):
         Profile("m", "k", [])
 
 
 @given(profiles())
-def test_what_was_written_is_read(profile: Profile) -> None:
+def test_write_profiles_round_trips(profile: Profile) -> None:
     text = write_profiles([profile])
     (read,) = read_profiles(text.splitlines(), "p.csv").values()
     assert (read.model, read.kind) == (profile.model, profile.kind)
@@ -120,13 +122,13 @@ def test_what_was_written_is_read(profile: Profile) -> None:
 
 
 @given(st.text(alphabet='ab ,"\n#;', max_size=8).map(lambda text: f"m{text}m"))
-def test_any_name_survives_the_file(name: str) -> None:
+def test_write_profiles_of_any_name_round_trips(name: str) -> None:
     profile = Profile(name, "k", [point(1000, 1, 0.01)])
     text = write_profiles([profile])
     assert (name, "k") in read_profiles(text.splitlines(keepends=True), "p.csv")
 
 
-def test_further_columns_are_kept_as_features() -> None:
+def test_read_profiles_keeps_further_columns_as_features() -> None:
     text = "model,kind,share_pct,batch,latency_ms,memory_mib,procs,l2_util_pct\nm,k,14.2,1,2,3,2,55.5\nm,k,20,1,2,3,,\n"
     profile = read_profiles(text.splitlines(), "p.csv")["m", "k"]
     assert [(p.share, p.procs, p.features) for p in profile.points] == [(200, 1, {}), (142, 2, {"l2_util_pct": 55.5})]
@@ -168,6 +170,6 @@ def test_further_columns_are_kept_as_features() -> None:
         (HEADER, "p.csv: no row below the header; a profile has at least one point"),
     ],
 )
-def test_what_is_no_profile_is_named_with_its_line(text: str, message: str) -> None:
+def test_read_profiles_of_invalid_rows_raises_config_error_with_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
         read_profiles(text.splitlines(), "p.csv")

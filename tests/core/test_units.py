@@ -30,7 +30,7 @@ from cotenant.errors import ConfigError
         (units.parse_share, 100, 1000),
     ],
 )
-def test_quantities_are_read_as_people_write_them(read: Callable[..., float], text: Any, value: float) -> None:
+def test_parse_of_common_notations_returns_base_units(read: Callable[..., float], text: Any, value: float) -> None:
     assert read(text, "here") == pytest.approx(value, rel=1e-12)
 
 
@@ -51,7 +51,9 @@ def test_quantities_are_read_as_people_write_them(read: Callable[..., float], te
         (units.parse_share, 0.01, "here: a share of 0.01 % is below the smallest, 0.1 %"),
     ],
 )
-def test_other_text_is_refused_with_its_place(read: Callable[..., float], text: Any, message: str) -> None:
+def test_parse_of_other_text_raises_config_error_with_place(
+    read: Callable[..., float], text: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
         read(text, "here")
 
@@ -71,17 +73,17 @@ def test_other_text_is_refused_with_its_place(read: Callable[..., float], text: 
         (units.show_memory(512), "512 B"),
     ],
 )
-def test_quantities_are_shown_with_their_unit(shown: str, text: str) -> None:
+def test_show_of_quantities_includes_unit(shown: str, text: str) -> None:
     assert shown == text
 
 
 @given(st.integers(1, 1000))
-def test_a_share_that_is_shown_is_read_as_it_was(share: int) -> None:
+def test_show_share_parses_to_the_same_share(share: int) -> None:
     assert units.parse_share(float(units.show_share(share).split()[0]), "here") == share
 
 
 @pytest.mark.parametrize(
     ("per_second", "text"), [(0, "0"), (0.5, "0.5"), (12.345, "12.3"), (999.6, "1000"), (20000.0, "20000")]
 )
-def test_rates_are_shown_without_powers_of_ten(per_second: float, text: str) -> None:
+def test_show_rate_of_large_values_has_no_exponent(per_second: float, text: str) -> None:
     assert units.show_rate(per_second) == text

@@ -1,4 +1,4 @@
-"""Problems to plan for: random ones, and the embedded default's kind."""
+"""Problems for tests: random ones, and one like the embedded default."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def linear(
     batches: Sequence[int] = (1, 2, 4, 8, 16),
     memory: int = MIB,
 ) -> Profile:
-    """A batch of n takes (fixed + work · n) / share seconds, as on shares of a processor."""
+    """Return a profile in which a batch of n takes (fixed + work · n) / share seconds, as on CPU shares."""
     return profile(model, kind, {(s, b): (fixed + work * b) * 1000 / s for s in cuts for b in batches}, memory)
 
 
 class _Drawn:
-    """Dice of hypothesis, which finds the simplest throws that break something."""
+    """Random choices drawn by hypothesis, which shrinks failing ones."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
@@ -52,12 +52,12 @@ class _Drawn:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Any sound problem: hopeless models, kinds that lack a profile, tight memory, too few devices."""
+    """Draw a valid problem: unservable models, missing profiles, tight memory, too few devices."""
     return random_problem(_Drawn(draw))
 
 
 def embedded(scale: float = 1.0) -> Problem:
-    """Seven models on shares of one processor: what `cotenant demo` is like."""
+    """Return seven models on shares of one CPU, like `cotenant demo`."""
     table = {
         # seconds for a batch, for each row; target; requests/s
         "resnet50": (0.004, 0.030, 0.5, 3.0),

@@ -1,4 +1,4 @@
-"""Applications in plans: what planners see of them, how targets are split, what the referees say."""
+"""Plan applications: what planners see of them, how SLOs are split, what check and forecast report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def problem(*applications: Application, **rates: float) -> Problem:
 BOTH = problem(TRAFFIC, GAME, traffic=20.0, game=30.0, name=5.0)
 
 
-def test_planners_see_models_with_the_rates_of_all_uses_and_the_tightest_target() -> None:
+def test_without_applications_sums_rates_and_takes_tightest_target() -> None:
     split = {"traffic": {"find": 0.08, "cars": 0.07, "people": 0.06, "plates": 0.05}, "game": {"digits": 0.1}}
     seen = without_applications(BOTH, split)
     assert seen.applications == ()
@@ -71,13 +71,13 @@ def test_planners_see_models_with_the_rates_of_all_uses_and_the_tightest_target(
     assert {model.name: model.attainment for model in seen.models} == pytest.approx(wanted)
 
 
-def test_a_problem_without_applications_stays_as_it_is() -> None:
+def test_without_applications_of_plain_problem_returns_it_unchanged() -> None:
     alone = problem(name=5.0)
     assert without_applications(alone, {}) is alone
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
-def test_every_planner_serves_applications(planner: str) -> None:
+def test_every_planner_on_applications_serves_them(planner: str) -> None:
     plan = plan_problem(BOTH, planner, validate=False)
     assert check(plan, BOTH) == []
     assert not plan.unserved
@@ -90,7 +90,7 @@ def test_every_planner_serves_applications(planner: str) -> None:
     }
 
 
-def test_the_largest_rate_is_one_for_all_uses() -> None:
+def test_largest_rate_of_applications_is_one_multiple_for_all_uses() -> None:
     asked = msgspec.structs.replace(BOTH, objective="rate", fleet=(Kind(name="k", count=2, cuts=CUTS),))
     plan = plan_problem(asked, "squishy", validate=False)
     assert plan.scale > 1
@@ -98,7 +98,7 @@ def test_the_largest_rate_is_one_for_all_uses() -> None:
     assert forecast(plan, asked).applications["game"].rate == pytest.approx(30.0 * plan.scale, rel=0.02)
 
 
-def test_what_a_model_lacks_is_missing_in_all_its_uses() -> None:
+def test_unserved_model_reduces_all_its_uses() -> None:
     plan = plan_problem(
         msgspec.structs.replace(BOTH, fleet=(Kind(name="k", count=8, cuts=CUTS),)), "squishy", validate=False
     )
@@ -108,13 +108,13 @@ def test_what_a_model_lacks_is_missing_in_all_its_uses() -> None:
     assert served["name"] == pytest.approx(10.0 * 55 / 110)
 
 
-def test_an_application_that_was_unloaded_is_not_served() -> None:
+def test_unloaded_application_in_plan_is_not_served() -> None:
     plan = plan_problem(BOTH, "elastic", validate=False)
     less = msgspec.structs.replace(plan, split={"game": plan.split["game"]})
     assert carried_rates(less, BOTH) == pytest.approx(BOTH.rates | {"traffic": 0.0})
 
 
-def test_a_plan_without_a_split_or_with_one_that_is_too_long_is_no_plan_for_applications() -> None:
+def test_check_of_missing_or_too_long_split_reports_violation() -> None:
     plan = plan_problem(BOTH, "elastic", validate=False)
     (none,) = check(msgspec.structs.replace(plan, split={"game": plan.split["game"]}), BOTH)
     assert str(none) == "application traffic: its stages together get 0 µs of a target of 200 ms"
@@ -127,14 +127,14 @@ def test_a_plan_without_a_split_or_with_one_that_is_too_long_is_no_plan_for_appl
         forecast(msgspec.structs.replace(plan, split={}), BOTH)
 
 
-def test_comparisons_speak_of_promises_and_not_of_stages() -> None:
+def test_compare_of_applications_reports_slos_not_stages() -> None:
     plans = [plan_problem(BOTH, name, validate=False) for name in ("squishy", "elastic")]
     rows = compare(BOTH, plans, {}).rows
     assert {row.worst.model for row in rows if row.worst} <= {"traffic", "game", "name"}
     assert not any(row.violations for row in rows)
 
 
-def test_levels_are_worth_their_time() -> None:
+def test_budget_levels_with_more_time_cost_less() -> None:
     steps = budget_levels(BOTH, "find")
     assert len(steps) > 3
     for step, longer in pairwise(steps):
@@ -144,8 +144,8 @@ def test_levels_are_worth_their_time() -> None:
     assert budget_levels(BOTH, "find", slower=1.5)[0].needs == pytest.approx(3 * (0.004 + 0.006))
 
 
-def test_the_split_is_as_cheap_as_any() -> None:
-    """Against all pairs of levels of a chain of two."""
+def test_slo_budget_split_is_as_cheap_as_brute_force() -> None:
+    """Compare with all pairs of budget levels of a chain of two."""
     chain = Application(
         name="chain",
         slo=0.1,
@@ -184,7 +184,7 @@ def test_the_split_is_as_cheap_as_any() -> None:
         ),
     ],
 )
-def test_a_target_that_no_split_can_meet_is_said(slo: float, message: str) -> None:
+def test_slo_budget_of_infeasible_target_raises_plan_error(slo: float, message: str) -> None:
     stages = (Stage(name="find", model="find"), Stage(name="name", model="name", after=("find",)))
     tight = problem(Application(name="tight", slo=slo, stages=stages), tight=1.0)
     models = tuple(msgspec.structs.replace(model, slo=slo) for model in tight.models)
@@ -193,7 +193,7 @@ def test_a_target_that_no_split_can_meet_is_said(slo: float, message: str) -> No
     assert str(caught.value) == message
 
 
-def test_names_must_differ_and_models_must_be_there() -> None:
+def test_problem_with_duplicate_or_unknown_application_raises_plan_error() -> None:
     with pytest.raises(PlanError, match=r"^application 'find': the name is taken; give it another$"):
         problem(msgspec.structs.replace(GAME, name="find"))
     with pytest.raises(PlanError, match=r"^no model 'ghost' in this problem"):
@@ -219,7 +219,7 @@ def graphs(draw: st.DrawFn, name: str) -> Application:
 
 @settings(max_examples=15, deadline=None)
 @given(graphs("a"), graphs("b"))
-def test_a_split_uses_all_of_the_target_along_every_way_and_no_more(one: Application, two: Application) -> None:
+def test_slo_budget_split_uses_the_whole_target_on_every_path(one: Application, two: Application) -> None:
     asked = problem(one, two, a=1.0, b=2.0)
     for split in candidate_budgets(asked):
         for application in (one, two):
@@ -231,7 +231,7 @@ def test_a_split_uses_all_of_the_target_along_every_way_and_no_more(one: Applica
             assert all(math.isclose(ends[name] + rest[name], application.slo) for name in seconds)
 
 
-def test_a_bound_holds_for_every_split() -> None:
+def test_bound_of_applications_holds_for_every_split() -> None:
     stages = (Stage(name="find", model="find"), Stage(name="name", model="name", after=("find",), fanout=Fixed(3)))
     asked = problem(Application(name="chain", slo=0.1, stages=stages), chain=250.0)
     chosen = plan_problem(asked, "geometry", validate=False)
@@ -249,6 +249,6 @@ def test_a_bound_holds_for_every_split() -> None:
         assert all(seconds <= loosest_budgets(asked)["chain"][name] for name, seconds in split["chain"].items())
 
 
-def test_what_is_left_over_goes_to_whom_it_helps() -> None:
+def test_slo_budget_slack_goes_to_stages_that_benefit() -> None:
     seconds = stretched_budget(TRAFFIC, {"find": 0.02, "cars": 0.02, "people": 0.01, "plates": 0.01})
     assert seconds == pytest.approx({"find": 0.08, "cars": 0.08, "people": 0.08, "plates": 0.04})

@@ -30,38 +30,38 @@ def cuts(plan: Plan) -> list[list[tuple[int, str]]]:
     ]
 
 
-def test_each_model_gets_the_smallest_share_that_carries_it() -> None:
+def test_bestfit_of_each_model_uses_smallest_sufficient_share() -> None:
     """gpulet paper, section 2.3."""
     assert cuts(plan(problem({"a": 20.0, "b": 30.0, "c": 51.0}))) == [[(500, "c"), (400, "b")], [(200, "a")]]
 
 
-def test_the_piece_goes_where_it_leaves_least() -> None:
+def test_bestfit_of_several_devices_takes_tightest_fit() -> None:
     """Figure 3 (b): 20 % fits beside 80 % and beside 60 %; it goes beside 80 %."""
     made = plan(problem({"a": 100.0, "b": 75.0, "c": 25.0}))
     assert cuts(made) == [[(800, "a"), (200, "c")], [(600, "b")]]
 
 
-def test_nothing_is_shared_in_time() -> None:
+def test_bestfit_places_one_model_on_each_partition() -> None:
     made = plan(problem(dict.fromkeys("abcdef", 1.0)))
     assert cuts(made) == [[(200, name) for name in "abcde"], [(200, "f")]]
 
 
-def test_a_rate_beyond_the_largest_share_takes_several() -> None:
+def test_bestfit_of_rate_beyond_largest_share_uses_several_partitions() -> None:
     made = plan(problem({"a": 310.0}))
     assert cuts(made) == [[(1000, "a")], [(1000, "a")], [(500, "a")]]
     assert made.rate("a") == pytest.approx(310.0)
 
 
-def test_what_has_no_place_is_unserved() -> None:
+def test_bestfit_with_too_few_devices_leaves_rate_unserved() -> None:
     made = plan(problem({"a": 310.0, "b": 20.0}, count=2))
     assert made.unserved == {"a": pytest.approx(60.0), "b": 20.0}
 
 
-def test_at_most_two_partitions() -> None:
+def test_bestfit_with_max_partitions_respects_it() -> None:
     assert [len(device) for device in cuts(plan(problem(dict.fromkeys("abc", 20.0), max_partitions=2)))] == [2, 1]
 
 
-def test_beside_neighbours_a_partition_is_wider() -> None:
+def test_bestfit_under_interference_uses_larger_shares() -> None:
     apart = problem({"a": 20.0, "b": 24.0})
     assert cuts(plan(apart)) == [[(200, "a"), (200, "b")]]
     crowded = msgspec.structs.replace(apart, interference=ProportionalInterference(0.5))
@@ -69,7 +69,7 @@ def test_beside_neighbours_a_partition_is_wider() -> None:
     assert check(plan(crowded), crowded) == []
 
 
-def test_the_cheaper_kind_first_and_the_other_for_what_it_cannot_serve() -> None:
+def test_bestfit_of_two_kinds_fills_the_cheaper_first() -> None:
     dear, cheap = (Kind(name=name, cuts=(1000,), price=price) for name, price in (("dear", 3.0), ("cheap", 1.0)))
     both = Problem(
         models=(Model(name="a", slo=1.0), Model(name="b", slo=0.05)),

@@ -31,7 +31,7 @@ TARGET, QUICK, SLOW, MID = (Load(model, "gpu", 8, 1000) for model in ("target", 
 
 
 class Rude:
-    """Quick triples what it is beside, the others cost a tenth."""
+    """Triple the latency beside `quick`; add a tenth beside others."""
 
     interferes: ClassVar[bool] = True
 
@@ -44,8 +44,8 @@ def chosen(worth: colocate.SetScore, count: int = 1) -> list[str]:
     return ["+".join(load.model for load in choice.colocated) for choice in colocate.rank_sets(sets, worth)]
 
 
-def test_the_most_that_is_done_together() -> None:
-    """Alone 100, 800, 10 and 80 rows/s."""
+def test_rank_by_prediction_orders_sets_by_total_throughput() -> None:
+    """Throughputs alone are 100, 800, 10 and 80 rows/s."""
     worth = colocate.rank_by_prediction(TARGET, Rude(), PROFILES, "rows")
     assert worth((QUICK,)) == pytest.approx(100 / 3 + 800 / 1.1)
     assert chosen(worth) == ["quick", "mid", "slow"]
@@ -55,7 +55,7 @@ def test_the_most_that_is_done_together() -> None:
     assert chosen(worth, 3) == ["quick+slow+mid"]
 
 
-def test_rules_look_at_one_feature() -> None:
+def test_rank_by_rule_orders_candidates_by_one_feature() -> None:
     assert chosen(colocate.rank_by_rule("memcap", PROFILES)) == ["slow", "quick", "mid"]
     assert chosen(colocate.rank_by_rule("sm", PROFILES)) == ["quick", "mid", "slow"]
     assert chosen(colocate.rank_by_rule("mem", PROFILES))[0] == "quick"
@@ -66,19 +66,19 @@ def test_rules_look_at_one_feature() -> None:
         colocate.rank_by_rule("memcap", bare)
 
 
-def test_oracle_knows_what_was_measured_whatever_the_order() -> None:
+def test_rank_by_measurement_ignores_the_order_of_loads() -> None:
     runs = [ColocatedRun((MID, TARGET), (70.0, 90.0)), ColocatedRun((SLOW, TARGET), (9.0, 99.0))]
     assert chosen(colocate.rank_by_measurement(TARGET, runs, PROFILES, "rows")) == ["mid", "slow"]
     assert colocate.rank_by_measurement(TARGET, runs, PROFILES, "relative")((SLOW,)) == pytest.approx(0.9 + 0.99)
     assert chosen(colocate.rank_by_measurement(TARGET, runs, PROFILES, "relative")) == ["slow", "mid"]
 
 
-def test_at_random_all_are_chosen_from() -> None:
+def test_rank_at_random_chooses_every_candidate() -> None:
     rng = np.random.default_rng(1)
     assert {chosen(colocate.rank_at_random(rng))[0] for _ in range(30)} == {"quick", "slow", "mid"}
 
 
-def test_what_does_not_fit_is_left_out() -> None:
+def test_candidate_sets_beyond_memory_or_limit_are_rejected() -> None:
     room = 7 << 30
     assert colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 1, PROFILES, room) == [(QUICK,), (SLOW,)]
     assert colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 2, PROFILES, room) == [(QUICK, SLOW)]
@@ -88,6 +88,6 @@ def test_what_does_not_fit_is_left_out() -> None:
         colocate.candidate_sets(TARGET, [QUICK] * 60, 7, PROFILES)
 
 
-def test_a_batch_outside_of_its_profile() -> None:
+def test_throughput_alone_outside_profile_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="model 'quick': a batch of 8 on 50 % is outside its profile"):
         colocate.throughput_alone(Load("quick", "gpu", 8, 500), PROFILES)

@@ -28,35 +28,35 @@ def bent(rates: dict[str, float], slo: float = 0.090, **kind: object) -> Problem
     )
 
 
-def test_a_model_asks_for_no_more_than_the_share_that_gives_most_per_resource() -> None:
+def test_elastic_of_high_rate_uses_shares_at_the_knee() -> None:
     """gpulet paper, section 4.3: p_ideal = min(p_eff, p_req). Here p_eff is the knee, 40 %: 50 requests/s."""
     made = plan(bent({"a": 100.0}))
     assert shares(made) == [[400, 400]]
     assert [p.rate for _, _, p in made.placements()] == [pytest.approx(50.0)] * 2
 
 
-def test_a_low_rate_asks_for_less() -> None:
+def test_elastic_of_low_rate_uses_smaller_share() -> None:
     assert shares(plan(bent({"a": 20.0}))) == [[200]]
 
 
-def test_models_that_fit_together_share_a_partition_in_time() -> None:
+def test_elastic_of_compatible_models_time_shares_a_partition() -> None:
     made = plan(bent({"a": 10.0, "b": 10.0}, slo=0.120))
     assert [len(cut.placements) for device in made.devices for cut in device.partitions] == [2]
 
 
-def test_at_most_two_partitions_the_second_takes_the_rest() -> None:
+def test_elastic_with_two_partitions_gives_the_second_the_rest() -> None:
     made = plan(bent({"a": 45.0, "b": 46.0, "c": 47.0}, max_partitions=2))
     assert shares(made) == [[400, 600], [400]]
     assert check(made, bent({"a": 45.0, "b": 46.0, "c": 47.0}, max_partitions=2)) == []
 
 
-def test_any_number_of_partitions_is_cut_until_nothing_is_left() -> None:
+def test_elastic_without_limit_partitions_the_whole_device() -> None:
     made = plan(bent(dict.fromkeys("abcde", 24.0), count=1))
     assert made.unserved == {}
     assert sum(shares(made)[0]) <= 1000
 
 
-def test_where_no_piece_is_as_large_as_asked_for_a_smaller_one_carries_what_it_can() -> None:
+def test_elastic_without_large_enough_piece_uses_a_smaller_one() -> None:
     problem = bent({"a": 45.0, "b": 46.0, "c": 47.0}, count=1)
     made = plan(problem)
     assert check(made, problem) == []
@@ -65,7 +65,7 @@ def test_where_no_piece_is_as_large_as_asked_for_a_smaller_one_carries_what_it_c
     assert 0 < amount < problem.rates[lost]
 
 
-def test_the_cheaper_kind_is_filled_first() -> None:
+def test_elastic_of_two_kinds_fills_the_cheaper_first() -> None:
     problem = bent({"a": 200.0})
     dear, cheap = (Kind(name=name, cuts=CUTS, count=1, price=price) for name, price in (("dear", 3.0), ("cheap", 1.0)))
     profiles = {("a", kind): problem.profiles["a", "k"] for kind in ("dear", "cheap")}
@@ -75,8 +75,8 @@ def test_the_cheaper_kind_is_filled_first() -> None:
     assert [d.kind for d in plan(msgspec.structs.replace(problem, rates={"a": 40.0})).devices] == ["cheap"]
 
 
-def test_neighbours_are_reckoned_with() -> None:
-    """Alone two models share a device; where they slow each other too much, they get one each."""
+def test_elastic_under_interference_plans_with_slowdowns() -> None:
+    """Without interference two models share a device; under strong interference each gets its own."""
     apart = bent({"a": 50.0, "b": 50.0})
     together = plan(apart)
     assert len(together.devices) == 1
@@ -86,7 +86,7 @@ def test_neighbours_are_reckoned_with() -> None:
     assert len(plan(crowded).devices) > 1
 
 
-def test_a_model_that_no_share_serves_in_time_is_unserved() -> None:
+def test_elastic_of_unservable_model_leaves_it_unserved() -> None:
     problem = bent({"a": 10.0, "b": 10.0})
     models = (Model(name="a", slo=0.030), problem.models[1])
     made = plan(msgspec.structs.replace(problem, models=models))
@@ -94,14 +94,14 @@ def test_a_model_that_no_share_serves_in_time_is_unserved() -> None:
     assert made.rate("b") == 10.0
 
 
-def test_shares_of_a_processor_carry_what_whole_devices_cannot() -> None:
-    """Seven models with targets from 50 ms to 1 s on one processor."""
+def test_elastic_on_cpu_shares_serves_more_than_squishy() -> None:
+    """Seven models with targets from 50 ms to 1 s on one CPU."""
     problem = embedded(1.0)
     assert plan(problem).unserved == {}
     assert load_planner("squishy")(problem).unserved != {}
 
 
-def test_a_model_with_a_profile_on_one_kind_only_goes_there() -> None:
+def test_elastic_of_model_profiled_on_one_kind_uses_that_kind() -> None:
     problem = Problem(
         models=(Model(name="a", slo=1.0),),
         rates={"a": 5.0},
@@ -111,7 +111,7 @@ def test_a_model_with_a_profile_on_one_kind_only_goes_there() -> None:
     assert [device.kind for device in plan(problem).devices] == ["l"]
 
 
-def test_a_piece_that_is_larger_than_asked_for_is_used_to_the_full() -> None:
+def test_elastic_with_oversized_last_piece_uses_it_fully() -> None:
     """gpulet paper, Algorithm 1, line 20: the batch, and so the rate, is the largest for the size of the piece found.
 
     The knee is 40 %, where it carries 100 requests/s; beside the first partition 60 % are left, which carry 130.
@@ -128,7 +128,7 @@ def test_a_piece_that_is_larger_than_asked_for_is_used_to_the_full() -> None:
     assert made.unserved == {}
 
 
-def test_where_the_order_leaves_a_model_it_comes_first_in_the_next() -> None:
+def test_elastic_with_unserved_model_retries_with_it_first() -> None:
     """By rate times target `a` comes first and takes a piece of the only device; `b` needs all of it."""
     problem = Problem(
         models=(Model(name="a", slo=0.1), Model(name="b", slo=0.1)),
@@ -144,7 +144,7 @@ def test_where_the_order_leaves_a_model_it_comes_first_in_the_next() -> None:
     assert check(made, problem) == []
 
 
-def test_elastic_partition_that_need_not_grow_is_shared_before_one_that_must() -> None:
+def test_elastic_merge_prefers_partition_that_need_not_grow() -> None:
     """`b` could join `a` on 50 instead of 40 % of the first device; the rest of `c` on the second has room as it is."""
     problem = Problem(
         models=(Model(name="a", slo=0.1), Model(name="b", slo=0.4), Model(name="c", slo=0.05)),

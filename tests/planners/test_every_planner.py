@@ -1,4 +1,4 @@
-"""What holds for whatever planner, on whatever problem. A new planner is covered by its line in PLANNERS."""
+"""Properties of every planner on any problem. A new planner is covered by its entry in PLANNERS."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def sound(name: str, problem: Problem) -> None:
 @direct
 @settings(max_examples=100, deadline=None)
 @given(problem=problems())
-def test_plans_are_sound_and_unserved_is_honest(name: str, problem: Problem) -> None:
+def test_every_quick_planner_returns_valid_plan_and_true_unserved(name: str, problem: Problem) -> None:
     sound(name, problem)
 
 
 @searching
 @settings(max_examples=15, deadline=None)
 @given(problem=problems())
-def test_plans_of_a_search_are_sound_and_unserved_is_honest(name: str, problem: Problem) -> None:
+def test_every_search_planner_returns_valid_plan_and_true_unserved(name: str, problem: Problem) -> None:
     sound(name, hurried(problem))
 
 
 @every
 @given(problem=problems())
 @settings(max_examples=5, deadline=None)
-def test_planning_is_deterministic(name: str, problem: Problem) -> None:
-    """As long as time is no question, which on a busy machine it may be for the integer program."""
+def test_every_planner_called_twice_returns_equal_plans(name: str, problem: Problem) -> None:
+    """With unlimited time: on a busy machine the integer program may run out of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small_fleet, "STEPS_PER_SECOND", 1)
         problem = msgspec.structs.replace(problem, time_limit=100.0)
@@ -70,25 +70,25 @@ def solved(name: str, problem: Problem, *, rate: bool) -> None:
 @direct
 @settings(max_examples=15, deadline=None)
 @given(problem=problems(), rate=st.booleans())
-def test_what_is_solved_is_sound_for_either_objective(name: str, problem: Problem, rate: bool) -> None:
+def test_every_quick_planner_with_either_objective_returns_valid_plan(name: str, problem: Problem, rate: bool) -> None:
     solved(name, problem, rate=rate)
 
 
 @searching
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(problem=problems(), rate=st.booleans())
-def test_what_a_search_solves_is_sound_for_either_objective(name: str, problem: Problem, rate: bool) -> None:
+def test_every_search_planner_with_either_objective_returns_valid_plan(name: str, problem: Problem, rate: bool) -> None:
     solved(name, hurried(problem), rate=rate)
 
 
 @every
-def test_nothing_asked_is_nothing_planned(name: str) -> None:
+def test_every_planner_without_rates_returns_empty_plan(name: str) -> None:
     plan = load_planner(name)(embedded(0.0))
     assert (plan.devices, plan.unserved, plan.scale) == ((), {}, 1.0)
 
 
 @every
-def test_more_devices_serve_no_less(name: str) -> None:
+def test_every_planner_with_more_devices_serves_no_less(name: str) -> None:
     problem = hurried(embedded(20.0))
     served = []
     for count in (0, 1, 2, 4, 8):
@@ -101,5 +101,5 @@ def test_more_devices_serve_no_less(name: str) -> None:
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(problem=problems())
-def test_plans_of_a_search_are_sound_on_many_problems(name: str, problem: Problem) -> None:
+def test_every_search_planner_on_many_problems_returns_valid_plans(name: str, problem: Problem) -> None:
     sound(name, hurried(problem))

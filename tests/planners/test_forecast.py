@@ -56,7 +56,7 @@ def alone(curve: Sequence[float], rate: float, slo: float, copies: int = 1) -> M
 def watched(
     curve: Sequence[float], rate: float, requests: int, rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Latencies of a lane that runs what waits, as one batch, whenever it is free; nobody is refused."""
+    """Simulate a lane that runs what waits as one batch whenever it is free, without admission control."""
     arrivals = np.cumsum(rng.exponential(1 / rate, requests))
     latencies = np.empty(requests)
     done, free = 0, 0.0
@@ -78,7 +78,7 @@ def watched(
     slack=st.floats(1.0, 2.0),
     seed=st.integers(0, 1000),
 )
-def test_one_lane_is_as_an_event_loop_finds_it(
+def test_forecast_of_one_lane_agrees_with_event_loop(
     batch: int, fixed: float, work: float, load: float, slack: float, seed: int
 ) -> None:
     curve = [fixed + work * n for n in range(1, batch + 1)]
@@ -96,7 +96,7 @@ def test_one_lane_is_as_an_event_loop_finds_it(
 
 @given(load=st.floats(1.2, 10.0), batch=st.integers(1, 16), slack=st.floats(1.0, 3.0))
 @settings(max_examples=15)
-def test_beyond_its_capacity_a_lane_serves_its_capacity(load: float, batch: int, slack: float) -> None:
+def test_forecast_beyond_capacity_serves_capacity(load: float, batch: int, slack: float) -> None:
     curve = [0.005 + 0.002 * n for n in range(1, batch + 1)]
     expected = alone(curve, load * batch / curve[-1], 2 * curve[-1] * slack)
     # Just above it, lanes of small batches are idle at times: the simulator says 0.81, 0.86 and 0.93 of the capacity
@@ -105,13 +105,13 @@ def test_beyond_its_capacity_a_lane_serves_its_capacity(load: float, batch: int,
     assert expected.attainment <= 1 / load * 1.01
 
 
-def test_an_idle_lane_takes_one_request_at_a_time() -> None:
+def test_forecast_of_idle_lane_serves_single_requests() -> None:
     expected = alone([0.010, 0.012], 0.001, 0.024)
     assert (expected.p50, expected.p99) == pytest.approx((0.010, 0.010), rel=0.01)
     assert expected.attainment == pytest.approx(1.0)
 
 
-def test_lanes_that_share_a_model_smooth_its_arrivals() -> None:
+def test_forecast_of_several_lanes_has_smoother_arrivals() -> None:
     several = [alone([0.010], 70.0, 0.020, copies).attainment for copies in (1, 2, 4)]
     assert several == sorted(several)
     assert several[-1] > several[0] + 0.1
@@ -119,7 +119,7 @@ def test_lanes_that_share_a_model_smooth_its_arrivals() -> None:
 
 @settings(max_examples=20)
 @given(load=st.floats(0.1, 0.9), others=st.integers(1, 4))
-def test_neighbours_in_time_only_make_a_model_slower(load: float, others: int) -> None:
+def test_forecast_of_time_shared_partition_is_no_faster(load: float, others: int) -> None:
     curve = [0.004 + 0.001 * n for n in range(1, 5)]
     duty = curve[-1] * (1 + others)
     rate = load * 4 / duty
@@ -130,19 +130,19 @@ def test_neighbours_in_time_only_make_a_model_slower(load: float, others: int) -
     assert shared.attainment <= own.attainment + 1e-6
 
 
-def test_utilisation_is_rate_times_the_cost_of_a_request() -> None:
+def test_forecast_utilisation_is_rate_times_cost_per_request() -> None:
     plan, problem = lanes([[0.010]], [40.0], [1.0])
     assert forecast(plan, problem).utilisation == {"k-0/0": pytest.approx(0.4, rel=0.01)}
 
 
-def test_what_is_placed_nowhere_is_not_answered() -> None:
+def test_forecast_of_unplaced_model_has_no_attainment() -> None:
     problem = embedded()
     expected = forecast(Plan(planner="none"), problem)
     assert set(expected.models.values()) == {ModelForecast(rate=0.0, attainment=0.0, p50=math.inf, p99=math.inf)}
     assert not attains(Plan(planner="none"), problem)
 
 
-def test_a_rate_that_was_not_planned_for_is_forecast_too() -> None:
+def test_forecast_of_unplanned_rate_is_defined() -> None:
     problem = embedded()
     plan = load_planner("elastic")(problem)
     before = forecast(plan, problem)
@@ -153,7 +153,7 @@ def test_a_rate_that_was_not_planned_for_is_forecast_too() -> None:
 
 
 @pytest.mark.parametrize("batch", [100, 1000])
-def test_very_large_batches_are_reckoned_in_groups(batch: int) -> None:
+def test_forecast_of_very_large_batches_groups_requests(batch: int) -> None:
     curve = [0.010 + 0.0001 * n for n in range(1, batch + 1)]
     slo = 2 * curve[-1]
     expected = alone(curve, 0.7 * batch / curve[-1], slo)
@@ -162,7 +162,7 @@ def test_very_large_batches_are_reckoned_in_groups(batch: int) -> None:
     assert expected.p50 == pytest.approx(np.quantile(seen, 0.5), rel=0.1)
 
 
-def test_several_workers_carry_the_rate_of_a_placement_together() -> None:
+def test_forecast_of_several_workers_shares_the_rate() -> None:
     plan, problem = lanes([[0.010]], [40.0], [0.1])
     (device,) = plan.devices
     (partition,) = device.partitions
@@ -177,13 +177,13 @@ def test_several_workers_carry_the_rate_of_a_placement_together() -> None:
 
 
 @given(rate=st.floats(1e-12, 1e9), other=st.floats(1e-12, 1e9))
-def test_any_rate_has_a_forecast(rate: float, other: float) -> None:
+def test_forecast_of_any_rate_is_finite_and_consistent(rate: float, other: float) -> None:
     for model in forecast(*lanes([[0.010, 0.015], [0.020]], [rate, other], [0.1, 0.2])).models.values():
         assert 0 <= model.attainment <= 1
         assert model.p50 <= model.p99
 
 
-def test_what_was_not_profiled_has_no_forecast() -> None:
+def test_forecast_of_unprofiled_placement_raises_plan_error() -> None:
     plan, problem = lanes([[0.010]], [40.0], [0.1])
     with pytest.raises(
         PlanError, match=r"^no forecast for 'm0' in batches of 1 on 100 % of 'k': that was not profiled$"
@@ -200,10 +200,10 @@ def test_what_was_not_profiled_has_no_forecast() -> None:
     slack=st.floats(1.0, 3.0),
     seed=st.integers(0, 1000),
 )
-def test_a_lane_of_its_own_is_as_the_simulator_finds_it(
+def test_forecast_of_single_lane_agrees_with_simulator(
     batch: int, fixed: float, work: float, load: float, slack: float, seed: int
 ) -> None:
-    """With refusals, that is. Of lanes that models share see benchmarks/forecast.py."""
+    """With admission control. For lanes that models share, see benchmarks/forecast.py."""
     curve = [fixed + work * n for n in range(1, batch + 1)]
     rate = load * batch / curve[-1]
     plan, problem = lanes([curve], [rate], [2 * curve[-1] * slack])
@@ -235,8 +235,8 @@ def test_forecast_large_batches_at_capacity_within_a_point_of_the_simulator(
 
 @settings(max_examples=20)
 @given(rates=st.lists(st.floats(1.0, 60.0), min_size=2, max_size=4))
-def test_what_a_lane_does_depends_on_no_other_lane(rates: list[float]) -> None:
-    """All lanes are one computation, and those that are known stay out of it."""
+def test_forecast_of_a_lane_is_independent_of_other_lanes(rates: list[float]) -> None:
+    """All lanes are solved in one computation, which omits cached ones."""
     curves = [[0.004 + 0.003 * n for n in range(1, size + 1)] for size in (1, 2, 8, 40)[: len(rates)]]
     plan, problem = lanes(curves, rates, [0.2] * len(rates))
     (device,) = plan.devices
@@ -253,7 +253,7 @@ def test_what_a_lane_does_depends_on_no_other_lane(rates: list[float]) -> None:
         assert (alone_.p50, alone_.p99) == pytest.approx((together[f"m{i}"].p50, together[f"m{i}"].p99), rel=1e-3)
 
 
-def test_batches_that_vary_are_seen_to_cost_attainment() -> None:
+def test_forecast_of_varying_latencies_has_lower_attainment() -> None:
     curve = [0.004 + 0.002 * n for n in range(1, 9)]
     rate = 0.75 * 8 / curve[-1]
     plan, problem = lanes([curve], [rate], [2.05 * curve[-1]])

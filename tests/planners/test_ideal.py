@@ -50,13 +50,13 @@ def small(seed: int) -> Problem:
 
 
 def brute(problem: Problem) -> int | None:
-    """The fewest devices that serve all, with every choice of cuts and batches looked at."""
+    """Return the fewest devices that serve every model, over all cuts and batches."""
     names = list(problem.rates)
     asked = np.array([problem.rates[name] for name in names])
     slos = [problem.model(name).slo for name in names]
 
     def modes(share: int) -> NDArray[np.float64]:
-        """Requests/s by model, for every choice of batches (0: not there) that holds the targets."""
+        """Return requests/s by model, for every choice of batches (0: absent) that meets the targets."""
         curves = [(0.0, *problem.profiles[name, "k"].curve(share)) for name in names]
         found = []
         for batches in product(*(range(len(curve)) for curve in curves)):
@@ -80,7 +80,7 @@ def brute(problem: Problem) -> int | None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_better_exists(seed: int) -> None:
+def test_ideal_on_tiny_problems_equals_brute_force(seed: int) -> None:
     problem = small(seed)
     made = plan(problem)
     assert check(made, problem) == []
@@ -88,8 +88,8 @@ def test_nothing_better_exists(seed: int) -> None:
 
 
 @given(works=st.lists(works, max_size=2), another=works)
-def test_the_most_that_goes_beside_others(works: list[RoundShare], another: RoundShare) -> None:
-    """Against a search over rates with the arithmetic that all planners share."""
+def test_second_model_rate_equals_brute_force(works: list[RoundShare], another: RoundShare) -> None:
+    """Compare with a search over rates with the planners' common arithmetic."""
     most = second_model_rate(works, another) if smallest_batches(works) is not None else 0.0
     for part, held in ((1 - 1e-6, most > 0), (1 + 1e-6, False)):
         mine = msgspec.structs.replace(another, rate=most * part)
@@ -106,7 +106,7 @@ def identical(rates: dict[str, float], slo: float = 0.1, count: int | None = 4, 
     )
 
 
-def test_no_device_is_cut_in_more_than_two_unless_its_kind_says_so() -> None:
+def test_ideal_without_limit_uses_at_most_two_partitions() -> None:
     """gpulet paper, section 5.2: 2:8, 4:6, 5:5 or 10:0. A batch takes 20 ms on any share; two make a round too long."""
     problem = identical(dict.fromkeys("abc", 25.0), slo=0.05)
     profiles = {(name, "k"): profile(name, "k", {(cut, 1): 0.020 for cut in CUTS}) for name in "abc"}
@@ -116,8 +116,8 @@ def test_no_device_is_cut_in_more_than_two_unless_its_kind_says_so() -> None:
     assert [len(device) for device in shares(plan(msgspec.structs.replace(problem, fleet=(free,))))] == [3]
 
 
-def test_a_rate_is_split_over_partitions_that_others_share() -> None:
-    """Three models at two thirds of a device each on two devices: one of them must be on both."""
+def test_ideal_of_large_rate_splits_it_over_shared_partitions() -> None:
+    """Three models of two thirds of a device each, on two devices: one of them must be on both."""
     problem = identical(dict.fromkeys("abc", 80.0), count=2)
     made = plan(problem)
     assert check(made, problem) == []
@@ -125,7 +125,7 @@ def test_a_rate_is_split_over_partitions_that_others_share() -> None:
     assert elastic.plan(problem).devices_used == 2
 
 
-def test_neighbours_are_reckoned_with() -> None:
+def test_ideal_under_interference_plans_with_slowdowns() -> None:
     apart = identical({"a": 45.0, "b": 45.0}, slo=0.05)
     assert len(plan(apart).devices) == 1
     crowded = msgspec.structs.replace(apart, interference=ProportionalInterference(2.0))
@@ -133,8 +133,8 @@ def test_neighbours_are_reckoned_with() -> None:
     assert plan(crowded).unserved == {}
 
 
-def test_the_cheapest_fleet_is_taken() -> None:
-    """One dear device would do; two cheap ones cost less."""
+def test_ideal_of_two_kinds_returns_cheapest_fleet() -> None:
+    """One expensive device would suffice; two cheap ones cost less."""
     problem = identical({"a": 100.0, "b": 100.0})
     dear, cheap = (Kind(name=name, cuts=CUTS, count=2, price=price) for name, price in (("dear", 3.0), ("cheap", 1.0)))
     profiles = {
@@ -146,8 +146,8 @@ def test_the_cheapest_fleet_is_taken() -> None:
     assert ([device.kind for device in made.devices], made.cost_per_hour) == (["cheap", "cheap"], 2.0)
 
 
-def test_mig_is_cut_as_it_may_be() -> None:
-    """Two instances of 3/7 leave a seventh that nothing can use, for they take all the memory."""
+def test_ideal_on_mig_returns_legal_placements() -> None:
+    """Two instances of 3/7 leave a seventh unusable, since they occupy all memory slices."""
     sizes = instances("mig-a100-40gb")
     kind = Kind(name="k", cuts=sizes, count=1, geometry="mig-a100-40gb", max_partitions=3, memory=40 << 30)
     problem = Problem(
@@ -161,13 +161,13 @@ def test_mig_is_cut_as_it_may_be() -> None:
     assert made.unserved == {}
 
 
-def test_what_no_fleet_serves_is_served_as_far_as_elastic_does() -> None:
+def test_ideal_of_infeasible_rates_returns_plan_of_elastic() -> None:
     problem = identical({"a": 100.0, "b": 100.0}, count=1, max_partitions=2)
     assert plan(problem) == msgspec.structs.replace(elastic.plan(problem), planner="ideal")
     assert plan(problem).unserved != {}
 
 
-def test_whether_all_is_served_is_asked_of_the_whole_fleet() -> None:
+def test_ideal_feasible_uses_all_devices() -> None:
     problem = Problem(
         models=(Model(name="a", slo=0.1),),
         rates={"a": 300.0},

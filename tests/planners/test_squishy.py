@@ -32,7 +32,7 @@ def groups(plan: Plan) -> list[list[str]]:
     return sorted(sorted(p.model for cut in device.partitions for p in cut.placements) for device in plan.devices)
 
 
-def test_a_model_that_saturates_devices_has_them_to_itself() -> None:
+def test_squishy_of_saturating_model_gives_it_whole_devices() -> None:
     """Nexus, section 4.1: at 500 requests/s, each GPU carries 160 of A in batches of 16 within 2 · 100 ms."""
     made = plan(problem({"a": 480.0}))
     assert groups(made) == [["a"]] * 3
@@ -40,7 +40,7 @@ def test_a_model_that_saturates_devices_has_them_to_itself() -> None:
     assert [p.rate for _, _, p in made.placements()] == [pytest.approx(160.0)] * 3
 
 
-def test_residues_share_a_device_in_the_shorter_duty_cycle() -> None:
+def test_squishy_residues_share_a_device_at_the_shorter_duty_cycle() -> None:
     """Nexus, Figure 2: A at 64 requests/s gathers 8 in 125 ms and takes 75; B at 32 then runs 4 in the 50 ms left.
     C at 32 needs 60 ms, for which there is no room beside A."""
     assert groups(plan(problem({"a": 64.0, "b": 32.0, "c": 0.0}))) == [["a", "b"]]
@@ -65,22 +65,22 @@ def test_squishy_residues_longer_together_than_the_shorter_duty_cycle_stay_apart
     assert groups(plan(problem({"a": 10.0, "b": 20.0}))) == [["a", "b"]]
 
 
-def test_what_exceeds_the_devices_is_unserved() -> None:
+def test_squishy_with_too_few_devices_leaves_rate_unserved() -> None:
     made = plan(problem({"a": 500.0}, count=2))
     assert made.unserved == {"a": pytest.approx(180.0)}
     assert made.scale == pytest.approx(320 / 500)
 
 
-def test_a_rate_too_low_to_wait_for_a_batch_is_served() -> None:
+def test_squishy_of_very_low_rate_serves_single_requests() -> None:
     assert plan(problem({"a": 0.1})).unserved == {}
 
 
-def test_no_partition_is_cut() -> None:
+def test_squishy_uses_whole_devices_only() -> None:
     made = plan(problem({"a": 100.0, "b": 100.0, "c": 100.0}))
     assert {cut.share for device in made.devices for cut in device.partitions} == {1000}
 
 
-def test_devices_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_squishy_of_large_fleet_plans_identical_devices_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def counted(*given: object, **options: object) -> object:

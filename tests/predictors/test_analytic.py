@@ -25,8 +25,8 @@ QUIET = msgspec.structs.replace(MODEL, kernels=10, l2_slope=0.1)
 TRUTH = Analytic("gpu", Delay(5e-6, -8e-6), {"a": 0.6, "b": 0.3}, {"a": MODEL, "b": QUIET})
 
 
-def test_the_formula() -> None:
-    """InSS, section 4.1: transfer, scheduling with its delay, and running beside what neighbours use of L2."""
+def test_analytic_slowdown_of_known_parameters_equals_formula() -> None:
+    """InSS, section 4.1: transfer, scheduling with its delay, and run time with the L2 utilisation of others."""
     victim = Load("a", "gpu", 4, 300)
     alone = 4e-4 + 50 * 1e-6 + 8 / 300
     assert TRUTH.latency(victim, []) == pytest.approx(alone)
@@ -37,8 +37,8 @@ def test_the_formula() -> None:
     assert TRUTH.slowdown(victim, []) == 1.0
 
 
-def test_running_time_between_points() -> None:
-    """Exactly where it goes as batch / share; and through what bends, near its points."""
+def test_analytic_run_time_between_points_is_interpolated() -> None:
+    """Exact where the time is proportional to batch / share; close at the points of a curve."""
     assert MODEL.running(7, 450) == pytest.approx(2.0 * 7 / 450)
     bent = msgspec.structs.replace(
         MODEL,
@@ -86,7 +86,7 @@ def samples(*, most: int = 3) -> list[Sample]:
     return found
 
 
-def test_fitting_finds_what_made_the_samples() -> None:
+def test_analytic_fit_to_generated_samples_recovers_parameters() -> None:
     fitted = analytic.fit(samples(), PROFILES)
     assert msgspec.structs.astuple(fitted.delay) == pytest.approx((5e-6, -8e-6))
     assert fitted.cache == pytest.approx({"a": 0.6, "b": 0.3})
@@ -95,14 +95,14 @@ def test_fitting_finds_what_made_the_samples() -> None:
     assert from_json(to_json("analytic", fitted), "it.json") == ("analytic", fitted)
 
 
-def test_of_pairs_alone_the_delay_goes_with_the_neighbours() -> None:
+def test_analytic_fit_to_pairs_only_has_proportional_delay() -> None:
     fitted = analytic.fit(samples(most=2), PROFILES)
     assert fitted.delay.of(2) == pytest.approx(2e-6)
     assert fitted.delay.of(3) == pytest.approx(4e-6)
     assert fitted.delay.of(1) == 0.0
 
 
-def test_without_kernels_and_bytes_all_is_running() -> None:
+def test_analytic_without_overhead_columns_counts_all_as_run_time() -> None:
     plain = {
         key: Profile(
             *key,
@@ -119,7 +119,7 @@ def test_without_kernels_and_bytes_all_is_running() -> None:
     assert fitted.cache["a"] > 0.6  # what was delay now looks like cache
 
 
-def test_what_cannot_be_fitted() -> None:
+def test_analytic_fit_to_unusable_samples_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="3 samples are fewer than the 4 coefficients"):
         analytic.fit(samples()[:3], PROFILES)
     bare = {("a", "gpu"): Profile("a", "gpu", [Point(share=500, batch=1, latency=0.1, memory=0)])}
@@ -132,7 +132,7 @@ def test_what_cannot_be_fitted() -> None:
         analytic.fit([], PROFILES)
 
 
-def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
+def test_analytic_of_unsampled_victim_uses_mean_cache_coefficient() -> None:
     stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
     with pytest.raises(PlanError, match="model 'c': its L2 utilisation is unknown"):
         TRUTH.slowdown(stranger, beside)
@@ -144,7 +144,7 @@ def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
     assert wider.alone["b"] == TRUTH.alone["b"]  # of another kind
 
 
-def test_a_request_waits_for_batches_before_it_or_for_its_own_to_fill() -> None:
+def test_task_latency_adds_queueing_or_batch_filling() -> None:
     """InSS, equation 2."""
     assert task_latency(9, 4, rate=100, executing=0.01, latency=0.02) == pytest.approx(0.01 + 3 * 0.02)
     assert task_latency(4, 4, rate=100, executing=0.0, latency=0.02) == pytest.approx(0.02)

@@ -51,7 +51,7 @@ PROFILES = {(name, "k"): profile(name, busy) for name, busy in (("a", 1.0), ("b"
 
 
 def pairs() -> list[Sample]:
-    """Everyone beside everyone: the busier the neighbour is, and the larger its batch and share, the slower."""
+    """All pairs; slowdowns grow with the co-located load's utilisation, batch and share."""
     return [
         Sample(
             victim := Load(one, "k", batch, share),
@@ -83,7 +83,7 @@ def test_predictor_read_from_json_predicts_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_with_profiles_of_more_models_keeps_predictions(name: str) -> None:
-    """A predictor keeps what it knows when it is told of more models."""
+    """Adding models leaves predictions for the others unchanged."""
     fitted = fit(name, pairs(), PROFILES)
     more = with_profiles(fitted, {**PROFILES, ("d", "k"): profile("d", 3.0)})
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
@@ -116,7 +116,7 @@ def test_margin_interferes_only_above_1() -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_profiles_of_another_kind_change_no_prediction(name: str) -> None:
-    """The same models use other things on other devices; nothing is told of those, or with less certainty."""
+    """Models differ between kinds of devices: predictions for another kind are errors or less certain."""
     busier = {(model, "z"): Profile(model, "z", profile(model, 9.0).points) for model in "abc"}
     one, other = fit(name, pairs(), PROFILES), fit(name, pairs(), {**PROFILES, **busier})
     load, beside = Load("a", "k", 4, 200), (Load("b", "k", 4, 800),)
@@ -133,12 +133,12 @@ def scaled(sample: Sample, factor: float) -> Sample:
 
 
 def shrunk(sample: Sample) -> Sample:
-    """With its shares as fractions of the device, taken for percent."""
+    """Return the samples with shares as fractions, misread as percent."""
     victim, *colocated = (replace(it, share=it.share // 100) for it in (sample.victim, *sample.colocated))
     return replace(sample, victim=victim, colocated=tuple(colocated))
 
 
-def test_samples_that_nothing_can_be_learnt_from() -> None:
+def test_check_of_unusable_samples_raises_plan_error() -> None:
     samples = pairs()
     only = [sample for sample in samples if sample.colocated[0].model == "b"]
     failed = [Sample(it.victim, it.colocated, 0.01, 0.4) for it in samples[:3]]
@@ -165,12 +165,12 @@ REJECTED = r"^fitted\.json: is no fitted predictor: .*; make one with `cotenant 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "magic"}', '{"model": "linear", "coefficients": 3}'])
-def test_files_that_are_no_predictors(text: str) -> None:
+def test_from_json_of_other_files_raises_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match=REJECTED):
         from_json(text.encode(), "fitted.json")
 
 
-def test_files_that_somebody_cut_from() -> None:
+def test_from_json_of_truncated_files_raises_config_error() -> None:
     linear = msgspec.json.decode(to_json("linear", fit("linear", pairs(), PROFILES)))
     del linear["utilisation"]["a"]["model"]
     ours = msgspec.json.decode(to_json("gaussian-process", fit("gaussian-process", pairs(), PROFILES)))

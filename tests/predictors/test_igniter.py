@@ -27,7 +27,7 @@ OTHER = msgspec.structs.replace(MODEL, active=Active(0.0, 1e-3, 1e-3, 0.0, 1e-3)
 TRUTH = Igniter("gpu", {"a": MODEL, "b": OTHER}, Delay(5e-6, -8e-6))
 
 
-def test_the_formula() -> None:
+def test_igniter_latency_of_published_coefficients_equals_formula() -> None:
     victim, beside = Load("b", "gpu", 4, 500), Load("b", "gpu", 1, 250)
     own, other = (4e-3 + 1e-3) / 0.5 + 1e-3, (1e-3 + 1e-3) / 0.25 + 1e-3
     assert TRUTH.latency(victim, []) == pytest.approx(own + 4e-5)
@@ -36,7 +36,7 @@ def test_the_formula() -> None:
     assert TRUTH.slowdown(victim, [beside]) == pytest.approx((slowed + 4e-5) / (own + 4e-5))
 
 
-def test_power_above_the_most_slows_all() -> None:
+def test_igniter_above_power_limit_lowers_frequency() -> None:
     hungry = msgspec.structs.replace(OTHER, power=LinearTerm(0.0, 200.0))
     hot = Igniter("gpu", {"b": hungry}, Delay(0.0, 0.0), Throttle(idle=50, most=300, slope=-0.001))
     load = Load("b", "gpu", 4, 500)
@@ -60,7 +60,7 @@ def profile(model: str, of: Coefficients) -> Profile:
 PROFILES = {("a", "gpu"): profile("a", MODEL), ("b", "gpu"): profile("b", OTHER)}
 
 
-def test_fitting_finds_what_made_the_samples() -> None:
+def test_igniter_fit_to_generated_samples_recovers_coefficients() -> None:
     rng = np.random.default_rng(2)
     runs = [
         [Load("ab"[rng.integers(2)], "gpu", int(rng.choice([1, 16])), 300) for _ in range(2 + i % 2)] for i in range(30)
@@ -75,7 +75,7 @@ def test_fitting_finds_what_made_the_samples() -> None:
     assert from_json(to_json("igniter", fitted), "it.json") == ("igniter", fitted)
 
 
-def test_what_cannot_be_fitted() -> None:
+def test_igniter_fit_to_unusable_samples_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="4 points are fewer than the 5 coefficients"):
         igniter.active(Measured(np.ones(4), np.ones(4), np.ones(4)))
     few = {**PROFILES, ("c", "gpu"): Profile("c", "gpu", PROFILES["a", "gpu"].points[:4])}
@@ -89,7 +89,7 @@ def test_what_cannot_be_fitted() -> None:
         igniter.fit([], PROFILES)
 
 
-def test_a_model_that_no_sample_has_feels_the_cache_as_others_do() -> None:
+def test_igniter_of_unsampled_victim_uses_mean_cache_coefficient() -> None:
     stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
     wider = TRUTH.with_profiles({("c", "gpu"): profile("c", OTHER)})
     expected = Igniter("gpu", TRUTH.models | {"b": OTHER, "c": msgspec.structs.replace(OTHER, cache=0.35)}, TRUTH.delay)

@@ -33,7 +33,7 @@ LOADS = [Load(model, "gpu", batch, 1000) for model in "abc" for batch in (1, 4)]
 
 
 def truth(victim: Load, colocated: Sequence[Load]) -> float:
-    """Grows with the threads of all, exponentially: as the model has it."""
+    """Return a slowdown that is exponential in the threads of all loads, as the model assumes."""
     threads = sum({"a": 10, "b": 30, "c": 50}[load.model] * load.batch for load in (victim, *colocated))
     return float(np.exp(0.001 * threads + 0.001 * {"a": 20, "b": 60, "c": 40}[victim.model]))
 
@@ -42,7 +42,7 @@ def samples() -> list[Sample]:
     return [Sample(victim, (beside,), 0.01, 0.01 * truth(victim, [beside])) for victim in LOADS for beside in LOADS]
 
 
-def test_features_are_added_up_and_percentages_averaged() -> None:
+def test_feature_table_together_sums_features_and_averages_percentages() -> None:
     known = feature_table(PROFILES, PROFILES)
     assert known.names == ("share_pct", "busy_pct", "threads", "rows_per_s", "memory_mib")
     pair = [Load("a", "gpu", 1, 1000), Load("b", "gpu", 4, 500)]
@@ -51,7 +51,7 @@ def test_features_are_added_up_and_percentages_averaged() -> None:
     assert known.of(Load("a", "gpu", 3, 1000)).tolist() == known.of(Load("a", "gpu", 4, 1000)).tolist()
 
 
-def test_what_made_the_samples_is_found_and_survives_json() -> None:
+def test_kernels_fit_to_generated_samples_recovers_slowdowns_and_round_trips() -> None:
     fitted = kernels.fit(samples(), PROFILES)
     _, again = from_json(to_json("kernels", fitted), "it.json")
     for victim in LOADS:
@@ -61,19 +61,19 @@ def test_what_made_the_samples_is_found_and_survives_json() -> None:
     assert fitted.slowdown(LOADS[0], []) == 1.0
 
 
-def test_nobody_is_sped_up() -> None:
+def test_kernels_slowdown_is_at_least_1() -> None:
     faster = [Sample(each.victim, each.colocated, each.alone, each.alone * 0.9) for each in samples()]
     assert kernels.fit(faster, PROFILES).slowdown(LOADS[0], [LOADS[1]]) == 1.0
 
 
-def test_beyond_what_was_seen_it_stays_at_the_edge() -> None:
+def test_scale_beyond_sampled_range_clips_features() -> None:
     fitted = kernels.fit(samples(), PROFILES)
     huge = fitted.with_profiles({**PROFILES, ("h", "gpu"): profile("h", 1e6, 60)})
     beside, most = Load("h", "gpu", 1, 1000), Load("c", "gpu", 4, 1000)
     assert huge.slowdown(LOADS[0], [beside]) <= fitted.slowdown(LOADS[0], [most]) * fitted.slowdown(most, [most])
 
 
-def test_a_feature_that_never_varied_is_left_out() -> None:
+def test_scale_of_constant_feature_drops_it() -> None:
     rows = np.array([[1.0, 5.0], [3.0, 5.0]])
     scale = Scale.of(rows, ["threads", "busy"])
     assert scale.apply(rows).tolist() == [[-1.0], [1.0]]
@@ -81,7 +81,7 @@ def test_a_feature_that_never_varied_is_left_out() -> None:
     assert Scale.of(rows[:1], ["threads", "busy"]).apply(rows).shape == (2, 0)
 
 
-def test_models_that_no_sample_has_need_only_a_profile() -> None:
+def test_kernels_with_profiles_predicts_unsampled_models() -> None:
     fitted = kernels.fit(samples(), PROFILES)
     stranger = Load("d", "gpu", 1, 1000)
     with pytest.raises(PlanError, match="model 'd' on 'gpu' has no features"):
@@ -91,14 +91,14 @@ def test_models_that_no_sample_has_need_only_a_profile() -> None:
     assert wider.slowdown(stranger, [LOADS[0]]) == fitted.slowdown(Load("b", "gpu", 1, 1000), [LOADS[0]])
 
 
-def test_too_few_samples_are_refused() -> None:
+def test_kernels_fit_to_too_few_samples_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="3 samples are too few for 'lr'"):
         kernels.fit(samples()[::12], PROFILES)
     with pytest.raises(PlanError, match="no co-located runs"):
         kernels.fit_sum([], PROFILES)
 
 
-def test_sums_of_throughputs_of_two_three_and_four() -> None:
+def test_fit_sum_of_larger_sets_predicts_total_throughput() -> None:
     threads = {"a": 10, "b": 30, "c": 50}
     for count in (2, 3, 4):
         rng = np.random.default_rng(count)
@@ -112,7 +112,7 @@ def test_sums_of_throughputs_of_two_three_and_four() -> None:
         assert found == pytest.approx([sum(run.rows_per_s) for run in runs])
 
 
-def test_runs_are_put_together_from_their_samples() -> None:
+def test_runs_of_samples_combines_victims_of_one_run() -> None:
     a, b, c = (Load(model, "gpu", 1, 1000) for model in "abc")
     found = kernels.runs_of(
         [

@@ -23,25 +23,25 @@ USED = {
 loads = st.builds(Load, st.sampled_from(("a", "b")), st.integers(1, 40), st.integers(1, 1000))
 
 
-def test_the_formula() -> None:
-    """gpulet paper, section 4.4, with one neighbour."""
+def test_linear_slowdown_of_known_coefficients_equals_formula() -> None:
+    """gpulet paper, section 4.4, with one co-located model."""
     found = Linear(PUBLISHED, USED).slowdown(Load("a", "k", 9, 1000), [Load("b", "k", 4, 500)])
     assert found == pytest.approx(0.11291 * 0.7 + 0.71596 * 0.25 + 0.35487 * 0.8 + 0.08820 * 0.5 + 0.89537)
 
 
-def test_nobody_is_slowed_by_nobody_nor_sped_up() -> None:
+def test_linear_slowdown_is_at_least_1() -> None:
     assert Linear(PUBLISHED, USED).slowdown(Load("a", "k", 9, 1000), []) == 1.0
     quiet = msgspec.structs.replace(PUBLISHED, constant=0.1)
     assert Linear(quiet, USED).slowdown(Load("a", "k", 1, 200), [Load("b", "k", 4, 500)]) == 1.0
 
 
 @given(loads, st.lists(loads, min_size=1, max_size=3), loads)
-def test_more_neighbours_slow_no_less(victim: Load, colocated: list[Load], another: Load) -> None:
+def test_linear_slowdown_grows_with_colocated_loads(victim: Load, colocated: list[Load], another: Load) -> None:
     linear = Linear(PUBLISHED, USED)
     assert 1 <= linear.slowdown(victim, colocated) <= linear.slowdown(victim, [*colocated, another])
 
 
-def test_utilisation_between_and_beyond_what_was_measured() -> None:
+def test_utilisation_between_and_beyond_points_is_interpolated_or_constant() -> None:
     used = USED["a"]
     assert used.at(5, 200) == pytest.approx((0.2, 0.4))
     assert used.at(1, 600) == pytest.approx((0.3, 0.3))
@@ -49,7 +49,7 @@ def test_utilisation_between_and_beyond_what_was_measured() -> None:
     assert used.at(64, 100) == pytest.approx((0.3, 0.6))
 
 
-def test_the_columns_of_a_profile_are_percent() -> None:
+def test_utilisation_of_profile_converts_percent_to_fractions() -> None:
     features = {"l2_util_pct": 30.0, "dram_util_pct": 40.0, "sm_util_pct": 90.0}
     point = Point(share=500, batch=4, latency=0.01, memory=1, features=features)
     bare = Point(share=500, batch=8, latency=0.02, memory=1)
@@ -58,12 +58,12 @@ def test_the_columns_of_a_profile_are_percent() -> None:
         Utilisation.of(Profile("m", "k", [bare]))
 
 
-def test_a_model_that_was_not_measured_is_named() -> None:
+def test_linear_of_unknown_model_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="'c'"):
         Linear(PUBLISHED, USED).slowdown(Load("a", "k", 1, 200), [Load("c", "k", 1, 200)])
 
 
-def test_fitting_finds_what_made_the_samples() -> None:
+def test_linear_fit_to_generated_samples_recovers_coefficients() -> None:
     rng = np.random.default_rng(7)
     points = {(b, s): (rng.random(), rng.random()) for b in (1, 8, 32) for s in (200, 500, 800)}
     more = {(b, s): (rng.random(), rng.random()) for b in (1, 8, 32) for s in (200, 500, 800)}
@@ -83,14 +83,14 @@ def test_fitting_finds_what_made_the_samples() -> None:
     assert msgspec.structs.astuple(found) == pytest.approx(msgspec.structs.astuple(slow))
 
 
-def test_fewer_samples_than_coefficients() -> None:
+def test_linear_fit_to_too_few_samples_raises_plan_error() -> None:
     sample = Sample(Load("a", "k", 1, 200), (Load("b", "k", 8, 200),), 1.0, 1.1)
     for samples in ([], [sample] * 4):
         with pytest.raises(PlanError, match="5 coefficients"):
             least_squares(samples, USED)
 
 
-def test_what_models_use_is_in_their_profiles() -> None:
+def test_linear_fit_reads_utilisation_from_profiles() -> None:
     def profile(model: str, l2: float) -> Profile:
         points = [
             Point(share=500, batch=batch, latency=0.01, memory=1, features={L2: l2 * batch, DRAM: 30.0 + batch})

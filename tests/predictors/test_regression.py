@@ -16,7 +16,7 @@ ROWS = RNG.normal(size=(60, 4))
 TARGETS = ROWS @ np.array([1.0, -2.0, 0.5, 0.0]) + 3.0
 
 
-def test_a_line_is_found_exactly() -> None:
+def test_train_lr_on_linear_data_recovers_it_exactly() -> None:
     found = train("lr", ROWS, TARGETS)
     assert isinstance(found, LinearModel)
     assert found.weights == pytest.approx((1.0, -2.0, 0.5, 0.0), abs=1e-9)
@@ -24,7 +24,7 @@ def test_a_line_is_found_exactly() -> None:
 
 
 @pytest.mark.parametrize("technique", ["ridge", "rf", "nn", "automl"])
-def test_techniques_learn_and_survive_json(technique: str) -> None:
+def test_train_any_technique_predicts_and_round_trips(technique: str) -> None:
     found = train(technique, ROWS, TARGETS, effort=1)
     off = found.predict(ROWS) - TARGETS
     assert (off**2).mean() < 0.5 * TARGETS.var()
@@ -32,8 +32,8 @@ def test_techniques_learn_and_survive_json(technique: str) -> None:
     assert np.array_equal(again.predict(ROWS), found.predict(ROWS))
 
 
-def test_a_ridge_is_better_than_a_line_where_samples_are_few() -> None:
-    """Twelve noisy samples of ten features: a line through them all but follows the noise."""
+def test_train_ridge_on_few_samples_beats_lr() -> None:
+    """Twelve noisy samples of ten features: plain least squares mostly fits the noise."""
     rng = np.random.default_rng(4)
     rows, unseen, weights = rng.normal(size=(12, 10)), rng.normal(size=(200, 10)), rng.normal(size=10)
     targets = rows @ weights + rng.normal(size=12)
@@ -45,7 +45,7 @@ def test_a_ridge_is_better_than_a_line_where_samples_are_few() -> None:
     assert len(train("ridge", rows[:10], targets[:10]).weights) == 10  # type: ignore[union-attr]
 
 
-def test_a_forest_answers_as_the_library_does() -> None:
+def test_train_rf_predicts_as_scikit_learn() -> None:
     from sklearn.ensemble import ExtraTreesRegressor
 
     library = ExtraTreesRegressor(20, random_state=1).fit(ROWS, TARGETS)
@@ -53,7 +53,7 @@ def test_a_forest_answers_as_the_library_does() -> None:
     assert regression._of_trees(library.estimators_).predict(new) == pytest.approx(library.predict(new))
 
 
-def test_boosted_trees_answer_as_the_library_does() -> None:
+def test_train_automl_boosted_trees_predict_as_lightgbm() -> None:
     from lightgbm import LGBMRegressor
 
     library = LGBMRegressor(n_estimators=30, min_child_samples=3, n_jobs=1, verbose=-1).fit(ROWS, TARGETS)
@@ -62,21 +62,21 @@ def test_boosted_trees_answer_as_the_library_does() -> None:
     assert regression._boosted(library.booster_.dump_model()).predict(new) == pytest.approx(expected)
 
 
-def test_a_network_by_hand() -> None:
+def test_network_predict_equals_hand_calculation() -> None:
     """|x| = max(x, 0) + max(-x, 0)."""
     layers = (regression.Layer(((1.0, -1.0),), (0.0, 0.0)), regression.Layer(((1.0,), (1.0,)), (0.5,)))
     assert Network(layers).predict(np.array([[-2.0], [3.0]])).tolist() == [2.5, 3.5]
 
 
-def test_trees_by_hand() -> None:
-    """At most 1 goes left; the trees are added up."""
+def test_forest_predict_equals_hand_calculation() -> None:
+    """Values up to 1 go left; the trees are summed."""
     split = Tree(feature=(0, 0, 0), threshold=(1.0, 0.0, 0.0), left=(1, 1, 2), right=(2, 1, 2), value=(0.0, 10.0, 20.0))
     leaf = Tree(feature=(0,), threshold=(0.0,), left=(0,), right=(0,), value=(1.0,))
     found = Forest((split, leaf), constant=0.5).predict(np.array([[1.0], [1.5]]))
     assert found.tolist() == [11.5, 21.5]
 
 
-def test_what_cannot_be_learnt() -> None:
+def test_train_on_unusable_input_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="4 samples are too few for 'lr' with 4 features; it needs 5"):
         train("lr", ROWS[:4], TARGETS[:4])
     with pytest.raises(PlanError, match="9 samples are too few for 'rf'"):
@@ -85,7 +85,7 @@ def test_what_cannot_be_learnt() -> None:
         train("svm", ROWS, TARGETS)
 
 
-def test_without_its_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_without_library_raises_plan_error_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +99,6 @@ def test_without_its_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     assert isinstance(train("lr", ROWS, TARGETS), LinearModel)
 
 
-def test_a_network_learns_from_few_samples_without_a_word() -> None:
+def test_train_nn_on_few_samples_emits_no_warning() -> None:
     """Warnings are errors here."""
     assert isinstance(train("nn", ROWS[:23], TARGETS[:23]), Network)

@@ -24,13 +24,13 @@ def read(text: str) -> list[Sample]:
 
 @settings(max_examples=40, deadline=None)
 @given(several)
-def test_what_was_written_is_read(samples: list[Sample]) -> None:
+def test_write_samples_round_trips(samples: list[Sample]) -> None:
     for sample, again in zip(samples, read(write_samples(samples)), strict=True):
         assert (again.victim, again.colocated) == (sample.victim, sample.colocated)
         assert again.slowdown == pytest.approx(sample.slowdown)
 
 
-def test_a_row() -> None:
+def test_cells_of_sample_equal_documented_row() -> None:
     (sample,) = read(f"{HEADER}\n{ROW}\n\n")
     assert sample.victim == Load("resnet50", "v100", 4, 400)
     assert sample.colocated == (Load("vgg19", "v100", 8, 600),)
@@ -38,7 +38,7 @@ def test_a_row() -> None:
     assert sample.slowdown == pytest.approx(5.25 / 4.5)
 
 
-def test_further_neighbours_have_a_suffix_and_may_be_absent() -> None:
+def test_read_samples_with_suffixed_columns_reads_further_loads() -> None:
     header = HEADER.replace("alone", "colocated_2,colocated_batch_2,colocated_share_pct_2,alone")
     one, two = read(f"{header}\na,m,1,40,n,1,20,,,,1,2\na,m,1,40,n,1,20,o,2,12.5,1,2\n")
     assert len(one.colocated) == 1
@@ -67,7 +67,7 @@ def test_further_neighbours_have_a_suffix_and_may_be_absent() -> None:
         (HEADER, HEADER.replace(",", ";"), "pairs.csv:1: columns are separated by ';'; write commas, and points in"),
     ],
 )
-def test_what_cannot_be_right_is_named(old: str, new: str, message: str) -> None:
+def test_read_samples_of_invalid_rows_raises_config_error(old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         read(f"{HEADER}\n{ROW}\n".replace(old, new, 1))
     assert message in str(error.value)

@@ -21,7 +21,7 @@ def without(*gaps: tuple[int, int]) -> svd.Matrix:
     return values
 
 
-def test_likeness_by_hand() -> None:
+def test_predict_by_similarity_equals_hand_calculation() -> None:
     """Rank one, so a column is its latent features; the gap is column 3, 20.5 away from nothing else but column 2."""
     values = np.array([[3.0, 3.0, NAN], [4.0, 4.0, 4.0]])
     latent = np.array([[3.0, 4.0], [3.0, 0.0], [0.0, 0.0]])
@@ -30,13 +30,13 @@ def test_likeness_by_hand() -> None:
     assert np.array_equal(found[1], values[1])
 
 
-def test_an_entry_that_was_filled_counts_for_the_next() -> None:
+def test_predict_by_similarity_uses_filled_entries() -> None:
     values = np.array([[6.0, NAN, NAN], [1.0, 1.0, 1.0]])
     assert svd.predict_by_similarity(values)[0].tolist() == [6.0, 6.0, 6.0]
 
 
-def test_rows_choose_by_their_gaps() -> None:
-    """Of four, one missing goes by regression, two by likeness."""
+def test_complete_chooses_method_by_gaps_of_each_row() -> None:
+    """Of four entries, one missing is filled by regression, two by similarity."""
     values = without((0, 3), (5, 1), (5, 3))
     mixed, likeness, regression = (
         svd.complete(values),
@@ -50,7 +50,7 @@ def test_rows_choose_by_their_gaps() -> None:
     assert np.array_equal(svd.complete(WHOLE), WHOLE)
 
 
-def test_nothing_to_go_by() -> None:
+def test_complete_with_empty_row_or_column_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="a row or a column of the matrix has no measurement"):
         svd.complete(without(*((2, column) for column in range(4))))
 
@@ -64,7 +64,7 @@ BESIDE = [*loads("a", 800, 500), *loads("b", 800, 500)]
 
 
 def samples() -> list[Sample]:
-    """A row's loss is 10, 20, 30 or 40 %, whoever is beside."""
+    """A row's loss is 10, 20, 30 or 40 % beside any model."""
     return [
         Sample(victim, (beside,), 1.0, 1 / (1 - 0.1 * (i + 1)))
         for i, victim in enumerate(VICTIMS)
@@ -73,7 +73,7 @@ def samples() -> list[Sample]:
     ]
 
 
-def test_losses_of_neighbours_add_up_and_survive_json() -> None:
+def test_losses_beside_several_loads_add_up_and_round_trip() -> None:
     fitted = svd.fit(samples(), {})
     _, again = from_json(to_json("svd", fitted), "it.json")
     assert again == fitted
@@ -84,24 +84,24 @@ def test_losses_of_neighbours_add_up_and_survive_json() -> None:
     assert fitted.slowdown(VICTIMS[3], []) == 1.0
 
 
-def test_other_shares_and_batches_are_the_nearest_ones() -> None:
+def test_losses_at_unsampled_points_use_the_nearest() -> None:
     fitted = svd.fit(samples(), {})
     assert fitted.slowdown(Load("b", "gpu", 3, 190), [Load("a", "gpu", 1, 700)]) == pytest.approx(1 / 0.7)
     with pytest.raises(PlanError, match="model 'c' on 'gpu' was no neighbour in any sample"):
         fitted.slowdown(VICTIMS[0], [Load("c", "gpu", 8, 800)])
 
 
-def test_nobody_is_sped_up() -> None:
+def test_losses_slowdown_is_at_least_1() -> None:
     faster = [Sample(each.victim, each.colocated, 1.0, 0.9) for each in samples()]
     assert svd.fit(faster, {}).slowdown(VICTIMS[0], [BESIDE[0]]) == 1.0
 
 
-def test_too_few_pairs() -> None:
+def test_svd_fit_to_too_few_pairs_raises_plan_error() -> None:
     with pytest.raises(PlanError, match="4 pairs are too few to fill a matrix of 1 victims by 4"):
         svd.fit(samples()[:4], {})
 
 
-def test_throughput_alone_where_it_was_not_measured() -> None:
+def test_isolated_completes_unprofiled_throughputs() -> None:
     """d is twice as fast as c; at two of six places it was not measured."""
     shares, batches = (200, 500, 1000), (1, 8)
 

@@ -30,7 +30,7 @@ def collected(rates: dict[str, float], seconds: float, seed: int) -> dict[str, l
     return found
 
 
-def test_poisson_gaps_have_the_mean_and_spread_of_their_rate() -> None:
+def test_poisson_gaps_have_exponential_mean_and_deviation() -> None:
     gaps = np.diff(first(Poisson(200.0).times(rng()), 100_000))
     assert gaps.min() > 0
     assert gaps.mean() == pytest.approx(1 / 200, rel=0.02)
@@ -44,24 +44,24 @@ def test_gamma_gaps_have_the_given_cv(cv: float) -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
 
 
-def test_uniform_arrivals_keep_their_distance_across_chunks() -> None:
+def test_uniform_arrivals_are_evenly_spaced_across_chunks() -> None:
     times = first(Uniform(10.0).times(rng()), 10_000)
     assert 0 <= times[0] <= 0.1
     assert np.diff(times) == pytest.approx(0.1)
 
 
-def test_a_rate_of_nothing_brings_nothing() -> None:
+def test_sources_with_rate_0_generate_no_arrivals() -> None:
     assert list(Poisson(0.0).times(rng())) == []
     assert list(merge_arrivals([Poisson(0.0).times(rng())], 10.0)) == []
     assert list(merge_arrivals([], 10.0)) == []
 
 
-def test_one_seed_gives_one_sequence() -> None:
+def test_generate_arrivals_with_one_seed_is_reproducible() -> None:
     assert collected({"a": 30.0, "b": 90.0}, 20.0, 7) == collected({"a": 30.0, "b": 90.0}, 20.0, 7)
     assert collected({"a": 30.0}, 20.0, 7) != collected({"a": 30.0}, 20.0, 8)
 
 
-def test_a_model_keeps_its_arrivals_whatever_becomes_of_others() -> None:
+def test_generate_arrivals_of_a_model_are_independent_of_others() -> None:
     alone = collected({"a": 30.0}, 20.0, 7)["a"]
     assert collected({"new": 5.0, "a": 30.0, "b": 900.0}, 20.0, 7)["a"] == alone
 
@@ -71,7 +71,7 @@ def test_a_model_keeps_its_arrivals_whatever_becomes_of_others() -> None:
     st.integers(1, 7),
     st.floats(0.1, 120),
 )
-def test_merge_orders_all_before_the_end_and_keeps_the_order_of_each_source(
+def test_merge_arrivals_orders_times_stably_before_the_end(
     sources: list[list[float]], size: int, seconds: float
 ) -> None:
     def chunks(times: list[float]) -> Times:
@@ -87,7 +87,7 @@ def test_merge_orders_all_before_the_end_and_keeps_the_order_of_each_source(
         assert [time for time, source in merged if source == index] == [time for time in times if time < seconds]
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_generate_arrivals_with_invalid_arguments_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"^a rate of -1 requests/s must be finite and at least 0$"):
         Poisson(-1.0)
     with pytest.raises(ConfigError, match=r"^cv 0 of the gaps between arrivals must lie above 0$"):

@@ -32,7 +32,7 @@ SOURCES: list[Source] = [
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_rate_is_what_comes_on_average_and_a_multiple_brings_as_many_more(source: Source) -> None:
+def test_sources_generate_their_mean_rate_and_its_multiples(source: Source) -> None:
     assert source.rate == pytest.approx(40.0)
     assert times(source, 20_000.0).size / 20_000 == pytest.approx(40.0, rel=0.05)
     more = source.scaled(3.0)
@@ -42,7 +42,7 @@ def test_the_rate_is_what_comes_on_average_and_a_multiple_brings_as_many_more(so
 
 
 @pytest.mark.parametrize("source", [*SOURCES, ClosedLoop(5, think=1.0), Offline(7)])
-def test_one_seed_gives_one_sequence_in_the_order_of_time(source: Source) -> None:
+def test_sources_with_one_seed_generate_one_ascending_sequence(source: Source) -> None:
     found = times(source, 300.0)
     assert found.size and (np.diff(found) >= 0).all()
     assert found.tolist() == times(source, 300.0).tolist()
@@ -50,7 +50,7 @@ def test_one_seed_gives_one_sequence_in_the_order_of_time(source: Source) -> Non
         assert found.tolist() != times(source, 300.0, seed=1).tolist()
 
 
-def test_a_source_keeps_its_arrivals_whatever_becomes_of_others() -> None:
+def test_sources_are_independent_of_other_sources() -> None:
     def of_a(workload: Workload) -> list[float]:
         index = list(workload.sources).index("a")
         return [t for found, at in generate_arrivals(workload, 100.0, 3) for t in found[at == index].tolist()]
@@ -61,7 +61,7 @@ def test_a_source_keeps_its_arrivals_whatever_becomes_of_others() -> None:
     assert of_a(Workload({"b": Gamma(900.0, 4.0), "a": bursts, "c": Offline(10)})) == alone
 
 
-def test_a_modulated_process_bursts_and_its_states_last() -> None:
+def test_markov_modulated_process_is_bursty_with_lasting_states() -> None:
     source = MarkovModulated((10.0, 1000.0), (9.0, 1.0))
     counts, _ = np.histogram(times(source, 5000.0), np.arange(5001.0))
     assert counts.mean() == pytest.approx(source.rate, rel=0.1)
@@ -75,42 +75,42 @@ def test_a_modulated_process_bursts_and_its_states_last() -> None:
     assert (around[1:] * around[:-1]).mean() / around.var() == pytest.approx(expected, abs=0.05)
 
 
-def test_three_states_are_visited_alike() -> None:
+def test_markov_modulated_process_enters_all_states_equally_often() -> None:
     source = MarkovModulated((0.0, 30.0, 300.0), (1.0, 2.0, 1.0))
     assert source.rate == pytest.approx(90.0)
     assert times(source, 4000.0).size / 4000 == pytest.approx(90.0, rel=0.1)
     assert times(MarkovModulated((50.0,), (1.0,)), 400.0).size / 400 == pytest.approx(50.0, rel=0.05)
 
 
-def test_a_curve_is_followed_along_lines_steps_and_pauses() -> None:
+def test_curve_arrivals_follow_lines_steps_and_pauses() -> None:
     source = Curve(((0, 100), (100, 100), (100, 2000), (200, 0), (300, 0), (300, 500)))
     found = times(source, 400.0)
     assert rates(found, 0, 100, 150, 200, 300, 400) == pytest.approx([100, 1500, 500, 0, 500], rel=0.05)
     assert [source.at(time) for time in (0, 99, 100, 150, 250, 300, 1000)] == [100, 100, 2000, 1000, 0, 500, 500]
 
 
-def test_a_curve_that_repeats_begins_anew() -> None:
+def test_curve_with_repeat_starts_again() -> None:
     source = Curve(((0, 0), (30, 100), (60, 0)), repeat=True)
     found = times(source, 6000.0)
     assert rates(found % 60, 0, 20, 40, 60) / 100 == pytest.approx([100 / 3, 250 / 3, 100 / 3], rel=0.05)
     assert source.at(75) == 50
 
 
-def test_a_curve_that_hardly_ever_brings_anything_is_no_endless_search() -> None:
+def test_curve_with_tiny_rate_terminates() -> None:
     rare = Curve(((0, 0), (1, 2), (2, 0)), repeat=True).scaled(1e-7)
     assert times(rare, 1e9).size == pytest.approx(100, abs=40)
     assert times(Curve(((0, 0), (10, 0), (10, 5)), repeat=True), 1e9).size == 0
     assert times(Curve(((0, 0), (10, 0), (10, 5))), 20.0).size == pytest.approx(50, abs=25)
 
 
-def test_arrivals_stay_in_order_where_rates_drop_to_nothing_and_come_back() -> None:
+def test_curve_with_pauses_generates_ascending_times() -> None:
     found = times(Curve(((0, 300), (0.01, 300), (0.01, 0), (0.02, 0)), repeat=True), 2000.0)
     assert (np.diff(found) >= 0).all()
     assert found.size == pytest.approx(300_000, rel=0.01)
     assert (found % 0.02 < 0.01 + 1e-6).all()
 
 
-def test_steps_end_unless_they_repeat() -> None:
+def test_curve_steps_without_repeat_end() -> None:
     source = Curve.steps([100.0, 0.0, 400.0], 60.0)
     assert source.rate == pytest.approx(500 / 3)
     assert rates(times(source, 1e9), 0, 60, 120, 180, 1e9) == pytest.approx([100, 0, 400, 0], rel=0.05)
@@ -119,7 +119,7 @@ def test_steps_end_unless_they_repeat() -> None:
     assert times(Curve.steps([], 60.0), 100.0).size == 0
 
 
-def test_a_curve_may_be_burstier_or_steadier_than_poisson() -> None:
+def test_curve_with_cv_is_burstier_or_steadier_than_poisson() -> None:
     for cv in (0.25, 1.0, 3.0):
         gaps = np.diff(times(Curve(((0, 500.0),), cv=cv), 200.0))
         assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
@@ -134,18 +134,18 @@ def test_a_curve_may_be_burstier_or_steadier_than_poisson() -> None:
         (wave(10, 30, 60), 60, {0: 10, 15: 20, 30: 30, 45: 20, 90: 30}),
     ],
 )
-def test_the_curves_of_papers_are_as_their_texts_say(curve: Curve, length: float, known: dict[float, float]) -> None:
+def test_paper_curves_match_their_texts(curve: Curve, length: float, known: dict[float, float]) -> None:
     assert curve.points[-1][0] == length
     assert {time: pytest.approx(curve.at(time)) for time in known} == known
 
 
-def test_a_hill_is_a_cosine() -> None:
+def test_hills_follow_a_cosine() -> None:
     curve = hills(10, [(100, 200, 50)])
     for time in np.linspace(100, 200, 37).tolist():
         assert curve.at(time) == pytest.approx(30 - 20 * math.cos(math.tau * (time - 100) / 100), abs=0.1)
 
 
-def test_callers_and_samples_come_whole() -> None:
+def test_scaled_closed_loop_and_offline_round_to_whole_numbers() -> None:
     assert ClosedLoop(5).rate is None
     assert [ClosedLoop(5).scaled(factor).callers for factor in (0.0, 0.01, 0.5, 1.0, 1.5)] == [0, 1, 2, 5, 8]
     assert Offline(5).scaled(2.0) == Offline(10)
@@ -153,7 +153,7 @@ def test_callers_and_samples_come_whole() -> None:
     assert times(Offline(4), 1.0).tolist() == [0.0] * 4
 
 
-def test_a_workload_is_scaled_as_a_whole() -> None:
+def test_workload_scaled_multiplies_every_source() -> None:
     workload = Workload({"a": Poisson(3.0), "b": Gamma(2.0, 2.0)}, {"a": 0.1})
     assert workload.scaled(2.0) == Workload({"a": Poisson(6.0), "b": Gamma(4.0, 2.0)}, {"a": 0.1})
     assert Workload.poisson({"a": 3.0}) == Workload({"a": Poisson(3.0)})
@@ -183,6 +183,6 @@ def test_a_workload_is_scaled_as_a_whole() -> None:
         (lambda: Offline(-1), r"^-1 callers or samples; take 0 to 10,000,000$"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Callable[[], Source], message: str) -> None:
+def test_sources_with_invalid_arguments_raise_config_error(make: Callable[[], Source], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()

@@ -15,7 +15,7 @@ o,a,f,queue,0,60,0
 """
 
 
-def test_counts_a_minute_become_rates_by_function(tmp_path: Path) -> None:
+def test_read_minutes_returns_rates_by_function(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TRACE)
     rates = [(name, found.tolist()) for name, found in read_minutes(tmp_path / "t.csv")]
     assert [name for name, _ in rates] == ["f", "g", "f"]
@@ -35,7 +35,7 @@ def test_counts_a_minute_become_rates_by_function(tmp_path: Path) -> None:
         ("HashFunction,1\nx,-2\n", r"t\.csv:2: minute 1: '-2' is not a number of 0 or more$"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_read_minutes_of_invalid_file_raises_config_error_with_place(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
         list(read_minutes(tmp_path / "t.csv"))
@@ -51,7 +51,7 @@ def replayed(source: TraceSource, seed: int = 0) -> Floats:
     return np.concatenate([np.empty(0), *source.times(random_streams(seed, ["x"])["x"])])
 
 
-def test_requests_come_at_their_times_after_the_first_of_the_trace(tmp_path: Path) -> None:
+def test_trace_source_replays_times_since_first_request(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time,duration\nf,100.5,1\ng,101,1\nf,103,1\n", key="func")
     summary = TraceSummary.of(known)
     assert summary == TraceSummary(100.5, 103.0, Counter(f=2, g=1))
@@ -73,7 +73,7 @@ def test_requests_come_at_their_times_after_the_first_of_the_trace(tmp_path: Pat
         ("id,created_at\n1,Wed Oct 10 20:19:24 +0000 2018\n", "created_at", 1.0),
     ],
 )
-def test_times_are_read_as_numbers_dates_or_as_twitter_writes_them(
+def test_trace_times_parse_as_numbers_dates_or_twitter_format(
     tmp_path: Path, text: str, column: str | int, unit: float
 ) -> None:
     known = trace(tmp_path, text, column, unit=unit)
@@ -81,7 +81,7 @@ def test_times_are_read_as_numbers_dates_or_as_twitter_writes_them(
     assert times == pytest.approx([0.0, 2.25][: times.size], abs=1e-6)
 
 
-def test_a_long_trace_is_read_in_chunks_and_as_it_is(tmp_path: Path) -> None:
+def test_trace_of_many_rows_streams_unchanged(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     times = np.cumsum(rng.exponential(0.01, 20_000))
     names = rng.choice(["f", "g"], times.size)
@@ -94,7 +94,7 @@ def test_a_long_trace_is_read_in_chunks_and_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 2.0, 2.5])
-def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, factor: float) -> None:
+def test_trace_source_scaled_drops_or_repeats_requests(tmp_path: Path, factor: float) -> None:
     times = [n * 0.01 for n in range(10_000)] + [100 + n * 0.1 for n in range(1000)]
     known = trace(tmp_path, "time\n" + "".join(f"{time!r}\n" for time in times))
     source = TraceSource(trace=known, summary=TraceSummary.of(known)).scaled(factor)
@@ -123,12 +123,12 @@ def test_a_trace_is_thinned_or_multiplied_where_it_is_busy(tmp_path: Path, facto
         ("time\n" + "1\n" * 5000 + "0.5\n", r"t\.csv:5002: time goes back by 0\.5 s; sort the file by time$"),
     ],
 )
-def test_what_is_no_list_of_times_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_trace_with_invalid_times_raises_config_error_with_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TraceSummary.of(trace(tmp_path, text))
 
 
-def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_trace_source_with_unknown_name_or_factor_raises_config_error(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time\nf,1\nf,2\ng,2\n", key="func")
     with pytest.raises(ConfigError, match=r"t\.csv: no request is for 'h'; most frequent are f, g$"):
         TraceSource(trace=known, summary=TraceSummary.of(known), names=frozenset("h"))
@@ -138,7 +138,7 @@ def test_what_a_trace_does_not_have_is_refused(tmp_path: Path) -> None:
         TraceSummary.of(trace(tmp_path, "1\n", 0))
 
 
-def test_a_trace_that_changes_between_two_readings_is_said(tmp_path: Path) -> None:
+def test_trace_changed_between_reads_raises_config_error(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time\nf,1\nf,2\n", key="func")
     source = TraceSource(trace=known, summary=TraceSummary.of(known))
     known.file.write_text("func,time\nf,1\nf,gone\n")
