@@ -15,6 +15,7 @@ from cotenant.app.reloader import Reloader
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.backends import Backend
 from cotenant.config import Settings
+from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
@@ -67,7 +68,14 @@ async def running(
     settings, backend, builder, deployment = assembly
     check_serves_something(deployment)
     with _event_log(settings.event_log) as log:
-        server = Server(deployment, backend, builder.build, warm_workers=settings.warm_workers, log=log)
+        server = Server(
+            deployment,
+            backend,
+            builder.build,
+            warm_workers=settings.warm_workers,
+            memory_policy=MemoryPolicy(settings.rollout_memory),
+            log=log,
+        )
         reloader = Reloader(server, builder, settings, read, on_reload)
         http = HttpServer(server, page=server.page, status=server.status, reload=reloader.reload_for_caller)
         metrics, grpc = HttpServer(server, only_metrics=True), GrpcServer(server)

@@ -22,6 +22,7 @@ from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS, Objective, planner_names
 
 Enforcement = Literal["throttle", "quota"]
+RolloutMemory = Literal["refuse", "gap", "oversubscribe"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 
@@ -60,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     time kept for the server. cuts: legal shares of a device, in ‰; None: those that the hardware has.
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
     warm_workers: pre-started worker processes for each set of libraries that models need.
+    rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
     max_queue_delay: seconds, for models that set none themselves; None: 0.
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
     """
@@ -82,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mps: MpsSettings
     create: bool
     warm_workers: int
+    rollout_memory: RolloutMemory
     max_queue_delay: float | None
     grace: float
     event_log: Path | None
@@ -140,6 +143,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     grpc_port: int = 8001
     metrics_port: int = 8002
     warm_workers: int = 1
+    rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
     grace: str | int | float = "10s"
     event_log: str | None = None
@@ -185,6 +189,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
+        rollout_memory=check_one_of(file.rollout_memory, RolloutMemory, f"{place}: rollout_memory"),
         max_queue_delay=None
         if file.max_queue_delay is None
         else units.parse_seconds(str(file.max_queue_delay), f"{place}: max_queue_delay"),

@@ -8,6 +8,8 @@ from typing import Any, BinaryIO
 
 from cotenant.backends import Backend
 from cotenant.control.orchestrator import Orchestrator
+from cotenant.control.revision import MemoryPolicy
+from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
 from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
@@ -36,7 +38,7 @@ class Server:
     `oip.Core`, and forwards each call to the part that answers it.
 
     prepare: plans a deployment for models to be loaded. warm_workers: pre-started processes per worker template.
-    log: where the event log goes.
+    memory_policy: where a device cannot hold the workers of two revisions at once. log: where the event log goes.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Server:
         prepare: Prepare,
         *,
         warm_workers: int = 0,
+        memory_policy: MemoryPolicy = MemoryPolicy.REFUSE,
         log: BinaryIO | None = None,
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
@@ -59,9 +62,8 @@ class Server:
             Dispatcher(), run, observer, clock=time.monotonic, drained=lambda lane: rollouts.drained(lane), log=log
         )
         self._arena = Arena(ARENA)
-        rollouts = RolloutDriver(
-            Orchestrator(), state, driver, observer, backend, self._arena, warm_workers=warm_workers
-        )
+        orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))
+        rollouts = RolloutDriver(orchestrator, state, driver, observer, backend, self._arena, warm_workers=warm_workers)
         deployments = DeploymentManager(state, rollouts, observer, prepare)
         self._state = state
         self._observer = observer

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from cotenant.backends.cpu import Cpu
+from cotenant.control.revision import MemoryPolicy
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement
 from cotenant.core.profile import Point, Profile
@@ -237,5 +238,45 @@ def test_several_workers_of_a_model_share_a_partition(tmp_path: Path) -> None:
             assert server._rollouts.workers()[1].pid == second.pid
             await server.apply(together(asking.given, 500, 3))
             await until(lambda: [worker.share for worker in server._rollouts.workers()] == [166] * 3)
+
+    run(main())
+
+
+@pytest.mark.parametrize("policy", MemoryPolicy)
+def test_device_without_memory_for_both_plans_follows_the_policy(tmp_path: Path, policy: MemoryPolicy) -> None:
+    """A worker takes 64 MiB by its profile; the device is given 100."""
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+        raise FailedError("nothing else is to be served")
+
+    given = sample_deployment(repository(tmp_path), ("identity",))
+    (kind,) = given.problem.fleet
+    fleet = (msgspec.structs.replace(kind, memory=100 << 20),)
+    given = msgspec.structs.replace(given, problem=msgspec.structs.replace(given.problem, fleet=fleet))
+
+    async def main() -> None:
+        server = Server(shared(given, 400), Cpu(), prepare, memory_policy=policy)
+        most = 0
+
+        def look() -> bool:
+            nonlocal most
+            most = max(most, len(server._rollouts.workers()))
+            return applying.done()
+
+        try:
+            await server.start()
+            applying = asyncio.create_task(server.apply(shared(given, 600)))
+            await until(look)
+            if policy is MemoryPolicy.REFUSE:
+                with pytest.raises(RolloutError, match="cpu-0 has 100 MiB of memory, and its workers need 128 MiB"):
+                    await applying
+            else:
+                await applying
+            share = 400 if policy is MemoryPolicy.REFUSE else 600
+            await until(lambda: [worker.share for worker in server._rollouts.workers()] == [share])
+            assert most == (2 if policy is MemoryPolicy.OVERSUBSCRIBE else 1)
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
+        finally:
+            await server.stop(1.0)
 
     run(main())

@@ -291,7 +291,7 @@ async def driven(told: Story, deployment: Deployment) -> tuple[Recorder, Recordi
         for number, (time, model) in enumerate(told.requests):
             loop.call_at(time, submit, number, model)
         await asyncio.sleep(SECONDS + 120.0)
-        assert driver.open == 0
+        assert driver.in_flight == 0
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
