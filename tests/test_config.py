@@ -105,7 +105,7 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
             "devices[0].kind: no model has a profile on 'a100'; measure one with `cotenant profile`, correct the name",
         ),
         ('"32GiB"', '"1GiB"', "devices[0].memory: 1 GiB hold no model; the smallest, 'resnet50', needs 1.39 GiB"),
-        ("count = 4", 'geometry = "mig-a100-80gb"', "devices[0]: a geometry says which cuts are legal; write one of"),
+        ("count = 4", 'geometry = "mig-a100-80gb"', "devices[0]: a geometry defines the legal cuts; write one of"),
         (
             "cuts = [10, 20, 40, 12.5, 100]",
             'geometry = "mig-v100"',
@@ -486,7 +486,7 @@ def test_example_of_applications_is_served() -> None:
 
 
 def test_read_problem_without_models_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape("nothing is asked for; list [[models]], or [[applications]]")):
+    with pytest.raises(ConfigError, match=re.escape("no models; list [[models]], or [[applications]]")):
         read_problem(written(tmp_path, ONLY))
     with pytest.raises(ConfigError, match=re.escape("models[0]: 'resnet50' has no slo; give it a target")):
         read_problem(written(tmp_path, PROBLEM.replace('slo = "108ms"\n', "")))

@@ -1,4 +1,4 @@
-"""`cotenant capacity`: how much traffic a plan bears, and how many of which devices more of it would need."""
+"""`cotenant capacity`: the load that a plan sustains, and the fleet that more load needs."""
 
 from __future__ import annotations
 

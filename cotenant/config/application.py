@@ -36,7 +36,7 @@ class ApplicationEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_application(entry: ApplicationEntry, place: str) -> Application:
-    """Raises ConfigError for what is no graph of stages."""
+    """Read one application. Raises ConfigError where its stages form no valid graph."""
     stages = tuple(
         Stage(
             name=stage.name or stage.model,

@@ -1,6 +1,6 @@
-"""The key `interference` of a problem or of settings: which predictor says what neighbours cost.
+"""The key `interference` of a problem or of settings: which predictor estimates slowdowns.
 
-What it says is read at once; a predictor is made when profiles are there, since it learns from them.
+The key is read at once; the predictor is built once profiles are known, since it learns from them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PredictorChoice(msgspec.Struct, frozen=True):
     quantile: float | None = None
 
     def predictor(self, profiles: Profiles) -> Interference:
-        """Raises ConfigError for a file that cannot be read, and for samples that nothing can be learnt from."""
+        """Build the predictor. Raises ConfigError for an unreadable file, and for samples that cannot be fitted to."""
         if self.model == "none":
             return NoInterference()
         if self.model == "margin":
@@ -59,7 +59,7 @@ class PredictorChoice(msgspec.Struct, frozen=True):
     def _fitted(self, path: Path, profiles: Profiles) -> Interference:
         if path.suffix != ".json":
             samples = read_samples_file(path)
-            # Here may be fewer models than were measured; what the others did cannot be learnt without their profiles.
+            # Samples may name models without a profile here, which nothing can be learnt from.
             return fit(self.model, [sample for sample in samples if _known(sample, profiles)], profiles)
         name, fitted = from_json(read_text(path).encode(), str(path))
         if name != self.model:
@@ -68,13 +68,13 @@ class PredictorChoice(msgspec.Struct, frozen=True):
 
 
 def read_samples_file(path: Path | str) -> list[Sample]:
-    """Samples of pairs, from a CSV file."""
+    """Read samples of co-located runs from a CSV file. Raises ConfigError."""
     path = Path(path)
     return read_samples(read_text(path).splitlines(keepends=True), str(path))
 
 
 def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
-    """folder: what `fit` is relative to."""
+    """Read the key's value. folder: what `fit` is relative to. Raises ConfigError."""
     if value == "none":
         return PredictorChoice("none", place)
     known = check_exclusive(("margin", *PREDICTORS))

@@ -75,7 +75,7 @@ def read_problem(path: Path | str) -> Problem:
     models = tuple(_model(entry, applications, f"{path}: models[{i}]") for i, entry in enumerate(file.models))
     models += _implied(models, applications)
     if not models:
-        raise ConfigError(f"{path}: nothing is asked for; list [[models]], or [[applications]] of them")
+        raise ConfigError(f"{path}: no models; list [[models]], or [[applications]] of them")
     fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
     kinds = {kind.name for kind in fleet}
     for i, model in enumerate(models):
@@ -108,19 +108,19 @@ def read_problem(path: Path | str) -> Problem:
 
 
 def _implied(models: Sequence[Model], applications: Sequence[Application]) -> tuple[Model, ...]:
-    """Models that only stages name."""
+    """Return the models that only stages name."""
     known = {model.name for model in models}
     used = dict.fromkeys(stage.model for application in applications for stage in application.stages)
     return tuple(Model(name=name, slo=_loosest(name, applications)) for name in used if name not in known)
 
 
 def _loosest(model: str, applications: Sequence[Application]) -> float:
-    """The target of a model that only applications use: no part of theirs is longer."""
+    """Return the target of a model that only applications use: the shortest of theirs."""
     return min((it.slo for it in applications if model in it.models()), default=math.inf)
 
 
 def _mistaken(model: str, kinds: set[str], profiles: Profiles) -> str:
-    """Which name is likely to be wrong, and what it may have to be."""
+    """Say which name is probably wrong, and what was probably meant."""
     known = sorted({kind for name, kind in profiles if name == model})
     if known:
         return f"the kind of the devices: it has one on {check_exclusive(known)}"
@@ -138,7 +138,7 @@ def _place(model: str, applications: Sequence[Application]) -> str:
 
 
 def read_profiles_file(path: Path | str) -> dict[tuple[str, str], Profile]:
-    """Profiles by (model, kind), from a CSV file. Raises ConfigError."""
+    """Read profiles by (model, kind) from a CSV file. Raises ConfigError."""
     path = Path(path)
     return read_profiles(read_text(path).splitlines(keepends=True), str(path))
 
@@ -168,9 +168,7 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
     kind = Kind(name=entry.kind, count=entry.count, price=entry.price, max_partitions=entry.max_partitions)
     if entry.geometry is not None:
         if entry.cuts is not None:
-            raise ConfigError(
-                f"{place}: a geometry says which cuts are legal; write one of `geometry` and `instance_shares`"
-            )
+            raise ConfigError(f"{place}: a geometry defines the legal cuts; write one of `geometry` and `cuts`")
         if entry.geometry not in mig.GEOMETRIES:
             known = check_exclusive(mig.GEOMETRIES)
             raise ConfigError(f"{place}.geometry: {entry.geometry!r} is not known; take {known}")
@@ -185,7 +183,7 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
 
 
 def _useful(kind: Kind, models: list[str], profiles: Profiles, place: str) -> None:
-    """Raises ConfigError for devices that none of the models can ever run on."""
+    """Raise ConfigError for devices that no model can run on."""
     known = {model: profiles[model, kind.name] for model in models if (model, kind.name) in profiles}
     if models and not known:
         raise ConfigError(

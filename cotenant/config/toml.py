@@ -1,4 +1,4 @@
-"""TOML files as structs: what does not fit is said with the file, the key and what to write instead."""
+"""TOML files as structs. Errors name the file, the key and what to write instead."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def explain_error(error: msgspec.ValidationError, type_: type[Any]) -> str:
 
 
 def _in_words(what: str) -> str:
-    """What msgspec says of types, without theirs."""
+    """Rephrase msgspec's messages on types in the words of TOML."""
     if missing := _MISSING.fullmatch(what):
         return f"key {missing['key']!r} is missing"
     expected = _EXPECTED.fullmatch(what)
@@ -103,14 +103,14 @@ def _in_words(what: str) -> str:
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """A hint at what was meant."""
+    """Return the nearest known name, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
 
 
 def _keys(type_: type[Any], place: str) -> list[str]:
-    """The keys of the table at a place such as ``models[2]``."""
+    """Return the keys of the table at a place such as ``models[2]``."""
     info = msgspec.inspect.type_info(type_)
     for name in filter(None, re.sub(r"\[[^]]*\]", "", place).split(".")):
         assert isinstance(info, msgspec.inspect.StructType)

@@ -1,4 +1,4 @@
-"""A workload: who asks for which model, and when, and what fails meanwhile."""
+"""Workload files: arrival processes and traces by model, and failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Duration = str | int | float
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every entry may say."""
+    """Keys that every entry may have."""
 
     model: str
     arrivals: str = "poisson"
@@ -140,7 +140,7 @@ _PATIENT = ("single_stream", "multi_stream", "offline")
 
 
 def read_workload(path: Path | str, names: Collection[str]) -> Workload:
-    """A workload from a TOML file; traces are relative to it. names: of what can be asked for.
+    """Read a workload from a TOML file; traces are relative to it. names: the models and applications that exist.
 
     Or from a trace alone, a CSV file in which a column `model` names what was asked for. Raises ConfigError with the
     file, the entry and the way out; a trace is read through once to see that it is sound.
@@ -171,7 +171,7 @@ def read_workload(path: Path | str, names: Collection[str]) -> Workload:
 
 
 def read_failures(path: Path | str) -> tuple[Failure, ...]:
-    """What fails meanwhile, from the file of a workload. Raises ConfigError."""
+    """Read the failures of a workload file. Raises ConfigError."""
     path = Path(path)
     if path.suffix == ".csv":
         return ()
@@ -186,7 +186,7 @@ def read_failures(path: Path | str) -> tuple[Failure, ...]:
 
 
 def _traced(path: Path, names: Collection[str]) -> Workload:
-    """Requests a minute, under 1, 2, … beside `model`; or a row for each, with its time in the first other column."""
+    """Read a CSV trace: requests per minute in columns 1, 2, …, or a row per request with its time."""
     known = read_headings(path)
     if MODEL not in known:
         raise ConfigError(
@@ -214,7 +214,7 @@ def _traced(path: Path, names: Collection[str]) -> Workload:
 
 @contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Errors inside say where."""
+    """Prefix errors inside with their place."""
     try:
         yield
     except ConfigError as error:
@@ -244,7 +244,7 @@ class _Traces:
         return Curve.steps(sum((rates[name] for name in names), np.zeros(1)).tolist(), MINUTE, repeat=entry.repeat)
 
     def _counted(self, file: Path, key: str) -> dict[str, Floats]:
-        """Requests per second in each minute, of the names that somebody asks for and of all together."""
+        """Return requests/s in each minute, for the names that entries use and for all together."""
         rates: dict[str, Floats] = {}
         for name, row in read_minutes(file, key):
             for kept in (name, _ALL) if name in self._names else (_ALL,):
@@ -302,7 +302,7 @@ def _source(entry: _Entry, traces: _Traces) -> Source:
 
 
 def _around(rate: float | None, source: Source) -> Source:
-    """The same ups and downs around another mean rate."""
+    """Rescale a source to another mean rate."""
     if rate is None:
         return source
     if not source.rate:
