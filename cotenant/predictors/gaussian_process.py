@@ -120,12 +120,12 @@ class GaussianProcess:
         self._uncertainties = {model: self._uncertainty(noise, calibration.seen) for model, noise in noises.items()}
         self._unseen_uncertainty = self._uncertainty(sum(noises.values()) / len(noises), calibration.unseen)
         self._victims: dict[Load, Side] = {}
-        self._neighbours: dict[Load, Side] = {}
+        self._colocated: dict[Load, Side] = {}
         self._pairs: dict[tuple[Load, Load], tuple[float, float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the caches that are large, so that other processes receive a small value."""
-        return {**self.__dict__, "_victims": {}, "_neighbours": {}}
+        return {**self.__dict__, "_victims": {}, "_colocated": {}}
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
@@ -225,20 +225,20 @@ class GaussianProcess:
         )
         return mean, math.sqrt(deviation * deviation + uncertainty.noise), uncertainty
 
-    def _pair_moments(self, victim: Load, neighbour: Load) -> tuple[float, float]:
-        victim_side, neighbour_side = self._victims.get(victim), self._neighbours.get(neighbour)
+    def _pair_moments(self, victim: Load, other: Load) -> tuple[float, float]:
+        victim_side, other_side = self._victims.get(victim), self._colocated.get(other)
         if victim_side is None:
             victim_side = _make_room(self._victims, MAX_CACHED_SIDES)[victim] = self._posterior.victim(
                 *self._features_and_number(victim)
             )
-        if neighbour_side is None:
-            neighbour_side = _make_room(self._neighbours, MAX_CACHED_SIDES)[neighbour] = self._posterior.neighbour(
-                *self._features_and_number(neighbour)
+        if other_side is None:
+            other_side = _make_room(self._colocated, MAX_CACHED_SIDES)[other] = self._posterior.colocated(
+                *self._features_and_number(other)
             )
-        mean, variance = self._posterior.term(victim_side, neighbour_side)
+        mean, variance = self._posterior.term(victim_side, other_side)
         if len(self._pairs) >= REMEMBERED:
             self._pairs.clear()
-        moments = self._pairs[victim, neighbour] = mean, math.sqrt(variance)
+        moments = self._pairs[victim, other] = mean, math.sqrt(variance)
         return moments
 
     def _features_and_number(self, load: Load) -> tuple[Matrix, int]:
@@ -252,15 +252,17 @@ class GaussianProcess:
         if profile is not None:
             return load_features(profile, load)
         same_model = [
-            neighbour_side
-            for neighbour_side in self._features_of
-            if (neighbour_side.model, neighbour_side.kind) == (load.model, load.kind)
+            other_side
+            for other_side in self._features_of
+            if (other_side.model, other_side.kind) == (load.model, load.kind)
         ]
         if not same_model:
             raise PlanError(
                 f"model {load.model!r} on {load.kind!r} has neither samples nor a profile; profile it, or leave it out"
             )
-        nearest = min(same_model, key=lambda it: (abs(it.share - load.share), abs(math.log(it.batch / load.batch))))
+        nearest = min(
+            same_model, key=lambda each: (abs(each.share - load.share), abs(math.log(each.batch / load.batch)))
+        )
         return self._features_of[nearest]
 
     def to_json(self) -> dict[str, Any]:
@@ -270,7 +272,7 @@ class GaussianProcess:
             "quantile": self.quantile,
             "prior": msgspec.to_builtins(self._process.prior),
             "calibration": msgspec.to_builtins(self._calibration),
-            "loads": [_Load(it, _named(self._features_of[it])) for it in loads],
+            "loads": [_Load(each, _named(self._features_of[each])) for each in loads],
             "samples": [
                 _Row(
                     index[sample.victim],
@@ -287,23 +289,23 @@ class GaussianProcess:
     @classmethod
     def from_json(cls, value: Any) -> GaussianProcess:
         file = msgspec.convert(value, _File, strict=False)
-        known = {it.load: np.array([it.traits.get(name, math.nan) for name in FEATURES]) for it in file.loads}
+        known = {each.load: np.array([each.traits.get(name, math.nan) for name in FEATURES]) for each in file.loads}
         loads = list(known)
         samples = [
-            Sample(loads[it.victim], tuple(loads[i] for i in it.colocated), it.alone, it.together)
-            for it in file.samples
+            Sample(loads[each.victim], tuple(loads[i] for i in each.colocated), each.alone, each.together)
+            for each in file.samples
         ]
         terms = _terms(_runs(samples), _names(samples), known.__getitem__)
         return cls(
             Posterior(
-                GpRegression(file.prior, terms, _values(samples), np.array([it.outlying for it in file.samples]))
+                GpRegression(file.prior, terms, _values(samples), np.array([each.outlying for each in file.samples]))
             ),
             file.calibration,
             samples,
             known,
             profiles={},
             quantile=file.quantile,
-            observed={it.models: OnlineCorrection(it.excess, it.count) for it in file.observed},
+            observed={each.models: OnlineCorrection(each.excess, each.count) for each in file.observed},
         )
 
 

@@ -40,19 +40,19 @@ def _of_victim(*columns: range) -> list[int]:
     return [i for each in columns for i in each]
 
 
-def _of_neighbour(*columns: range) -> list[int]:
+def _of_colocated(*columns: range) -> list[int]:
     return [len(FEATURES) + i for i in _of_victim(*columns)]
 
 
 class _Function(msgspec.Struct, frozen=True):
     """A kernel of terms.
 
-    victim, neighbour: the names must be equal. groups: columns of a term that share a length scale, and its initial
+    victim, colocated: the names must be equal. groups: columns of a term that share a length scale, and its initial
     value. fixed: the length scales keep it.
     """
 
     victim: bool
-    neighbour: bool
+    colocated: bool
     groups: tuple[tuple[list[int], float], ...]
     fixed: bool = False
 
@@ -61,20 +61,20 @@ FUNCTIONS = {
     # What carries over between models must be smooth: these scales did best on held-out victims.
     "traits": _Function(
         victim=False,
-        neighbour=False,
-        groups=((_of_victim(BATCH_SENSITIVITY), 3.0), (_of_neighbour(UTILISATION, SHARE), 8.0)),
+        colocated=False,
+        groups=((_of_victim(BATCH_SENSITIVITY), 3.0), (_of_colocated(UTILISATION, SHARE), 8.0)),
         fixed=True,
     ),
     "victim": _Function(
         victim=True,
-        neighbour=False,
-        groups=((_of_victim(OPERATING_POINT), 1.0), (_of_neighbour(UTILISATION, OPERATING_POINT), 3.0)),
+        colocated=False,
+        groups=((_of_victim(OPERATING_POINT), 1.0), (_of_colocated(UTILISATION, OPERATING_POINT), 3.0)),
     ),
     "neighbour": _Function(
-        victim=False, neighbour=True, groups=((_of_victim(SENSITIVITY), 2.0), (_of_neighbour(OPERATING_POINT), 1.5))
+        victim=False, colocated=True, groups=((_of_victim(SENSITIVITY), 2.0), (_of_colocated(OPERATING_POINT), 1.5))
     ),
     "pair": _Function(
-        victim=True, neighbour=True, groups=((_of_victim(OPERATING_POINT), 1.0), (_of_neighbour(OPERATING_POINT), 1.5))
+        victim=True, colocated=True, groups=((_of_victim(OPERATING_POINT), 1.0), (_of_colocated(OPERATING_POINT), 1.5))
     ),
 }
 
@@ -257,14 +257,15 @@ def _fixed_scales() -> list[bool]:
 
 
 def _logs(prior: Prior) -> Matrix:
-    scales = [number for it in prior.functions.values() for number in (it.amount, *it.reach)]
-    return np.log([*scales, prior.noise])
+    numbers = [number for scales in prior.functions.values() for number in (scales.amount, *scales.reach)]
+    return np.log([*numbers, prior.noise])
 
 
 def _prior(prior: Prior, logs: Matrix) -> Prior:
     numbers = iter(np.exp(logs).tolist())
     functions = {
-        name: Scales(next(numbers), tuple(next(numbers) for _ in it.reach)) for name, it in prior.functions.items()
+        name: Scales(next(numbers), tuple(next(numbers) for _ in scales.reach))
+        for name, scales in prior.functions.items()
     }
     return msgspec.structs.replace(prior, functions=functions, noise=next(numbers))
 
@@ -303,7 +304,7 @@ def _same_names(function: _Function, a: Terms, b: Terms) -> Matrix:
     same = np.ones((len(a.owners), len(b.owners)))
     if function.victim:
         same *= a.victims[:, None] == b.victims[None, :]
-    if function.neighbour:
+    if function.colocated:
         same *= a.colocated[:, None] == b.colocated[None, :]
     return same
 
@@ -345,7 +346,7 @@ def most_informative(
     for run in measured:
         condition_on(run)
     while left.any():
-        next_part = min(np.unique(part[left]).tolist(), key=lambda it: (chosen[it] + 1) / weights[it])
+        next_part = min(np.unique(part[left]).tolist(), key=lambda scales: (chosen[scales] + 1) / weights[scales])
         information = (covariance**2).sum(axis=0) / (np.diag(covariance) + prior.noise**2)
         gains = np.bincount(runs, weights=information)
         best = int(np.where(left & (part == next_part), gains, -1.0).argmax())

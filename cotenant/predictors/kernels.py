@@ -90,7 +90,7 @@ def fit_automl(samples: Sequence[Sample], profiles: Profiles) -> KernelPredictor
 
 
 def _fit(samples: Sequence[Sample], profiles: Profiles, technique: str) -> KernelPredictor:
-    table = feature_table(profiles, _named(sample.victim for sample in samples) | _named(_neighbours(samples)))
+    table = feature_table(profiles, _named(sample.victim for sample in samples) | _named(_colocated_loads(samples)))
     rows = np.array([_row(table, sample.victim, sample.colocated) for sample in samples])
     names = [*(f"{name} of the victim" for name in table.names), *table.names]
     return KernelPredictor(
@@ -150,5 +150,5 @@ def _named(loads: Iterable[Load]) -> set[tuple[str, str]]:
     return {(load.model, load.kind) for load in loads}
 
 
-def _neighbours(samples: Iterable[Sample]) -> Iterable[Load]:
+def _colocated_loads(samples: Iterable[Sample]) -> Iterable[Load]:
     return (load for sample in samples for load in sample.colocated)

@@ -113,7 +113,7 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
             raise ConfigError(f"{place}: {column} {value:g} must lie above 0; take the row out if the pair did not fit")
     if together < MIN_TIME_RATIO * alone:
         raise ConfigError(
-            f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; neighbours make nothing"
+            f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; interference makes nothing"
             " faster: are the columns swapped?"
         )
     return Sample(victim, colocated, alone / 1e3, together / 1e3)

@@ -80,7 +80,7 @@ class Posterior:
         self._mean = prior.mean
         self._prior_variance = sum(scales.amount**2 for scales in prior.functions.values())
         self._victims = _role(prior, process.scaled, terms.victims, victim=True)
-        self._neighbours = _role(prior, process.scaled, terms.colocated, victim=False)
+        self._others = _role(prior, process.scaled, terms.colocated, victim=False)
         self._order = np.argsort(self._victims.load_indices, kind="stable")
         self._starts = np.searchsorted(self._victims.load_indices[self._order], np.arange(len(self._victims.numbers)))
         self._alpha = process.alpha[terms.owners][self._order]
@@ -91,39 +91,39 @@ class Posterior:
         similarity = _similarities(self._victims, features, number)
         return Side(number, similarity, similarity.ravel(), {}, {})
 
-    def neighbour(self, features: Matrix, number: int) -> Side:
+    def colocated(self, features: Matrix, number: int) -> Side:
         """Compare a co-located load with those of the samples. number: of its name, negative where no sample has it."""
-        similarity = _similarities(self._neighbours, features, number)
-        weighted = similarity.take(self._neighbours.load_indices[self._order], axis=1) * self._alpha
+        similarity = _similarities(self._others, features, number)
+        weighted = similarity.take(self._others.load_indices[self._order], axis=1) * self._alpha
         return Side(number, similarity, np.add.reduceat(weighted, self._starts, axis=1).ravel(), {}, {})
 
-    def term(self, victim: Side, neighbour: Side) -> tuple[float, float]:
+    def term(self, victim: Side, other: Side) -> tuple[float, float]:
         """Return mean and variance, without noise, of a term. A hot path: even saved look-ups show."""
-        name, other_name = victim.number, neighbour.number
-        victim_similarity = victim.inducing.get(other_name)
+        victim_number, other_number = victim.number, other.number
+        victim_similarity = victim.inducing.get(other_number)
         if victim_similarity is None:
-            inducing = self._cached_inducing_points(name, other_name)
-            victim_similarity = victim.inducing[other_name] = victim.similarity.take(inducing.victims, axis=1)
-            victim.projection[other_name] = inducing.projection
-        neighbour_similarity = neighbour.inducing.get(name)
-        if neighbour_similarity is None:
-            neighbour_similarity = neighbour.inducing[name] = neighbour.similarity.take(
-                self._cached_inducing_points(name, other_name).colocated, axis=1
+            inducing = self._cached_inducing_points(victim_number, other_number)
+            victim_similarity = victim.inducing[other_number] = victim.similarity.take(inducing.victims, axis=1)
+            victim.projection[other_number] = inducing.projection
+        other_similarity = other.inducing.get(victim_number)
+        if other_similarity is None:
+            other_similarity = other.inducing[victim_number] = other.similarity.take(
+                self._cached_inducing_points(victim_number, other_number).colocated, axis=1
             )
-        similarity = _ALL.dot(victim_similarity * neighbour_similarity)
-        explained = victim.projection[other_name].dot(similarity)
+        similarity = _ALL.dot(victim_similarity * other_similarity)
+        explained = victim.projection[other_number].dot(similarity)
         variance = self._prior_variance - float(explained.dot(explained))
-        return self._mean + float(victim.weights.dot(neighbour.weights)), variance if variance > 0 else 0.0
+        return self._mean + float(victim.weights.dot(other.weights)), variance if variance > 0 else 0.0
 
-    def _cached_inducing_points(self, victim: int, neighbour: int) -> _InducingPoints:
-        inducing = self._inducing.get((victim, neighbour))
+    def _cached_inducing_points(self, victim: int, other: int) -> _InducingPoints:
+        inducing = self._inducing.get((victim, other))
         if inducing is None:
-            inducing = self._inducing[victim, neighbour] = self._inducing_points(victim, neighbour)
+            inducing = self._inducing[victim, other] = self._inducing_points(victim, other)
         return inducing
 
-    def _inducing_points(self, victim: int, neighbour: int) -> _InducingPoints:
+    def _inducing_points(self, victim: int, other: int) -> _InducingPoints:
         process = self.process
-        samples = self._similar_samples(victim, neighbour)
+        samples = self._similar_samples(victim, other)
         covariance = process.covariance[np.ix_(samples, samples)]
         noises = process.noises[samples]
         remaining = np.diag(noises) - noises[:, None] * process.precision[np.ix_(samples, samples)] * noises
@@ -137,14 +137,14 @@ class Posterior:
         owners = order[np.searchsorted(samples[order], process.terms.owners[terms])]
         return _InducingPoints(
             self._victims.load_indices[terms],
-            self._neighbours.load_indices[terms],
+            self._others.load_indices[terms],
             np.ascontiguousarray(projection[:, owners]),
         )
 
-    def _similar_samples(self, victim: int, neighbour: int) -> Numbers:
+    def _similar_samples(self, victim: int, other: int) -> Numbers:
         """Return samples of both models, then of one of them, then others; of too many, an even selection."""
         terms = self.process.terms
-        same = (terms.victims == victim).astype(int) + (terms.colocated == neighbour)
+        same = (terms.victims == victim).astype(int) + (terms.colocated == other)
         closest = np.maximum.reduceat(same, self.process.starts)
         chosen = np.empty(0, dtype=np.int64)
         for level in (2, 1, 0):
@@ -182,6 +182,6 @@ def _role(prior: Prior, scaled: Matrix, numbers: Numbers, *, victim: bool) -> _R
             if own.start <= group[0] < own.stop:
                 own_columns = [column - first for column in group]
                 groups.append((own_columns, reach, loads[:, 1:][:, own_columns] / reach))
-        functions.append((groups, scales.amount, function.victim if victim else function.neighbour))
+        functions.append((groups, scales.amount, function.victim if victim else function.colocated))
     centre, width = np.array(prior.centre[own]), np.array(prior.width[own])
     return _Role(loads[:, 0].astype(np.int64), load_indices.ravel(), centre, width, functions)

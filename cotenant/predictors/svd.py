@@ -118,7 +118,7 @@ class Losses(msgspec.Struct, frozen=True, dict=True):
         if not colocated:
             return 1.0
         row = self._place(victim, "victim")
-        total = sum(self.lost[row][self._place(load, "neighbour")] for load in colocated)
+        total = sum(self.lost[row][self._place(load, "co-located model")] for load in colocated)
         return 1 / (1 - min(max(total, 0.0), MAX_LOSS))
 
     def _place(self, load: Load, role: str) -> int:
@@ -148,9 +148,9 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> Losses:
     if len(measured) < len(victims) + len(colocated):
         raise PlanError(
             f"{len(measured)} pairs are too few to fill a matrix of {len(victims)} victims by {len(colocated)}"
-            " neighbours from; measure more pairs at fewer batches and shares"
+            " co-located models from; measure more pairs at fewer batches and shares"
         )
     values = np.full((len(victims), len(colocated)), np.nan)
-    for (victim, neighbour), lost in measured.items():
-        values[victims.index(victim), colocated.index(neighbour)] = np.mean(lost)
+    for (victim, other), lost in measured.items():
+        values[victims.index(victim), colocated.index(other)] = np.mean(lost)
     return Losses(victims, colocated, tuple(tuple(row) for row in complete(values).round(6).tolist()))

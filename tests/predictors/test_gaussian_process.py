@@ -209,7 +209,7 @@ def test_posterior_with_inducing_samples_is_close_to_exact(
         (number, traits), (other, beside) = (
             (predictor._names[load.model], predictor._features_of[load]) for load in (it.victim, it.colocated[0])
         )
-        one, two = posterior.victim(traits, number), posterior.neighbour(beside, other)
+        one, two = posterior.victim(traits, number), posterior.colocated(beside, other)
         mean, variance = posterior.term(one, two)
         own = Terms(np.concatenate([traits, beside])[None], np.array([number]), np.array([other]), np.array([0]))
         across = covariances(process.prior, own, process.terms)[0]
@@ -235,7 +235,7 @@ def test_gaussian_process_pickles_without_large_caches(split: tuple[GaussianProc
     predictor, rest = split[0].with_quantile(0.9), split[1]
     answers = [predictor.slowdown(it.victim, it.colocated) for it in rest]
     sent = copy.copy(predictor)  # made of what would be sent
-    assert not sent._victims and not sent._neighbours and predictor._victims and predictor._neighbours
+    assert not sent._victims and not sent._colocated and predictor._victims and predictor._colocated
     assert sent.__dict__["_answers"] == predictor.__dict__["_answers"]
     assert [sent.with_quantile(0.9).slowdown(it.victim, it.colocated) for it in rest] == answers
 

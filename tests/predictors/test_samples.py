@@ -57,7 +57,7 @@ def test_read_samples_with_suffixed_columns_reads_further_loads() -> None:
         ("4.5", "-4.5", "pairs.csv:2: alone_ms -4.5 must lie above 0"),
         ("5.25", "much", "pairs.csv:2: together_ms: 'much' is not a number"),
         ("5.25", "inf", "pairs.csv:2: together_ms: 'inf' is not a finite number"),
-        ("5.25", "2", "together_ms 2 is less than half of alone_ms 4.5; neighbours make nothing faster"),
+        ("5.25", "2", "together_ms 2 is less than half of alone_ms 4.5; interference makes nothing faster"),
         ("resnet50", "", "pairs.csv:2: victim is empty"),
         ("vgg19", "", "pairs.csv:2: colocated is empty; a run without co-located models belongs in a profile"),
         (",8,", ",8.5,", "pairs.csv:2: colocated_batch 8.5 is not a whole number"),

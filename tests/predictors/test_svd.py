@@ -87,7 +87,7 @@ def test_losses_beside_several_loads_add_up_and_round_trip() -> None:
 def test_losses_at_unsampled_points_use_the_nearest() -> None:
     fitted = svd.fit(samples(), {})
     assert fitted.slowdown(Load("b", "gpu", 3, 190), [Load("a", "gpu", 1, 700)]) == pytest.approx(1 / 0.7)
-    with pytest.raises(PlanError, match="model 'c' on 'gpu' was no neighbour in any sample"):
+    with pytest.raises(PlanError, match="model 'c' on 'gpu' was no co-located model in any sample"):
         fitted.slowdown(VICTIMS[0], [Load("c", "gpu", 8, 800)])
 
 
