@@ -68,8 +68,10 @@ class DeploymentManager:
                         f"no share of the devices is free that serves '{wanted}' within its target; "
                         "unload another model, or give it more time"
                     )
-            # What was unloaded before stays in the index, and can be loaded again.
-            return msgspec.structs.replace(deployment, offered=current.offered | deployment.offered)
+            # What was unloaded before, or cannot be served, stays in the index; `prepare` looked at the others only.
+            offered = current.offered | deployment.offered
+            broken = {name: reason for name, reason in current.broken.items() if name not in deployment.offered}
+            return msgspec.structs.replace(deployment, offered=offered, broken=broken | deployment.broken)
 
         async with self._transition("load", name):
             await self._change(with_model, f"load of {name}")

@@ -322,6 +322,29 @@ def test_server_after_a_request_shows_it_in_metrics_page_statistics_and_index(tm
     run(main())
 
 
+def test_load_keeps_broken_models_in_the_index(tmp_path: Path) -> None:
+    root = repository(tmp_path)
+    first = msgspec.structs.replace(sample_deployment(root, ("identity",)), broken={"broken": "not a model"})
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+        return msgspec.structs.replace(
+            sample_deployment(root, tuple(sorted(wanted))), broken={}
+        )  # it looks at no others
+
+    async def main() -> None:
+        server = Server(first, Cpu(), prepare)
+        await server.start()
+        try:
+            await server.load("lookup", {})
+            states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
+            assert states["lookup"][0] == "READY"
+            assert states["broken"] == ("UNAVAILABLE", "not a model")
+        finally:
+            await server.stop(grace=1.0)
+
+    run(main())
+
+
 def test_status_reads_proc_in_a_thread_and_readiness_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
