@@ -65,7 +65,7 @@ def test_portfolio_serves_the_largest_multiple_of_all_planners_within_its_bound(
     for name in PLANNERS:
         plan = load_planner(name)(problem)
         # Under interference the multiple is found by bisection, as close as time allows.
-        if name != "geometry" and not problem.interference.interferes:
+        if not problem.interference.interferes:
             assert best.scale >= plan.scale * (1 - SCALE_TOLERANCE)
         if best.bound is not None:
             assert max(plan.scale, best.scale) <= best.bound * (1 + 1e-6)
