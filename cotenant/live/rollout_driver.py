@@ -123,6 +123,7 @@ class RolloutDriver:
 
     async def shutdown(self, grace: float) -> None:
         """Stop all lanes, each within `grace` seconds; none starts any more."""
+        self._empty.clear()  # the last model may have been unloaded, and another loaded since
         self._control.feed(Shutdown("the server stops", grace))
         if self._supervisor.lanes():
             await self._empty.wait()
