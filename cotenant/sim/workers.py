@@ -217,7 +217,7 @@ class Workers:
             case Dispatch(event):
                 self._tell(event, now)
             case SpawnWorker(lane, incarnation):
-                self._later(self._up(lane, now), WorkerReady(lane, incarnation))
+                self._spawn(WorkerReady(lane, incarnation), now)
             case KillWorker(lane, incarnation, reason):
                 self._feed(WorkersExited(((lane, incarnation),), reason), now)
             case RetireWorker(lane, incarnation):
@@ -237,11 +237,17 @@ class Workers:
             case LaneReady() | LanesDown() | LaneLost() | LaneFailed() | StartFailed() | LaneStopped():
                 pass  # news for people
 
+    def _spawn(self, ready: WorkerReady, now: float) -> None:
+        """Say when a worker is up: those of the first plan at once, before anything can fail at that same time."""
+        if self.orchestrator.rollout.revision is None:
+            self._feed(ready, now)
+        else:
+            self._later(self._up(ready.lane, now), ready)
+
     def _up(self, lane: LaneId, now: float) -> float:
         """When a worker that begins to start now is up: not before what has failed is there again."""
-        first = self.orchestrator.rollout.revision is None
         ends = (it.time + it.back for it in self._failures if lane in it.parts and it.covers(now))
-        return max(ends, default=now) + (0.0 if first else self._startup(self._lanes[lane]))
+        return max(ends, default=now) + self._startup(self._lanes[lane])
 
     def _assign(self, revision: PlanRevision, now: float) -> None:
         plan = revision.plan

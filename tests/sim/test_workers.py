@@ -93,6 +93,15 @@ def test_worker_that_fails_is_started_again_once_it_may() -> None:
     assert watched.story() == [*START, (5.0, "died cpu-0/1"), (8.0, "ready cpu-0/1")]
 
 
+@pytest.mark.parametrize("part", [LaneId.parse("cpu-0/1"), DeviceId.parse("cpu-0")])
+def test_failure_at_the_beginning_finds_the_first_plan_in_force(part: LaneId | DeviceId) -> None:
+    watched = Watched(plan("a", "b"), startup=2.0)
+    watched.workers.fail([Failure(parts=(part,), time=0.0, back=1.0)])
+    lost = "cpu-0/1" if isinstance(part, LaneId) else "cpu-0/0 cpu-0/1"
+    assert watched.story() == [*START, (0.0, f"died {lost}"), *((3.0, f"ready {lane}") for lane in lost.split())]
+    assert watched.outcomes() == [(1, "completed")]
+
+
 def test_worker_that_dies_is_started_again_after_the_first_delay() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
     watched.workers.fail([Failure(parts=(LaneId.parse("cpu-0/1"),), time=5.0, back=0.0)])
