@@ -61,9 +61,15 @@ class ModelRepository:
         return entries
 
     def _readiness(self, name: str) -> tuple[str, str]:
-        """Return a model's state as the repository index calls it, and the reason where it is not READY."""
-        if name in self._state.transitions:
-            return self._state.transitions[name], ""
+        """Return a model's state as the repository index calls it, and the reason where it is not READY. One that is
+        loaded again is served meanwhile."""
+        transition = self._state.transitions.get(name)
+        if transition == "UNLOADING":
+            return transition, ""
+        state, reason = self._placed_readiness(name)
+        return (state, reason) if transition is None or state == "READY" else (transition, "")
+
+    def _placed_readiness(self, name: str) -> tuple[str, str]:
         offered = self._state.deployment.offered.get(name)
         if offered is not None and offered.ensemble is not None:
             return self._ensemble_readiness(name, offered.ensemble)

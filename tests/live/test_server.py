@@ -229,6 +229,44 @@ def test_unloaded_model_while_another_is_loaded_stays_in_the_index(tmp_path: Pat
     run(main())
 
 
+def test_stop_after_all_models_were_unloaded_and_loaded_waits_for_every_lane(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path), ("identity",)) as server:
+            await server.unload("identity", {})
+            await until(lambda: not server._rollouts.status().requested)
+            await server.load("identity", {})
+            assert server._rollouts.status().requested
+        assert not server._rollouts.status().requested
+
+    run(main())
+
+
+def test_model_while_it_is_loaded_again_is_ready(tmp_path: Path) -> None:
+    root = repository(tmp_path)
+    servers: list[Server] = []
+    states = []
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+        states.append([(entry.name, entry.state) for entry in servers[0].index() if entry.name in wanted])
+        return sample_deployment(root, tuple(sorted(wanted)))
+
+    async def main() -> None:
+        servers.append(server := Server(sample_deployment(root), Cpu(), prepare))
+        try:
+            await server.start()
+            await server.load("identity", {})
+            await server.unload("lookup", {})
+            await server.load("lookup", {})
+        finally:
+            await server.stop(1.0)
+        assert states == [
+            [("identity", "READY"), ("lookup", "READY")],
+            [("identity", "READY"), ("lookup", "LOADING")],
+        ]
+
+    run(main())
+
+
 class Slow(Cpu):
     """The second worker waits for `may`."""
 
