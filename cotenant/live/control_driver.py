@@ -128,8 +128,9 @@ class ControlDriver:
         ]
 
     def _status(self, lane: LaneId, state: LaneState, restarts: int, reason: str) -> WorkerStatus:
-        setup, audit = self.setups[lane], self.pool.audit(lane)
-        pid = self.pool.pid(lane) if state is LaneState.READY else None
+        setup, ready = self.setups[lane], state is LaneState.READY
+        audit = self.pool.audit(lane) if ready else None  # else it is of a worker that is gone
+        pid = self.pool.pid(lane) if ready else None
         return WorkerStatus(
             lane=lane,
             state=state.value,

@@ -403,6 +403,27 @@ def test_a_worker_that_takes_more_than_its_share_is_reported_once(
     assert warnings[0].endswith(" of its device, and its share is 5 %")
 
 
+def test_status_of_a_worker_that_died_has_no_used_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_driver, "TICK", 0.05)
+    monkeypatch.setattr(share_audit, "WINDOW", 0.2)
+
+    async def scenario() -> None:
+        async with pool_of(Lax(), options=SupervisorOptions(first_delay=30.0)) as (pool, told, _):
+            await pool.start(LANE, share=50, models=[graphs.convolutions(folder / "m.onnx", max_batch=2, layers=3)])
+            await told.next()
+            async with asyncio.timeout(PATIENCE):
+                while pool.status()[0].used_share is None:
+                    await asyncio.sleep(0.02)
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert (await told.next())[0] == "died"
+            status = pool.status()[0]
+            assert (status.state, status.used_share, status.over_share) == ("restarting", None, False)
+
+    asyncio.run(scenario())
+
+
 def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
