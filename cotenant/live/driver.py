@@ -156,9 +156,6 @@ class Driver:
 
     def tell(self, event: Applied | Ready | Died) -> None:
         """What becomes of lanes."""
-        if isinstance(event, Died):
-            for lane in (event.lane, *event.others):
-                self._running.pop(lane, None)
         self.feed(event)
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
@@ -195,6 +192,9 @@ class Driver:
         try:
             while self._pending:
                 event, ready = self._pending.popleft()
+                if isinstance(event, Died):  # not before its turn: until then the dispatcher may give the lane a batch
+                    for lane in (event.lane, *event.others):
+                        self._running.pop(lane, None)
                 now = self._clock()
                 commands = self._decide(event, now)
                 if self._log is not None:

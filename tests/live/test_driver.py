@@ -11,7 +11,7 @@ from cotenant.core.request import Request
 from cotenant.errors import UnavailableError
 from cotenant.live.driver import GAIN, Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Arrived, Command, Event, LaneModel, LaneSpec, Ready, Reply
+from cotenant.runtime.events import Applied, Arrived, Command, Died, Event, LaneModel, LaneSpec, Ready, Reply
 from cotenant.worker.wire import Timing
 
 PATIENCE = 60.0  # seconds until a test that waits for something fails
@@ -102,6 +102,30 @@ def test_driver_deadline_passes_while_the_lane_is_busy_answers_by_timer() -> Non
         answer = await asyncio.wait_for(expired, PATIENCE)
         assert isinstance(answer, UnavailableError)
         assert "expired" in str(answer)
+
+    asyncio.run(main())
+
+
+def test_lane_that_died_while_a_response_was_written_is_not_busy() -> None:
+    now = 0.0
+    batches: list[int] = []
+
+    def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        batches.append(batch)
+
+    async def main() -> None:
+        nonlocal now
+        lane = LANE[0].id
+        driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: now, drained=lambda lane: None)
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(lane))
+        driver.submit("m", (), lambda answer: None, within=60.0)
+        driver.submit("m", (), lambda answer: driver.tell(Died(lane, "of this")), within=0.05)
+        driver.submit("m", (), lambda answer: None, within=60.0)
+        now = 0.1  # too late for the second one, which is told before the third one runs
+        driver.finished(lane, batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        assert len(batches) == 2
+        assert driver.busy_since(lane) is None
 
     asyncio.run(main())
 
