@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for targets in (session.PAPER, session.SMALL):  # that the slowest machine keeps
         monkeypatch.setitem(targets, "lenet", session.Target(10.0))
     # A worker that need not import PyTorch starts in a tenth of the time.
-    monkeypatch.setattr(session, "build", lambda root, names, *, torch: build_models(root, names))
+    monkeypatch.setattr(session, "build_models", lambda root, names, *, torch: build_models(root, names))
     for module, values in (
         (profiles, {"SHARES": (500, 1000), "SECONDS": 0.01, "COUNTED": (1, 8)}),
         (pairs, {"COUNT": 4, "SECONDS": 0.02}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,9 @@ def test_ensemble_answers_stock_clients_as_a_model_does(tmp_path: Path) -> None:
                     lambda: use(with_http, triton_http),
                     lambda: use(with_grpc, triton_grpc),
                 ]
-                for check in checks:
-                    await asyncio.to_thread(check)
+                with ThreadPoolExecutor(1) as thread:  # the HTTP client belongs to the thread that first used it
+                    for check in checks:
+                        await asyncio.get_running_loop().run_in_executor(thread, check)
                 status = {row[0]: row for row in (await server.status()).rows(server.deployment.plan)}
                 assert status["diamond"][1:4] == ["READY", "2 s", "5.0"]
                 assert 'model="diamond"' in render(server.metrics(), "")[0].decode()
