@@ -78,6 +78,8 @@ class ControlDriver:
     ) -> None:
         self.pool = self.make_pool(backend, arena, batches, warm_workers)
         self.setups: dict[LaneId, LaneSetup] = {}
+        # Whether a lane that has stopped may start again, as one that made room for a rollout.
+        self.keeps: Callable[[LaneId], bool] = lambda lane: False
         self._clock = clock
         self._handle = orchestrator.handle
         self._supervisor = orchestrator.supervisor
@@ -158,7 +160,7 @@ class ControlDriver:
             case _:
                 self._log(command)
                 self._perform_other(command)
-                if isinstance(command, StartFailed | LaneStopped):
+                if isinstance(command, StartFailed | LaneStopped) and not self.keeps(command.lane):
                     self.setups.pop(command.lane, None)
 
     def _wake(self, woke: Woke, delay: float) -> None:

@@ -70,6 +70,7 @@ class RolloutDriver:
         self._observer = observer
         self._divides = backend.divides
         self._control = control(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
+        self._control.keeps = self._may_start_again
         self._matcher = LaneMatcher()
         self._revisions = itertools.count(1)
         self._deployments: dict[int, Deployment] = {}  # by revision: those in force, under way, or queued
@@ -166,6 +167,10 @@ class RolloutDriver:
             case LaneStopped() | StartFailed() if not self._supervisor.lanes():
                 self._empty.set()
 
+    def _may_start_again(self, lane: LaneId) -> bool:
+        """Tell whether a lane is one of the revision in force, or of the one under way."""
+        return lane in self._matcher.lanes or lane in self._wanted
+
     def _of(self, revision: PlanRevision) -> Deployment:
         return self._deployments[revision.number]
 
@@ -179,10 +184,10 @@ class RolloutDriver:
                 if name not in self._matcher.lanes:
                     held = tuple(worker_models(deployment, lane.spec))
                     self._control.setups[name] = LaneSetup(self._share(lane), held)
+            lanes, capacity = self._planned(deployment)
         except CotenantError as error:
             self._control.feed(Unassignable(revision.number, str(error)))
             return
-        lanes, capacity = self._planned(deployment)
         self._control.feed(Assigned(revision.number, lanes, capacity, applications_of(deployment)))
 
     def _share(self, lane: LaneAssignment) -> int:
@@ -227,10 +232,12 @@ class RolloutDriver:
             del self._deployments[number]
         for old in [old for old in self._deployments if old < in_force]:
             del self._deployments[old]
-        for name in [name for name in self._control.setups if self._supervisor.state(name) is None]:
-            del self._control.setups[name]  # it was never started
         if status.phase is None:
+            self._wanted = self._matcher.lanes
             self._idle.set()
+        for name in [name for name in self._control.setups if self._supervisor.state(name) is None]:
+            if not self._may_start_again(name):
+                del self._control.setups[name]  # it was never started
         self._answer(number, ended)
 
     def _answer(self, number: int, ended: RolloutEnded | None) -> None:

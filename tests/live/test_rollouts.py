@@ -280,3 +280,37 @@ def test_device_without_memory_for_both_plans_follows_the_policy(tmp_path: Path,
             await server.stop(1.0)
 
     run(main())
+
+
+def test_gap_rollout_that_fails_starts_the_old_worker_again(tmp_path: Path) -> None:
+    """The old worker stops to make room for one that never gets ready; two more revisions come meanwhile."""
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+        raise FailedError("nothing else is to be served")
+
+    given = sample_deployment(repository(tmp_path), ("identity",))
+    (kind,) = given.problem.fleet
+    fleet = (msgspec.structs.replace(kind, memory=100 << 20),)
+    given = msgspec.structs.replace(given, problem=msgspec.structs.replace(given.problem, fleet=fleet))
+
+    async def main() -> None:
+        server = Server(shared(given, 400), Cpu(), prepare, memory_policy=MemoryPolicy.GAP)
+        try:
+            await server.start()
+            failing = asyncio.create_task(server.apply(broken(shared(given, 600))))
+            await asyncio.sleep(0)  # it has begun: the next ones are queued
+            superseded = asyncio.create_task(server.apply(shared(given, 500)))
+            last = asyncio.create_task(server.apply(shared(given, 400)))
+            with pytest.raises(RolloutError, match="superseded"):
+                await superseded
+            with pytest.raises(WorkerError, match=r"broken\.onnx: ONNX Runtime"):
+                await failing
+            await last
+            await until(lambda: [worker.share for worker in server._rollouts.workers()] == [400])
+            await until(lambda: server.model_ready("identity"))
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
+            assert len(server._rollouts._control.setups) == 1
+        finally:
+            await server.stop(1.0)
+
+    run(main())
