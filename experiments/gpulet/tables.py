@@ -52,5 +52,5 @@ def _model(cast: Cast, role: str) -> published.Model:
 @functools.cache
 def _own() -> dict[str, published.Model]:
     """The paper's models by the program's files."""
-    read = published.Tables.read(data.FOLDER / glet.synthetic_file(8), data.FOLDER / glet.SOURCE)
+    read = published.read_tables(data.FOLDER / glet.synthetic_file(8), data.FOLDER / glet.SOURCE)
     return {model.name: model for model in read.models}

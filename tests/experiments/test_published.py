@@ -11,25 +11,28 @@ from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
 from experiments import data
-from experiments.gpulet import published
 from experiments.gpulet.published import (
     ELASTIC,
     ELASTIC_ALONE,
     HALVES,
     IDEAL,
-    LARGEST_BATCH,
     SBP,
-    SLACK,
     Mode,
     Model,
+    Schedule,
     Tables,
-    f32,
-    inflate,
-    largest,
-    residue,
-    saturate,
+    read_tables,
     schedule,
 )
+from experiments.gpulet.published.arithmetic import (
+    LARGEST_BATCH,
+    f32,
+    largest_batch,
+    planned_rate,
+    residual_batch,
+    saturated_batch,
+)
+from experiments.gpulet.published.scheduler import IGNORED_RATE
 
 GOLDEN = data.FOLDER / "golden_glet"
 RESOURCE = data.FOLDER / "casys-kaist+glet" / "resource"
@@ -63,7 +66,7 @@ needs_data = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is not th
 
 @functools.cache
 def tables(scale: str) -> Tables:
-    return Tables.read(GOLDEN / "inputs_SYNTHETIC" / f"{scale}_latency.csv", RESOURCE)
+    return read_tables(GOLDEN / "inputs_SYNTHETIC" / f"{scale}_latency.csv", RESOURCE)
 
 
 @functools.cache
@@ -125,24 +128,24 @@ CONSTANTS = (0.1, 0.7, 0.4, 0.1, 0.9)
     [(0, 0), (3, 3), (10, 19), (50, 68), (100, 125), (200, 235), (300, 342), (400, 448), (551, 606), (1000, 1100)],
 )
 def test_rates_are_inflated(rate: int, planned: int) -> None:
-    assert inflate(rate) == planned
+    assert planned_rate(rate) == planned
 
 
 def test_the_largest_batch_is_31() -> None:
-    assert largest(lambda batch: True) == 31
-    assert [largest(lambda batch, limit=limit: batch <= limit) for limit in range(31)] == list(range(31))  # type: ignore[misc]
-    assert saturate([0.0] + [1.0] * LARGEST_BATCH, 100) == (31, 31_000)
+    assert largest_batch(lambda batch: True) == 31
+    assert [largest_batch(lambda batch, limit=limit: batch <= limit) for limit in range(31)] == list(range(31))  # type: ignore[misc]
+    assert saturated_batch([0.0] + [1.0] * LARGEST_BATCH, 100) == (31, 31_000)
 
 
 def test_a_gpulet_that_can_do_no_batch_in_half_the_target_is_filled_with_one() -> None:
-    assert saturate([0.0] + [60.0] * LARGEST_BATCH, 100) == (1, f32(1000 / 60))
+    assert saturated_batch([0.0] + [60.0] * LARGEST_BATCH, 100) == (1, f32(1000 / 60))
 
 
 def test_a_rate_is_raised_where_requests_come_too_seldom_for_the_target() -> None:
     curve = [0.0] + [2.0 + batch for batch in range(LARGEST_BATCH)]
-    assert residue(curve, 20, 1000) == (9, 1000)  # 10 ms + 9 ms; of ten: 11 ms + 10 ms
-    assert residue(curve, 5, 125) == (1, 366)  # 8 ms to wait for one: as if there were 1.1 · 1000 / (5 - 2)
-    assert residue([0.0] + [6.0] * LARGEST_BATCH, 5, 125) == (0, 125)
+    assert residual_batch(curve, 20, 1000) == (9, 1000)  # 10 ms + 9 ms; of ten: 11 ms + 10 ms
+    assert residual_batch(curve, 5, 125) == (1, 366)  # 8 ms to wait for one: as if there were 1.1 · 1000 / (5 - 2)
+    assert residual_batch([0.0] + [6.0] * LARGEST_BATCH, 5, 125) == (0, 125)
 
 
 def test_floats_have_32_bits_and_rates_lose_what_they_fall_short() -> None:
@@ -154,7 +157,7 @@ def test_floats_have_32_bits_and_rates_lose_what_they_fall_short() -> None:
 
 def test_a_rest_of_up_to_15_is_dropped() -> None:
     known = Tables([linear("a")])
-    assert inflate(7) == SLACK
+    assert planned_rate(7) == IGNORED_RATE
     assert schedule(known, {"a": 7}, SBP).text() == ""
     assert schedule(known, {"a": 7}, SBP).schedulable
     assert schedule(known, {"a": 8}, SBP).text() != ""
@@ -187,7 +190,7 @@ def test_the_step_to_the_whole_gpu_is_never_the_most_efficient() -> None:
     }
     known = Tables([Model(name="a", slo=100, latency=cliff)])
     assert known.saturated(0, 100)[1] > 5 * known.saturated(0, 80)[1]
-    assert known.efficient(0, ELASTIC.sizes) == 20
+    assert known.efficient_size(0, ELASTIC.sizes) == 20
 
 
 def test_interference_needs_constants_and_utilisation() -> None:
@@ -208,7 +211,7 @@ def test_what_the_program_cannot_work_with_is_said() -> None:
 
 def test_tables_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"latency.csv does not exist; it belongs to"):
-        Tables.read(tmp_path / "latency.csv", tmp_path)
+        read_tables(tmp_path / "latency.csv", tmp_path)
 
 
 @settings(max_examples=60, deadline=None)
@@ -221,7 +224,7 @@ def test_schedules_are_whole(rates: list[int], mode: Mode) -> None:
     asked = dict(zip("abcd", rates, strict=True))
     made = schedule(Tables(models, interference=CONSTANTS), asked, mode)
     if not made.schedulable:
-        assert made == published.Schedule(schedulable=False)
+        assert made == Schedule(schedulable=False)
         return
     gpulets = {(each.gpu, each.size, each.dedup) for each in made.gpulets}
     for gpu in range(mode.gpus):
@@ -239,5 +242,5 @@ def test_schedules_are_whole(rates: list[int], mode: Mode) -> None:
         served[each.model] += each.throughput
     if mode.interference:
         for name, rate in asked.items():
-            planned = inflate(rate)
-            assert planned <= SLACK or served[name] > 0
+            planned = planned_rate(rate)
+            assert planned <= IGNORED_RATE or served[name] > 0
