@@ -159,10 +159,23 @@ class Driver:
         self.feed(event)
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
-        run, since = self._running.pop(lane)
+        running = self._running.get(lane)
+        if running is None or running[0].batch != batch:
+            return  # the batch has failed already
+        del self._running[lane]
+        run, since = running
         rows = sum(request.size for request in run.requests)
-        self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
         outputs: dict[int, Tensors] = {}
+        try:
+            self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
+            event: Event = self._read_answers(run, answers, outputs)
+        except Exception:
+            logger.exception("the answers to batch %d of model '%s' on %s were lost", batch, run.model, lane)
+            event = Failed(lane, batch, "the server could not read the answers of the worker")
+        self.feed(event, outputs)
+
+    def _read_answers(self, run: Run, answers: Sequence[Tensors | RequestError], outputs: dict[int, Tensors]) -> Event:
+        """Return what to tell the dispatcher of a batch that has ended, and add the outputs of its requests."""
         failed = []
         made: list[tuple[int, int, int]] = []
         for request, answer in zip(run.requests, answers, strict=True):
@@ -176,7 +189,7 @@ class Driver:
                 failed.append((request.id, str(answer)))
             else:
                 outputs[request.id] = answer
-        self.feed(Finished(lane, batch, tuple(failed), tuple(made)), outputs)
+        return Finished(run.lane, run.batch, tuple(failed), tuple(made))
 
     def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self._running.pop(lane, None)
@@ -218,13 +231,24 @@ class Driver:
         match command:
             case Run(lane, batch, model, requests):
                 self._running[lane] = command, now
-                self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
+                try:
+                    self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
+                except Exception:
+                    # A lane that waited for a batch it never got would be busy for ever.
+                    logger.exception("batch %d of model '%s' could not be sent to %s", batch, model, lane)
+                    self.failed(lane, batch, "the server could not send the batch to its worker")
             case Reply():
                 self._reply(command, now, answers)
             case Spawn(whole, number, request, item):
                 parts = self._parts[whole]
-                self._callers[request.id] = parts.inputs(number, item), partial(_take, parts, number, item)
                 self._stages[request.id] = parts, number
+                take = partial(_take, parts, number, item)
+                try:
+                    self._callers[request.id] = parts.inputs(number, item), take
+                except Exception:
+                    logger.exception("stage %d of request %d has no inputs", number, whole)
+                    self._callers[request.id] = (), take
+                    self._pending.append((Cancelled(whole), {}))
             case WakeAt(lane, time):
                 self._loop.call_later(max(0.0, time - now) + self._rounding, self.feed, Woke(lane, time))
             case Drained(lane):

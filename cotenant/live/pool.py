@@ -58,7 +58,7 @@ class LaneSetup(msgspec.Struct, frozen=True):
 
 
 class _Flight(msgspec.Struct):
-    """A batch under way. kept: what must stay in memory meanwhile. room: for its large outputs."""
+    """A batch under way. kept: what must stay in memory meanwhile. room: for its large outputs. requests: how many."""
 
     batch: int
     model: str
@@ -66,6 +66,7 @@ class _Flight(msgspec.Struct):
     since: float
     kept: list[object]
     room: Block | None
+    requests: int
 
 
 class _Worker:
@@ -341,8 +342,8 @@ class Pool:
         room = None
         if (size := rows * line.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
-        self._flights[line] = _Flight(batch, model, rows, time.monotonic(), kept, room)
         line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
+        self._flights[line] = _Flight(batch, model, rows, time.monotonic(), kept, room, len(payloads))
 
     def poll(self) -> None:
         """Take what workers have answered by now. The event loop comes to that as well, but not before all callers
@@ -371,7 +372,15 @@ class Pool:
         return TensorPart(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
 
     def _answered(self, line: WorkerConnection, answer: BatchResult, size: int) -> None:
-        flight = self._flights.pop(line)
+        """Take the answer of a worker. Raises WorkerError where it answers what it was not asked."""
+        flight = self._flights.get(line)
+        if flight is None or (answer.batch, len(answer.requests)) != (flight.batch, flight.requests):
+            raise WorkerError(f"it answered batch {answer.batch}, which it was not given so")
+        answers: list[Payload | RequestError] = [
+            FailedError(parts) if isinstance(parts, str) else tuple([_tensor(part, flight.room) for part in parts])
+            for parts in answer.requests
+        ]
+        del self._flights[line]
         worker = self._workers[line]
         if worker.over:
             return  # nobody waits for it any more
@@ -384,10 +393,6 @@ class Pool:
         if reasons and len(reasons) == len(answer.requests):
             self._batches.failed(lane.name, flight.batch, reasons[0])
             return
-        answers: list[Payload | RequestError] = [
-            FailedError(parts) if isinstance(parts, str) else tuple([_tensor(part, flight.room) for part in parts])
-            for parts in answer.requests
-        ]
         self._batches.finished(lane.name, flight.batch, answers, answer.timing)
 
     # What is seen from outside
@@ -439,7 +444,10 @@ def _why_not(lane: _Lane | None, model: str) -> str:
 
 
 def _tensor(part: TensorPart, room: Block | None) -> Tensor:
-    if part.data is not None or room is None:
-        return Tensor(part.name, part.datatype, part.shape, part.data or b"")
+    """Return an output. Raises WorkerError where it does not lie in the room that the worker was given."""
+    if part.data is not None:
+        return Tensor(part.name, part.datatype, part.shape, part.data)
+    if room is None or part.start < room.offset or part.size < 0 or part.start + part.size > room.offset + room.size:
+        raise WorkerError(f"it put output {part.name!r} where it has no room")
     start = part.start - room.offset
     return Tensor(part.name, part.datatype, part.shape, room.view[start : start + part.size], room, start)

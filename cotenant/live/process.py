@@ -301,22 +301,37 @@ class WorkerConnection:
             self._ended = True
         if self._ended:
             self._loop.remove_reader(self._connection.fileno())
-        while (data := self._inbox.take()) is not None:
-            match _decoder.decode(data):
-                case WorkerReady(footprints):
-                    self.footprints = footprints
-                    self._settle("")
-                case WorkerBroken(reason):
-                    self._settle(reason)
-                case WorkerClosed():
-                    self._closed = True
-                case answer:
-                    self._answered(self, answer, len(data))
+        try:
+            while (data := self._inbox.take()) is not None:
+                self._accept(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, WorkerError) as error:
+            self._distrust(str(error))
+            return
         if self._ended:
             if self._closed:
                 self.process.clear([self], "it was stopped")
             else:
                 self.process.end()
+
+    def _accept(self, data: bytes) -> None:
+        match _decoder.decode(data):
+            case WorkerReady(footprints):
+                self.footprints = footprints
+                self._settle("")
+            case WorkerBroken(reason):
+                self._settle(reason)
+            case WorkerClosed():
+                self._closed = True
+            case answer:
+                self._answered(self, answer, len(data))
+
+    def _distrust(self, error: str) -> None:
+        """Read nothing more of a worker that sends what is not the protocol, and end its process."""
+        if not self._ended:
+            self._ended = True
+            self._loop.remove_reader(self._connection.fileno())
+        self.process.kill(f"it broke the protocol: {error}")
+        self.process.end()
 
     def _settle(self, reason: str) -> None:
         if not self.started.done():

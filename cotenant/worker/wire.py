@@ -14,9 +14,11 @@ import struct
 import msgspec
 
 from cotenant.core.tensor import TensorSpec
+from cotenant.errors import WorkerError
 
 # Bytes from which a tensor goes through the arena; below, a block costs more than copying through the socket.
 LARGE = 16384
+MAX_MESSAGE = 1 << 32  # bytes; a longer message is none
 ALIGN = 64  # bytes, of each tensor inside a block: a cache line and the widest vector register
 
 
@@ -161,13 +163,16 @@ class Inbox:
         return count > 0
 
     def take(self) -> bytes | None:
-        """Return the next message, or None if `fill` has to be called first."""
+        """Return the next message, or None if `fill` has to be called first. Raises WorkerError for a message that is
+        too long to be one."""
         pending = self._end - self._start
         if not pending and len(self._buffer) == self._INITIAL_SIZE:
             self._start = self._end = 0
             return None
         if pending >= _LENGTH.size:
             size = _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._start)[0]
+            if size > MAX_MESSAGE:
+                raise WorkerError(f"a message of {size} bytes; at most {MAX_MESSAGE} are read")
             if pending >= size:
                 message = bytes(memoryview(self._buffer)[self._start + _LENGTH.size : self._start + size])
                 self._start += size

@@ -10,7 +10,7 @@ table), `request_handler` (from a request to its handler), `connection` (parsing
 
 from __future__ import annotations
 
-from cotenant.live.http.limits import Limits
 from cotenant.live.http.server import HttpServer
+from cotenant.live.limits import Limits
 
 __all__ = ["HttpServer", "Limits"]

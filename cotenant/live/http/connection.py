@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import httptools
 
-from cotenant.live.http.limits import Limits
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.limits import Limits
 
 _BUFFER = 1 << 16  # bytes read at once, of all but large bodies
 _MIN_DIRECT = 1 << 15  # bytes of a body from which it is received where it will stay

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from cotenant.errors import ConfigError
 from cotenant.live.http.connection import Connection, ConnectionTable
-from cotenant.live.http.limits import Limits
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http.routes import Services
+from cotenant.live.limits import Limits
 from cotenant.live.oip import Core
 
 
