@@ -1,4 +1,4 @@
-"""Simulated runs in which a scaler follows the requests: what was asked, what was in time, and on how many devices."""
+"""Simulate runs with autoscaling, and summarize requests offered, SLO attainment and devices in use."""
 
 from __future__ import annotations
 
@@ -20,32 +20,38 @@ from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
 
-class Story(msgspec.Struct, frozen=True):
-    """timeline: by looks of the scaler. plans: which was in force from when on, in seconds."""
+class AutoscaledRun(msgspec.Struct, frozen=True):
+    """Hold the result of a run.
+
+    timeline: by periods of the scaler; plans: each with the time in seconds from which it is in force.
+    """
 
     timeline: Timeline
     plans: list[tuple[float, Plan]]
     report: Report
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A while of a story. offered, in_time: requests/s; missed: late or dropped, as a fraction; worst: the same of the
-    model and the look that missed most. devices, partitions: in use, on average; shares: of all partitions, in devices.
-    begun: plans that were gone over to."""
+class IntervalSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Summarize an interval of a run.
+
+    offered, goodput: requests/s; missed: fraction late or dropped; worst_missed: the same of the model and the period
+    that missed most. devices, partitions: in use on average; shares: sum over all partitions, in devices. plan_changes:
+    new plans that came into force.
+    """
 
     offered: float
-    in_time: float
+    goodput: float
     missed: float
-    worst: float
+    worst_missed: float
     devices: float
     partitions: float
     shares: float
-    begun: int
+    plan_changes: int
 
 
-def scaled(
-    asked: Problem,
-    machines: Problem,
+def run_autoscaled(
+    problem: Problem,
+    environment: Problem,
     planner: Planner,
     policy: ScalingOptions,
     workload: Workload,
@@ -53,16 +59,18 @@ def scaled(
     seconds: float,
     startup: float,
     seed: int,
-) -> Story:
-    """asked: what the planner is asked at the beginning, with rates; machines: the world that its plans run in.
+) -> AutoscaledRun:
+    """Simulate a workload while a scaler replans.
 
-    startup: seconds of a worker; less than a period, so that a plan is in force before the next one is asked for.
+    problem: what the planner gets at the beginning, with rates; environment: the problem that the simulator uses, with
+    the true interference. startup: seconds a worker takes to start; less than a period, so that a plan is in force
+    before the next one is requested.
     """
-    scaler = _Logged(Scaler(asked, planner, planner(asked), policy), startup)
-    names = [model.name for model in machines.models]
+    scaler = _Logged(Scaler(problem, planner, planner(problem), policy), startup)
+    names = [model.name for model in environment.models]
     recorder = Recorder(Dispatcher().handle, names, {}, seconds=seconds, intervals=round(seconds / policy.period))
     report = simulate(
-        machines,
+        environment,
         scaler.plans[0][1],
         workload,
         seconds=seconds,
@@ -71,11 +79,11 @@ def scaled(
         startup=startup,
         handle=recorder,
     )
-    return Story(recorder.timeline(), scaler.plans, report)
+    return AutoscaledRun(recorder.timeline(), scaler.plans, report)
 
 
 class _Logged:
-    """A scaler whose plans are written down, each with when its workers are up."""
+    """Record the plans of a scaler, each with the time at which its workers are up."""
 
     def __init__(self, scaler: Scaler, startup: float) -> None:
         self.plans = [(0.0, scaler.plan)]
@@ -96,34 +104,38 @@ class _Logged:
         self._scaler.rolled_back(plan)
 
 
-def spans(story: Story, seconds: float) -> list[tuple[float, Span]]:
-    """In spans of so many seconds, each with when it begins; and then the whole, which begins at infinity."""
-    end = len(story.timeline.waiting) * story.timeline.step
-    parts = [(start, span(story, start, min(start + seconds, end))) for start in np.arange(0.0, end, seconds).tolist()]
-    return [*parts, (math.inf, span(story, 0.0, end))]
+def summarize_intervals(result: AutoscaledRun, seconds: float) -> list[tuple[float, IntervalSummary]]:
+    """Summarize consecutive intervals of `seconds`, each with its start; then the whole run, with start infinity."""
+    end = len(result.timeline.waiting) * result.timeline.step
+    parts = [
+        (start, summarize(result, start, min(start + seconds, end))) for start in np.arange(0.0, end, seconds).tolist()
+    ]
+    return [*parts, (math.inf, summarize(result, 0.0, end))]
 
 
-def span(story: Story, start: float, end: float) -> Span:
-    """From one second to another, up to whole looks of the scaler."""
-    timeline, step = story.timeline, story.timeline.step
-    looks = slice(round(start / step), round(end / step))
+def summarize(result: AutoscaledRun, start: float, end: float) -> IntervalSummary:
+    """Summarize the run from `start` to `end`, in seconds, rounded to periods of the scaler."""
+    timeline, step = result.timeline, result.timeline.step
+    periods = slice(round(start / step), round(end / step))
     length = end - start
-    offered = {name: rates[looks] for name, rates in timeline.offered.items()}
-    kept = {name: rates[looks] for name, rates in timeline.goodput.items()}
-    asked, answered = (math.fsum(map(math.fsum, rates.values())) * step / length for rates in (offered, kept))
+    offered = {name: rates[periods] for name, rates in timeline.offered.items()}
+    kept = {name: rates[periods] for name, rates in timeline.goodput.items()}
+    offered_rate, goodput_rate = (
+        math.fsum(map(math.fsum, rates.values())) * step / length for rates in (offered, kept)
+    )
     missed = [1 - good / many for name in offered for good, many in zip(kept[name], offered[name], strict=True) if many]
     devices, partitions, shares = (
-        _in_force(story.plans, size, start, length) for size in (lambda plan: plan.devices_used, _partitions, _shares)
+        _in_force(result.plans, size, start, length) for size in (lambda plan: plan.devices_used, _partitions, _shares)
     )
-    return Span(
-        offered=asked,
-        in_time=answered,
-        missed=max(0.0, 1 - answered / asked) if asked else 0.0,
-        worst=max([0.0, *missed]),
+    return IntervalSummary(
+        offered=offered_rate,
+        goodput=goodput_rate,
+        missed=max(0.0, 1 - goodput_rate / offered_rate) if offered_rate else 0.0,
+        worst_missed=max([0.0, *missed]),
         devices=devices,
         partitions=partitions,
         shares=shares,
-        begun=sum(start <= time < start + length for time, _ in story.plans[1:]),
+        plan_changes=sum(start <= time < start + length for time, _ in result.plans[1:]),
     )
 
 
@@ -136,7 +148,7 @@ def _shares(plan: Plan) -> float:
 
 
 def _in_force(plans: Sequence[tuple[float, Plan]], size: Callable[[Plan], float], start: float, length: float) -> float:
-    """The size of the plan in force, on average over a while."""
+    """Return the mean size of the plan in force over an interval."""
     ends = [time for time, _ in plans[1:]] + [math.inf]
     total = math.fsum(
         size(plan) * max(0.0, min(end, start + length) - max(time, start))

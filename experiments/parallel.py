@@ -1,4 +1,4 @@
-"""How experiments are asked for, and work over several processes, with word of how far it is."""
+"""Define the options of experiments, and run their tasks in several processes with progress."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cotenant.sim.parallel import task_pool
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# What, done, of how many.
+# Takes the kind of task, the number done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
-def quiet(what: str, done: int, of: int) -> None:
+def no_progress(label: str, done: int, of: int) -> None:
     pass
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How an experiment is to be run; each takes what has a meaning for it.
+    """Configure an experiment; each uses the options that apply to it.
 
-    profiles: only with these; empty: all. every: of many scenarios, one in so many. full: all scenarios, also for
-    planners that take long. jobs: processes.
+    profiles: sets of profiles to use, all if empty; every: use every N-th scenario; full: use all scenarios also with
+    slow planners; jobs: worker processes.
     """
 
     seed: int = 0
@@ -32,15 +32,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     every: int = 1
     full: bool = False
     jobs: int = 1
-    progress: Progress = quiet
+    progress: Progress = no_progress
 
 
-def spread(work: Callable[[Task], Result], tasks: Sequence[Task], options: Options, what: str) -> list[Result]:
-    """What `work`, a function of a module, makes of each task, in order. With one job, this process does it."""
-    options.progress(what, 0, len(tasks))
+def run_tasks(work: Callable[[Task], Result], tasks: Sequence[Task], options: Options, label: str) -> list[Result]:
+    """Apply `work`, a module-level function, to each task in order. With one job, this process does it."""
+    options.progress(label, 0, len(tasks))
     results: dict[int, Result] = {}
     with task_pool(options.jobs) as workers:
         for number, result in workers.each(work, tasks):
             results[number] = result
-            options.progress(what, len(results), len(tasks))
+            options.progress(label, len(results), len(tasks))
     return [results[number] for number in range(len(tasks))]

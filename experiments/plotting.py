@@ -1,4 +1,4 @@
-"""Bars in groups, with the paper's numbers as lines across them."""
+"""Draw grouped bars, with the paper's numbers as horizontal lines."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 2
-BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # numbers, so that lines do not strike them out
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # of numbers, so that no line crosses them
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """group: bars that stand together; who: whose bar it is, "published" ones are hatched; way: gives it its colour."""
+    """Describe one bar.
+
+    group: bars drawn next to each other; origin: "published" bars are hatched; system: selects the colour.
+    """
 
     panel: str
     group: str
-    way: str
-    who: str
+    system: str
+    origin: str
     height: float
 
     @property
     def series(self) -> str:
-        return f"{self.way} ({self.who})"
+        return f"{self.system} ({self.origin})"
 
 
 def grouped(
@@ -40,7 +43,11 @@ def grouped(
     title: str,
     columns: int = COLUMNS,
 ) -> None:
-    """lines: what a paper says, and its height. columns: of panels, at most. Raises ConfigError as `save_plan` does."""
+    """Draw a panel of grouped bars for each `panel`.
+
+    lines: label and height of the paper's numbers; columns: largest number of panels side by side. Raises ConfigError
+    as `save_plan` does.
+    """
     panels = list(dict.fromkeys(bar.panel for bar in bars))
     widest = max((len({bar.group for bar in bars if bar.panel == panel}) for panel in panels), default=1)
     columns = min(columns, max(len(panels), 1))
@@ -50,7 +57,7 @@ def grouped(
     series = {bar.series: bar for bar in bars}
     top = 1.18 * max([bar.height for bar in bars] + [height for _, height in lines], default=1.0)
     for panel, axes in zip(panels, spots, strict=False):
-        _panel(axes, [bar for bar in bars if bar.panel == panel], list(series), list({bar.way: 0 for bar in bars}))
+        _panel(axes, [bar for bar in bars if bar.panel == panel], list(series), list({bar.system: 0 for bar in bars}))
         for dash, (name, height) in zip(("--", ":", "-."), lines, strict=False):
             axes.axhline(height, color="#444444", linestyle=dash, linewidth=1, label=name, zorder=0)
         axes.set_ylim(0, top)
@@ -69,8 +76,8 @@ def grouped(
     save_figure(figure, path)
 
 
-def _panel(axes: Axes, bars: Sequence[Bar], series: Sequence[str], ways: Sequence[str]) -> None:
-    """series, ways: those of the whole picture, so that all panels have the same places and colours."""
+def _panel(axes: Axes, bars: Sequence[Bar], series: Sequence[str], systems: Sequence[str]) -> None:
+    """Draw one panel. series, systems: those of the whole figure, so that places and colours agree in all panels."""
     groups = list(dict.fromkeys(bar.group for bar in bars))
     width = 0.86 / len(series)
     for i, name in enumerate(series):
@@ -82,8 +89,8 @@ def _panel(axes: Axes, bars: Sequence[Bar], series: Sequence[str], ways: Sequenc
             [bar.height for bar in own],
             width * 0.92,
             label=name,
-            color=COLOURS[ways.index(own[0].way) % len(COLOURS)],
-            hatch="////" if own[0].who == "published" else None,
+            color=COLOURS[systems.index(own[0].system) % len(COLOURS)],
+            hatch="////" if own[0].origin == "published" else None,
             edgecolor="white",
             linewidth=0,
         )

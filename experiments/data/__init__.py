@@ -1,7 +1,7 @@
-"""Measurements that others published, which the experiments read where they lie: none of them comes with Cotenant.
+"""Read published measurements of others, which are not part of Cotenant.
 
-A module for each data set turns its files into `Profile`s. Shares are legal ‰ inside and percent in all of these files;
-batches are rows; how long, in what unit, says each module.
+A module for each data set converts its files to `Profile`s. Shares are per mille in `Profile`s and percent in all of
+these files; batches are rows; each module names the unit of its latencies.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from cotenant.core.profile import Profile
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"  # beside the checkout
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"  # next to the checkout
 
 
 def lines(path: str) -> Iterator[tuple[str, str]]:
-    """Place (file and line, for messages) and text of every line of a file below FOLDER that has any text.
+    """Yield the place (file and line, for messages) and the text of every non-empty line of a file below FOLDER.
 
-    Raises ConfigError where the file is not there.
+    Raises ConfigError if the file does not exist.
     """
     file = FOLDER / path
     try:
@@ -27,8 +27,8 @@ def lines(path: str) -> Iterator[tuple[str, str]]:
     except FileNotFoundError:
         owner = path.partition("/")[0].replace("+", "/", 1)
         raise ConfigError(
-            f"{file}: is not there; the experiments read what {owner} measured, which does not come with Cotenant: "
-            f"put its files there, or see docs/reproduction.md for what they are and what was made of them"
+            f"{file} does not exist; the experiments read measurements by {owner}, which are not part of Cotenant: "
+            f"put its files there; docs/reproduction.md describes them and the results"
         ) from None
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -36,14 +36,15 @@ def lines(path: str) -> Iterator[tuple[str, str]]:
 
 
 def numbers(place: str, *texts: str) -> tuple[float, ...]:
+    """Convert texts to numbers. Raises ConfigError naming `place`."""
     try:
         return tuple(float(text) for text in texts)
     except ValueError:
-        raise ConfigError(f"{place}: {', '.join(texts)}: numbers were expected here") from None
+        raise ConfigError(f"{place}: {', '.join(texts)}: expected numbers") from None
 
 
 def alone(profiles: Iterable[Profile]) -> dict[Load, float]:
-    """Seconds as they were measured, which a profile's curves are not where they had to be made monotone."""
+    """Return measured latencies in seconds; a profile's own curves differ where they had to be made monotone."""
     return {
         Load(each.model, each.kind, point.batch, point.share): point.latency
         for each in profiles

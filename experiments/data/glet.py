@@ -1,8 +1,8 @@
-"""What gpulet's authors published of their models on an RTX 2080 Ti (casys-kaist/glet): memory, utilisation, constants.
+"""Read what gpulet's authors published for an RTX 2080 Ti (casys-kaist/glet): memory, utilisation, coefficients.
 
-Their table of latencies was never published. `synthetic` reads one that was made up to have their shape and their
-targets, for tests: it is no measurement, and figures made from it are to say so.
-UTIL.CSV holds seconds in a column that says ms, of runs that a profiler slowed down: durations are not read.
+Their latency table was never published. `synthetic` reads a made-up table with the paper's shape and SLOs; it is no
+measurement, and figures based on it must say so. UTIL.CSV holds seconds in a column labelled ms, of runs slowed by a
+profiler: durations are not read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEGABYTE = 10**6
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """Fractions of what the whole device can move, while a model has it to itself."""
+    """Hold fractions of the peak L2 and DRAM throughput of the whole device, for a model in isolation."""
 
     l2: float
     dram: float
@@ -39,17 +39,17 @@ class _Memories(msgspec.Struct):
 
 
 def memory() -> dict[str, int]:
-    """Bytes of each model, without the context of its process."""
+    """Return the bytes of each model, without the context of its process."""
     path = f"{SOURCE}/mem-config.json"
     text = "\n".join(line for _, line in lines(path))
     try:
         return {each.name: each.mem * MEGABYTE for each in msgspec.json.decode(text, type=_Memories).models}
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: is not what was expected here: {error}") from None
+        raise ConfigError(f"{path}: unexpected content: {error}") from None
 
 
 def utilisation() -> dict[str, dict[int, Utilisation]]:
-    """By model and batch, on the whole device."""
+    """Return utilisation by model and batch, on the whole device."""
     found: dict[str, dict[int, Utilisation]] = defaultdict(dict)
     places, texts = zip(*lines(f"{SOURCE}/{KIND}/UTIL.CSV"), strict=True)
     for place, row in zip(places[1:], csv.DictReader(texts), strict=True):
@@ -59,7 +59,7 @@ def utilisation() -> dict[str, dict[int, Utilisation]]:
 
 
 def coefficients() -> Coefficients:
-    """Of section 4.4's formula, on their device."""
+    """Return the coefficients of section 4.4's formula on their device."""
     (_, _), (place, line) = lines(f"{SOURCE}/{KIND}/INT_MODEL_CONSTANT.CSV")
     l2_own, l2_other, dram_own, dram_other, constant = numbers(place, *line.split(","))
     return Coefficients(l2_own, l2_other, dram_own, dram_other, constant)
@@ -70,7 +70,7 @@ def synthetic_file(tenths: int) -> str:
 
 
 def synthetic(tenths: int) -> dict[tuple[str, str], Profile]:
-    """Made-up latencies, `tenths` / 10 of what would make a batch of 32 on the whole device take half the target."""
+    """Return made-up latencies. At `tenths` = 10, a batch of 32 on the whole device takes half the SLO."""
     own, sizes = utilisation(), memory()
     points = defaultdict(list)
     for place, line in lines(synthetic_file(tenths)):
@@ -83,7 +83,7 @@ def synthetic(tenths: int) -> dict[tuple[str, str], Profile]:
                 batch=int(batch),
                 latency=ms / 1e3,
                 memory=sizes[model],
-                # Their program takes utilisation to go with the share.
+                # Their program assumes utilisation proportional to the share.
                 features={L2: used.l2 * percent, DRAM: used.dram * percent},
             )
         )

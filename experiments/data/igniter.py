@@ -1,7 +1,8 @@
-"""What iGniter's authors measured of four models and a V100 to find its coefficients (icloud-ecnu/igniter): JSON lines.
+"""Read measurements by iGniter's authors of four models on a V100, from which their coefficients derive.
 
-Nine runs of each model alone (batches 1, 16 and 32 at 10, 50 and 100 %), one beside a copy, one device with one to five
-copies. Times are in ms, bytes are of one row, L2 in percent, power in W, frequency in MHz.
+Source: icloud-ecnu/igniter, JSON lines. Nine runs of each model in isolation (batches 1, 16 and 32 at 10, 50 and 100
+%), one co-located with a copy of itself, one device with one to five copies. Times are in ms, bytes per row, L2 in
+percent, power in W, frequency in MHz.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BANDWIDTH = "bandwidth"
 
 
 def config() -> dict[str, dict[str, Any]]:
-    """By "hardware" or model, what was measured."""
+    """Return the measurements by "hardware" or model."""
     found: dict[str, dict[str, Any]] = {}
     for _, line in lines(SOURCE):
         for subject, entries in msgspec.json.decode(line, type=dict[str, dict[str, Any]]).items():
@@ -32,7 +33,7 @@ def config() -> dict[str, dict[str, Any]]:
 
 
 def coefficients() -> Igniter:
-    """As their program finds them: a batch's time without idling, at the frequency at rest, by least squares."""
+    """Fit the coefficients as their program does: batch time without idle time, at base frequency, by least squares."""
     read = config()
     hardware = read["hardware"]
     return Igniter(
@@ -41,7 +42,7 @@ def coefficients() -> Igniter:
 
 
 def profiles() -> dict[tuple[str, str], Profile]:
-    """The V100's, with how many kernels each model has and how many bytes a row."""
+    """Return the V100's profiles with the number of kernels of each model and its bytes per row."""
     read = config()
     return {
         key: Profile(*key, [_richer(point, read[profile.model]) for point in profile.points])
@@ -60,7 +61,7 @@ def _model(of: dict[str, Any], hardware: dict[str, Any]) -> Coefficients:
     times = np.array([of["gpulatency"][i][j] for i, j in places])
     batches, shares = (np.array(column) for column in zip(*((BATCHES[i], SHARES[j]) for i, j in places), strict=True))
     rates = batches / ((times - of["idletime_1"]) / 1e3)
-    beside = of["activetime_2"] * of["frequency_2"] / hardware["maxGPUfrequency"]
+    colocated = of["activetime_2"] * of["frequency_2"] / hardware["maxGPUfrequency"]
     unslowed = slow >= 0.999
     power = np.array([of["power"][i][j] for i, j in places]) - hardware["idlepower"]
     return Coefficients(
@@ -68,22 +69,22 @@ def _model(of: dict[str, Any], hardware: dict[str, Any]) -> Coefficients:
         kernels=of["kernel"],
         idle=of["idletime_1"] / 1e3,
         active=active(Measured(batches, shares, (times * slow - of["idletime_1"]) / 1e3), relative=False),
-        # The diagonal: the least, the middle, the most.
+        # The diagonal: smallest, middle and largest batch and share.
         l2=fit_linear_term(rates[[0, 4, 8]].tolist(), [used / 100 for used in of["l2caches"]]),
         power=fit_linear_term(rates[unslowed].tolist(), power[unslowed].tolist()),
-        cache=100 * (beside / of["activetime_1"] - 1) / of["l2cache"],
+        cache=100 * (colocated / of["activetime_1"] - 1) / of["l2cache"],
     )
 
 
 def _delay(hardware: dict[str, Any]) -> Delay:
-    """Of two to five copies, less that of one."""
+    """Fit the scheduling delay of two to five copies, minus that of one."""
     idle = np.array(hardware["idletime"]) * np.array(hardware["frequency"]) / hardware["maxGPUfrequency"] / 1e3
     line = fit_linear_term([2, 3, 4, 5], (idle[1:] - idle[0]).tolist())
     return Delay(line.slope, line.constant)
 
 
 def _throttle(hardware: dict[str, Any]) -> Throttle:
-    """Power asked for is the power taken until the frequency falls, and then goes on as before."""
+    """Extrapolate power demand linearly beyond the point where the frequency starts to fall, and fit the slope."""
     frequency, power = np.array(hardware["frequency"]), np.array(hardware["power"], dtype=float)
     falls = int(np.argmax(frequency < hardware["maxGPUfrequency"]))
     step = np.diff(power[:falls]).mean()

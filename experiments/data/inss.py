@@ -1,4 +1,4 @@
-"""Tables 2 and 3 of InSS (2023): what its authors observed and predicted, on RTX 2060s. No profile is public."""
+"""Read Tables 2 and 3 of InSS (2023): latencies observed and predicted on RTX 2060s. No profile was published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ SOURCE = "code-InSS+InSS/TRANSCRIBED_techreport_tables2_3.csv"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """label: the model, behind & its neighbours, * being those that stay as they are. x: batch, or share in percent."""
+    """Hold one cell.
+
+    label: the model and, after &, its co-located models; * marks fixed ones. x: batch, or share in percent.
+    """
 
     label: str
     x: int

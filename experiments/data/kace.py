@@ -1,9 +1,8 @@
-"""Seven models for training and inference at three batches each, alone and together on a V100-32GB under MPS
-(nba556677go/KACE-artifact, KACE, 2024).
+"""Read seven models for training and inference at three batches each, on a V100-32GB under MPS.
 
-Throughputs are in rows (KACE: samples) per second, while every process may use the whole device. Kernel metrics are
-Nsight Compute's, weighted by the time of each kernel; SM and memory busy are nvidia-smi's; memory is in GB. Where a
-workload stands in several files, its features are the same in all.
+Source: nba556677go/KACE-artifact (KACE, 2024). Throughputs are in rows (KACE: samples) per second, with every process
+allowed the whole device. Kernel metrics are from Nsight Compute, weighted by kernel time; SM and memory utilisation
+from nvidia-smi; memory is in GB. A workload that occurs in several files has the same features in all.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PREDICTED = f"{SOURCE}/output/run0709_KACE_hotcloud/n_occur_3"
 SEEDS = (10, 20, 30, 40, 50)
 OCCURRENCES = tuple(range(2, 11))
 
-# Column of their files, without the number of the workload → column of a profile.
+# Column of their files, without the workload's number → column of a profile.
 KACE = {
     "_Threads": "threads",
     "_Compute (SM) Throughput": "sm_throughput_pct",
@@ -41,7 +40,7 @@ KACE = {
     "sm%": "sm_util_pct",
     "mem%": "dram_util_pct",
 }
-# What Xu et al. (HotCloud 2019) learn from, in KACE's comparison.
+# Features of Xu et al. (HotCloud 2019), in KACE's comparison.
 XU = {
     "_PCIe read bandwidth": "pcie_read",
     "_PCIe write bandwidth": "pcie_write",
@@ -54,7 +53,7 @@ XU = {
     "CPU%": "cpu_pct",
     "MainMem%": "main_memory_pct",
 }
-# How their figures call policies and models, and their run the techniques.
+# Names of policies and models in their figures, and of techniques in their runs.
 POLICIES = {"KACE": "KACE", "hotcloud": "Xu et al.", "memcap": "MEMCAP"}
 LABELS = {
     "ALBERT": "albert-base-v2",
@@ -69,21 +68,21 @@ COLUMNS = {"KACE": KACE, "hotcloud": XU}
 
 
 def load(workload: str) -> Load:
-    """`bert-base-cased_batch8-train` is the model `bert-base-cased-train` at a batch of 8."""
+    """Parse a workload: `bert-base-cased_batch8-train` is the model `bert-base-cased-train` at batch 8."""
     found = re.fullmatch(r"(.+)_batch(\d+)-(train|inf)", workload)
     if found is None:
-        raise ConfigError(f"{workload!r} is no workload: <model>_batch<n>-<train or inf> was expected")
+        raise ConfigError(f"{workload!r} is no workload; expected <model>_batch<n>-<train or inf>")
     return Load(f"{found[1]}-{found[3]}", KIND, int(found[2]), WHOLE)
 
 
 def workload(load: Load) -> str:
-    """The name in their files."""
+    """Format a load as their files name it."""
     model, _, use = load.model.rpartition("-")
     return f"{model}_batch{load.batch}-{use}"
 
 
 def runs(path: str = ALL) -> list[ColocatedRun]:
-    """In the file's order."""
+    """Return the co-located runs of a file, in its order."""
     found = []
     for place, row in _rows(path):
         count = 3 if "workload3" in row else 2
@@ -98,14 +97,17 @@ def runs(path: str = ALL) -> list[ColocatedRun]:
 
 
 def split(occurrences: int, seed: int, features: str = "KACE") -> tuple[list[ColocatedRun], list[ColocatedRun]]:
-    """Their training and testing sets; a pair is for training while one of the two was seen less often than that."""
+    """Return their training and test sets.
+
+    A pair is for training while one of its models occurred fewer than `occurrences` times.
+    """
     folder = f"{PAIRS}/n_occur_{occurrences}/rand{seed}/{features}"
     return runs(f"{folder}/training_set.csv"), runs(f"{folder}/testing_set.csv")
 
 
 @functools.cache
 def profiles(features: str = "KACE") -> dict[tuple[str, str], Profile]:
-    """Of each model at its batches, alone on the whole device, with KACE's features or Xu et al.'s."""
+    """Return isolated profiles on the whole device, with the features of KACE or of Xu et al."""
     columns = COLUMNS[features]
     alone = {name: (rate, memory) for name, rate, memory in _alone()}
     path = (
@@ -130,7 +132,7 @@ def profiles(features: str = "KACE") -> dict[tuple[str, str], Profile]:
 
 
 def samples(of: list[ColocatedRun] | None = None) -> list[Sample]:
-    """Each model of each run as a victim."""
+    """Return a sample for each model of each run as the victim."""
     before = {load(name): rate for name, rate, _ in _alone()}
     return [
         Sample(
@@ -145,7 +147,7 @@ def samples(of: list[ColocatedRun] | None = None) -> list[Sample]:
 
 
 def published(model: str, seed: int) -> dict[str, dict[str, float]]:
-    """What they print of each target beside the co-runner that each policy chooses: throughput over the best one's."""
+    """Return their printed relative throughput for each target, by policy that chooses the co-located model."""
     found = {}
     for place, row in _rows(f"{PREDICTED}/rand{seed}/{model}/predicts/relative_throughput.csv"):
         name = row.pop("HPworkload")
@@ -154,14 +156,14 @@ def published(model: str, seed: int) -> dict[str, dict[str, float]]:
 
 
 def quality(model: str, seed: int) -> tuple[float, float]:
-    """Mean squared error and R² that they print, of standardised sums, mean over targets."""
+    """Return their printed mean squared error and R² of standardised sums, averaged over targets."""
     (_, (place, line)) = lines(f"{PREDICTED}/rand{seed}/{model}/predicts/mse_r2.csv")
     mse, r2 = numbers(place, *line.split(","))
     return mse, r2
 
 
 def printed() -> dict[str, dict[str, float]]:
-    """Of their figure 6.4: by policy and workload, under the labels that it has."""
+    """Return the values of their Figure 6.4 by policy and workload, under the labels printed there."""
     (_, header), *body = lines(f"{SOURCE}/reproduce_figures/21workload.csv")
     labels = [_label(cell) for cell in header.split(",")[1:]]
     found = {}
@@ -177,7 +179,7 @@ def _label(text: str) -> str:
 
 
 def _alone() -> Iterator[tuple[str, float, float]]:
-    """Workload, rows per second, GB of memory."""
+    """Yield workload, isolated rows per second, and memory in GB."""
     seen = set()
     for place, row in _rows(ALL):
         for i in (1, 2):

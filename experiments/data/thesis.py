@@ -1,7 +1,8 @@
-"""Eighteen workloads on an A30 under MIG and a V100 under MPS: the NTUA thesis (2023), two repositories of `dimgatz98`.
+"""Read eighteen workloads on an A30 under MIG and a V100 under MPS: NTUA thesis (2023), repositories of `dimgatz98`.
 
-The files are called `.ods` and are text with tabs. Entries are queries per second. Where two models could not run
-together, the losses hold 100 (V100) or 400 (A30), which are no measurements: they are left out, and named by `cannot`.
+The files are named `.ods` but are tab-separated text. Entries are queries per second. Where two models could not run
+together, the loss tables hold 100 (V100) or 400 (A30), which are not measurements: they are omitted, and listed by
+`cannot`.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ Table = tuple[list[str], list[str], NDArray[np.float64]]
 
 
 def alone() -> Table:
-    """Of figure 7.1: 18 users, 6 items, and their ratings."""
+    """Return the data of Figure 7.1: 18 users, 6 items, and their ratings."""
     return _table(f"{COMPARISON}/dataset.ods")
 
 
 def configurations() -> Table:
-    """Workloads, partitions, queries per second."""
+    """Return workloads, partitions, and queries per second."""
     return _table(f"{RECOMMENDER}/configurations_train.ods")
 
 
 def losses() -> Table:
-    """Workloads on a GPU, co-runners, queries per second lost; NaN where they could not run, or were not tried."""
+    """Return workloads on a GPU, co-located models, and queries per second lost; NaN if not run."""
     rows, columns, values = _table(f"{RECOMMENDER}/interference_train.ods")
     return rows, columns, np.where(_sentinel(rows, values), np.nan, values)
 
 
 def cannot() -> list[tuple[str, str]]:
-    """Workload on a GPU, and the co-runner with which it does not fit."""
+    """List workloads on a GPU, each with a co-located model with which it does not fit."""
     rows, columns, values = _table(f"{RECOMMENDER}/interference_train.ods")
     return [(rows[i], columns[j]) for i, j in np.argwhere(_sentinel(rows, values))]
 
 
 def published() -> dict[int, dict[str, list[float]]]:
-    """Of figure 7.1: mean squared errors of each user by how many items were hidden and the method."""
+    """Return the data of Figure 7.1: mean squared errors of each user by number of hidden items and method."""
     found: dict[int, dict[str, list[float]]] = {}
     for place, line in list(lines(f"{COMPARISON}/results/leave_one_out/results.ods"))[1:]:
         user, *cells = line.split("\t")

@@ -1,8 +1,8 @@
-"""Four models on a V100 (EC2 p3.2xlarge) under MPS with TensorRT (icloud-ecnu/igniter, iGniter, TPDS 2022).
+"""Read four models on a V100 (EC2 p3.2xlarge) under MPS with TensorRT (icloud-ecnu/igniter, iGniter, TPDS 2022).
 
-Latencies are in ms. Batches from 2 on were measured at 20, 40, 50, 60 and 80 % only; at 10 and 100 %, batch 1 alone.
-What a profile says of a larger batch on the whole device is therefore its latency at 80 %. Memory was not measured.
-Of four versions of the file this one is read: the others hold interference that is garbage, or throughputs times 32.
+Latencies are in ms. Batches from 2 on were measured at 20, 40, 50, 60 and 80 % only; at 10 and 100 %, only batch 1. A
+profile's latency of a larger batch on the whole device is therefore that at 80 %. Memory was not measured. Of four
+versions of the file this reads the only consistent one: the others hold corrupt interference, or throughputs times 32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Table = dict[int, dict[int, float]]  # batch → share in percent → value
 
 
 def profiles() -> dict[tuple[str, str], Profile]:
-    """Batches 1 to 32, with the utilisation of L2 and DRAM alone at each point, in percent."""
+    """Return batches 1 to 32, with isolated L2 and DRAM utilisation at each point, in percent."""
     tables: dict[str, dict[str, _Table]] = {}
     for place, subject, what, value in _entries():
         if subject != "interference":
@@ -57,7 +57,7 @@ def profiles() -> dict[tuple[str, str], Profile]:
 
 
 def pairs() -> list[Sample]:
-    """750 pairs of different models that share the device, each twice: as victim and as neighbour."""
+    """Return 750 pairs of different co-located models, each twice: with either model as the victim."""
     before = alone(profiles().values())
     samples = []
     for place, subject, what, value in _entries():
@@ -68,19 +68,19 @@ def pairs() -> list[Sample]:
         ):
             a, b = Load(one, KIND, batch, percent * 10), Load(other, KIND, others, WHOLE - percent * 10)
             samples += [
-                Sample(victim, (beside,), before[victim], together / 1e3)
-                for victim, beside, together in ((a, b, ms), (b, a, others_ms))
+                Sample(victim, (colocated,), before[victim], together / 1e3)
+                for victim, colocated, together in ((a, b, ms), (b, a, others_ms))
             ]
     return samples
 
 
 def _entries() -> Iterator[tuple[str, str, str, Any]]:
-    """Every line is {subject: {what: value}}."""
+    """Yield the entries of every line: {subject: {quantity: value}}."""
     for place, line in lines(SOURCE):
         try:
             entry = msgspec.json.decode(line, type=dict[str, dict[str, Any]])
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{place}: is not what was expected here: {error}") from None
+            raise ConfigError(f"{place}: unexpected content: {error}") from None
         for subject, tables in entry.items():
             for what, value in tables.items():
                 yield place, subject, what, value
@@ -90,4 +90,4 @@ def _converted(place: str, value: Any, to: Any) -> Any:
     try:
         return msgspec.convert(value, to, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: is not what was expected here: {error}") from None
+        raise ConfigError(f"{place}: unexpected content: {error}") from None

@@ -1,7 +1,7 @@
-"""What the columns of a profile are worth to `ours`: its error with none of them, with each kind, and with all.
+"""Measure the value of profile features to `ours`: its error with none, with each kind, and with all of them.
 
-A profile always has latencies, and names are known of models that were measured beside others. How much of the L2
-cache, of memory bandwidth and of the multiprocessors a model uses alone is for whoever has counters.
+Latencies are always in a profile, and the names of co-located models are known. Isolated utilisation of L2, memory
+bandwidth and SMs needs hardware counters.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cotenant.predictors.load_features import UTILISATION_COLUMNS
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import cross_validate
 from experiments.data import a100, kace, v100
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
-TITLE = "error of ours by what profiles tell of models, in % of what was measured"
+TITLE = "error of ours by profile features, in % of the measured slowdown"
 
 SETS: dict[str, tuple[Callable[[], list[Sample]], Callable[[], Profiles]]] = {
     "v100": (v100.pairs, v100.profiles),
@@ -28,7 +28,7 @@ SETS: dict[str, tuple[Callable[[], list[Sample]], Callable[[], Profiles]]] = {
     "a100-matched": (a100.matched, a100.profiles),
     "kace": (kace.samples, kace.profiles),
 }
-TOLD = {
+FEATURE_SETS = {
     "latencies": (),
     "+ L2": ("l2_util_pct",),
     "+ DRAM": ("dram_util_pct", "dram_throughput_pct"),
@@ -36,15 +36,18 @@ TOLD = {
     "+ all": UTILISATION_COLUMNS,
 }
 SPLITS = 3
-MORE_SPLITS = 10  # with --full
+MORE_SPLits = 10  # with --full
 
 
 class Row(msgspec.Struct, frozen=True):
-    """In percent. mean, p90: of the error's size. coverage: slowdowns that do not exceed the quantile 0.9."""
+    """Hold errors in percent.
+
+    mean, p90: of absolute errors; coverage: slowdowns at or below the predicted 0.9 quantile.
+    """
 
     data: str
-    told: str
-    held_back: str
+    features: str
+    held_out: str
     mean: float | None
     p90: float | None
     coverage: float | None
@@ -52,30 +55,30 @@ class Row(msgspec.Struct, frozen=True):
 
 class Task(msgspec.Struct, frozen=True):
     data: str
-    told: str
+    features: str
     splits: int
     seed: int
 
 
 def run(options: Options) -> list[Row]:
-    """profiles: which sets of pairs."""
+    """Cross-validate each available feature set. profiles: sets of pairs to use."""
     for name in options.profiles:
         if name not in SETS:
             raise ConfigError(f"--profiles {name}: there are {', '.join(SETS)}")
     tasks = [
-        Task(name, told, MORE_SPLITS if options.full else SPLITS, options.seed)
+        Task(name, features, MORE_SPLits if options.full else SPLITS, options.seed)
         for name in options.profiles or SETS
-        for told in _tellable(_pairs(name)[1])
+        for features in _available_features(_pairs(name)[1])
     ]
-    return [row for rows in spread(rows_of, tasks, options, "fits") for row in rows]
+    return [row for rows in run_tasks(rows_of, tasks, options, "fits") for row in rows]
 
 
 def rows_of(task: Task) -> list[Row]:
     samples, profiles = _pairs(task.data)
-    known = {key: _telling(profile, TOLD[task.told]) for key, profile in profiles.items()}
+    known = {key: _with_features(profile, FEATURE_SETS[task.features]) for key, profile in profiles.items()}
     return [
-        Row(task.data, task.told, it.held_out, it.mean, it.p90, it.coverage)
-        for it in cross_validate(["ours"], samples, known, repeats=task.splits, seed=task.seed)
+        Row(task.data, task.features, result.held_out, result.mean, result.p90, result.coverage)
+        for result in cross_validate(["ours"], samples, known, repeats=task.splits, seed=task.seed)
     ]
 
 
@@ -84,21 +87,30 @@ def _pairs(name: str) -> tuple[list[Sample], Profiles]:
     return pairs(), profiles()
 
 
-def _tellable(profiles: Profiles) -> list[str]:
-    """What of TOLD these profiles have."""
+def _available_features(profiles: Profiles) -> list[str]:
+    """List the feature sets of which these profiles have a column."""
     known = {name for profile in profiles.values() for point in profile.points for name in point.features}
-    return [told for told, columns in TOLD.items() if not columns or known & set(columns)]
+    return [features for features, columns in FEATURE_SETS.items() if not columns or known & set(columns)]
 
 
-def _telling(profile: Profile, columns: Collection[str]) -> Profile:
-    """With these columns alone."""
+def _with_features(profile: Profile, columns: Collection[str]) -> Profile:
+    """Return the profile with these columns only."""
     points = [
-        msgspec.structs.replace(point, features={name: it for name, it in point.features.items() if name in columns})
+        msgspec.structs.replace(
+            point, features={name: value for name, value in point.features.items() if name in columns}
+        )
         for point in profile.points
     ]
     return Profile(profile.model, profile.kind, points)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    bars = [Bar(row.held_back, row.data, row.told, "ours", row.p90) for row in rows if row.p90 is not None]
-    grouped(path, bars, lines=[], ylabel="90th percentile of the error, %", title="what ours is told", columns=2)
+    bars = [Bar(row.held_out, row.data, row.features, "ours", row.p90) for row in rows if row.p90 is not None]
+    grouped(
+        path,
+        bars,
+        lines=[],
+        ylabel="90th percentile of the error, %",
+        title="error of ours by profile features",
+        columns=2,
+    )

@@ -1,6 +1,6 @@
-"""Figure 5: of 19,682 scenarios, how many can be scheduled on four whole GPUs, and on the same cut in halves.
+"""Reproduce Figure 5: how many of 19,682 scenarios fit on four whole GPUs, and on the same GPUs split into halves.
 
-Section 3.2. Interference is no part of it.
+Section 3.2, without interference.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from pathlib import Path
 import msgspec
 
 from experiments.gpulet import paper
-from experiments.gpulet.systems import Way, scheduled
+from experiments.gpulet.systems import System, schedule_scenarios
 from experiments.parallel import Options
 from experiments.plotting import Bar, grouped
 
 TITLE = "scenarios that can be scheduled on whole GPUs, and on halves (gpulet, Figure 5)"
 
-WAYS = (
-    Way(name="SBP", who="published", planner="squishy", interference=False),
-    Way(name="SBP on halves", who="published", planner="halves", interference=False),
-    Way(name="SBP", who="cotenant", planner="squishy", interference=False),
-    Way(name="SBP on halves", who="cotenant", planner="squishy", interference=False, halves=True),
-    Way(name="gpulet", who="cotenant", planner="elastic", interference=False, every=4),
-    Way(name="geometry", who="cotenant", planner="geometry", interference=False, every=20),
+SYSTEMS = (
+    System(name="SBP", origin="published", planner="squishy", interference=False),
+    System(name="SBP on halves", origin="published", planner="halves", interference=False),
+    System(name="SBP", origin="cotenant", planner="squishy", interference=False),
+    System(name="SBP on halves", origin="cotenant", planner="squishy", interference=False, halves=True),
+    System(name="gpulet", origin="cotenant", planner="elastic", interference=False, every=4),
+    System(name="geometry", origin="cotenant", planner="geometry", interference=False, every=20),
 )
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """unit: requests/s at level 1. percent: of the scenarios that were tried. ms: of processor time for one."""
+    """Hold a count. unit: requests/s at level 1; percent: of the scenarios tried; ms: CPU time per scenario."""
 
     profiles: str
     unit: int
-    way: str
-    who: str
+    system: str
+    origin: str
     tried: int
     scheduled: int
     percent: float
@@ -42,18 +42,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options) -> list[Row]:
-    ways = [way for way in WAYS if way.there]
-    verdicts = scheduled(ways, options)
+    systems = [system for system in SYSTEMS if system.available]
+    verdicts = schedule_scenarios(systems, options)
     rows = []
-    for (load, way), found in verdicts.items():
-        in_paper = paper.FIG05.get(way.name)
+    for (load, system), found in verdicts.items():
+        in_paper = paper.FIG05.get(system.name)
         tried = len(found.served)
         rows.append(
             Row(
-                profiles=load.cast,
+                profiles=load.model_set,
                 unit=load.unit,
-                way=way.name,
-                who=way.who,
+                system=system.name,
+                origin=system.origin,
                 tried=tried,
                 scheduled=found.count,
                 percent=100 * found.count / tried,
@@ -65,6 +65,6 @@ def run(options: Options) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    bars = [Bar(row.profiles, f"{row.unit} requests/s", row.way, row.who, row.percent) for row in rows]
+    bars = [Bar(row.profiles, f"{row.unit} requests/s", row.system, row.origin, row.percent) for row in rows]
     named = [(f"{name}, paper", value * 100 / paper.SCENARIOS) for name, value in paper.FIG05.items()]
     grouped(path, bars, lines=named, ylabel="scenarios scheduled, %", title="gpulet, Figure 5")

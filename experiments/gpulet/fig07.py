@@ -1,7 +1,7 @@
-"""Figure 7: how much two models that run beside each other on one GPU are slowed.
+"""Reproduce Figure 7: how much two co-located models on one GPU slow down.
 
-Section 3.4. The paper's pairs ran on RTX 2080 Ti, and it tells one point of the curve; these are others' measurements,
-on GPUs and with models of their own.
+Section 3.4. The paper measured pairs on RTX 2080 Ti and states one point of the curve; these are measurements by
+others, on other GPUs and with other models.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from experiments.data import a100, v100
 from experiments.gpulet import paper
 from experiments.parallel import Options
 
-TITLE = "latency beside another model, over that alone, in % more (gpulet, Figure 7)"
+TITLE = "slowdown under co-location, in % (gpulet, Figure 7)"
 
 PAIRS: dict[str, Callable[[], list[Sample]]] = {"v100": v100.pairs, "a100": a100.pairs}
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Percentiles in percent; below: of all slowdowns, how many are less than the paper's 18 %, in percent."""
+    """Hold percentiles in percent. below_18: percentage of slowdowns below the paper's 18 %."""
 
     pairs: str
     slowdowns: int | None
@@ -37,17 +37,17 @@ class Row(msgspec.Struct, frozen=True):
     p90: float
     p95: float | None
     p99: float | None
-    most: float | None
+    max: float | None
 
 
 PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 100)
 
 
 def run(options: Options) -> list[Row]:
-    """The paper's row first. Nothing here is left to chance."""
-    nothing = dict.fromkeys(("p10", "p25", "p50", "p75", "p95", "p99", "most"))
+    """Compute percentiles; the paper's row is first. The result is deterministic."""
+    nothing = dict.fromkeys(("p10", "p25", "p50", "p75", "p95", "p99", "max"))
     rows = [Row(pairs="paper", slowdowns=None, below_18=90.0, p90=paper.FIG07_P90_PERCENT, **nothing)]
-    for name in chosen(options):
+    for name in selected_pairs(options):
         more = 100 * (np.array([sample.slowdown for sample in PAIRS[name]()]) - 1)
         at = np.percentile(more, PERCENTILES).tolist()
         below = 100 * float((more < paper.FIG07_P90_PERCENT).mean())
@@ -55,10 +55,11 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
-def chosen(options: Options) -> list[str]:
+def selected_pairs(options: Options) -> list[str]:
+    """Return the sets of pairs to use. Raises ConfigError for unknown ones."""
     for name in options.profiles:
         if name not in PAIRS:
-            raise ConfigError(f"--profiles {name}: there are no pairs of it; take {' or '.join(PAIRS)}")
+            raise ConfigError(f"--profiles {name}: no such set of pairs; there are {' or '.join(PAIRS)}")
     return list(options.profiles or PAIRS)
 
 
@@ -66,12 +67,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure = figure_for(path, 5.5, 3.6)
     axes = figure.subplots()
     for row, colour in zip((row for row in rows if row.slowdowns), COLOURS, strict=False):
-        every = (row.p10, row.p25, row.p50, row.p75, row.p90, row.p95, row.p99, row.most)
+        every = (row.p10, row.p25, row.p50, row.p75, row.p90, row.p95, row.p99, row.max)
         at = [number for number in every if number is not None]
         axes.plot([0.0, *at], [0, *PERCENTILES], marker="o", markersize=3, color=colour, label=row.pairs)
     axes.plot([paper.FIG07_P90_PERCENT], [90], "x", color="#444444", label="paper (RTX 2080 Ti)")
-    axes.set_xlabel("slower than alone by, %", fontsize=8)
-    axes.set_ylabel("of all, %", fontsize=8)
+    axes.set_xlabel("slowdown, %", fontsize=8)
+    axes.set_ylabel("pairs, %", fontsize=8)
     axes.set_xlim(0, 120)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right")

@@ -1,6 +1,6 @@
-"""Figure 10: how far predicted slowdowns are off, on pairs that were held back.
+"""Reproduce Figure 10: errors of predicted slowdowns on held-out pairs.
 
-Section 4.4: of 2,500 slowdowns 1,750, at random, are learnt from. The paper's formula is `linear`; beside it is `ours`.
+Section 4.4: of 2,500 slowdowns, a random 1,750 are for training. The paper's formula is `linear`; `ours` is compared.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from cotenant.profiling.cross_validation import random_splits, relative_errors
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.data import a100, v100
 from experiments.gpulet import paper
-from experiments.gpulet.fig07 import PAIRS, chosen
-from experiments.parallel import Options, spread
+from experiments.gpulet.fig07 import PAIRS, selected_pairs
+from experiments.parallel import Options, run_tasks
 
-TITLE = "error of predicted slowdowns, in % of what was measured (gpulet, Figure 10)"
+TITLE = "error of predicted slowdowns, in % of the measured slowdown (gpulet, Figure 10)"
 
 PREDICTORS = ("linear", "ours")
 SPLITS = 3
-MORE_SPLITS = 10  # with --full
+MORE_SPLits = 10  # with --full
 PERCENTILES = (25, 50, 75, 90, 95, 99)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Percentiles in percent. held_back: slowdowns, over all splits."""
+    """Hold percentiles in percent. held_out: number of slowdowns over all splits."""
 
     pairs: str
     predictor: str
-    held_back: int
+    held_out: int
     mean: float | None
     p25: float | None
     p50: float | None
@@ -50,19 +50,21 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 def run(options: Options) -> list[Row]:
-    """The paper's row first."""
-    splits = MORE_SPLITS if options.full else SPLITS
-    tasks = [_Task(name, predictor, splits, options.seed) for name in chosen(options) for predictor in PREDICTORS]
+    """Compute errors; the paper's row is first."""
+    splits = MORE_SPLits if options.full else SPLITS
+    tasks = [
+        _Task(name, predictor, splits, options.seed) for name in selected_pairs(options) for predictor in PREDICTORS
+    ]
     nothing = dict.fromkeys(("mean", "p25", "p50", "p75", "p99"))
     published = Row(
         pairs="paper",
         predictor="linear",
-        held_back=750,
+        held_out=750,
         p90=paper.FIG10_P90_PERCENT,
         p95=paper.FIG10_P95_PERCENT,
         **nothing,
     )
-    return [published, *spread(_row, tasks, options, "predictors")]
+    return [published, *run_tasks(_row, tasks, options, "predictors")]
 
 
 def _row(task: _Task) -> Row:
@@ -100,7 +102,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         if row.pairs == "paper":
             axes.plot([row.p90, row.p95], [90, 95], "x", color="#444444", label="linear, paper (RTX 2080 Ti)")
     axes.set_xlabel("error, %", fontsize=8)
-    axes.set_ylabel("of all, %", fontsize=8)
+    axes.set_ylabel("pairs, %", fontsize=8)
     axes.set_xlim(0, 45)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right")

@@ -1,8 +1,8 @@
-"""Figure 13: the largest rate under targets of two applications and five groups of models, by who schedules.
+"""Reproduce Figure 13: the largest rates within SLOs of two applications and five groups of models, by system.
 
-Section 5.2. The paper measured it on four GPUs, with Poisson arrivals; here the plans are simulated (`kept`). Planners
-are asked for game's seven models and traffic's three, each with its part of the application's target, as in Figure 17,
-and then applications are run: only the paper's own models can play them. Means count applications and groups alike.
+Section 5.2. The paper measured on four GPUs with Poisson arrivals; here plans are simulated. Planners get game's seven
+models and traffic's three, each with its part of the application's SLO as in Figure 17, and then the applications are
+run; only the paper's own models have them. Means weigh applications and groups equally.
 """
 
 from __future__ import annotations
@@ -14,95 +14,105 @@ import msgspec
 
 from experiments.gpulet import fig17, paper
 from experiments.gpulet.max_rates import MEAN, Group, means
-from experiments.gpulet.model_sets import cast
-from experiments.gpulet.schedulability import LOOK, Kept, Trial, most_kept
-from experiments.gpulet.systems import Way
-from experiments.parallel import Options, spread
+from experiments.gpulet.model_sets import model_set
+from experiments.gpulet.schedulability import REQUESTS, SustainedRates, Trial, sustained_rates
+from experiments.gpulet.systems import System
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
-TITLE = "largest rate with 99 % in time, simulated (gpulet, Figure 13)"
+TITLE = "largest rate with 99 % SLO attainment, simulated (gpulet, Figure 13)"
 
-WAYS = (
-    Way(name="SBP", who="published", planner="squishy", interference=False),
-    Way(name="gpulet", who="published", planner="elastic", interference=False),
-    Way(name="gpulet+int", who="published", planner="elastic"),
-    Way(name="SBP", who="cotenant", planner="squishy", interference=False),
-    Way(name="best fit", who="cotenant", planner="bestfit", interference=False),
-    Way(name="gpulet", who="cotenant", planner="elastic", interference=False),
-    Way(name="gpulet+int", who="cotenant", planner="elastic"),
-    Way(name="geometry", who="cotenant", planner="geometry"),
+SYSTEMS = (
+    System(name="SBP", origin="published", planner="squishy", interference=False),
+    System(name="gpulet", origin="published", planner="elastic", interference=False),
+    System(name="gpulet+int", origin="published", planner="elastic"),
+    System(name="SBP", origin="cotenant", planner="squishy", interference=False),
+    System(name="best fit", origin="cotenant", planner="bestfit", interference=False),
+    System(name="gpulet", origin="cotenant", planner="elastic", interference=False),
+    System(name="gpulet+int", origin="cotenant", planner="elastic"),
+    System(name="geometry", origin="cotenant", planner="geometry"),
 )
-FREE = Way(name="geometry, free", who="cotenant", planner="geometry", free=True)
-# Rates of synthetic-0.2 are ten times as large as these, and so is the time to simulate them.
-QUICK = ("synthetic-0.8", "a100", "v100")
-LONGER = 3  # times as many requests where all is asked for
+FREE = System(name="geometry, free", origin="cotenant", planner="geometry", free=True)
+# Without synthetic-0.2: its rates, and so the time to simulate them, are ten times as large.
+DEFAULT_SETS = ("synthetic-0.8", "a100", "v100")
+FULL_FACTOR = 3  # on the number of simulated requests, with --full
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates are in requests/s of the group in all. planned: that for which the way says it has a plan; kept: what that
-    plan keeps; rate: what the best of its plans keeps, made for `part` of the targets. of_sbp: over SBP's of the same
-    origin. paper: requests/s; paper_of_sbp: over SBP's, which is a mean."""
+    """Hold rates in requests/s over the whole group.
+
+    planned: the rate for which the system has a plan; sustained: what that plan sustains; rate: what its best plan
+    sustains, made for `target_scale` times the targets. of_sbp: over SBP's of the same origin. paper: requests/s;
+    paper_of_sbp: over SBP's, a mean.
+    """
 
     profiles: str
     group: str
-    way: str
-    who: str
+    system: str
+    origin: str
     planned: float | None = None
-    kept: float | None = None
+    sustained: float | None = None
     rate: float | None = None
-    part: float | None = None
+    target_scale: float | None = None
     of_sbp: float | None = None
     paper: float | None = None
     paper_of_sbp: float | None = None
 
 
 def run(options: Options) -> list[Row]:
-    ways = [way for way in (*WAYS, FREE)[: len(WAYS) + options.full] if way.there]
+    systems = [system for system in (*SYSTEMS, FREE)[: len(SYSTEMS) + options.full] if system.available]
     trials = [
-        Trial(group=group, look=LOOK * (LONGER if options.full else 1), seed=options.seed)
-        for name in options.profiles or QUICK
-        for way in ways
-        for group in fig17.groups(name, way)[:: options.every]
+        Trial(group=group, requests=REQUESTS * (FULL_FACTOR if options.full else 1), seed=options.seed)
+        for name in options.profiles or DEFAULT_SETS
+        for system in systems
+        for group in fig17.groups(name, system)[:: options.every]
     ]
-    for name in {trial.group.cast for trial in trials}:
-        cast(name)  # what is absent is an error here, before processes start
-    found = spread(most_kept, trials, options, "largest rates")
+    for name in {trial.group.model_set for trial in trials}:
+        model_set(name)  # missing data is an error here, before processes start
+    found = run_tasks(sustained_rates, trials, options, "largest rates")
     bases = {
-        (trial.group.cast, trial.group.name, trial.group.way.who): kept.most
-        for trial, kept in zip(trials, found, strict=True)
-        if trial.group.way.name == "SBP"
+        (trial.group.model_set, trial.group.name, trial.group.system.origin): rates.best
+        for trial, rates in zip(trials, found, strict=True)
+        if trial.group.system.name == "SBP"
     }
-    rows = [_row(trial.group, kept, bases) for trial, kept in zip(trials, found, strict=True)]
+    rows = [_row(trial.group, rates, bases) for trial, rates in zip(trials, found, strict=True)]
     return rows + _means(rows)
 
 
-def _row(group: Group, kept: Kept, bases: dict[tuple[str, str, str], float]) -> Row:
-    base = bases.get((group.cast, group.name, group.way.who))
+def _row(group: Group, rates: SustainedRates, bases: dict[tuple[str, str, str], float]) -> Row:
+    base = bases.get((group.model_set, group.name, group.system.origin))
     return Row(
-        profiles=group.cast,
+        profiles=group.model_set,
         group=group.name,
-        way=group.way.name,
-        who=group.way.who,
-        planned=kept.planned,
-        kept=kept.kept,
-        rate=kept.most,
-        part=kept.part,
-        of_sbp=kept.most / base if base else None,
-        paper=paper.FIG13_GAME.get(group.way.name) if group.name == "game" else None,
+        system=group.system.name,
+        origin=group.system.origin,
+        planned=rates.planned,
+        sustained=rates.sustained,
+        rate=rates.best,
+        target_scale=rates.target_scale,
+        of_sbp=rates.best / base if base else None,
+        paper=paper.FIG13_GAME.get(group.system.name) if group.name == "game" else None,
     )
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:
-    """Of what each way keeps over SBP's, for each set of profiles."""
-    found = means((row.profiles, row.way, row.who, row.of_sbp) for row in rows)
+    """Return the mean ratio of each system to SBP, for each set of profiles."""
+    found = means((row.profiles, row.system, row.origin, row.of_sbp) for row in rows)
     return [
-        Row(profiles=profiles, group=MEAN, way=way, who=who, of_sbp=mean, paper_of_sbp=paper.FIG13_OF_SBP.get(way))
-        for (profiles, way, who), mean in found.items()
+        Row(
+            profiles=profiles,
+            group=MEAN,
+            system=system,
+            origin=origin,
+            of_sbp=mean,
+            paper_of_sbp=paper.FIG13_OF_SBP.get(system),
+        )
+        for (profiles, system, origin), mean in found.items()
     ]
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    bars = [Bar(row.profiles, row.group, row.way, row.who, row.of_sbp) for row in rows if row.of_sbp is not None]
+    bars = [Bar(row.profiles, row.group, row.system, row.origin, row.of_sbp) for row in rows if row.of_sbp is not None]
     lines = [("gpulet+int, paper's mean", paper.FIG13_OF_SBP["gpulet+int"])]
     grouped(
         path,

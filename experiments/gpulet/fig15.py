@@ -1,9 +1,9 @@
-"""Figure 15: 3,200 seconds of scen3 with two waves of requests, on up to eight GPUs, and a scaler that follows them.
+"""Reproduce Figure 15: 3,200 s of scen3 with two waves of requests, autoscaled on up to eight GPUs.
 
-Section 5.2 and section 4.5: rates are looked at every 20 s, which is also the time that the paper allows for new
-workers to start; here they take 15. The paper's peaks are in no text. Here the first wave goes to 40 % and the second
-to 70 % of what geometry serves with eight GPUs, from a twentieth. Neighbours do what `world` says. Each way is scaled
-by the paper's rules, and then by those with a look ahead, and with room for chance by the forecast.
+Sections 5.2 and 4.5: rates are observed every 20 s, which is also the paper's allowance for starting workers; here they
+take 15 s. The text does not state the paper's peaks. Here the waves start at 5 % and peak at 40 % and 70 % of what
+geometry serves with eight GPUs. Interference is that of `ground_truth`. Each system is scaled by the paper's policy,
+then by the policy with look-ahead and headroom by the forecast.
 """
 
 from __future__ import annotations
@@ -21,45 +21,48 @@ from cotenant.planning import plan as plan_problem
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.shapes import gpulet_waves
-from experiments.autoscaled_runs import Story, scaled, spans
+from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, summarize_intervals
 from experiments.gpulet import paper
-from experiments.gpulet.ground_truth import world
-from experiments.gpulet.model_sets import cast
+from experiments.gpulet.ground_truth import true_environment
+from experiments.gpulet.model_sets import model_set
 from experiments.gpulet.schedulability import largest_plan
-from experiments.gpulet.systems import Way, asked
-from experiments.parallel import Options, spread
+from experiments.gpulet.systems import System, planner_problem
+from experiments.parallel import Options, run_tasks
 
 TITLE = "two waves on up to eight GPUs, with scaling (gpulet, Figure 15)"
 
-WAYS = (
-    Way(name="gpulet+int", who="cotenant", planner="elastic"),
-    Way(name="geometry", who="cotenant", planner="geometry"),
+SYSTEMS = (
+    System(name="gpulet+int", origin="cotenant", planner="elastic"),
+    System(name="geometry", origin="cotenant", planner="geometry"),
 )
-GEOMETRY = WAYS[1]
-QUICK = ("v100",)
-LOW, FIRST, SECOND = 0.05, 0.4, 0.7  # of what eight GPUs serve
+GEOMETRY = SYSTEMS[1]
+DEFAULT_SETS = ("v100",)
+LOW, FIRST, SECOND = 0.05, 0.4, 0.7  # of what eight GPUs sustain
 STARTUP = 15.0  # seconds; the paper's period is a conservative estimate of it
 AHEAD = ScalingOptions(
     ahead=ScalingOptions().period * 2.5 + STARTUP
-)  # how old what is seen, and how long a plan must do
+)  # age of the observed rates, and how long a plan is in force
 FIRST_WAVE = 1_200.0  # seconds
-TRIED = tuple((way, policy) for policy in (ScalingOptions(), AHEAD) for way in WAYS)
+VARIANTS = tuple((system, policy) for policy in (ScalingOptions(), AHEAD) for system in SYSTEMS)
 ROW = 100.0  # seconds of one row
 WHOLE_RUN = "all"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """seconds: from when on, for 100 s; "all" is the whole run. offered, in_time: requests/s. missed: late or dropped,
-    in percent; worst: the same of the model and the 20 s that missed most. gpus: in use, on average; shares: of all
-    partitions, in percent of one GPU. plans: how many were gone over to."""
+    """Hold a 100 s interval from `seconds` on; "all" is the whole run.
+
+    offered, goodput: requests/s; missed: percentage late or dropped; worst_missed: the same of the model and the 20 s
+    that missed most; gpus: in use on average; shares: sum over all partitions, in percent of one GPU; plans: plan
+    changes.
+    """
 
     profiles: str
-    way: str
+    system: str
     seconds: str
     offered: float
-    in_time: float
+    goodput: float
     missed: float
-    worst: float
+    worst_missed: float
     gpus: float
     shares: float
     plans: int
@@ -67,11 +70,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """policy: of the scaler; one that looks ahead makes room for chance, too. peak: requests/s of each model that eight
-    GPUs serve. seconds: how much of the waves is run."""
+    """Describe a run. policy: of the scaler; with look-ahead it also adds headroom.
 
-    cast: str
-    way: Way
+    peak: requests/s of each model that eight GPUs serve; seconds: length of the run.
+    """
+
+    model_set: str
+    system: System
     policy: ScalingOptions
     peak: float
     seed: int
@@ -79,28 +84,29 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def run(options: Options) -> list[Row]:
-    """Without `full`, the first wave: both are 8 million requests for each way."""
+    """Run the first wave, or both with `full`: 8 million requests for each system."""
     runs = []
     seconds = paper.FIG15_SECONDS if options.full else FIRST_WAVE
-    for name in options.profiles or QUICK:
-        its = cast(name)
+    for name in options.profiles or DEFAULT_SETS:
+        profiled_set = model_set(name)
         mix = dict.fromkeys(paper.GROUPS["scen3"], 1.0)
-        peak, _ = largest_plan(GEOMETRY, its, mix, paper.FIG15_DEVICES, its.units[0])
-        runs += [Run(name, way, policy, peak, options.seed, seconds) for way, policy in TRIED]
-    stories = spread(played, runs, options, "runs")
-    return [row for each, story in zip(runs, stories, strict=True) for row in rows_of(each, story)]
+        peak, _ = largest_plan(GEOMETRY, profiled_set, mix, paper.FIG15_DEVICES, profiled_set.units[0])
+        runs += [Run(name, system, policy, peak, options.seed, seconds) for system, policy in VARIANTS]
+    results = run_tasks(simulate_run, runs, options, "runs")
+    return [row for each, result in zip(runs, results, strict=True) for row in rows_of(each, result)]
 
 
-def played(run: Run) -> Story:
-    its, models = cast(run.cast), paper.GROUPS["scen3"]
+def simulate_run(run: Run) -> AutoscaledRun:
+    """Simulate one run."""
+    profiled_set, models = model_set(run.model_set), paper.GROUPS["scen3"]
     waves = gpulet_waves(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
     rates = dict.fromkeys(models, waves.at(0) * run.policy.room)
-    return scaled(
-        msgspec.structs.replace(asked(run.way, its, paper.FIG15_DEVICES), rates=rates),
-        world(its, paper.FIG15_DEVICES, run.seed),
-        partial(plan_problem, planner=run.way.planner, validate=False)
+    return run_autoscaled(
+        msgspec.structs.replace(planner_problem(run.system, profiled_set, paper.FIG15_DEVICES), rates=rates),
+        true_environment(profiled_set, paper.FIG15_DEVICES, run.seed),
+        partial(plan_problem, planner=run.system.planner, validate=False)
         if run.policy.ahead
-        else choose_planner(run.way.planner).plan,
+        else choose_planner(run.system.planner).plan,
         run.policy,
         Workload(dict.fromkeys(models, waves)),
         seconds=run.seconds,
@@ -109,45 +115,45 @@ def played(run: Run) -> Story:
     )
 
 
-def rows_of(run: Run, story: Story) -> list[Row]:
-    """One for every ROW seconds, and one for the whole run."""
+def rows_of(run: Run, result: AutoscaledRun) -> list[Row]:
+    """Return a row for every ROW seconds, and one for the whole run."""
     return [
         Row(
-            profiles=run.cast,
-            way=run.way.name + (", ahead" if run.policy.ahead else ""),
+            profiles=run.model_set,
+            system=run.system.name + (", ahead" if run.policy.ahead else ""),
             seconds=f"{start:.0f}" if start < math.inf else WHOLE_RUN,
-            offered=span.offered,
-            in_time=span.in_time,
-            missed=100 * span.missed,
-            worst=100 * span.worst,
-            gpus=span.devices,
-            shares=100 * span.shares,
-            plans=span.begun,
+            offered=interval.offered,
+            goodput=interval.goodput,
+            missed=100 * interval.missed,
+            worst_missed=100 * interval.worst_missed,
+            gpus=interval.devices,
+            shares=100 * interval.shares,
+            plans=interval.plan_changes,
             paper_worst=None if start < math.inf else "under 1 %",
         )
-        for start, span in spans(story, ROW)
+        for start, interval in summarize_intervals(result, ROW)
     ]
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """As the paper's: requests, GPUs, shares, and what was missed, over time."""
-    names = list(dict.fromkeys((row.profiles, row.way) for row in rows))
+    """Draw requests, GPUs, shares and misses over time, as in the paper."""
+    names = list(dict.fromkeys((row.profiles, row.system) for row in rows))
     figure = figure_for(path, 8, 8)
     panels = figure.subplots(4, 1, sharex=True)
     for colour, key in zip(COLOURS, names, strict=False):
-        own = [row for row in rows if (row.profiles, row.way) == key and row.seconds != WHOLE_RUN]
+        own = [row for row in rows if (row.profiles, row.system) == key and row.seconds != WHOLE_RUN]
         times = [float(row.seconds) for row in own] + [float(own[-1].seconds) + ROW]
-        columns = ("in_time", "gpus", "shares", "missed")
+        columns = ("goodput", "gpus", "shares", "missed")
         for axes, column in zip(panels, columns, strict=True):
             heights = [getattr(row, column) for row in own]
             axes.stairs(heights, times, color=colour, linewidth=1.5, label=" ".join(key))
-    first = [row for row in rows if (row.profiles, row.way) == names[0] and row.seconds != WHOLE_RUN]
+    first = [row for row in rows if (row.profiles, row.system) == names[0] and row.seconds != WHOLE_RUN]
     middles = [float(row.seconds) + ROW / 2 for row in first]
     panels[0].plot(
         middles, [row.offered for row in first], color="#444444", linestyle=":", linewidth=1, label="offered"
     )
     panels[3].axhline(1, color="#444444", linestyle="--", linewidth=1, label="paper: less than this")
-    labels = ("answers in time /s", "GPUs", "shares, % of one GPU", "late or dropped, %")
+    labels = ("goodput, requests/s", "GPUs", "shares, % of one GPU", "late or dropped, %")
     for axes, label in zip(panels, labels, strict=True):
         axes.set_ylabel(label, fontsize=8)
         axes.set_ylim(bottom=0)

@@ -1,4 +1,4 @@
-"""The largest rates of groups of models, way by way: Figures 6 and 17."""
+"""Find the largest rates of groups of models for each system (Figures 6 and 17)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import msgspec
 
 from cotenant.core.application import Application
 from experiments.gpulet import paper
-from experiments.gpulet.model_sets import Cast, cast
-from experiments.gpulet.systems import Serves, Way, serves
-from experiments.parallel import Options, spread
+from experiments.gpulet.model_sets import ModelSet, model_set
+from experiments.gpulet.systems import Feasible, System, feasible
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar
 
 MEAN = "mean"
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Models that are asked for together. mix: how much of each; roles, targets: as in Cast.playing, where not its own.
+    """Describe models that are requested together, and the system that schedules them.
 
-    cast, way: with whose profiles, and who schedules. application: what asks for them, once for one of each of the mix;
-    the targets are then parts of its own.
+    mix: relative rates by model; roles, targets: arguments of ModelSet.with_roles, if the models are not the set's own.
+    model_set: whose profiles are used. application: if given, sends one request to each model of the mix; `targets` are
+    then parts of its SLO.
     """
 
     name: str
-    cast: str
-    way: Way
+    model_set: str
+    system: System
     mix: dict[str, float]
     roles: dict[str, str] = {}
     targets: dict[str, float] = {}
@@ -36,36 +37,44 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """rate: requests/s of the group in all. relative: over the base's. paper: the same there, which is a mean."""
+    """Hold a result.
+
+    rate: requests/s of the whole group; relative: over the baseline's; paper: the paper's mean of that.
+    """
 
     profiles: str
     group: str
-    way: str
-    who: str
+    system: str
+    origin: str
     rate: float | None
     relative: float | None
     paper: float | None = None
 
 
-def compared(groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, float], options: Options) -> list[Row]:
-    """A row for each group, and the mean of each way. base: to whom all are compared; None: to each one's own ideal."""
-    for name in {group.cast for group in groups}:
-        cast(name)  # what is absent is an error here, before processes start
-    rates = spread(largest_rate, groups, options, "largest rates")
+def compare_rates(
+    groups: Sequence[Group], base: System | None, in_paper: Mapping[str, float], options: Options
+) -> list[Row]:
+    """Return a row for each group and the mean of each system.
+
+    base: the baseline; if None, the ideal of the same origin.
+    """
+    for name in {group.model_set for group in groups}:
+        model_set(name)  # missing data is an error here, before processes start
+    rates = run_tasks(largest_rate, groups, options, "largest rates")
     bases = {
-        (group.cast, group.name, group.way.who): rate
+        (group.model_set, group.name, group.system.origin): rate
         for group, rate in zip(groups, rates, strict=True)
-        if (group.way == base if base else group.way.name == "ideal")
+        if (group.system == base if base else group.system.name == "ideal")
     }
     rows = []
     for group, rate in zip(groups, rates, strict=True):
-        of = bases.get((group.cast, group.name, base.who if base else group.way.who))
+        of = bases.get((group.model_set, group.name, base.origin if base else group.system.origin))
         rows.append(
             Row(
-                profiles=group.cast,
+                profiles=group.model_set,
                 group=group.name,
-                way=group.way.name,
-                who=group.way.who,
+                system=group.system.name,
+                origin=group.system.origin,
                 rate=rate,
                 relative=rate / of if of else None,
             )
@@ -74,63 +83,77 @@ def compared(groups: Sequence[Group], base: Way | None, in_paper: Mapping[str, f
 
 
 def _means(rows: Sequence[Row], in_paper: Mapping[str, float]) -> list[Row]:
-    found = means((row.profiles, row.way, row.who, row.relative) for row in rows)
+    """Return a row with the mean of each system."""
+    found = means((row.profiles, row.system, row.origin, row.relative) for row in rows)
     return [
-        Row(profiles=profiles, group=MEAN, way=way, who=who, rate=None, relative=mean, paper=in_paper.get(way))
-        for (profiles, way, who), mean in found.items()
+        Row(
+            profiles=profiles,
+            group=MEAN,
+            system=system,
+            origin=origin,
+            rate=None,
+            relative=mean,
+            paper=in_paper.get(system),
+        )
+        for (profiles, system, origin), mean in found.items()
     ]
 
 
 def means(numbers: Iterable[tuple[str, str, str, float | None]]) -> dict[tuple[str, str, str], float]:
-    """Of numbers by profiles, way and who, where they are known."""
+    """Average numbers by profiles, system and origin; None is omitted."""
     found: dict[tuple[str, str, str], list[float]] = {}
-    for profiles, way, who, number in numbers:
+    for profiles, system, origin, number in numbers:
         if number is not None:
-            found.setdefault((profiles, way, who), []).append(number)
+            found.setdefault((profiles, system, origin), []).append(number)
     return {key: fmean(values) for key, values in found.items()}
 
 
-def bars(rows: Sequence[Row]) -> list[Bar]:
-    """The means, for a plot."""
+def mean_bars(rows: Sequence[Row]) -> list[Bar]:
+    """Return the bars of the means."""
     return [
-        Bar("", row.profiles, row.way, row.who, row.relative)
+        Bar("", row.profiles, row.system, row.origin, row.relative)
         for row in rows
         if row.group == MEAN and row.relative is not None
     ]
 
 
 def largest_rate(group: Group) -> float:
-    """Requests/s of the whole group, at most."""
-    its = players(group)
-    return largest(serves(group.way, its, group.devices), group.mix, its.units[0]) * math.fsum(group.mix.values())
+    """Return the largest rate of the whole group, in requests/s."""
+    profiled_set = group_model_set(group)
+    return largest_multiple(
+        feasible(group.system, profiled_set, group.devices), group.mix, profiled_set.units[0]
+    ) * math.fsum(group.mix.values())
 
 
-def players(group: Group) -> Cast:
-    its = cast(group.cast)
-    return its.playing(group.roles, group.targets) if group.roles else its
+def group_model_set(group: Group) -> ModelSet:
+    """Return the group's models with their profiles and targets."""
+    profiled_set = model_set(group.model_set)
+    return profiled_set.with_roles(group.roles, group.targets) if group.roles else profiled_set
 
 
-def largest(serves: Serves, mix: Mapping[str, float], start: float, *, beyond: bool = False) -> float:
-    """The largest x, to 0.5 %, at which x times the mix is served, by bisection from `start` on; 0 where none is.
+def largest_multiple(
+    feasible: Feasible, mix: Mapping[str, float], start: float, *, search_above: bool = False
+) -> float:
+    """Find the largest feasible multiple of the mix to 0.5 %, by bisection from `start`; 0 if none is feasible.
 
-    beyond: half as much again is looked at from above in steps of 2 %, for those who serve a rate and not a lower one:
-    the published scripts look from above, too.
+    search_above: also try up to 50 % more, from above in steps of 2 %, for systems that serve a rate but not a lower
+    one; the published scripts search from above, too.
     """
 
-    def works(x: float) -> bool:
-        return serves({role: weight * x for role, weight in mix.items()})
+    def is_feasible(x: float) -> bool:
+        return feasible({role: weight * x for role, weight in mix.items()})
 
     def between(low: float, high: float) -> float:
         while high - low > 0.005 * low and high > start / 1000:
             middle = (low + high) / 2
-            low, high = (middle, high) if works(middle) else (low, middle)
+            low, high = (middle, high) if is_feasible(middle) else (low, middle)
         return low
 
     low, high = 0.0, start
-    while works(high):
+    while is_feasible(high):
         low, high = high, 2 * high
     low = between(low, high)
-    for percent in range(50, 0, -2) if beyond and low else ():
-        if works(low * (1 + percent / 100)):
+    for percent in range(50, 0, -2) if search_above and low else ():
+        if is_feasible(low * (1 + percent / 100)):
             return between(low * (1 + percent / 100), low * (1 + percent / 100 + 0.02))
     return low

@@ -1,13 +1,13 @@
-"""Who plays gpulet's nine models: a cast for each set of profiles.
+"""Define sets of profiled models that play the roles of gpulet's nine models.
 
-`synthetic-0.2` and `synthetic-0.8` have the paper's own models, targets and rates, memory and utilisation measured by
-its authors, and latencies that are made up, as theirs were never published. `a100` and `v100` are measured; there the
-roles go to other models, with targets by the paper's rule, twice the latency of a batch of 32 on the whole device.
+`synthetic-0.2` and `synthetic-0.8` have the paper's own models, SLOs and rates, memory and utilisation measured by its
+authors, and made-up latencies, since theirs were never published. `a100` and `v100` are measured; other models take the
+roles there, with SLOs by the paper's rule: twice the latency of a batch of 32 on the whole device.
 
-Scenarios ask for 0, 1 or 2 units of rate. The paper's unit is 100 requests/s, with which planners of today, or faster
-devices, serve every scenario. The largest unit of a cast is such that our SBP schedules as many scenarios as the
-paper's did (29.3 %, Figure 5): one number is fitted, all others follow. The paper's gpulet schedules nearly all, so
-smaller units stand beside it.
+Scenarios request 0, 1 or 2 units of rate. The paper's unit is 100 requests/s, at which our planners, or faster devices,
+serve every scenario. The largest unit of a set is such that our SBP schedules as many scenarios as the paper's (29.3 %,
+Figure 5): this is the only fitted number. As the paper's gpulet schedules nearly all scenarios, smaller units are
+included as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GLET = {
     "den": "densenet161",
     "be": "bert",
 }
-# Where names agree models play themselves, GoogLeNet's successor plays it, the rest in no order; resnet152 is left out.
+# Models of the same name play themselves, Inception plays GoogLeNet, the others are in no order; resnet152 is omitted.
 A100 = {
     "le": "densenet121",
     "goo": "inception",
@@ -51,7 +51,7 @@ A100 = {
     "den": "densenet201",
     "be": "vgg19",
 }
-# Only four models were measured: each plays twice, at two and at four times its latency; alexnet, at three, thrice.
+# Only four models were measured: each plays two roles, with SLOs of two and four times its latency; alexnet a third.
 V100 = {
     "le": ("alexnet", 2.0),
     "goo": ("resnet50", 4.0),
@@ -63,8 +63,8 @@ V100 = {
     "den": ("ssd", 4.0),
     "be": ("vgg19", 4.0),
 }
-# Requests/s. With the last SBP schedules the paper's 29.3 % of scenarios; the others are half and three quarters of it,
-# but for the paper's own.
+# Requests/s. With the last unit, SBP schedules the paper's 29.3 % of scenarios; the others are half and three quarters
+# of it, except for the paper's own unit.
 UNITS = {
     "synthetic-0.2": (paper.RATES[1],),
     "synthetic-0.8": (paper.RATES[1], 230, 306),
@@ -72,18 +72,18 @@ UNITS = {
     "v100": (164, 246, 328),
 }
 
-# The published program gives out 90 % of a device's memory, less 1,230 MB for the process of each partition.
-GIVEN_OUT = 0.9
+# The published program uses 90 % of a device's memory, minus 1,230 MB for the process of each partition.
+USABLE_MEMORY = 0.9
 CONTEXT_MB = 1_230
 MEMORY_MB = {glet.KIND: 11_000, a100.KIND: 80_000, v100.KIND: 16_000}
 
 
-class Cast(msgspec.Struct, frozen=True, kw_only=True):
-    """Models by the role they play, on one kind of device.
+class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold models by role, profiled on one kind of device.
 
-    targets: seconds; profiles: (role, kind) → Profile. coefficients: of the linear model of interference, fitted to the
-    pairs that were measured on this kind; proportional: the same where utilisation is taken to go with the share.
-    inputs: the paper's model whose inputs a role takes, where it is one of the paper's.
+    targets: SLOs in seconds; profiles: by (role, kind); coefficients: of the linear interference model, fitted to pairs
+    measured on this kind; proportional: the same, assuming utilisation proportional to the share; inputs: for a role,
+    the paper's model whose input size it takes, if it is one of the paper's.
     """
 
     name: str
@@ -101,17 +101,17 @@ class Cast(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def units(self) -> tuple[int, ...]:
-        """Requests/s at level 1, each a load of its own."""
+        """Return the rates at level 1, in requests/s; each is a load of its own."""
         return UNITS[self.name]
 
     @property
     def memory(self) -> int:
-        """Bytes that a device has for models."""
-        usable = GIVEN_OUT * MEMORY_MB[self.kind] - paper.MAX_PARTITIONS * CONTEXT_MB
+        """Return the bytes of a device that are available to models."""
+        usable = USABLE_MEMORY * MEMORY_MB[self.kind] - paper.MAX_PARTITIONS * CONTEXT_MB
         return round(usable * glet.MEGABYTE)
 
     def problem(self, devices: int = paper.DEVICES, *, interference: bool = True) -> Problem:
-        """Without rates. The paper's cuts, at most two to a device."""
+        """Return the problem without rates, with the paper's cuts and at most two partitions per device."""
         return Problem(
             models=tuple(
                 Model(name=role, slo=target, max_batch=paper.LARGEST_BATCH) for role, target in self.targets.items()
@@ -131,7 +131,7 @@ class Cast(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def halves(self, devices: int = paper.DEVICES) -> Problem:
-        """The same on twice as many devices, each one half, which nothing slows: Figure 5's fixed 1:1 cut."""
+        """Return the problem on twice as many devices, each one half without interference (Figure 5, fixed 1:1)."""
         half = Kind(name=self.kind, count=2 * devices, memory=self.memory // 2)
         profiles = {
             key: Profile(
@@ -143,8 +143,8 @@ class Cast(msgspec.Struct, frozen=True, kw_only=True):
         }
         return msgspec.structs.replace(self.problem(), fleet=(half,), profiles=profiles, interference=NoInterference())
 
-    def playing(self, roles: Mapping[str, str], targets: Mapping[str, float] | None = None) -> Cast:
-        """Other models by the same profiles. roles: new name → role; targets in seconds, by new name."""
+    def with_roles(self, roles: Mapping[str, str], targets: Mapping[str, float] | None = None) -> ModelSet:
+        """Return other models with the same profiles. roles: new name → role; targets: seconds by new name."""
         return msgspec.structs.replace(
             self,
             targets={new: (targets or {}).get(new, self.targets[role]) for new, role in roles.items()},
@@ -153,42 +153,45 @@ class Cast(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def cast(name: str) -> Cast:
-    """Raises ConfigError for a name that there is not, and where data is absent."""
-    if name not in CASTS:
-        raise ConfigError(f"no profiles {name!r}; there are {', '.join(CASTS)}")
-    return CASTS[name]()
+def model_set(name: str) -> ModelSet:
+    """Return the set of that name. Raises ConfigError for an unknown name or missing data."""
+    if name not in MODEL_SETS:
+        raise ConfigError(f"no profiles {name!r}; there are {', '.join(MODEL_SETS)}")
+    return MODEL_SETS[name]()
 
 
 def _renamed(profile: Profile, model: str) -> Profile:
     return Profile(model, profile.kind, profile.points)
 
 
-def whole(profile: Profile, batch: int) -> tuple[float, float]:
-    """(L2, DRAM) in use on the whole device, as fractions: what the largest share that was measured would come to."""
+def full_device_utilisation(profile: Profile, batch: int) -> tuple[float, float]:
+    """Return (L2, DRAM) utilisation on the whole device, as fractions extrapolated from the largest measured share."""
     point = max((p for p in profile.points if p.batch == batch and L2 in p.features), key=lambda p: p.share)
     scale = WHOLE / point.share / 100
     return point.features[L2] * scale, point.features[DRAM] * scale
 
 
 def _proportional(profile: Profile) -> Utilisation:
-    """None on no share, all of it on the whole, linear between."""
+    """Return utilisation linear in the share, from zero to that on the whole device."""
     measured: dict[tuple[int, int], tuple[float, float]] = {}
     for batch in {point.batch for point in profile.points}:
-        l2, dram = whole(profile, batch)
+        l2, dram = full_device_utilisation(profile, batch)
         measured |= {(batch, 0): (0.0, 0.0), (batch, WHOLE): (l2, dram)}
     return Utilisation(profile.model, measured)
 
 
-def _twice(profile: Profile, factor: float = 2.0) -> float:
-    """Seconds, up to whole ms: the published program knows no others."""
+def _target(profile: Profile, factor: float = 2.0) -> float:
+    """Return `factor` times the latency of batch 32, in seconds.
+
+    It is rounded up to whole ms, as the published program needs.
+    """
     return math.ceil(factor * profile.latency(paper.LARGEST_BATCH, WHOLE) * 1e3) / 1e3
 
 
 @functools.cache
-def _synthetic(tenths: int) -> Cast:
+def _synthetic(tenths: int) -> ModelSet:
     profiles = glet.synthetic(tenths)
-    return Cast(
+    return ModelSet(
         name=f"synthetic-{tenths / 10:g}",
         kind=glet.KIND,
         targets={role: ms / 1e3 for role, ms in paper.TARGETS_MS.items()},
@@ -200,12 +203,12 @@ def _synthetic(tenths: int) -> Cast:
 
 
 @functools.cache
-def _a100() -> Cast:
+def _a100() -> ModelSet:
     profiles = a100.profiles()
-    return Cast(
+    return ModelSet(
         name="a100",
         kind=a100.KIND,
-        targets={role: _twice(profiles[name, a100.KIND]) for role, name in A100.items()},
+        targets={role: _target(profiles[name, a100.KIND]) for role, name in A100.items()},
         profiles={(role, a100.KIND): _renamed(profiles[name, a100.KIND], role) for role, name in A100.items()},
         coefficients=least_squares(a100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
         proportional=least_squares(a100.pairs(), {name: _proportional(each) for (name, _), each in profiles.items()}),
@@ -213,19 +216,19 @@ def _a100() -> Cast:
 
 
 @functools.cache
-def _v100() -> Cast:
+def _v100() -> ModelSet:
     profiles = v100.profiles()
-    return Cast(
+    return ModelSet(
         name="v100",
         kind=v100.KIND,
-        targets={role: _twice(profiles[name, v100.KIND], factor) for role, (name, factor) in V100.items()},
+        targets={role: _target(profiles[name, v100.KIND], factor) for role, (name, factor) in V100.items()},
         profiles={(role, v100.KIND): _renamed(profiles[name, v100.KIND], role) for role, (name, _) in V100.items()},
         coefficients=least_squares(v100.pairs(), {name: Utilisation.of(each) for (name, _), each in profiles.items()}),
         proportional=least_squares(v100.pairs(), {name: _proportional(each) for (name, _), each in profiles.items()}),
     )
 
 
-CASTS: dict[str, Callable[[], Cast]] = {
+MODEL_SETS: dict[str, Callable[[], ModelSet]] = {
     "synthetic-0.2": functools.partial(_synthetic, 2),
     "synthetic-0.8": functools.partial(_synthetic, 8),
     "a100": _a100,

@@ -1,4 +1,4 @@
-"""What the gpulet paper (Choi et al., USENIX ATC 2022) asks and says: one place for each of its numbers."""
+"""List the numbers of the gpulet paper (Choi et al., USENIX ATC 2022)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICES = 4  # Table 2: two servers with two RTX 2080 Ti each
 CUTS_PERCENT = (20, 40, 50, 60, 80, 100)  # sections 3.4 and 5.2: 2:8, 4:6, 5:5 and whole
 MAX_PARTITIONS = 2
 
-# Section 3.2: each of nine models is asked for at one of these rates, in requests/s; all at 0 is left out.
+# Section 3.2: each of nine models has one of these rates, in requests/s; all at 0 is omitted.
 RATES = (0, 100, 200)
 SCENARIOS = len(RATES) ** len(TARGETS_MS) - 1
 assert SCENARIOS == 19_682
@@ -29,19 +29,19 @@ assert SCENARIOS == 19_682
 # Figure 5: scenarios that SBP schedules on whole GPUs, and on GPUs cut in two halves.
 FIG05 = {"SBP": 5_772, "SBP on halves": 19_682}
 
-# Section 3.3 and Figure 6: two GPUs, two models, three ways. The bars are in no text; these are the averages.
+# Section 3.3 and Figure 6: two GPUs, two models, three systems. The text gives averages only.
 FIG06_DEVICES = 2
 FIG06_PAIRS = (("ssd", "be"), ("res", "vgg"), ("goo", "mob"), ("nas", "den"))
 FIG06_OF_SPATIAL = {"SBP": 1 / 1.51, "best fit": 1.0, "ideal": 1.23}
 
-# Figure 13 and section 5.2: the largest rate at which 99 % of all requests are answered in time. Of its bars the text
-# has two of game, in requests/s; these are the averages over game, traffic and Table 4's scenarios.
-KEPT = 0.99
+# Figure 13 and section 5.2: the largest rate at which 99 % of all requests meet their SLO. The text gives two bars of
+# game, in requests/s; the ratios are averages over game, traffic and Table 4's scenarios.
+ATTAINMENT = 0.99
 FIG13_GAME = {"SBP": 690.0, "gpulet+int": 1_650.0}
 FIG13_OF_SBP = {"SBP": 1.0, "best fit": 1.617 / 1.812, "gpulet": 1.617 / 1.075, "gpulet+int": 1.617}
 
-# Figure 14 and section 5.2: at the largest rate that either takes for schedulable, whether gpulet breaks the targets of
-# more than 1 % of all requests, and what gpulet+int makes of that rate. Of the others the text says nothing.
+# Figure 14 and section 5.2: whether gpulet violates the SLO of more than 1 % of requests at the largest rate that
+# either variant considers schedulable, and what gpulet+int does at that rate. The text mentions no other scenarios.
 FIG14 = {
     ("scen2", "gpulet"): "over 1 %",
     ("scen3", "gpulet"): "over 1 %",
@@ -55,13 +55,13 @@ FIG14 = {
 FIG15_DEVICES = 8
 FIG15_SECONDS = 3_200.0
 
-# Figure 16 and section 5.2: of all scenarios, those that ideal schedules and gpulet+int does not.
+# Figure 16 and section 5.2: scenarios that ideal schedules and gpulet+int does not.
 FIG16_MISSED = 520
 
 # Figure 17 and section 5.2: of ideal's largest rate, on average over game, traffic and Table 4's scenarios.
 FIG17_OF_IDEAL = {"gpulet+int": 0.926, "ideal": 1.0}
 
-# Table 4: models that are asked for at equal rates.
+# Table 4: models with equal rates.
 GROUPS = {
     "scen1": ("mob", "be", "nas", "goo"),
     "scen2": ("den", "vgg"),
@@ -79,9 +79,9 @@ TABLE04 = {
     "scen5": (("le",), ("ssd", "nas"), ("vgg",)),
 }
 
-# Figure 12 and section 5.1: models that one request of an application asks for, and how often. game has one target,
-# 108 ms, for models that run side by side; traffic has 202 ms for a detector and then two classifiers, which the
-# program's scripts split into 90 and 112 ms.
+# Figure 12 and section 5.1: how often one request of an application invokes each model. game has an SLO of 108 ms for
+# models that run in parallel; traffic has 202 ms for a detector followed by two classifiers, which the program's
+# scripts split into 90 and 112 ms.
 GAME = {"le": 6, "res": 1}
 GAME_TARGET_MS = 108
 TRAFFIC_TARGET_MS = 202
@@ -101,7 +101,10 @@ TABLE05 = {
 
 
 def scenarios() -> list[dict[str, int]]:
-    """All 19,682 of section 3.2: model → multiple of 100 requests/s, as the published program numbers them."""
+    """Return all 19,682 scenarios of section 3.2, numbered as by the published program.
+
+    Each maps models to multiples of 100 requests/s.
+    """
     every = product(range(len(RATES)), repeat=len(TARGETS_MS))
     return [dict(zip(TARGETS_MS, levels, strict=True)) for levels in every if any(levels)]
 

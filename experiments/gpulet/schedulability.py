@@ -1,14 +1,14 @@
-"""The largest rate that a way keeps in simulation: the paper's "SLO preserved max throughput" (section 5.2).
+"""Find the largest rate that a system sustains in simulation: the paper's "SLO preserved max throughput" (section 5.2).
 
-The paper asks for more until more than 1 % of all requests are late or dropped. So here, with the simulator for its
-servers, and neighbours that do what `world` says, whatever the planner believes of them. A planner answers for evenly
-spaced requests, and requests come at random; so each is also asked to plan for tighter targets, which leaves room in
-every round, or for easier ones, as what it believes of neighbours may be too dark. Of these plans the one that keeps
-most counts. None is given more than it was made for.
+The paper raises the rate until more than 1 % of requests are late or dropped. Here the simulator replaces its servers,
+with the true interference of `ground_truth` whatever the planner predicts. Planners assume evenly spaced requests, but
+arrivals are random; so each system also plans for tighter targets, which adds headroom in every round, and for looser
+ones, as it may overestimate interference. The plan that sustains the highest rate counts. No plan gets more than the
+rate it was made for.
 
-Geometry is what `cotenant plan` makes of it: for the largest rate that plans for tighter targets and for neighbours
-that cost less, too, asks the quick planners, and takes what keeps most (`planners.largest_rate.largest_scale`). The
-simulator alone judges it here, as it does the others.
+Geometry plans as `cotenant plan` does: for the largest rate it also plans for tighter targets and lower interference,
+compares the quick planners, and takes what sustains most (`planners.largest_rate.largest_scale`). Here it is judged by
+the simulator alone, as are the others.
 """
 
 from __future__ import annotations
@@ -25,135 +25,158 @@ from cotenant.planners.largest_rate import largest_scale
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from experiments.gpulet import paper
-from experiments.gpulet.ground_truth import world
-from experiments.gpulet.max_rates import Group, largest, players
-from experiments.gpulet.model_sets import Cast
-from experiments.gpulet.systems import Way, asked, planned
+from experiments.gpulet.ground_truth import true_environment
+from experiments.gpulet.max_rates import Group, group_model_set, largest_multiple
+from experiments.gpulet.model_sets import ModelSet
+from experiments.gpulet.systems import System, plan_function, planner_problem
 
-CLOSE = 0.01  # how near a rate is found
-PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 1.15)  # of the targets, what is planned for
-OWN_PARTS = (1.0, 0.8, 1.15)  # where the planner looks for room by itself
-LOOK = 20_000  # requests in one run
-GLANCE = 4_000  # requests that tell most rates apart that are far off,
-FAR = 0.98  # in time being less than this of them
+TOLERANCE = 0.01  # relative, of rates that are found
+TARGET_SCALES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 1.15)  # factors on the targets to plan for
+PORTFOLIO_TARGET_SCALES = (1.0, 0.8, 1.15)  # for a planner that searches for headroom itself
+REQUESTS = 20_000  # requests in one run
+SHORT_RUN = 4_000  # requests of a run that rejects rates far too high,
+SHORT_RUN_ATTAINMENT = 0.98  # with an attainment below this
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """Requests/s of a group in all. planned: what the way says that it serves at the targets asked for, evenly spaced;
-    kept: what that plan keeps; most: what the best of its plans keeps, which was made for `part` of the targets."""
+class SustainedRates(msgspec.Struct, frozen=True):
+    """Hold rates of a group, in requests/s over all models.
+
+    planned: the rate for which the system has a plan at the original targets, evenly spaced; sustained: what that plan
+    sustains; best: what the best of its plans sustains, made for `target_scale` times the targets.
+    """
 
     planned: float
-    kept: float
-    most: float
-    part: float
+    sustained: float
+    best: float
+    target_scale: float
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of models, and how long to look, in requests of one run."""
+    """Describe a group of models, and how many requests to simulate in one run."""
 
     group: Group
-    look: int = LOOK
+    requests: int = REQUESTS
     seed: int = 0
 
 
-def most_kept(trial: Trial) -> Kept:
+def sustained_rates(trial: Trial) -> SustainedRates:
+    """Return the rates that a system plans and sustains for a group."""
     group = trial.group
-    cast = players(group)
-    machines = world(cast, group.devices, trial.seed)
+    model_set = group_model_set(group)
+    environment = true_environment(model_set, group.devices, trial.seed)
     unit = math.fsum(group.mix.values())
-    best = Kept(0.0, 0.0, 0.0, 1.0)
-    for part in OWN_PARTS if group.way.planner == "geometry" else PARTS:
-        scale, plan = largest_plan(group.way, eased(cast, part), group.mix, group.devices, cast.units[0])
-        if plan is None or (scale * unit <= best.most and group.way.planner != "geometry"):
+    best = SustainedRates(0.0, 0.0, 0.0, 1.0)
+    for target_scale in PORTFOLIO_TARGET_SCALES if group.system.planner == "geometry" else TARGET_SCALES:
+        scale, plan = largest_plan(
+            group.system, with_scaled_targets(model_set, target_scale), group.mix, group.devices, model_set.units[0]
+        )
+        if plan is None or (scale * unit <= best.best and group.system.planner != "geometry"):
             continue
-        most = kept_by(plan, machines, trial, best.most / unit, scale) * unit
-        if group.way.planner == "geometry":
-            most = max(most, as_asked(eased(cast, part), machines, trial) * unit)
-        if part == 1:
-            best = Kept(scale * unit, most, most, part)
-        elif most > best.most:
-            best = msgspec.structs.replace(best, most=most, part=part)
+        most = sustained_multiple(plan, environment, trial, best.best / unit, scale) * unit
+        if group.system.planner == "geometry":
+            most = max(
+                most, validated_multiple(with_scaled_targets(model_set, target_scale), environment, trial) * unit
+            )
+        if target_scale == 1:
+            best = SustainedRates(scale * unit, most, most, target_scale)
+        elif most > best.best:
+            best = msgspec.structs.replace(best, best=most, target_scale=target_scale)
     return best
 
 
-def kept_by(plan: Plan, machines: Problem, trial: Trial, low: float, high: float) -> float:
-    """The largest multiple of the group's mix, up to `high`, of which the plan answers enough in time; `low` where that
-    is no more."""
+def sustained_multiple(plan: Plan, environment: Problem, trial: Trial, low: float, high: float) -> float:
+    """Return the largest multiple of the mix at which the plan meets the paper's SLO attainment.
 
-    def keeps(x: float) -> bool:
-        return enough(plan, machines, trial, x)
+    Searches up to `high`; returns `low` if no larger multiple does.
+    """
 
-    if keeps(high):
+    def sustains(x: float) -> bool:
+        return meets_slo(plan, environment, trial, x)
+
+    if sustains(high):
         return high
-    step = low * (1 + CLOSE) or high * 0.9
-    if low and (step >= high or not keeps(step)):
+    step = low * (1 + TOLERANCE) or high * 0.9
+    if low and (step >= high or not sustains(step)):
         return low
-    # The less is asked of a plan the more of it is in time, so that bisection is sound, but for chance.
-    while not low and high > CLOSE:
-        low, high, step = (step, high, step) if keeps(step) else (0.0, step, step * 0.8)
-    while high - low > CLOSE * high and low:
+    # Attainment falls with the rate, apart from noise, so bisection applies.
+    while not low and high > TOLERANCE:
+        low, high, step = (step, high, step) if sustains(step) else (0.0, step, step * 0.8)
+    while high - low > TOLERANCE * high and low:
         middle = (low + high) / 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
+        low, high = (middle, high) if sustains(middle) else (low, middle)
     return low
 
 
-def as_asked(cast: Cast, machines: Problem, trial: Trial) -> float:
-    """The multiple of the group's mix that `cotenant plan` answers, were these the machines that it simulates."""
+def validated_multiple(model_set: ModelSet, environment: Problem, trial: Trial) -> float:
+    """Return the multiple of the mix that `cotenant plan` returns if it validates plans in this environment."""
     group = trial.group
-    problem = msgspec.structs.replace(asked(group.way, cast, group.devices), rates=dict(group.mix), objective="rate")
+    problem = msgspec.structs.replace(
+        planner_problem(group.system, model_set, group.devices), rates=dict(group.mix), objective="rate"
+    )
     role = next(iter(group.mix))
 
-    def keeps(plan: Plan, scaled: Problem) -> bool:
-        return enough(plan, machines, trial, scaled.rates[role] / group.mix[role])
+    def sustains(plan: Plan, scaled: Problem) -> bool:
+        return meets_slo(plan, environment, trial, scaled.rates[role] / group.mix[role])
 
     choice = portfolio.choose_planner("geometry")
-    return largest_scale(choice.plan, problem, quick=choice.quick, accept=keeps, sound=False).scale
+    return largest_scale(choice.plan, problem, quick=choice.quick, accept=sustains, sound=False).scale
 
 
-def enough(plan: Plan, machines: Problem, trial: Trial, x: float) -> bool:
-    """Whether a plan answers as many in time as the paper asks for, at x times the group's mix."""
-    glance = msgspec.structs.replace(trial, look=min(GLANCE, trial.look))
-    return in_time(plan, machines, glance, x) >= FAR and in_time(plan, machines, trial, x) >= paper.KEPT
+def meets_slo(plan: Plan, environment: Problem, trial: Trial, x: float) -> bool:
+    """Return whether a plan reaches the paper's SLO attainment at x times the mix."""
+    short = msgspec.structs.replace(trial, requests=min(SHORT_RUN, trial.requests))
+    return (
+        attainment(plan, environment, short, x) >= SHORT_RUN_ATTAINMENT
+        and attainment(plan, environment, trial, x) >= paper.ATTAINMENT
+    )
 
 
-def in_time(plan: Plan, machines: Problem, trial: Trial, x: float) -> float:
-    """Of all requests at x times the group's mix, the fraction that is answered in time: the paper's measure, which
-    tells no model from another. A request of an application is answered when all its models are."""
+def attainment(plan: Plan, environment: Problem, trial: Trial, x: float) -> float:
+    """Simulate x times the mix; return the fraction of all requests within their targets.
+
+    This is the paper's measure, over all models together. A request of an application is answered when all its models
+    have answered.
+    """
     group = trial.group
     rates = {role: weight * x for role, weight in group.mix.items()}
-    seconds = trial.look / math.fsum(rates.values())
+    seconds = trial.requests / math.fsum(rates.values())
     if group.application is not None:
-        machines = msgspec.structs.replace(machines, applications=(group.application,))
+        environment = msgspec.structs.replace(environment, applications=(group.application,))
         plan = msgspec.structs.replace(plan, split={group.application.name: group.targets})
         rates = {group.application.name: x}
-    report = simulate(machines, plan, Workload.poisson(rates), seconds=seconds, seed=trial.seed)
-    asked = [row for row in report.models if row.model in rates]
-    offered = math.fsum(row.offered for row in asked)
-    return math.fsum(row.goodput for row in asked) / offered if offered else 1.0
+    report = simulate(environment, plan, Workload.poisson(rates), seconds=seconds, seed=trial.seed)
+    rows = [row for row in report.models if row.model in rates]
+    offered = math.fsum(row.offered for row in rows)
+    return math.fsum(row.goodput for row in rows) / offered if offered else 1.0
 
 
 def largest_plan(
-    way: Way, cast: Cast, mix: Mapping[str, float], devices: int, start: float
+    system: System, model_set: ModelSet, mix: Mapping[str, float], devices: int, start: float
 ) -> tuple[float, Plan | None]:
-    """The largest multiple of the mix that the way serves, evenly spaced, and its plan."""
-    if way.planner == "geometry":
-        problem = msgspec.structs.replace(asked(way, cast, devices), rates=dict(mix), objective="rate")
+    """Return the largest multiple of the mix that the system serves, evenly spaced, and its plan."""
+    if system.planner == "geometry":
+        problem = msgspec.structs.replace(
+            planner_problem(system, model_set, devices), rates=dict(mix), objective="rate"
+        )
         plan = portfolio.plan(problem)
         return (plan.scale, plan) if plan.scale else (0.0, None)
     found: dict[float, Plan] = {}
-    plans = planned(way, cast, devices)
+    plans = plan_function(system, model_set, devices)
 
-    def serves(rates: Mapping[str, float]) -> bool:
+    def feasible(rates: Mapping[str, float]) -> bool:
         plan = plans(rates)
         if plan is not None:
             found[math.fsum(rates.values())] = plan
         return plan is not None
 
-    scale = largest(serves, mix, start)
+    scale = largest_multiple(feasible, mix, start)
     return (scale, found[max(found)]) if found else (0.0, None)
 
 
-def eased(cast: Cast, part: float) -> Cast:
-    """The cast with so much of its targets, in whole ms: the published program knows no others."""
-    targets = {role: math.ceil(target * part * 1e3 - ROUNDING_TOLERANCE) / 1e3 for role, target in cast.targets.items()}
-    return msgspec.structs.replace(cast, targets=targets)
+def with_scaled_targets(model_set: ModelSet, target_scale: float) -> ModelSet:
+    """Return the model set with scaled targets, in whole ms as the published program needs."""
+    targets = {
+        role: math.ceil(target * target_scale * 1e3 - ROUNDING_TOLERANCE) / 1e3
+        for role, target in model_set.targets.items()
+    }
+    return msgspec.structs.replace(model_set, targets=targets)

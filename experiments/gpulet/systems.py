@@ -1,7 +1,7 @@
-"""Ways to schedule: each planner of gpulet's world as the paper has it, as its program was published, and as here.
+"""Compare systems: each of gpulet's planners as in the paper, in its published program, and in Cotenant.
 
-A way answers one question: are these rates served, all of them, and by which plan? From it come the counts of Figures 5
-and 16, by bisection the largest rates of Figures 6 and 17, and the plans that are simulated for Figures 13 to 15.
+A system answers whether it serves all of some rates, and by which plan. This gives the counts of Figures 5 and 16, the
+largest rates of Figures 6 and 17 by bisection, and the plans simulated for Figures 13 to 15.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from cotenant.planners import PLANNERS, Problem, load_planner, portfolio
 from cotenant.planners.capacity import slowdown
 from cotenant.predictors import Load
 from experiments.gpulet import paper, published
-from experiments.gpulet.model_sets import CASTS, Cast, cast
+from experiments.gpulet.model_sets import MODEL_SETS, ModelSet, model_set
 from experiments.gpulet.tables import tables
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 
-Serves = Callable[[Mapping[str, float]], bool]
-Plans = Callable[[Mapping[str, float]], Plan | None]
-
-
-# Seconds that geometry may look for one scenario's plan. 1.4 found as many of 600 heavy ones, at 4002776.
-PATIENCE = 0.5
+Feasible = Callable[[Mapping[str, float]], bool]
+PlanFunction = Callable[[Mapping[str, float]], Plan | None]
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """name: as tables show it. who: "cotenant" or "published". planner: of cotenant, or a key of MODES.
+# Seconds for geometry to plan one scenario. 1.4 s served no more of 600 heavy scenarios (4002776).
+TIME_LIMIT = 0.5
 
-    halves: on devices cut in two for good. free: as many partitions to a device as the cuts allow. every: of the
-    scenarios, this one in so many, where all would take too long.
+
+class System(msgspec.Struct, frozen=True, kw_only=True):
+    """Describe a system.
+
+    name: as in tables; origin: "cotenant" or "published"; planner: of Cotenant, or a key of MODES.
+
+    halves: on devices split into fixed halves; free: with any number of partitions per device; every: only every N-th
+    scenario, for slow systems.
     """
 
     name: str
-    who: str
+    origin: str
     planner: str
     interference: bool = True
     halves: bool = False
@@ -49,8 +51,9 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     every: int = 1
 
     @property
-    def there(self) -> bool:
-        return self.who == "published" or self.planner in PLANNERS
+    def available(self) -> bool:
+        """Return whether this checkout has the planner."""
+        return self.origin == "published" or self.planner in PLANNERS
 
 
 MODES = {
@@ -61,26 +64,26 @@ MODES = {
 }
 
 
-def serves(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Serves:
-    """Whether the way serves rates, given in requests/s by role."""
-    if way.who == "published":
-        decide = _published(way, cast, devices)
+def feasible(system: System, model_set: ModelSet, devices: int = paper.DEVICES) -> Feasible:
+    """Return a function that tells whether the system serves given rates, in requests/s by role."""
+    if system.origin == "published":
+        decide = _published(system, model_set, devices)
         return lambda rates: decide(rates).schedulable
-    plans = planned(way, cast, devices)
+    plans = plan_function(system, model_set, devices)
     return lambda rates: plans(rates) is not None
 
 
-def planned(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Plans:
-    """The plan with which the way serves rates, given in requests/s by role; None where it does not serve them all."""
-    problem = asked(way, cast, devices)
-    if way.who == "published":
-        decide = _published(way, cast, devices)
+def plan_function(system: System, model_set: ModelSet, devices: int = paper.DEVICES) -> PlanFunction:
+    """Return a function from rates, in requests/s by role, to a plan that serves them all, or None."""
+    problem = planner_problem(system, model_set, devices)
+    if system.origin == "published":
+        decide = _published(system, model_set, devices)
         return lambda rates: as_plan(decide(rates), problem)
-    if way.planner == "geometry":
-        # Whether any plan serves them, rather than which needs fewest devices.
-        patient = msgspec.structs.replace(problem, time_limit=PATIENCE)
+    if system.planner == "geometry":
+        # Whether any plan serves them, rather than which needs the fewest devices.
+        patient = msgspec.structs.replace(problem, time_limit=TIME_LIMIT)
         return lambda rates: portfolio.feasible(msgspec.structs.replace(patient, rates=dict(rates)))
-    plan = load_planner(way.planner)
+    plan = load_planner(system.planner)
 
     def complete(rates: Mapping[str, float]) -> Plan | None:
         found = plan(msgspec.structs.replace(problem, rates=dict(rates)))
@@ -89,24 +92,31 @@ def planned(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Plans:
     return complete
 
 
-def asked(way: Way, cast: Cast, devices: int = paper.DEVICES) -> Problem:
-    """What the way is asked, without rates, and what it believes of neighbours."""
-    problem = cast.halves(devices) if way.halves else cast.problem(devices, interference=way.interference)
-    if way.free:
+def planner_problem(system: System, model_set: ModelSet, devices: int = paper.DEVICES) -> Problem:
+    """Return the problem that the system plans for, without rates, with the interference that it predicts."""
+    problem = (
+        model_set.halves(devices) if system.halves else model_set.problem(devices, interference=system.interference)
+    )
+    if system.free:
         kinds = tuple(msgspec.structs.replace(kind, max_partitions=None) for kind in problem.fleet)
         problem = msgspec.structs.replace(problem, fleet=kinds)
     return problem
 
 
-def _published(way: Way, cast: Cast, devices: int) -> Callable[[Mapping[str, float]], published.Schedule]:
-    known = tables(cast)
-    mode = msgspec.structs.replace(MODES[way.planner], gpus=devices, interference=way.interference)
+def _published(
+    system: System, model_set: ModelSet, devices: int
+) -> Callable[[Mapping[str, float]], published.Schedule]:
+    """Return the published program's schedule function."""
+    known = tables(model_set)
+    mode = msgspec.structs.replace(MODES[system.planner], gpus=devices, interference=system.interference)
     return lambda rates: published.schedule(known, {role: round(rate) for role, rate in rates.items()}, mode)
 
 
 def as_plan(schedule: published.Schedule, problem: Problem) -> Plan | None:
-    """A schedule of the published program as a plan: its cuts and batches, with latencies as the problem has them; None
-    where it is none. What it gives batches of no row it gives nothing."""
+    """Convert a schedule of the published program to a plan with latencies of the problem; None if not schedulable.
+
+    Gpulets with batches of 0 rows are omitted.
+    """
     if not schedule.schedulable:
         return None
     (kind,) = problem.fleet
@@ -121,9 +131,9 @@ def as_plan(schedule: published.Schedule, problem: Problem) -> Plan | None:
         ]
         partitions = []
         for i, (own, tasks) in enumerate(zip(loads, cuts.values(), strict=True)):
-            beside = loads[:i] + loads[i + 1 :]
+            colocated = loads[:i] + loads[i + 1 :]
             took = [
-                slowdown(problem, load, beside)
+                slowdown(problem, load, colocated)
                 * problem.profiles[load.model, kind.name].latency(load.batch, load.share)
                 for load in own
             ]
@@ -137,7 +147,7 @@ def as_plan(schedule: published.Schedule, problem: Problem) -> Plan | None:
 
 
 class Verdicts(msgspec.Struct):
-    """Of some scenarios, by number, whether a way served them, and the seconds of processor time that took in all."""
+    """Hold which scenarios, by number, a system served, and the total CPU time in seconds."""
 
     served: dict[int, bool]
     seconds: float
@@ -147,54 +157,54 @@ class Verdicts(msgspec.Struct):
         return sum(self.served.values())
 
 
-class _Ask(msgspec.Struct, frozen=True):
-    way: Way
-    cast: str
+class _ScenarioTask(msgspec.Struct, frozen=True):
+    system: System
+    model_set: str
     unit: int
     numbers: Sequence[int]
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A cast, and what it is asked for at level 1, in requests/s."""
+    """Name a model set and its rate at level 1, in requests/s."""
 
-    cast: str
+    model_set: str
     unit: int
 
 
-def scheduled(ways: Sequence[Way], options: Options) -> dict[tuple[Demand, Way], Verdicts]:
-    """Which of the 19,682 scenarios each way serves with each cast at each unit; one in `every`, by the seed.
+def schedule_scenarios(systems: Sequence[System], options: Options) -> dict[tuple[Demand, System], Verdicts]:
+    """Determine which of the 19,682 scenarios each system serves, for each model set and unit.
 
-    Ways that take long get fewer of the same, but for the option `full`.
+    Takes one in `every` scenarios, chosen by the seed. Slow systems get a subset of the same, unless `full`.
     """
     order = np.random.default_rng(options.seed).permutation(paper.SCENARIOS).tolist()
-    asks = []
-    for name in options.profiles or CASTS:
-        for unit in cast(name).units:
-            for way in ways:
-                numbers = order[: math.ceil(len(order) / options.every / (1 if options.full else way.every))]
+    tasks = []
+    for name in options.profiles or MODEL_SETS:
+        for unit in model_set(name).units:
+            for system in systems:
+                numbers = order[: math.ceil(len(order) / options.every / (1 if options.full else system.every))]
                 parts = min(16, len(numbers))
-                asks += [_Ask(way, name, unit, numbers[part::parts]) for part in range(parts)]
-    answers = spread(_answer, asks, options, "scenarios")
-    verdicts: dict[tuple[Demand, Way], Verdicts] = {}
-    for ask, (served, seconds) in zip(asks, answers, strict=True):
-        whole = verdicts.setdefault((Demand(ask.cast, ask.unit), ask.way), Verdicts({}, 0.0))
-        whole.served |= dict(zip(ask.numbers, served, strict=True))
+                tasks += [_ScenarioTask(system, name, unit, numbers[part::parts]) for part in range(parts)]
+    answers = run_tasks(_schedule_task, tasks, options, "scenarios")
+    verdicts: dict[tuple[Demand, System], Verdicts] = {}
+    for task, (served, seconds) in zip(tasks, answers, strict=True):
+        whole = verdicts.setdefault((Demand(task.model_set, task.unit), task.system), Verdicts({}, 0.0))
+        whole.served |= dict(zip(task.numbers, served, strict=True))
         whole.seconds += seconds
     return verdicts
 
 
-def _answer(ask: _Ask) -> tuple[list[bool], float]:
-    served, every = _serves(ask.way, ask.cast), _scenarios()
-    asked = [{role: level * ask.unit for role, level in every[number].items() if level} for number in ask.numbers]
+def _schedule_task(task: _ScenarioTask) -> tuple[list[bool], float]:
+    served, every = _serves(task.system, task.model_set), _scenarios()
+    demands = [{role: level * task.unit for role, level in every[number].items() if level} for number in task.numbers]
     began = time.process_time()
-    answers = [served(rates) for rates in asked]
+    answers = [served(rates) for rates in demands]
     return answers, time.process_time() - began
 
 
 @functools.cache
-def _serves(way: Way, name: str) -> Serves:
-    """Once for a process: curves and tables are made on first use."""
-    return serves(way, cast(name))
+def _serves(system: System, name: str) -> Feasible:
+    """Return the cached feasibility function: curves and tables are computed on first use in a process."""
+    return feasible(system, model_set(name))
 
 
 _scenarios = functools.cache(paper.scenarios)

@@ -1,6 +1,6 @@
-"""Table 4: the five groups of models, sorted by the memory that each takes.
+"""Reproduce Table 4: the five groups of models, sorted by memory.
 
-The sizes are those of the published program's file. The paper's table has SSD below 1 GB in scen4 and above in scen5.
+Sizes are those in the published program's file. The paper's table has SSD below 1 GB in scen4 and above in scen5.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GIGABYTE = 1e9
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Models that take less than 1 GB, 1 to 2 GB, and more, here and in the paper."""
+    """List the models with less than 1 GB, 1 to 2 GB, and more, here and in the paper."""
 
     group: str
     below_1_gb: str
@@ -39,22 +39,22 @@ def run(options: Options) -> list[Row]:
         found: tuple[list[str], list[str], list[str]] = ([], [], [])
         for role in roles:
             found[sum(sizes[role] >= limit for limit in (GIGABYTE, 2 * GIGABYTE))].append(role)
-        said = paper.TABLE04[group]
+        reported = paper.TABLE04[group]
         rows.append(
             Row(
                 group=group,
                 below_1_gb=_text(found[0]),
                 up_to_2_gb=_text(found[1]),
                 above_2_gb=_text(found[2]),
-                paper=" | ".join(map(_text, said)),
-                alike=[set(part) for part in found] == [set(part) for part in said],
+                paper=" | ".join(map(_text, reported)),
+                alike=[set(part) for part in found] == [set(part) for part in reported],
             )
         )
     return rows
 
 
 def sizes_of() -> dict[str, int]:
-    """Bytes of each of the paper's models, by its short name."""
+    """Return the bytes of each of the paper's models by its short name."""
     memory = glet.memory()
     return {role: memory[name] for role, name in GLET.items()}
 

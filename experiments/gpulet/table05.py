@@ -1,8 +1,7 @@
-"""Table 5: which system tunes batches, serves several models, scales GPUs, schedules in time and in space, and predicts
-interference.
+"""Reproduce Table 5: which features each system has.
 
-The paper's rows are what its authors say of other systems. Rows of planners here are found out: each is given small
-problems that only who can do the thing solves, on a model whose batch of n takes 1 ms + 1 ms · n / share.
+The paper's rows are its authors' statements about other systems. Rows of our planners are probed: each gets small
+problems that only a planner with the feature solves, on a model whose batch of n takes 1 ms + 1 ms · n / share.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ TITLE = "what each system does (gpulet, Table 5)"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """As Table 5's columns, in their order."""
+    """Hold Table 5's columns in their order."""
 
     system: str
-    said_by: str
+    source: str
     batch_tuning: bool
     multi_model: bool
     gpu_scaling: bool
@@ -41,55 +40,59 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options) -> list[Row]:
-    """Needs no data."""
-    rows = [_row(system, "paper", said) for system, said in paper.TABLE05.items()]
+    """List the paper's systems and probe our planners. Needs no data."""
+    rows = [_row(system, "paper", reported) for system, reported in paper.TABLE05.items()]
     options.progress("planners", 0, len(PLANNERS))
     for done, name in enumerate(PLANNERS, 1):
-        rows.append(_row(name, "found out", [probe(choose_planner(name).plan) for probe in PROBES]))
+        rows.append(_row(name, "probed", [probe(choose_planner(name).plan) for probe in PROBES]))
         options.progress("planners", done, len(PLANNERS))
     return rows
 
 
-def _row(system: str, said_by: str, found: Sequence[bool]) -> Row:
+def _row(system: str, source: str, found: Sequence[bool]) -> Row:
     columns = Row.__struct_fields__[2:]
-    return Row(system=system, said_by=said_by, **dict(zip(columns, found, strict=True)))
+    return Row(system=system, source=source, **dict(zip(columns, found, strict=True)))
 
 
 def _batches(planner: Planner) -> bool:
-    """900 requests/s need batches of several rows; 10 within 5 ms allow no more than one or two."""
+    """Require batches of several rows for 900 requests/s; allow only one or two for 10 requests/s within 5 ms."""
     many, few = planner(_problem({"a": (0.1, 900.0)})), planner(_problem({"a": (0.005, 10.0)}))
     return _serves(many) and _serves(few) and _largest_batch(many) > 2 >= _largest_batch(few)
 
 
 def _models(planner: Planner) -> bool:
+    """Require several models on three devices."""
     return _serves(planner(_problem(dict.fromkeys("abc", (0.1, 10.0)), count=3)))
 
 
 def _scaling(planner: Planner) -> bool:
-    """Ten times the rate needs more devices than one, out of any number."""
+    """Require more than one device for ten times the rate, out of any number."""
     little, much = (planner(_problem({"a": (0.1, rate)}, count=None)) for rate in (500.0, 5000.0))
     return _serves(little) and _serves(much) and much.devices_used > little.devices_used
 
 
 def _temporal(planner: Planner) -> bool:
-    """Two models on one device that cannot be cut."""
+    """Require two models on one device that cannot be partitioned."""
     return _serves(planner(_problem(dict.fromkeys("ab", (0.1, 10.0)))))
 
 
 def _spatial(planner: Planner) -> bool:
-    """On one device, a model that must never wait for long beside one whose batches are long."""
+    """Require a latency-critical model and one with long batches on one device."""
     return _serves(planner(_problem({"quick": (0.0065, 100.0), "slow": (0.5, 450.0)}, cuts=(500, WHOLE))))
 
 
 def _interference(planner: Planner) -> bool:
-    """Two models cannot share a device in time, and each half is enough for one alone, but not beside the other."""
+    """Require separate devices for two models that slow each other.
+
+    They cannot time-share a device, and meet their SLOs on halves only without interference.
+    """
     models = dict.fromkeys("ab", (0.0062, 300.0))
-    alone, beside = (
-        planner(_problem(models, count=2, cuts=(500, WHOLE), interference=it))
-        for it in (NoInterference(), ConstantMargin(2.0))
+    isolated, colocated = (
+        planner(_problem(models, count=2, cuts=(500, WHOLE), interference=interference))
+        for interference in (NoInterference(), ConstantMargin(2.0))
     )
     slowed = _problem(models, count=2, cuts=(500, WHOLE), interference=ConstantMargin(2.0))
-    return (alone.devices_used, beside.devices_used) == (1, 2) and not check(beside, slowed)
+    return (isolated.devices_used, colocated.devices_used) == (1, 2) and not check(colocated, slowed)
 
 
 # In the order of the columns.
@@ -97,16 +100,16 @@ PROBES: tuple[Callable[[Planner], bool], ...] = (_batches, _models, _scaling, _t
 
 
 def _problem(
-    asked: dict[str, tuple[float, float]],
+    demands: dict[str, tuple[float, float]],
     *,
     count: int | None = 1,
     cuts: tuple[int, ...] = (WHOLE,),
     interference: Interference | None = None,
 ) -> Problem:
-    """asked: by model, its target in seconds and its rate in requests/s."""
+    """Build a problem. demands: by model, its SLO in seconds and rate in requests/s."""
     return Problem(
-        models=tuple(Model(name=name, slo=slo) for name, (slo, _) in asked.items()),
-        rates={name: rate for name, (_, rate) in asked.items()},
+        models=tuple(Model(name=name, slo=slo) for name, (slo, _) in demands.items()),
+        rates={name: rate for name, (_, rate) in demands.items()},
         fleet=(Kind(name="gpu", count=count, cuts=cuts),),
         profiles={
             (name, "gpu"): Profile(
@@ -118,7 +121,7 @@ def _problem(
                     for batch in (1, 2, 4, 8, 16, 32)
                 ],
             )
-            for name in asked
+            for name in demands
         },
         interference=interference or NoInterference(),
     )
@@ -141,7 +144,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             done = getattr(row, column)
             axes.scatter(x, y, s=110, color="#009E73" if done else "#888888", marker="o" if done else "x")
     axes.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns], fontsize=8)
-    axes.set_yticks(range(len(rows)), [f"{row.system} ({row.said_by})" for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [f"{row.system} ({row.source})" for row in rows], fontsize=8)
     axes.xaxis.tick_top()
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -1,8 +1,8 @@
-"""A cast as the published program takes it.
+"""Convert a model set to tables of the published program.
 
-The paper's models bring what the program's files say of them: batches take time to be assembled, and inputs take room
-on the network. For others that is 0: it belongs to its authors' server. The program takes utilisation to go with the
-share, so its constants are fitted that way to the pairs that were measured.
+For the paper's models the program's files add the time to assemble batches and the size of inputs on the network; for
+other models both are 0, as they belong to the authors' server. The program assumes utilisation proportional to the
+share, so its coefficients are fitted to measured pairs under that assumption.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from cotenant.core.units import WHOLE
 from experiments import data
 from experiments.data import glet
 from experiments.gpulet import paper, published
-from experiments.gpulet.model_sets import GLET, MEMORY_MB, Cast, whole
+from experiments.gpulet.model_sets import GLET, MEMORY_MB, ModelSet, full_device_utilisation
 
-POWERS = (1, 2, 4, 8, 16, 32)  # batches whose utilisation it reads
+POWERS = (1, 2, 4, 8, 16, 32)  # batches whose utilisation the program reads
 
 
-def tables(cast: Cast) -> published.Tables:
+def tables(model_set: ModelSet) -> published.Tables:
+    """Return the tables of a model set."""
     return published.Tables(
-        [_model(cast, role) for role in cast.targets],
-        interference=msgspec.structs.astuple(cast.proportional),
-        memory=MEMORY_MB[cast.kind],
+        [_model(model_set, role) for role in model_set.targets],
+        interference=msgspec.structs.astuple(model_set.proportional),
+        memory=MEMORY_MB[model_set.kind],
     )
 
 
-def _model(cast: Cast, role: str) -> published.Model:
-    profile = cast.profiles[role, cast.kind]
+def _model(model_set: ModelSet, role: str) -> published.Model:
+    profile = model_set.profiles[role, model_set.kind]
     batches = sorted({point.batch for point in profile.points if point.batch <= paper.LARGEST_BATCH})
-    used = {batch: whole(profile, batch) for batch in POWERS}
+    used = {batch: full_device_utilisation(profile, batch) for batch in POWERS}
     model = published.Model(
         name=role,
-        slo=round(cast.targets[role] * 1e3),
+        slo=round(model_set.targets[role] * 1e3),
         latency={
             (percent, batch): profile.latency(batch, percent * WHOLE // 100) * 1e3
             for percent in paper.CUTS_PERCENT
@@ -43,14 +44,14 @@ def _model(cast: Cast, role: str) -> published.Model:
         l2={batch: 100 * l2 for batch, (l2, _) in used.items()},
         dram={batch: 100 * dram for batch, (_, dram) in used.items()},
     )
-    if role not in cast.inputs:
+    if role not in model_set.inputs:
         return model
-    known = _own()[GLET[cast.inputs[role]]]
+    known = _paper_models()[GLET[model_set.inputs[role]]]
     return msgspec.structs.replace(known, name=role, slo=model.slo, latency=model.latency)
 
 
 @functools.cache
-def _own() -> dict[str, published.Model]:
-    """The paper's models by the program's files."""
+def _paper_models() -> dict[str, published.Model]:
+    """Return the paper's models as described in the program's files."""
     read = published.read_tables(data.FOLDER / glet.synthetic_file(8), data.FOLDER / glet.SOURCE)
     return {model.name: model for model in read.models}

@@ -1,13 +1,13 @@
-"""HetSev's evaluation (Mo et al., Electronics 2023, section 6) with what there is to simulate it.
+"""Define the cluster and models of HetSev's evaluation (Mo et al., Electronics 2023, section 6) for simulation.
 
-Its authors published no measurements, and of its T4s none of a model served there are at hand. So the cluster is V100s
-alone, and the models are those that were measured on a V100: ResNet-50 plays itself, SSD plays SSD-ResNet50, VGG-19
-plays Inception-v3 and AlexNet the Transformer. Targets, the fraction that must meet them, and largest batches are
-HetSev's; rates are multiples of what the cluster serves. What one kind of GPU cannot show is HetSev's choice of kinds.
+The authors published no measurements, and none of a T4 with its models is available. So the cluster has only V100s, and
+models measured on a V100 take the roles: ResNet-50 its own, SSD that of SSD-ResNet50, VGG-19 of Inception-v3, AlexNet
+of the Transformer. SLOs, attainments and largest batches are HetSev's; rates are multiples of what the cluster serves.
+One kind of GPU cannot show HetSev's choice of kinds.
 
-Three ways are compared. "K8S" gives every instance a GPU to itself, as Kubernetes does. "co-located" puts several on
-one, as HetSev does: by gpulet's elastic partitioning, since HetSev leaves shares to the GPU and a planner of its rules
-is not there yet. The third is geometry. All are scaled alike, when instances are 80 % busy (section 4.1).
+Three systems are compared. "K8S" gives every instance its own GPU, as Kubernetes does. "co-located" places several on
+one, as HetSev does, by gpulet's elastic partitioning: HetSev leaves shares to the GPU, and Cotenant has no planner with
+its rules yet. The third is geometry. All scale when instances are 80 % busy (section 4.1).
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from cotenant.core.units import WHOLE
 from cotenant.planners import Problem, portfolio
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
 from experiments.data import v100
-from experiments.gpulet.ground_truth import Measured
+from experiments.gpulet.ground_truth import MeasuredInterference
 
-# Model of the paper → who plays it, target in seconds, largest batch.
+# Model of the paper → measured model that plays it, SLO in seconds, largest batch.
 MODELS = {
     "ResNet50": ("resnet50", 0.4, 8),
     "Inception-v3": ("vgg19", 0.6, 8),
     "SSD-ResNet50": ("ssd", 0.9, 4),
     "Transformer": ("alexnet", 1.2, 2),
 }
-PROMISED = 0.98
-DEVICES = 4  # of the paper's eight V100s, so that a run takes a minute
+ATTAINMENT = 0.98
+DEVICES = 4  # half of the paper's V100s, so that a run takes a minute
 CUTS = (200, 400, 500, 600, 800, WHOLE)
 POLICY = ScalingOptions(period=15.0, room=1 / 0.8, little_room=1 / 0.8)
 STARTUP = 10.0  # seconds; the paper does not say
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """alone: each instance has a GPU to itself."""
+class System(msgspec.Struct, frozen=True, kw_only=True):
+    """Describe a system. alone: each instance has a GPU to itself."""
 
     name: str
     planner: str
     alone: bool = False
 
 
-K8S = Way(name="K8S", planner="bestfit", alone=True)
-WAYS = (K8S, Way(name="co-located", planner="elastic"), Way(name="geometry", planner="geometry"))
+K8S = System(name="K8S", planner="bestfit", alone=True)
+SYSTEMS = (K8S, System(name="co-located", planner="elastic"), System(name="geometry", planner="geometry"))
 
 
 def problem(rates: Mapping[str, float], *, alone: bool = False, devices: int = DEVICES) -> Problem:
-    """What a way is asked. rates: requests/s by model."""
+    """Return the problem that a system plans for. rates: requests/s by model."""
     cuts, most = ((WHOLE,), 1) if alone else (CUTS, None)
     return Problem(
         models=tuple(
-            Model(name=name, slo=MODELS[name][1], attainment=PROMISED, max_batch=MODELS[name][2]) for name in rates
+            Model(name=name, slo=MODELS[name][1], attainment=ATTAINMENT, max_batch=MODELS[name][2]) for name in rates
         ),
         rates=dict(rates),
         fleet=(Kind(name=v100.KIND, count=devices, cuts=cuts, max_partitions=most),),
@@ -67,12 +67,12 @@ def problem(rates: Mapping[str, float], *, alone: bool = False, devices: int = D
 
 
 def cluster(rates: Mapping[str, float], devices: int = DEVICES) -> Problem:
-    """The world: what neighbours do is what was measured."""
+    """Return the problem to simulate, with measured interference."""
     return msgspec.structs.replace(problem(rates, devices=devices), interference=_truth())
 
 
 def served(mix: Mapping[str, float], devices: int = DEVICES) -> float:
-    """The largest multiple of a mix for which geometry has a plan."""
+    """Return the largest multiple of a mix for which geometry has a plan."""
     return portfolio.plan(msgspec.structs.replace(problem(mix, devices=devices), objective="rate")).scale
 
 
@@ -92,5 +92,5 @@ def _formula() -> Linear:
 
 
 @functools.cache
-def _truth() -> Measured:
-    return Measured(_formula(), v100.pairs(), {name: player for name, (player, _, _) in MODELS.items()})
+def _truth() -> MeasuredInterference:
+    return MeasuredInterference(_formula(), v100.pairs(), {name: player for name, (player, _, _) in MODELS.items()})

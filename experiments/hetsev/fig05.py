@@ -1,8 +1,8 @@
-"""Figure 5: low load and a spike, on GPUs with one instance each and on GPUs that instances share.
+"""Reproduce Figure 5: low load and a spike, on GPUs with one instance each and on shared GPUs.
 
-Section 6.1. The spike is as high as geometry can serve, less a tenth for chance; the low load is a fifth of it, as
-200 and 1,000 requests/s are in the paper, and the curve is `workload.shapes`' reading of the text. Without `full`, it
-is run from 3,300 s to 4,300 s.
+Section 6.1. The spike is 90 % of what geometry can serve; the low load is a fifth of it, as 200 and 1,000 requests/s
+are in the paper; the curve is `workload.shapes`' interpretation of the text. Without `full`, only 3,300 s to 4,300 s
+are run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cotenant.planners.portfolio import choose_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
 from cotenant.workload.sources import Curve
-from experiments.autoscaled_runs import Span, Story, scaled, span
+from experiments.autoscaled_runs import AutoscaledRun, IntervalSummary, run_autoscaled, summarize
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import K8S, POLICY, STARTUP, WAYS, Way, cluster, problem, served
-from experiments.parallel import Options, spread
+from experiments.hetsev.cluster import K8S, POLICY, STARTUP, SYSTEMS, System, cluster, problem, served
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
-TITLE = "low load and a spike, instances alone on a GPU and together (HetSev, Figure 5)"
+TITLE = "low load and a spike, dedicated and shared GPUs (HetSev, Figure 5)"
 
 ROOM = 0.9
 FROM, UNTIL = 3_305.0, 4_310.0  # seconds
@@ -32,13 +32,16 @@ SPIKE = "spike"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates in requests/s. missed: late or dropped, in percent. gpus, instances: in use, on average. mean_ms: from
-    arrival to answer, over the whole run. of_k8s: answers in time over K8S's; paper: the most it says of that."""
+    """Hold one phase; rates in requests/s.
 
-    way: str
+    missed: percentage late or dropped; gpus, instances: in use on average; mean_ms: response time over the whole run;
+    of_k8s: goodput over K8S's; paper_of_k8s: the paper's largest.
+    """
+
+    system: str
     load: str
     offered: float
-    in_time: float
+    goodput: float
     missed: float
     gpus: float
     instances: float
@@ -48,9 +51,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """top: requests/s in the spike."""
+    """Describe a run. top: requests/s in the spike; start, end: seconds of the curve."""
 
-    way: Way
+    system: System
     top: float
     start: float
     end: float
@@ -60,20 +63,21 @@ class Run(msgspec.Struct, frozen=True):
 def run(options: Options) -> list[Row]:
     top = ROOM * served(paper.FIG05_MIX)
     start, end = (0.0, paper.FIG05_SECONDS) if options.full else (FROM, UNTIL)
-    runs = [Run(way, top, start, end, options.seed) for way in WAYS]
-    return rows_of(runs, spread(played, runs, options, "runs"))
+    runs = [Run(system, top, start, end, options.seed) for system in SYSTEMS]
+    return rows_of(runs, run_tasks(simulate_run, runs, options, "runs"))
 
 
-def played(run: Run) -> Story:
+def simulate_run(run: Run) -> AutoscaledRun:
+    """Simulate one run."""
     valley = run.top * paper.FIG05_LOW / paper.FIG05_HIGH
     whole = hetsev_production(valley, paper.FIG05_HIGH / paper.FIG05_LOW)
     later = [(time - run.start, rate) for time, rate in whole.points if time > run.start]
     curve = Curve(((0.0, whole.at(run.start)), *later))
     start = {name: part * curve.at(0) * POLICY.room for name, part in paper.FIG05_MIX.items()}
-    return scaled(
-        problem(start, alone=run.way.alone),
+    return run_autoscaled(
+        problem(start, alone=run.system.alone),
         cluster(start),
-        choose_planner(run.way.planner).plan,
+        choose_planner(run.system.planner).plan,
         POLICY,
         Workload({name: curve.scaled(part) for name, part in paper.FIG05_MIX.items()}),
         seconds=run.end - run.start,
@@ -82,38 +86,38 @@ def played(run: Run) -> Story:
     )
 
 
-def rows_of(runs: Sequence[Run], stories: Sequence[Story]) -> list[Row]:
-    """Of each, the time before the spike, and from it on."""
-    parts: dict[tuple[str, str], Span] = {}
-    for each, story in zip(runs, stories, strict=True):
+def rows_of(runs: Sequence[Run], results: Sequence[AutoscaledRun]) -> list[Row]:
+    """Return a row for the time before the spike and one from the spike on, for each run."""
+    parts: dict[tuple[str, str], IntervalSummary] = {}
+    for each, result in zip(runs, results, strict=True):
         edge, end = paper.FIG05_SPIKE - each.start, each.end - each.start
-        parts[each.way.name, "low"] = span(story, 0.0, edge)
-        parts[each.way.name, SPIKE] = span(story, edge, end)
-    reports = {each.way.name: story.report for each, story in zip(runs, stories, strict=True)}
+        parts[each.system.name, "low"] = summarize(result, 0.0, edge)
+        parts[each.system.name, SPIKE] = summarize(result, edge, end)
+    reports = {each.system.name: result.report for each, result in zip(runs, results, strict=True)}
     return [
         Row(
-            way=way,
+            system=system,
             load=when,
             offered=part.offered,
-            in_time=part.in_time,
+            goodput=part.goodput,
             missed=100 * part.missed,
             gpus=part.devices,
             instances=part.partitions,
-            mean_ms=_mean_ms(reports[way]) if when == SPIKE else None,
-            of_k8s=part.in_time / parts[K8S.name, when].in_time,
-            paper_of_k8s=paper.FIG05_MORE if when == SPIKE and way != K8S.name else None,
+            mean_ms=_mean_ms(reports[system]) if when == SPIKE else None,
+            of_k8s=part.goodput / parts[K8S.name, when].goodput,
+            paper_of_k8s=paper.FIG05_THROUGHPUT_RATIO if when == SPIKE and system != K8S.name else None,
         )
-        for (way, when), part in parts.items()
+        for (system, when), part in parts.items()
     ]
 
 
 def _mean_ms(report: Report) -> float:
-    """Of all answers."""
+    """Return the mean latency of all answers."""
     answers = math.fsum(row.served for row in report.models)
     return 1e3 * math.fsum((row.mean or 0.0) * row.served for row in report.models) / answers
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    bars = [Bar(row.load, "", row.way, "simulated", row.of_k8s) for row in rows]
-    lines = [("HetSev, paper, at most", paper.FIG05_MORE)]
-    grouped(path, bars, lines=lines, ylabel="answers in time over K8S's", title="HetSev, Figure 5")
+    bars = [Bar(row.load, "", row.system, "simulated", row.of_k8s) for row in rows]
+    lines = [("HetSev, paper, at most", paper.FIG05_THROUGHPUT_RATIO)]
+    grouped(path, bars, lines=lines, ylabel="goodput over K8S's", title="HetSev, Figure 5")

@@ -1,8 +1,8 @@
-"""Figure 7: what it costs to serve four models through low load and a spike.
+"""Reproduce Figure 7: the cost of serving four models through low load and a spike.
 
-Section 6.3. HetSev counts the memory of a GPU that an instance uses, and all of it where the instance is alone there.
-Memory was not measured on the V100, so here shares are counted as HetSev counts memory; and whole GPUs in use as well,
-which is what a cloud sends bills for. K8S's fleet is large enough for the spike, as the paper has it.
+Section 6.3. HetSev counts the GPU memory of an instance, and all of it if the instance is alone there. Memory was not
+measured on the V100, so here shares are counted instead, and also whole GPUs in use, which a cloud bills. K8S's fleet
+is large enough for the spike, as in the paper.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ import msgspec
 from cotenant.planners.portfolio import choose_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
-from experiments.autoscaled_runs import Story, scaled, span
+from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, summarize
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import K8S, MODELS, POLICY, STARTUP, WAYS, Way, cluster, problem, served
-from experiments.parallel import Options, spread
+from experiments.hetsev.cluster import K8S, MODELS, POLICY, STARTUP, SYSTEMS, System, cluster, problem, served
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
 TITLE = "cost of four models through low load and a spike (HetSev, Figure 7)"
 
-HIGH = 0.7  # of what geometry serves with four GPUs
+HIGH = 0.7  # of what geometry feasible with four GPUs
 FLEET = 12  # enough for one instance on each
 SPIKE = 4.0  # times the low load
-FROM = 3_000.0  # of the production day, so that low load and the spike have their part in 3,000 s
+FROM = 3_000.0  # of the production curve, so that 3,000 s include low load and the spike
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """gpu_hours: of whole GPUs in use; share_hours: of the shares that instances have, in GPUs. saving: K8S's GPU hours
-    over those; saving_by_share: the same where a way pays for shares, and K8S for GPUs. missed: in percent."""
+    """Hold the cost of a system.
 
-    way: str
+    gpu_hours: of whole GPUs in use; share_hours: of partitions' shares, in GPUs; saving: K8S's GPU hours over the
+    system's; saving_by_share: K8S's GPU hours over the system's share hours; missed: percentage late or dropped.
+    """
+
+    system: str
     gpu_hours: float
     share_hours: float
     missed: float
@@ -44,9 +47,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """peak: requests/s of each model in the spike."""
+    """Describe a run. peak: requests/s of each model in the spike."""
 
-    way: Way
+    system: System
     peak: float
     seed: int
     seconds: float = paper.FIG07_SECONDS
@@ -54,19 +57,20 @@ class Run(msgspec.Struct, frozen=True):
 
 def run(options: Options) -> list[Row]:
     peak = HIGH * served(dict.fromkeys(MODELS, 1.0))
-    runs = [Run(way, peak, options.seed) for way in WAYS]
-    return rows_of(runs, spread(played, runs, options, "runs"))
+    runs = [Run(system, peak, options.seed) for system in SYSTEMS]
+    return rows_of(runs, run_tasks(simulate_run, runs, options, "runs"))
 
 
-def played(run: Run) -> Story:
+def simulate_run(run: Run) -> AutoscaledRun:
+    """Simulate one run."""
     day = hetsev_production(run.peak / SPIKE, SPIKE)
     points = [(max(0.0, time - FROM), rate) for time, rate in day.points if time >= FROM]
     curve = msgspec.structs.replace(day, points=((0.0, day.at(FROM)), *points))
     start = dict.fromkeys(MODELS, curve.at(0) * POLICY.room)
-    return scaled(
-        problem(start, alone=run.way.alone, devices=FLEET),
+    return run_autoscaled(
+        problem(start, alone=run.system.alone, devices=FLEET),
         cluster(start, FLEET),
-        choose_planner(run.way.planner).plan,
+        choose_planner(run.system.planner).plan,
         POLICY,
         Workload(dict.fromkeys(start, curve)),
         seconds=run.seconds,
@@ -75,13 +79,16 @@ def played(run: Run) -> Story:
     )
 
 
-def rows_of(runs: Sequence[Run], stories: Sequence[Story]) -> list[Row]:
-    wholes = {each.way.name: span(story, 0.0, each.seconds) for each, story in zip(runs, stories, strict=True)}
-    hours = {each.way.name: each.seconds / 3600 for each in runs}
+def rows_of(runs: Sequence[Run], results: Sequence[AutoscaledRun]) -> list[Row]:
+    """Return a row for each run."""
+    wholes = {
+        each.system.name: summarize(result, 0.0, each.seconds) for each, result in zip(runs, results, strict=True)
+    }
+    hours = {each.system.name: each.seconds / 3600 for each in runs}
     k8s = wholes[K8S.name].devices
     return [
         Row(
-            way=name,
+            system=name,
             gpu_hours=whole.devices * hours[name],
             share_hours=whole.shares * hours[name],
             missed=100 * whole.missed,
@@ -96,7 +103,7 @@ def rows_of(runs: Sequence[Run], stories: Sequence[Story]) -> list[Row]:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     bars = [
-        Bar("", group, row.way, "simulated", height)
+        Bar("", group, row.system, "simulated", height)
         for row in rows
         for group, height in (("whole GPUs", row.saving), ("shares", row.saving_by_share))
     ]

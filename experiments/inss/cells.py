@@ -1,8 +1,8 @@
-"""Cells of InSS' tables: theirs on RTX 2060s, and ours on the V100 of iGniter's authors, by InSS' own protocol.
+"""Compute cells of InSS' tables: theirs on RTX 2060s, and ours on the V100 of iGniter's authors by InSS' protocol.
 
-No profile of InSS was published, so that its predictions cannot be made again. What can is the method: from 16 runs of
-each model alone (4 batches, 4 shares) and five beside others, least squares; then latencies beside others, which no
-coefficient was fitted to. Of the V100 there are pairs only, whose shares add up to the device.
+InSS published no profile, so its predictions cannot be recomputed. Its method can: least squares on 16 runs of each
+model in isolation (4 batches, 4 shares) and five under co-location; then predicted latencies under co-location that
+were not used for fitting. On the V100 there are only pairs whose shares add up to the device.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.data import igniter, inss, v100
 
 BATCHES, SHARES = (2, 4, 8, 16), (200, 400, 600, 800)
-BESIDE = 5  # runs of each model
+COLOCATED_RUNS = 5  # of each model
 NAMES = {"A": "alexnet", "R": "resnet50", "V": "vgg19", "S": "ssd"}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """models: the first's latency, beside the others; * those that stay as they are. x: batch, or share in percent."""
+    """Hold one cell.
 
-    of: str
+    models: the first one's latency, co-located with the others; * marks fixed ones. x: batch, or share in percent.
+    """
+
+    origin: str
     models: str
     x: int
     observed_ms: float
@@ -38,28 +41,33 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     error_percent: float
 
 
-def theirs(table: int) -> list[Row]:
+def published_rows(table: int) -> list[Row]:
+    """Return the cells of a table of the paper."""
     return [
         _row("RTX 2060, paper", cell.label, cell.x, cell.observed_ms, cell.predicted_ms) for cell in inss.table(table)
     ]
 
 
-def ours(models: str, x: int, batch: int, share: int, fixed: int, seed: int) -> Row:
-    """models as in `NAMES`; fixed: the batch of the neighbour, which has the rest of the device."""
-    first, *beside = models.replace("*", "").split("&")
+def measured_row(models: str, x: int, batch: int, share: int, fixed: int, seed: int) -> Row:
+    """Predict a cell on the V100.
+
+    models: as in `NAMES`; fixed: batch of the co-located model, which has the rest of the device.
+    """
+    first, *colocated = models.replace("*", "").split("&")
     victim = Load(NAMES[first], v100.KIND, batch, share)
-    others = tuple(Load(NAMES[name], v100.KIND, fixed, WHOLE - share) for name in beside)
+    others = tuple(Load(NAMES[name], v100.KIND, fixed, WHOLE - share) for name in colocated)
     seen = _observed()[victim, others]
     return _row("V100, ours", models, x, 1e3 * seen, 1e3 * fitted(seed).latency(victim, others))
 
 
-def _row(of: str, models: str, x: int, observed: float, predicted: float) -> Row:
+def _row(origin: str, models: str, x: int, observed: float, predicted: float) -> Row:
     error = 100 * abs(predicted - observed) / observed
-    return Row(of=of, models=models, x=x, observed_ms=observed, predicted_ms=predicted, error_percent=error)
+    return Row(origin=origin, models=models, x=x, observed_ms=observed, predicted_ms=predicted, error_percent=error)
 
 
 @functools.cache
 def fitted(seed: int) -> Analytic:
+    """Fit the predictor as InSS does, with runs chosen by the seed."""
     rng = np.random.default_rng(seed)
     profiles = {
         key: Profile(*key, [point for point in each.points if point.batch in BATCHES and point.share in SHARES])
@@ -68,13 +76,13 @@ def fitted(seed: int) -> Analytic:
     by_victim: dict[str, list[Sample]] = {}
     for sample in v100.pairs():
         by_victim.setdefault(sample.victim.model, []).append(sample)
-    chosen = [every[i] for every in by_victim.values() for i in rng.choice(len(every), BESIDE, replace=False)]
+    chosen = [every[i] for every in by_victim.values() for i in rng.choice(len(every), COLOCATED_RUNS, replace=False)]
     return analytic.fit(chosen, profiles)
 
 
 @functools.cache
 def _observed() -> dict[tuple[Load, tuple[Load, ...]], float]:
-    """Seconds of a batch alone, and beside a neighbour."""
+    """Return measured batch latencies in seconds, in isolation and under co-location."""
     found: dict[tuple[Load, tuple[Load, ...]], float] = {
         (sample.victim, sample.colocated): sample.together for sample in v100.pairs()
     }
@@ -82,11 +90,11 @@ def _observed() -> dict[tuple[Load, tuple[Load, ...]], float]:
 
 
 def plot(rows: Sequence[Row], path: Path, *, xlabel: str, title: str) -> None:
-    """Observed as rings, predicted as lines; what a panel has is of one origin."""
-    origins = list(dict.fromkeys(row.of for row in rows))
+    """Draw observations as rings and predictions as lines, with a panel for each origin."""
+    origins = list(dict.fromkeys(row.origin for row in rows))
     figure = figure_for(path, 5 * len(origins), 3.8)
     for axes, origin in zip(figure.subplots(1, len(origins), squeeze=False).flat, origins, strict=True):
-        mine = [row for row in rows if row.of == origin]
+        mine = [row for row in rows if row.origin == origin]
         for colour, models in zip(COLOURS, dict.fromkeys(row.models for row in mine), strict=False):
             line = [row for row in mine if row.models == models]
             x = [row.x for row in line]

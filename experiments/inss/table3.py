@@ -1,4 +1,4 @@
-"""Table 3: latency of a batch by its share, alone and beside others; errors up to 3.9 % in the paper."""
+"""Reproduce Table 3: batch latency by share, isolated and co-located; errors up to 3.9 % in the paper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ BATCH = 4
 
 
 def run(options: Options) -> list[Row]:
-    return cells.theirs(3) + [
-        cells.ours(models, share // 10, BATCH, share, BATCH, options.seed)
+    return cells.published_rows(3) + [
+        cells.measured_row(models, share // 10, BATCH, share, BATCH, options.seed)
         for models in ("A", "R&A*", "V&R*", "S&V*")
         for share in cells.SHARES
     ]

@@ -1,4 +1,4 @@
-"""Figure 6.2: the throughput sum beside the chosen neighbour, over Oracle's, by technique and size of training set."""
+"""Reproduce Figure 6.2: throughput sum with the chosen co-located model over Oracle's, by training set size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLE = "throughput sums over Oracle's, by technique (KACE, Figure 6.2)"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """percent: of 181 pairs, to train with; relative: mean over targets and seeds."""
+    """Hold a result. percent: of 181 pairs used for training; relative: averaged over targets and seeds."""
 
     technique: str
     percent: float
@@ -38,7 +38,7 @@ def run(options: Options) -> list[Row]:
 
 
 def published(model: str, column: str = "prediction") -> float:
-    """Mean over their seeds and targets of what their run has."""
+    """Average the values of their run over seeds and targets."""
     return mean([each[column] for seed in kace.SEEDS for each in kace.published(model, seed).values()])
 
 
@@ -46,7 +46,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure = figure_for(path, 6, 3.6)
     axes = figure.subplots()
     line_plots.draw(
-        axes, rows, "relative", x="pairs to train with, %", y="throughput sum over Oracle's", published="published"
+        axes, rows, "relative", x="training pairs, %", y="throughput sum over Oracle's", published="published"
     )
     axes.set_ylim(0.7, 1)
     axes.legend(fontsize=7, frameon=False)

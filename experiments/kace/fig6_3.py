@@ -1,7 +1,7 @@
-"""Figure 6.3: KACE beside other policies, on splits with some 40 pairs to train with.
+"""Reproduce Figure 6.3: KACE and other policies, on splits with about 40 training pairs.
 
-`published` is the mean of what their run has, `text` what the report says. Best rule takes, for each target, the rule
-that turns out best.
+`published` is the mean over their run, `reported` the report's text. "Best rule" uses the best rule for each target in
+hindsight.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from experiments.kace import paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.fig6_2 import published
 from experiments.kace.runs import Training, effort, outcome
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
 TITLE = "throughput sums over Oracle's, by policy (KACE, Figure 6.3)"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """relative: mean over targets and seeds; deviation: of the mean over the seeds."""
+    """Hold a result. relative: averaged over targets and seeds; deviation: of the mean over seeds."""
 
     policy: str
     relative: float
     deviation: float
     published: float | None
-    text: float | None
+    reported: float | None
 
 
 def run(options: Options) -> list[Row]:
-    learnt = {
+    trainings = {
         "KACE": [Training("lr", 0, seed) for seed in kace.SEEDS],
-        "KACE, scaled by training": [Training("lr", 0, seed, proper=True) for seed in kace.SEEDS],
+        "KACE, scaled by training": [Training("lr", 0, seed, scaled_by_training=True) for seed in kace.SEEDS],
         "Xu et al.": [Training("rf", effort("rf", options), seed, features="hotcloud") for seed in kace.SEEDS],
     }
-    tasks = [task for each in learnt.values() for task in each]
-    found = dict(zip(tasks, spread(outcome, tasks, options, "trainings"), strict=True))
+    tasks = [task for each in trainings.values() for task in each]
+    found = dict(zip(tasks, run_tasks(outcome, tasks, options, "trainings"), strict=True))
     by_policy = {"Oracle": [1.0] * len(kace.SEEDS)}
-    by_policy |= {policy: [found[task].mean for task in each] for policy, each in learnt.items()}
+    by_policy |= {policy: [found[task].mean for task in each] for policy, each in trainings.items()}
     tests = [kace.split(3, seed)[1] for seed in kace.SEEDS]
     by_policy["Best rule"] = [protocol.mean(protocol.best_rule(test)) for test in tests]
     for name, policy in protocol.RULES.items():
         by_policy[name] = [protocol.mean(protocol.relative(test, policy)) for test in tests]
-    by_policy["Random"] = [protocol.mean(protocol.at_random(test)) for test in tests]
-    said = {
+    by_policy["Random"] = [protocol.mean(protocol.random_choice(test)) for test in tests]
+    reported = {
         "KACE": published("KACE"),
         "Xu et al.": published("hotcloud"),
         "MEMCAP": published("KACE", "memcap"),
@@ -61,8 +61,8 @@ def run(options: Options) -> list[Row]:
             policy=policy,
             relative=mean(values),
             deviation=float(np.std(values)),
-            published=said.get(policy),
-            text=paper.FIG63.get(policy),
+            published=reported.get(policy),
+            reported=paper.FIG63.get(policy),
         )
         for policy, values in by_policy.items()
     ]
@@ -73,12 +73,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         Bar(
             panel="mean over 21 targets, 5 splits",
             group=row.policy.replace(", ", ",\n"),
-            way=way,
-            who=who,
+            system=system,
+            origin=origin,
             height=height,
         )
         for row in rows
-        for way, who, height in (("chosen", "cotenant", row.relative), ("chosen", "published", row.published))
+        for system, origin, height in (("chosen", "cotenant", row.relative), ("chosen", "published", row.published))
         if height is not None
     ]
     grouped(path, bars, lines=[], ylabel="throughput sum over Oracle's", title="KACE, Figure 6.3")

@@ -1,7 +1,7 @@
-"""Figure 6.4: each target by KACE, Xu et al. and MEMCAP.
+"""Reproduce Figure 6.4: each target under KACE, Xu et al. and MEMCAP.
 
-`published` is the mean over their run's five splits, `printed` what their figure's file has under the target's label:
-its values are the same, and attached to other labels.
+`published` is the mean over their run's five splits, `printed` the value in their figure's file under the target's
+label: the values agree, but under other labels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from experiments.data import kace
 from experiments.kace import protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Training, effort, outcome
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
 TITLE = "throughput sums over Oracle's, by target (KACE, Figure 6.4)"
@@ -25,7 +25,7 @@ PUBLISHED = {"KACE": ("KACE", "prediction"), "Xu et al.": ("hotcloud", "predicti
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """relative, deviation: over the five splits."""
+    """Hold a result. relative, deviation: over the five splits."""
 
     target: str
     policy: str
@@ -38,7 +38,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options) -> list[Row]:
     tasks = [Training("lr", 0, seed) for seed in kace.SEEDS]
     tasks += [Training("rf", effort("rf", options), seed, features="hotcloud") for seed in kace.SEEDS]
-    found = spread(outcome, tasks, options, "trainings")
+    found = run_tasks(outcome, tasks, options, "trainings")
     half = len(kace.SEEDS)
     by_policy = {
         "KACE": [each.relative for each in found[:half]],
@@ -71,12 +71,14 @@ def run(options: Options) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """A panel for each model."""
+    """Draw a panel for each model."""
     bars = []
     for row in rows:
         load = kace.load(row.target)
         bars.append(
-            Bar(panel=load.model, group=f"batch {load.batch}", way=row.policy, who="cotenant", height=row.relative)
+            Bar(
+                panel=load.model, group=f"batch {load.batch}", system=row.policy, origin="cotenant", height=row.relative
+            )
         )
     order = {"2": 0, "8": 1, "16": 2}
     bars.sort(key=lambda bar: (bar.panel, order[bar.group.split()[1]]))

@@ -1,7 +1,7 @@
-"""Figure 7.1: sets of three models, by technique and size of training set.
+"""Reproduce Figure 7.1: sets of three models, by technique and size of the training set.
 
-The report has 560 sets, of which 400 were published. Splits are random, and ours are not theirs: those of five seeds.
-The sum chosen is the highest promise in the whole test set, over the highest measured there.
+400 of the report's 560 sets were published. Splits are random and not theirs: those of five seeds. The relative sum is
+that of the set with the highest prediction in the test set over the highest measured.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from experiments.data import kace
 from experiments.kace import line_plots, paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Training, effort, error_of, policy_of
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 
-TITLE = "three models together: prediction, and the best set of all (KACE, Figure 7.1)"
+TITLE = "three co-located models: prediction, and choice of the best set (KACE, Figure 7.1)"
 PERCENT = (10, 30, 50, 70)
 
 
@@ -31,12 +31,15 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """mse, r2: of standardised sums; relative: of the set chosen; text_mse: what the report says of all techniques."""
+    """Hold a result.
+
+    mse, r2: of standardised sums; relative: of the chosen set; reported_mse: in the report, over all techniques.
+    """
 
     technique: str
     percent: int
     mse: float
-    text_mse: str | None
+    reported_mse: str | None
     r2: float
     relative: float
 
@@ -48,7 +51,7 @@ def run(options: Options) -> list[Row]:
         for percent in PERCENT
         for seed in kace.SEEDS
     ]
-    results = spread(outcome, tasks, options, "trainings")
+    results = run_tasks(outcome, tasks, options, "trainings")
     found: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     for task, result in zip(tasks, results, strict=True):
         found.setdefault((task.technique, task.percent), []).append(result)
@@ -57,7 +60,7 @@ def run(options: Options) -> list[Row]:
             technique=paper.TECHNIQUES[technique],
             percent=percent,
             mse=mean([mse for mse, _, _ in values]),
-            text_mse="> 0.2" if percent == PERCENT[0] else "around 0.15",
+            reported_mse="> 0.2" if percent == PERCENT[0] else "around 0.15",
             r2=mean([r2 for _, r2, _ in values]),
             relative=mean([relative for _, _, relative in values]),
         )
@@ -66,7 +69,7 @@ def run(options: Options) -> list[Row]:
 
 
 def outcome(task: Task) -> tuple[float, float, float]:
-    """Mean squared error, R², and the chosen set's sum over the best."""
+    """Train and test; return mean squared error, R², and the chosen set's sum over the best."""
     every = kace.runs(kace.TRIPLES)
     order = np.random.default_rng(task.seed).permutation(len(every))
     count = round(len(every) * task.percent / 100)
@@ -82,8 +85,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     panels = figure.subplots(1, 3)
     fields = (("r2", "R²"), ("mse", "mean squared error"), ("relative", "sum of the chosen set over the best"))
     for axes, (field, label) in zip(panels, fields, strict=True):
-        line_plots.draw(axes, rows, field, x="sets to train with, %", y=label)
+        line_plots.draw(axes, rows, field, x="training sets, %", y=label)
     panels[1].axhline(paper.MSE_THREE, color="#444444", linestyle="--", linewidth=1, zorder=0)
     panels[0].legend(fontsize=7, frameon=False)
-    figure.suptitle("KACE, Figure 7.1 (dashes: what the report says of larger training sets)", fontsize=11)
+    figure.suptitle("KACE, Figure 7.1 (dashed: report, larger training sets)", fontsize=11)
     save_figure(figure, path)

@@ -1,6 +1,6 @@
-"""Figure 7.2: sets of three around a target whose model was never trained on, mean over 14 targets.
+"""Reproduce Figure 7.2: sets of three with a target whose model is absent from training, mean over 14 targets.
 
-Beside KACE's four techniques stands a line with a penalty, which is ours. Of the report's 560 sets 400 were published.
+Ridge regression is ours, next to KACE's four techniques. 400 of the report's 560 sets were published.
 """
 
 from __future__ import annotations
@@ -15,42 +15,46 @@ from experiments.data import kace
 from experiments.kace import paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Unseen, effort, unseen
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
-TITLE = "three models together, of which one was never seen (KACE, Figure 7.2)"
+TITLE = "three co-located models, one of them unseen (KACE, Figure 7.2)"
 TECHNIQUES = paper.TECHNIQUES | {"ridge": "ridge"}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """relative: mean over targets; least: of the worst."""
+    """Hold a result. relative: mean over targets; worst: of the worst target."""
 
     technique: str
     scaled_by: str
     relative: float
-    least: float
-    text: float | None
+    worst: float
+    reported: float | None
 
 
 def run(options: Options) -> list[Row]:
     targets = protocol.workloads(kace.runs(kace.TRIPLES))
-    ways = [(technique, proper) for technique in TECHNIQUES for proper in (False, True)]
+    variants = [(technique, scaled_by_training) for technique in TECHNIQUES for scaled_by_training in (False, True)]
     tasks = [
-        Unseen(technique, effort(technique, options), target, three=True, proper=proper)
-        for technique, proper in ways
+        Unseen(technique, effort(technique, options), target, three=True, scaled_by_training=scaled_by_training)
+        for technique, scaled_by_training in variants
         for target in targets
     ]
-    found = dict(zip(tasks, spread(unseen, tasks, options, "trainings"), strict=True))
+    found = dict(zip(tasks, run_tasks(unseen, tasks, options, "trainings"), strict=True))
     rows = []
-    for technique, proper in ways:
-        values = [found[task] for task in tasks if (task.technique, task.proper) == (technique, proper)]
+    for technique, scaled_by_training in variants:
+        values = [
+            found[task]
+            for task in tasks
+            if (task.technique, task.scaled_by_training) == (technique, scaled_by_training)
+        ]
         rows.append(
             Row(
                 technique=TECHNIQUES[technique],
-                scaled_by="training" if proper else "own",
+                scaled_by="training" if scaled_by_training else "own",
                 relative=mean(values),
-                least=float(np.min(values)),
-                text=None if proper else paper.FIG72.get(technique),
+                worst=float(np.min(values)),
+                reported=None if scaled_by_training else paper.FIG72.get(technique),
             )
         )
     return rows
@@ -61,8 +65,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         Bar(
             panel="mean over 14 targets",
             group=row.technique,
-            way=f"scaled by {row.scaled_by}",
-            who="cotenant",
+            system=f"scaled by {row.scaled_by}",
+            origin="cotenant",
             height=row.relative,
         )
         for row in rows

@@ -1,4 +1,4 @@
-"""What the KACE report says in its text, as fractions of Oracle's throughput sum. Bars alone are in no text."""
+"""List the numbers in the KACE report's text, as fractions of Oracle's throughput sum; bars without text are absent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How KACE chooses a co-runner and is judged: by the throughput sum beside the chosen one over the best there is.
+"""Implement KACE's choice of co-located models and its evaluation: the chosen throughput sum over the best one.
 
-`AsPublished` is the published program to the letter. Of the training set it holds a fifth back, and learns from the
-rest; features of a target's test runs are brought to one scale by their own statistics, which a scheduler that looks at
-one candidate at a time could not do. `Proper` uses the training set's statistics, as the library does.
+`AsPublished` follows the published program exactly. It holds out a fifth of the training set and trains on the rest;
+features of a target's test runs are standardised by their own statistics, which a scheduler that sees one candidate at
+a time could not do. `ScaledByTraining` uses the training set's statistics, as Cotenant does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from cotenant.predictors.regression import Regressor, train
 from experiments.data import kace
 
 Values = NDArray[np.float64]
-# Of runs that one target could be part of: what each promises.
+# Predicts the value of each run that contains a target.
 Policy = Callable[[Sequence[ColocatedRun]], Values]
 
-HELD_BACK, HELD_BACK_SEED = 0.2, 30  # by their trainer, of every training set
+HELD_OUT, HELD_OUT_SEED = 0.2, 30  # of every training set, by their trainer
 
 
 def sums(runs: Sequence[ColocatedRun]) -> Values:
+    """Return the throughput sum of each run, in rows per second."""
     return np.array([sum(run.rows_per_s) for run in runs])
 
 
 def relative(test: Sequence[ColocatedRun], policy: Policy, targets: Sequence[Load] | None = None) -> dict[Load, float]:
-    """Of each target: what the run of highest promise measured over what the best did, in the test set."""
+    """Return, for each target, the measured sum of the run with the highest prediction over the best one."""
     found = {}
     for target in targets or workloads(test):
         mine = [run for run in test if target in run.loads]
@@ -44,8 +45,8 @@ def relative(test: Sequence[ColocatedRun], policy: Policy, targets: Sequence[Loa
     return found
 
 
-def at_random(test: Sequence[ColocatedRun]) -> dict[Load, float]:
-    """The mean over all runs."""
+def random_choice(test: Sequence[ColocatedRun]) -> dict[Load, float]:
+    """Return, for each target, the mean sum over all runs over the best one."""
     found = {}
     for target in workloads(test):
         measured = sums([run for run in test if target in run.loads])
@@ -54,36 +55,37 @@ def at_random(test: Sequence[ColocatedRun]) -> dict[Load, float]:
 
 
 def workloads(runs: Sequence[ColocatedRun]) -> list[Load]:
+    """List the loads of all runs without repetition."""
     return list(dict.fromkeys(load for run in runs for load in run.loads))
 
 
 class AsPublished:
-    """features: KACE's, or those of Xu et al.; a technique as in `regression`."""
+    """Predict sums as published. features: KACE's, or those of Xu et al.; technique: as in `regression`."""
 
     def __init__(
         self, runs: Sequence[ColocatedRun], technique: str, *, features: str = "KACE", effort: int = 10, seed: int = 0
     ):
-        self._sheet = known(features)
-        kept, _ = kept_and_held_back(runs)
+        self._sheet = features_of_loads(features)
+        kept, _ = train_and_held_out(runs)
         self.regressor: Regressor = train(
-            technique, own_scale(self._rows(kept)), own_scale(sums(kept)), seed=seed, effort=effort
+            technique, standardized(self._rows(kept)), standardized(sums(kept)), seed=seed, effort=effort
         )
 
     def __call__(self, runs: Sequence[ColocatedRun]) -> Values:
-        return self.regressor.predict(own_scale(self._rows(runs)))
+        return self.regressor.predict(standardized(self._rows(runs)))
 
     def _rows(self, runs: Sequence[ColocatedRun]) -> Values:
-        """Without the share, which comes first and is all of the device for everyone."""
+        """Return features without the share, which comes first and is the whole device for all."""
         return np.array([self._sheet.together(run.loads)[1:] for run in runs])
 
 
-class Proper:
-    """What the library fits to the same four fifths of a training set, or to all of it."""
+class ScaledByTraining:
+    """Predict sums with Cotenant's predictor, fitted to the same four fifths of a training set, or to all of it."""
 
     def __init__(
         self, runs: Sequence[ColocatedRun], technique: str = "lr", *, whole: bool, effort: int = 10, seed: int = 0
     ):
-        kept = list(runs) if whole else kept_and_held_back(runs)[0]
+        kept = list(runs) if whole else train_and_held_out(runs)[0]
         self.model: ThroughputSum = fit_sum(kept, kace.profiles(), technique, seed=seed, effort=effort)
 
     def __call__(self, runs: Sequence[ColocatedRun]) -> Values:
@@ -91,11 +93,11 @@ class Proper:
 
 
 def rule(column: str, highest: bool) -> Policy:
-    """The run whose models have the most, or the least, of a feature."""
+    """Return a policy that ranks runs by one feature of their models, highest or lowest first."""
 
     def policy(runs: Sequence[ColocatedRun]) -> Values:
-        place = known().names.index(column)
-        return np.array([known().together(run.loads)[place] for run in runs]) * (1 if highest else -1)
+        place = features_of_loads().names.index(column)
+        return np.array([features_of_loads().together(run.loads)[place] for run in runs]) * (1 if highest else -1)
 
     return policy
 
@@ -106,32 +108,33 @@ RULES: dict[str, Policy] = {
 
 
 def best_rule(test: Sequence[ColocatedRun]) -> dict[Load, float]:
-    """Of each target, by the rule that turns out to be the best one."""
+    """Return, for each target, the result of the rule that is best in hindsight."""
     every = [relative(test, policy) for policy in RULES.values()]
     return {target: max(each[target] for each in every) for target in every[0]}
 
 
-def kept_and_held_back(runs: Sequence[ColocatedRun]) -> tuple[list[ColocatedRun], list[ColocatedRun]]:
-    kept, held_back = train_test_split(list(runs), test_size=HELD_BACK, random_state=HELD_BACK_SEED)
-    return kept, held_back
+def train_and_held_out(runs: Sequence[ColocatedRun]) -> tuple[list[ColocatedRun], list[ColocatedRun]]:
+    """Split a training set as their trainer does."""
+    kept, held_out = train_test_split(list(runs), test_size=HELD_OUT, random_state=HELD_OUT_SEED)
+    return kept, held_out
 
 
-def own_scale(values: Values) -> Values:
-    """To mean 0 and deviation 1 by their own statistics; what does not vary becomes 0."""
-    spread = values.std(axis=0, ddof=1)
-    scaled: Values = (values - values.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+def standardized(values: Values) -> Values:
+    """Scale to mean 0 and deviation 1 by the values' own statistics; constant columns become 0."""
+    deviation = values.std(axis=0, ddof=1)
+    scaled: Values = (values - values.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
     return scaled
 
 
 @functools.cache
-def known(features: str = "KACE") -> FeatureTable:
-    """Xu et al. know neither throughput nor memory of a model alone."""
+def features_of_loads(features: str = "KACE") -> FeatureTable:
+    """Return the features of all loads. Those of Xu et al. include neither isolated throughput nor memory."""
     profiles: Profiles = kace.profiles(features)
     return feature_table(profiles, profiles, None if features == "KACE" else tuple(kace.COLUMNS[features].values()))
 
 
 def unseen(runs: Sequence[ColocatedRun], target: Load) -> list[ColocatedRun]:
-    """Those without the target's model, at any batch."""
+    """Return the runs without the target's model, at any batch."""
     return [run for run in runs if all(load.model != target.model for load in run.loads)]
 
 

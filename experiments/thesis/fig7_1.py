@@ -1,9 +1,9 @@
-"""Figure 7.1: how far filled gaps are off, by how many of a row's six entries are hidden, for each way to fill them.
+"""Reproduce Figure 7.1: errors of filled gaps, by the number of hidden entries of a row's six, for each method.
 
-One row at a time loses entries, the others stay whole. The thesis tries ten choices of entries for each row and number,
-at random; here all choices are tried, so that what stands here is what its numbers would come to with more tries. Its
-program asks for the likeness of two columns and takes that of the rows with their numbers; that is here `SVD, as
-published`. Of its sampling, `standard_error` is what ten tries a row leave.
+One row at a time loses entries; the others stay complete. The thesis tries ten random choices of entries per row and
+number; here all choices are tried, which is the limit of its numbers with more tries. Its program needs the similarity
+of two columns but uses that of the rows with the same indices; that is `SVD, as published`. `standard_error` is the
+sampling error of ten tries per row.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from cotenant.predictors import svd
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.data import thesis
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 
-TITLE = "gaps filled by likeness and by regression (NTUA thesis, Figure 7.1)"
+TITLE = "gaps filled by similarity and by regression (NTUA thesis, Figure 7.1)"
 TRIES = 10  # of the thesis, for each row and number of hidden entries
 
-WAYS = {
+METHODS = {
     "SVD, as published": lambda values: svd.predict_by_similarity(values, lambda latent: latent),
     "SVD": svd.predict_by_similarity,
     "regression": svd.predict_by_regression,
@@ -33,25 +33,28 @@ PUBLISHED = {"SVD, as published": "svd", "regression": "imputer"}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean squared errors, in (queries/s)². within: published and ours, in standard errors of the thesis' sampling."""
+    """Hold mean squared errors, in (queries/s)².
+
+    z_score: published minus ours, in standard errors of the thesis' sampling.
+    """
 
     hidden: int
-    way: str
+    method: str
     mse: float
     paper: float | None
     standard_error: float
-    within: float | None
+    z_score: float | None
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Of a row, which entries are hidden."""
+    """Name a row and its hidden entries."""
 
     row: int
     hidden: tuple[int, ...]
 
 
 def run(options: Options) -> list[Row]:
-    """every: of the choices of entries, one in so many."""
+    """Compute errors. every: take one in so many choices of entries."""
     _, _, values = thesis.alone()
     count, columns = values.shape
     tasks = [
@@ -60,11 +63,11 @@ def run(options: Options) -> list[Row]:
         for row in range(count)
         for hidden in list(itertools.combinations(range(columns), number))[:: options.every]
     ]
-    found = spread(errors, tasks, options, "choices of gaps")
-    said = thesis.published()
+    found = run_tasks(errors, tasks, options, "choices of gaps")
+    reported = thesis.published()
     rows = []
     for number in range(1, columns):
-        for place, way in enumerate(WAYS):
+        for place, method in enumerate(METHODS):
             by_row = [
                 [
                     error[place]
@@ -74,42 +77,42 @@ def run(options: Options) -> list[Row]:
                 for row in range(count)
             ]
             mse = float(np.mean([np.mean(each) for each in by_row]))
-            spread_of = float(np.sqrt(sum(np.var(each) / TRIES for each in by_row)) / count)
-            paper = float(np.mean(said[number][PUBLISHED[way]])) if way in PUBLISHED else None
+            standard_error = float(np.sqrt(sum(np.var(each) / TRIES for each in by_row)) / count)
+            paper = float(np.mean(reported[number][PUBLISHED[method]])) if method in PUBLISHED else None
             rows.append(
                 Row(
                     hidden=number,
-                    way=way,
+                    method=method,
                     mse=mse,
                     paper=paper,
-                    standard_error=spread_of,
-                    within=abs(paper - mse) / spread_of if paper is not None and spread_of else None,
+                    standard_error=standard_error,
+                    z_score=abs(paper - mse) / standard_error if paper is not None and standard_error else None,
                 )
             )
     return rows
 
 
 def errors(task: Task) -> tuple[float, ...]:
-    """Mean squared, of each way."""
+    """Return the mean squared error of each method."""
     _, _, whole = thesis.alone()
     given = whole.copy()
     given[task.row, list(task.hidden)] = np.nan
     gaps = np.isnan(given)
-    return tuple(float(((fill(given) - whole)[gaps] ** 2).mean()) for fill in WAYS.values())
+    return tuple(float(((fill(given) - whole)[gaps] ** 2).mean()) for fill in METHODS.values())
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     figure = figure_for(path, 7.5, 4)
     axes = figure.subplots()
-    for colour, way in zip(COLOURS, WAYS, strict=False):
-        mine = [row for row in rows if row.way == way]
+    for colour, method in zip(COLOURS, METHODS, strict=False):
+        mine = [row for row in rows if row.method == method]
         hidden = [row.hidden for row in mine]
-        style = "--" if way == "mix" else "-"
-        axes.plot(hidden, [row.mse for row in mine], style, color=colour, marker="o", markersize=4, label=way)
-        said = [(row.hidden, row.paper) for row in mine if row.paper is not None]
-        if said:
-            at, heights = zip(*said, strict=True)
-            axes.scatter(at, heights, color=colour, marker="x", s=60, label=f"{way}, paper", zorder=3)
+        style = "--" if method == "mix" else "-"
+        axes.plot(hidden, [row.mse for row in mine], style, color=colour, marker="o", markersize=4, label=method)
+        reported = [(row.hidden, row.paper) for row in mine if row.paper is not None]
+        if reported:
+            at, heights = zip(*reported, strict=True)
+            axes.scatter(at, heights, color=colour, marker="x", s=60, label=f"{method}, paper", zorder=3)
     axes.set_yscale("log")
     axes.set_xticks(sorted({row.hidden for row in rows}))
     axes.set_xlabel("hidden entries, of six", fontsize=8)

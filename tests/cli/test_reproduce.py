@@ -43,7 +43,7 @@ def test_reproduce_prints_a_table_json_and_a_figure(program: Program, folder: Pa
     said = program("reproduce", "gpulet/table05", "--plot", "pictures")
     assert said.code == 0
     assert "wrote pictures/gpulet-table05.svg" in said.err
-    for word in ("Nexus", "paper", "squishy", "found out", "batch tuning"):
+    for word in ("Nexus", "paper", "squishy", "probed", "batch tuning"):
         assert word in said.out
     assert ET.parse(folder / "pictures" / "gpulet-table05.svg").getroot().tag.endswith("svg")  # noqa: S314
 

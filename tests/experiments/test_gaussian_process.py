@@ -79,18 +79,18 @@ def test_few_sets_of_three_say_most_of_it(seed: int) -> None:
 
 def off(ours: GaussianProcess, samples: Sequence[Sample]) -> tuple[Values, float]:
     """Sizes of the relative errors of medians, and how many slowdowns do not exceed the quantile 0.9."""
-    said = np.array([ours.quantiles(it.victim, it.colocated, (0.5, 0.9)) for it in samples])
+    reported = np.array([ours.quantiles(it.victim, it.colocated, (0.5, 0.9)) for it in samples])
     seen = np.array([it.slowdown for it in samples])
-    return np.abs(said[:, 0] / seen - 1), float((seen <= said[:, 1]).mean())
+    return np.abs(reported[:, 0] / seen - 1), float((seen <= reported[:, 1]).mean())
 
 
 @needs_data
 @pytest.mark.slow
 def test_what_its_profiles_tell_can_be_taken_away(tmp_path: Path) -> None:
-    rows = [row for told in ("latencies", "+ all") for row in table1.rows_of(table1.Task("kace", told, 1, 0))]
-    assert [row.told for row in rows] == ["latencies", "latencies", "+ all", "+ all"]
-    (_, bare, _, told) = (row.p90 for row in rows)
-    assert bare is not None and told is not None and told != bare
+    rows = [row for features in ("latencies", "+ all") for row in table1.rows_of(table1.Task("kace", features, 1, 0))]
+    assert [row.features for row in rows] == ["latencies", "latencies", "+ all", "+ all"]
+    (_, bare, _, features) = (row.p90 for row in rows)
+    assert bare is not None and features is not None and features != bare
     table1.plot(rows, tmp_path / "rows.svg")
     assert "what ours is told" in (tmp_path / "rows.svg").read_text()
     with pytest.raises(ConfigError, match="--profiles zebra: there are v100, a100, a100-matched, kace"):

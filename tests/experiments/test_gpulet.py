@@ -1,4 +1,4 @@
-"""gpulet's figures: who plays, who schedules, and each figure on a few scenarios."""
+"""gpulet's figures: origin plays, origin schedules, and each figure on a few scenarios."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cotenant.planners import load_planner
 from cotenant.planners.check import check
 from experiments import data
 from experiments.gpulet import fig05, fig06, fig16, fig17, max_rates, paper, published, table05
-from experiments.gpulet.model_sets import CASTS, UNITS, cast
-from experiments.gpulet.systems import Demand, Way, scheduled, serves
+from experiments.gpulet.model_sets import MODEL_SETS, UNITS, model_set
+from experiments.gpulet.systems import Demand, System, feasible, schedule_scenarios
 from experiments.gpulet.tables import tables
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
-SBP = Way(name="SBP", who="cotenant", planner="squishy")
-GPULET = Way(name="gpulet+int", who="cotenant", planner="elastic")
+SBP = System(name="SBP", origin="cotenant", planner="squishy")
+GPULET = System(name="gpulet+int", origin="cotenant", planner="elastic")
 
 
 def test_scenarios_are_the_papers() -> None:
@@ -44,9 +44,9 @@ def test_scenarios_are_numbered_as_golden_is() -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("name", CASTS)
+@pytest.mark.parametrize("name", MODEL_SETS)
 def test_a_cast_has_nine_models_with_targets_that_can_be_met(name: str) -> None:
-    players = cast(name)
+    players = model_set(name)
     assert list(players.targets) == list(paper.TARGETS_MS)
     for role in players.targets:
         asked = msgspec.structs.replace(players.problem(), rates={role: players.units[-1]})
@@ -58,7 +58,7 @@ def test_a_cast_has_nine_models_with_targets_that_can_be_met(name: str) -> None:
 @needs_data
 def test_targets_follow_the_papers_rule() -> None:
     """Table 3: about twice the latency of a batch of 32 on the whole device."""
-    players = cast("a100")
+    players = model_set("a100")
     for role, target in players.targets.items():
         latency = players.profiles[role, players.kind].latency(32, WHOLE)
         assert 0 <= target - 2 * latency <= 1e-3
@@ -67,7 +67,7 @@ def test_targets_follow_the_papers_rule() -> None:
 @needs_data
 @pytest.mark.parametrize("name", ["synthetic-0.8", "a100", "v100"])
 def test_the_unit_makes_sbp_schedule_as_many_as_in_figure_5(name: str) -> None:
-    works, some = serves(SBP, cast(name)), paper.scenarios()[::61]
+    works, some = feasible(SBP, model_set(name)), paper.scenarios()[::61]
     served = sum(works({role: level * UNITS[name][-1] for role, level in levels.items() if level}) for levels in some)
     assert served / len(some) == pytest.approx(paper.FIG05["SBP"] / paper.SCENARIOS, abs=0.04)
 
@@ -76,20 +76,20 @@ def test_the_unit_makes_sbp_schedule_as_many_as_in_figure_5(name: str) -> None:
 def test_a_smaller_sample_is_part_of_a_larger_one_and_leaves_no_rate_out() -> None:
     slow = msgspec.structs.replace(SBP, every=4)
     load = Demand("synthetic-0.2", 100)
-    verdicts = scheduled([SBP, slow], Options(seed=7, profiles=(load.cast,), every=99))
-    many, few = (set(verdicts[load, way].served) for way in (SBP, slow))
+    verdicts = schedule_scenarios([SBP, slow], Options(seed=7, profiles=(load.model_set,), every=99))
+    many, few = (set(verdicts[load, system].served) for system in (SBP, slow))
     assert few < many
     assert (len(many), len(few)) == (199, 50)
     every = paper.scenarios()
     for role in paper.TARGETS_MS:
         assert {every[number][role] for number in few} == {0, 1, 2}
-    all_of_them = scheduled([slow], Options(seed=7, profiles=(load.cast,), every=99, full=True))
+    all_of_them = schedule_scenarios([slow], Options(seed=7, profiles=(load.model_set,), every=99, full=True))
     assert set(all_of_them[load, slow].served) == many
 
 
 @needs_data
 def test_halves_are_slower_and_twice_as_many() -> None:
-    players = cast("a100")
+    players = model_set("a100")
     halves = players.halves()
     (kind,) = halves.fleet
     assert kind.count == 8
@@ -106,8 +106,8 @@ def test_halves_are_slower_and_twice_as_many() -> None:
     ],
 )
 def test_the_published_program_gets_its_own_tables(file: str, mode: published.Mode, every: int) -> None:
-    """Golden was made from the files as they are: what we hand it by way of a cast must decide the same."""
-    players = cast("synthetic-0.8")
+    """Golden was made from the files as they are: what we hand it by system of a model_set must decide the same."""
+    players = model_set("synthetic-0.8")
     known = tables(players)
     scenarios = paper.scenarios()
     with gzip.open(data.FOLDER / "golden_glet" / file, "rt") as text:
@@ -119,9 +119,9 @@ def test_the_published_program_gets_its_own_tables(file: str, mode: published.Mo
 
 @needs_data
 def test_who_serves_what() -> None:
-    players = cast("a100")
-    for way in (SBP, GPULET):
-        works = serves(way, players)
+    players = model_set("a100")
+    for system in (SBP, GPULET):
+        works = feasible(system, players)
         assert works({"res": 10.0})
         assert not works({"res": 1e6})
 
@@ -132,23 +132,23 @@ def test_largest_rate_is_found_to_half_a_percent() -> None:
         def works(asked: Mapping[str, float], most: float = most) -> bool:
             return asked["a"] + asked["b"] <= 2 * most
 
-        assert most * 0.995 <= max_rates.largest(works, {"a": 1, "b": 1}, 100.0) <= most
-    assert max_rates.largest(lambda _: False, {"a": 1.0}, 100.0) == 0
+        assert most * 0.995 <= max_rates.largest_multiple(works, {"a": 1, "b": 1}, 100.0) <= most
+    assert max_rates.largest_multiple(lambda _: False, {"a": 1.0}, 100.0) == 0
 
 
 def test_a_rate_that_is_served_above_one_that_is_not_is_found_from_above() -> None:
     def works(asked: Mapping[str, float]) -> bool:
         return asked["a"] <= 90 or 120 <= asked["a"] <= 125
 
-    assert max_rates.largest(works, {"a": 1.0}, 100.0) == pytest.approx(90, rel=0.005)
-    assert max_rates.largest(works, {"a": 1.0}, 100.0, beyond=True) == pytest.approx(125, rel=0.006)
+    assert max_rates.largest_multiple(works, {"a": 1.0}, 100.0) == pytest.approx(90, rel=0.005)
+    assert max_rates.largest_multiple(works, {"a": 1.0}, 100.0, search_above=True) == pytest.approx(125, rel=0.006)
 
 
 @needs_data
 def test_game_is_seven_models_with_a_target_of_their_own() -> None:
     (game, traffic, *groups) = fig17.groups("synthetic-0.8", GPULET)
     assert (len(game.mix), len(traffic.mix), len(groups)) == (7, 3, 5)
-    players = cast(game.cast).playing(game.roles, game.targets)
+    players = model_set(game.model_set).with_roles(game.roles, game.targets)
     assert players.targets == dict.fromkeys(["le1", "le2", "le3", "le4", "le5", "le6", "res1"], 0.108)
     assert players.inputs["le3"] == "le"
     tables(players)
@@ -160,18 +160,18 @@ def test_game_is_seven_models_with_a_target_of_their_own() -> None:
 @pytest.mark.parametrize("figure", [fig05, fig16], ids=["fig05", "fig16"])
 def test_figures_of_counts(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = figure.run(Options(seed=3, profiles=("synthetic-0.2",), every=4001))
-    assert len(rows) == sum(way.there for way in figure.WAYS)
+    assert len(rows) == sum(system.available for system in figure.SYSTEMS)
     for row in rows:
         assert 0 <= row.scheduled <= row.tried <= 5
         assert row.percent == 100 * row.scheduled / row.tried
-    assert {row.way for row in rows if row.who == "cotenant"} >= {"SBP"}
+    assert {row.system for row in rows if row.origin == "cotenant"} >= {"SBP"}
     drawn(figure, rows, tmp_path)
 
 
 @needs_data
 def test_the_papers_numbers_stand_beside_those_of_the_same_way() -> None:
     rows = fig05.run(Options(profiles=("synthetic-0.8",), every=9001))
-    assert {(row.way, row.paper_percent) for row in rows if row.paper_percent} == {
+    assert {(row.system, row.paper_percent) for row in rows if row.paper_percent} == {
         ("SBP", 100 * 5_772 / 19_682),
         ("SBP on halves", 100.0),
     }
@@ -180,14 +180,16 @@ def test_the_papers_numbers_stand_beside_those_of_the_same_way() -> None:
 @needs_data
 @pytest.mark.parametrize("figure", [fig06, fig17], ids=["fig06", "fig17"])
 def test_figures_of_largest_rates(figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    quick = tuple(way for way in figure.WAYS if way.planner in ("squishy", "bestfit"))
-    base = Way(name="ideal", who="cotenant", planner="elastic")
-    monkeypatch.setattr(figure, "WAYS", (*quick, base))
+    quick = tuple(system for system in figure.SYSTEMS if system.planner in ("squishy", "bestfit"))
+    base = System(name="ideal", origin="cotenant", planner="elastic")
+    monkeypatch.setattr(figure, "SYSTEMS", (*quick, base))
     rows = figure.run(Options(profiles=("a100",)))
     means = [row for row in rows if row.group == max_rates.MEAN]
-    assert {row.way for row in means} == {way.name for way in (*quick, base)}
+    assert {row.system for row in means} == {system.name for system in (*quick, base)}
     for mean in means:
-        own = [row.relative for row in rows if (row.way, row.who) == (mean.way, mean.who) and row is not mean]
+        own = [
+            row.relative for row in rows if (row.system, row.origin) == (mean.system, mean.origin) and row is not mean
+        ]
         assert mean.relative == pytest.approx(sum(own) / len(own))
     drawn(figure, rows, tmp_path)
 
@@ -206,7 +208,7 @@ def test_table_5_is_what_planners_can_do(tmp_path: Path) -> None:
 
 def test_a_cast_that_there_is_not() -> None:
     with pytest.raises(ConfigError, match="no profiles 'h100'; there are synthetic"):
-        cast("h100")
+        model_set("h100")
 
 
 def drawn(figure, rows, folder: Path) -> None:  # type: ignore[no-untyped-def]

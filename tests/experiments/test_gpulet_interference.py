@@ -28,7 +28,7 @@ def test_the_paper_s_formula_is_nearer_on_a_v100(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fig10, "PREDICTORS", ("linear",))
     published, v100, a100 = fig10.run(Options())
     assert (published.p90, published.p95) == (paper.FIG10_P90_PERCENT, paper.FIG10_P95_PERCENT)
-    assert v100.held_back == fig10.SPLITS * 450
+    assert v100.held_out == fig10.SPLITS * 450
     assert v100.p90 <= 6 and v100.p95 <= 7
     assert 25 < a100.p90 < 40  # where it learns little
     fig10.plot([published, v100, a100], tmp_path / "fig10.svg")
@@ -45,5 +45,5 @@ def test_ours_is_better_than_the_formula() -> None:
 
 
 def test_pairs_that_there_are_not() -> None:
-    with pytest.raises(ConfigError, match=r"--profiles synthetic-0\.2: there are no pairs of it; take v100 or a100"):
+    with pytest.raises(ConfigError, match=r"--profiles synthetic-0\.2: no such set of pairs; there are v100 or a100"):
         fig07.run(Options(profiles=("synthetic-0.2",)))

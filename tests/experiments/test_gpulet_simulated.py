@@ -16,15 +16,20 @@ from cotenant.predictors import ConstantMargin, Load
 from cotenant.predictors.samples import Sample
 from experiments.data import v100
 from experiments.gpulet import fig13, fig14, fig15, fig17, paper, schedulability, table04
-from experiments.gpulet.ground_truth import Erring, Measured, truth, world
-from experiments.gpulet.max_rates import MEAN, Group, players
-from experiments.gpulet.model_sets import V100, cast
-from experiments.gpulet.systems import Way, asked, planned
+from experiments.gpulet.ground_truth import (
+    MeasuredInterference,
+    RandomErrorInterference,
+    true_environment,
+    true_interference,
+)
+from experiments.gpulet.max_rates import MEAN, Group, group_model_set
+from experiments.gpulet.model_sets import V100, model_set
+from experiments.gpulet.systems import System, plan_function, planner_problem
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
-SBP = Way(name="SBP", who="cotenant", planner="squishy", interference=False)
-PUBLISHED = Way(name="gpulet+int", who="published", planner="elastic")
+SBP = System(name="SBP", origin="cotenant", planner="squishy", interference=False)
+PUBLISHED = System(name="gpulet+int", origin="published", planner="elastic")
 
 
 def test_what_was_measured_is_met_and_the_rest_is_the_formula() -> None:
@@ -32,7 +37,7 @@ def test_what_was_measured_is_met_and_the_rest_is_the_formula() -> None:
         return Load(model, "gpu", batch, 500)
 
     samples = [Sample(load("x", 4), (load("y", 8),), 1.0, 1.8), Sample(load("x", 32), (load("y", 8),), 1.0, 1.2)]
-    found = Measured(ConstantMargin(1.5), samples, {"a": "x", "b": "y", "c": "x"})
+    found = MeasuredInterference(ConstantMargin(1.5), samples, {"a": "x", "b": "y", "c": "x"})
     assert found.slowdown(load("a", 4), [load("b", 8)]) == pytest.approx(1.8, abs=0.01)
     assert found.slowdown(load("c", 32), [load("b", 8)]) == pytest.approx(1.2, abs=0.01)
     assert 1.2 < found.slowdown(load("a", 11), [load("b", 8)]) < 1.8
@@ -43,7 +48,7 @@ def test_what_was_measured_is_met_and_the_rest_is_the_formula() -> None:
 
 @needs_data
 def test_the_world_of_the_v100_is_what_was_measured_there() -> None:
-    real = truth(cast("v100"))
+    real = true_interference(model_set("v100"))
     roles = {name: role for role, (name, _) in V100.items()}
     samples = v100.pairs()[::37]
     errors = [abs(real.slowdown(*_asked(sample, roles)) / max(1.0, sample.slowdown) - 1) for sample in samples]
@@ -58,43 +63,51 @@ def _asked(sample: Sample, roles: dict[str, str]) -> tuple[Load, Sequence[Load]]
 
 
 def test_the_formula_errs_as_the_paper_says_and_always_alike() -> None:
-    real = Erring(ConstantMargin(2.0), seed=3)
+    real = RandomErrorInterference(ConstantMargin(2.0), seed=3)
     loads = [Load("a", "gpu", batch, share) for batch in range(1, 41) for share in range(100, 1000, 100)]
     other = Load("b", "gpu", 8, 500)
     errors = sorted(abs(real.slowdown(load, [other]) / 2 - 1) for load in loads)
     assert errors[int(0.9 * len(errors))] == pytest.approx(0.1026, abs=0.02)
     assert errors[int(0.95 * len(errors))] == pytest.approx(0.1398, abs=0.03)
     assert [real.slowdown(load, [other]) for load in loads] == [
-        Erring(ConstantMargin(2.0), seed=3).slowdown(load, [other]) for load in loads
+        RandomErrorInterference(ConstantMargin(2.0), seed=3).slowdown(load, [other]) for load in loads
     ]
 
 
 @needs_data
 def test_a_schedule_of_the_published_program_is_a_plan() -> None:
-    players = cast("v100")
+    players = model_set("v100")
     mix = dict.fromkeys(paper.GROUPS["scen2"], 300.0)
-    plan = planned(PUBLISHED, players)(mix)
+    plan = plan_function(PUBLISHED, players)(mix)
     assert plan is not None
-    problem = msgspec.structs.replace(asked(PUBLISHED, players), rates=mix)
+    problem = msgspec.structs.replace(planner_problem(PUBLISHED, players), rates=mix)
     assert all(plan.rate(role) >= rate for role, rate in mix.items())
     assert all(device.free >= 0 for device in plan.devices)
     assert not [it for it in check(plan, problem) if it.rule in ("cut", "sum", "partitions", "batch")]
-    group = Group(name="scen2", cast="v100", way=PUBLISHED, mix=mix)
-    assert schedulability.in_time(plan, world(players), schedulability.Trial(group=group, look=1000), 1.0) > 0.99
-    assert planned(PUBLISHED, players)(dict.fromkeys(mix, 1e5)) is None
+    group = Group(name="scen2", model_set="v100", system=PUBLISHED, mix=mix)
+    assert (
+        schedulability.attainment(
+            plan, true_environment(players), schedulability.Trial(group=group, requests=1000), 1.0
+        )
+        > 0.99
+    )
+    assert plan_function(PUBLISHED, players)(dict.fromkeys(mix, 1e5)) is None
 
 
 @needs_data
-@pytest.mark.parametrize("way", [SBP, PUBLISHED], ids=["SBP", "published"])
-def test_a_way_keeps_no_more_than_it_plans_for(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedulability, "PARTS", (1.0, 0.8))
-    group = next(group for group in fig17.groups("v100", way) if group.name == "scen2")
-    found = schedulability.most_kept(schedulability.Trial(group=group, look=500))
-    assert 0 < found.kept <= found.planned
-    assert found.kept <= found.most
-    its = players(group)
-    eased = schedulability.eased(its, 0.8)
-    assert all(eased.targets[role] == pytest.approx(0.8 * target, abs=1e-3) for role, target in its.targets.items())
+@pytest.mark.parametrize("system", [SBP, PUBLISHED], ids=["SBP", "published"])
+def test_a_way_keeps_no_more_than_it_plans_for(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedulability, "TARGET_SCALES", (1.0, 0.8))
+    group = next(group for group in fig17.groups("v100", system) if group.name == "scen2")
+    found = schedulability.sustained_rates(schedulability.Trial(group=group, requests=500))
+    assert 0 < found.sustained <= found.planned
+    assert found.sustained <= found.best
+    profiled_set = group_model_set(group)
+    with_scaled_targets = schedulability.with_scaled_targets(profiled_set, 0.8)
+    assert all(
+        with_scaled_targets.targets[role] == pytest.approx(0.8 * target, abs=1e-3)
+        for role, target in profiled_set.targets.items()
+    )
 
 
 @needs_data
@@ -103,23 +116,25 @@ def test_an_application_is_in_time_when_all_its_models_are() -> None:
     for group in (game, traffic):
         assert group.application is not None
         assert group.application.models() == group.mix.keys()
-        its = players(group)
-        scale, plan = schedulability.largest_plan(SBP, its, group.mix, group.devices, its.units[0])
+        profiled_set = group_model_set(group)
+        scale, plan = schedulability.largest_plan(SBP, profiled_set, group.mix, group.devices, profiled_set.units[0])
         assert plan is not None
-        trial = schedulability.Trial(group=group, look=1500)
+        trial = schedulability.Trial(group=group, requests=1500)
         models = msgspec.structs.replace(trial, group=msgspec.structs.replace(group, application=None))
-        assert schedulability.in_time(plan, world(its), trial, scale / 10) == 1
-        assert schedulability.in_time(plan, world(its), models, scale / 10) == 1
+        assert schedulability.attainment(plan, true_environment(profiled_set), trial, scale / 10) == 1
+        assert schedulability.attainment(plan, true_environment(profiled_set), models, scale / 10) == 1
         # Without one of its models nobody has an answer, however the others do.
         missing = min(group.mix)
         less = without(plan, missing)
-        assert schedulability.in_time(less, world(its), trial, scale / 10) == 0
+        assert schedulability.attainment(less, true_environment(profiled_set), trial, scale / 10) == 0
         others = 1 - group.mix[missing] / sum(group.mix.values())
-        assert schedulability.in_time(less, world(its), models, scale / 10) == pytest.approx(others, abs=0.05)
+        assert schedulability.attainment(less, true_environment(profiled_set), models, scale / 10) == pytest.approx(
+            others, abs=0.05
+        )
 
 
 def without(plan: Plan, model: str) -> Plan:
-    """The plan, but nobody serves the model."""
+    """The plan, but nobody feasible the model."""
     devices = [
         msgspec.structs.replace(
             device,
@@ -137,36 +152,36 @@ def without(plan: Plan, model: str) -> Plan:
 
 @needs_data
 def test_figure_13(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedulability, "PARTS", (1.0,))
-    monkeypatch.setattr(fig13, "LOOK", 300)
-    quick = tuple(way for way in fig13.WAYS if way.planner in ("squishy", "bestfit"))
-    monkeypatch.setattr(fig13, "WAYS", quick)
+    monkeypatch.setattr(schedulability, "TARGET_SCALES", (1.0,))
+    monkeypatch.setattr(fig13, "REQUESTS", 300)
+    quick = tuple(system for system in fig13.SYSTEMS if system.planner in ("squishy", "bestfit"))
+    monkeypatch.setattr(fig13, "SYSTEMS", quick)
     rows = fig13.run(Options(profiles=("v100",), every=2))
     cells = [row for row in rows if row.group != MEAN]
-    assert {(row.way, row.who) for row in cells} == {(way.name, way.who) for way in quick}
-    bases = {(row.group, row.who): row.rate for row in cells if row.way == "SBP"}
+    assert {(row.system, row.origin) for row in cells} == {(system.name, system.origin) for system in quick}
+    bases = {(row.group, row.origin): row.rate for row in cells if row.system == "SBP"}
     for row in cells:
-        assert row.of_sbp is None or row.rate == pytest.approx(row.of_sbp * (bases[row.group, row.who] or 0))
+        assert row.of_sbp is None or row.rate == pytest.approx(row.of_sbp * (bases[row.group, row.origin] or 0))
     for mean in rows:
         if mean.group == MEAN:
-            own = [row.of_sbp for row in cells if (row.way, row.who) == (mean.way, mean.who) and row.of_sbp]
+            own = [row.of_sbp for row in cells if (row.system, row.origin) == (mean.system, mean.origin) and row.of_sbp]
             assert mean.of_sbp == pytest.approx(sum(own) / len(own))
     drawn(fig13, rows, tmp_path)
 
 
 @needs_data
 def test_figure_14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fig14, "LOOK", 300)
+    monkeypatch.setattr(fig14, "REQUESTS", 300)
     monkeypatch.setattr(fig14, "PAIRS", fig14.PAIRS[:1])
     rows = fig14.run(Options(profiles=("v100",), every=2))
-    assert {(row.group, row.way) for row in rows} == {
-        (group, way) for group in ("scen1", "scen3", "scen5") for way in ("gpulet", "gpulet+int")
+    assert {(row.group, row.system) for row in rows} == {
+        (group, system) for group in ("scen1", "scen3", "scen5") for system in ("gpulet", "gpulet+int")
     }
     for row in rows:
         assert row.rate == max(other.own_rate for other in rows if other.group == row.group)
         assert (row.verdict == fig14.NOT_SCHEDULABLE) == (row.own_rate < row.rate)
         assert row.missed is None or (row.missed > 1) == (row.verdict == "over 1 %")
-    assert {(row.group, row.way): row.paper for row in rows}["scen5", "gpulet+int"] == "under 1 %"
+    assert {(row.group, row.system): row.paper for row in rows}["scen5", "gpulet+int"] == "under 1 %"
     drawn(fig14, rows, tmp_path)
 
 
@@ -185,17 +200,17 @@ def test_table_4_is_the_papers_but_for_a_slip(tmp_path: Path) -> None:
 
 @needs_data
 def test_figure_15(tmp_path: Path) -> None:
-    way = fig15.WAYS[0]
-    run = fig15.Run("v100", way, ScalingOptions(), 200.0, 0, seconds=120.0)
-    story = fig15.played(run)
-    rows = fig15.rows_of(run, story)
+    system = fig15.SYSTEMS[0]
+    run = fig15.Run("v100", system, ScalingOptions(), 200.0, 0, seconds=120.0)
+    result = fig15.simulate_run(run)
+    rows = fig15.rows_of(run, result)
     assert [row.seconds for row in rows] == ["0", "100", "all"]
     whole = rows[-1]
-    for column in ("offered", "in_time", "gpus", "shares"):
+    for column in ("offered", "goodput", "gpus", "shares"):
         mean = (100 * getattr(rows[0], column) + 20 * getattr(rows[1], column)) / 120
         assert getattr(whole, column) == pytest.approx(mean)
-    assert whole.plans == sum(row.plans for row in rows[:-1]) == len(story.plans) - 1 > 1
+    assert whole.plans == sum(row.plans for row in rows[:-1]) == len(result.plans) - 1 > 1
     assert rows[0].offered < rows[1].offered
     assert 0 < whole.shares <= 100 * whole.gpus <= 400
-    assert whole.missed <= whole.worst
+    assert whole.missed <= whole.worst_missed
     drawn(fig15, rows, tmp_path)

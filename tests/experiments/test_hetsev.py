@@ -1,4 +1,4 @@
-"""HetSev's figures on short and slow versions of their loads, and what a story of a scaled run is made of."""
+"""HetSev's figures on short and slow versions of their loads, and what a result of a scaled run is made of."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cotenant.planners import Problem, load_planner
 from cotenant.planners.check import check
 from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
-from experiments.autoscaled_runs import scaled, spans
+from experiments.autoscaled_runs import run_autoscaled, summarize_intervals
 from experiments.hetsev import fig05, fig06, fig07, paper
-from experiments.hetsev.cluster import MODELS, WAYS, cluster, problem
+from experiments.hetsev.cluster import MODELS, SYSTEMS, cluster, problem
 from tests.experiments.data import needs_data
 
 
@@ -33,51 +33,53 @@ def test_a_story_adds_up() -> None:
     curve = Curve(((0.0, 20.0), (50.0, 20.0), (50.0, 150.0), (100.0, 150.0)))
     planner = load_planner("bestfit")
     policy = ScalingOptions(period=5.0, little_room=1.2)
-    story = scaled(asked, asked, planner, policy, Workload({"a": curve}), seconds=100.0, startup=2.0, seed=1)
-    parts = dict(spans(story, 50.0))
+    result = run_autoscaled(asked, asked, planner, policy, Workload({"a": curve}), seconds=100.0, startup=2.0, seed=1)
+    parts = dict(summarize_intervals(result, 50.0))
     low, high, whole = parts[0.0], parts[50.0], parts[math.inf]
     assert low.offered == pytest.approx(20, rel=0.2)
     assert high.offered == pytest.approx(150, rel=0.1)
-    assert low.missed < 0.05 < high.missed <= high.worst
+    assert low.missed < 0.05 < high.missed <= high.worst_missed
     assert low.devices == low.partitions == low.shares == 1
     assert 1 < high.devices <= 3
-    for name in ("offered", "in_time", "devices", "partitions", "shares"):
+    for name in ("offered", "goodput", "devices", "partitions", "shares"):
         assert getattr(whole, name) == pytest.approx((getattr(low, name) + getattr(high, name)) / 2)
-    assert whole.begun == low.begun + high.begun == len(story.plans) - 1
+    assert whole.plan_changes == low.plan_changes + high.plan_changes == len(result.plans) - 1
 
 
 @needs_data
-@pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
-def test_ways_are_asked_as_the_paper_has_them(way) -> None:  # type: ignore[no-untyped-def]
-    asked = problem({"ResNet50": 300.0, "SSD-ResNet50": 60.0}, alone=way.alone)
-    plan = load_planner(way.planner)(asked)
+@pytest.mark.parametrize("system", SYSTEMS, ids=[system.name for system in SYSTEMS])
+def test_ways_are_asked_as_the_paper_has_them(system) -> None:  # type: ignore[no-untyped-def]
+    asked = problem({"ResNet50": 300.0, "SSD-ResNet50": 60.0}, alone=system.alone)
+    plan = load_planner(system.planner)(asked)
     assert not plan.unserved
     assert not check(plan, asked)
     for device, partition, placement in plan.placements():
         assert placement.batch <= MODELS[placement.model][2]
-        assert not way.alone or (len(device.partitions) == 1 and len(partition.placements) == 1)
+        assert not system.alone or (len(device.partitions) == 1 and len(partition.placements) == 1)
     assert cluster(asked.rates).interference is not asked.interference
 
 
 @needs_data
 def test_figure_5(tmp_path: Path) -> None:
-    runs = [fig05.Run(way, 300.0, 3470.0, 3530.0, 0) for way in WAYS[:2]]
-    rows = fig05.rows_of(runs, [fig05.played(run) for run in runs])
-    assert [(row.way, row.load) for row in rows] == [
-        (way.name, load) for way in WAYS[:2] for load in ("low", fig05.SPIKE)
+    runs = [fig05.Run(system, 300.0, 3470.0, 3530.0, 0) for system in SYSTEMS[:2]]
+    rows = fig05.rows_of(runs, [fig05.simulate_run(run) for run in runs])
+    assert [(row.system, row.load) for row in rows] == [
+        (system.name, load) for system in SYSTEMS[:2] for load in ("low", fig05.SPIKE)
     ]
     for row in rows:
-        assert row.in_time <= row.offered * 1.01  # answers to what arrived just before
-        assert row.of_k8s == (1 if row.way == "K8S" else pytest.approx(row.in_time / rows[row.load != "low"].in_time))
-        assert row.way != "K8S" or row.gpus == row.instances
+        assert row.goodput <= row.offered * 1.01  # answers to what arrived just before
+        assert row.of_k8s == (
+            1 if row.system == "K8S" else pytest.approx(row.goodput / rows[row.load != "low"].goodput)
+        )
+        assert row.system != "K8S" or row.gpus == row.instances
     assert rows[0].offered < rows[1].offered
     drawn(fig05, rows, tmp_path)
 
 
 @needs_data
 def test_figure_6(tmp_path: Path) -> None:
-    run = fig06.Run(WAYS[1], 60.0, 0, seconds=120.0)
-    rows = fig06.rows_of(run.way, fig06.played(run))
+    run = fig06.Run(SYSTEMS[1], 60.0, 0, seconds=120.0)
+    rows = fig06.rows_of(run.system, fig06.simulate_run(run))
     assert [row.seconds for row in rows] == ["0", "105", "all"]
     assert rows[-1].paper_missed == paper.FIG06_MISSED_PERCENT
     assert rows[-1].instances >= rows[-1].gpus >= 1
@@ -86,8 +88,8 @@ def test_figure_6(tmp_path: Path) -> None:
 
 @needs_data
 def test_figure_7(tmp_path: Path) -> None:
-    runs = [fig07.Run(way, 20.0, 0, seconds=60.0) for way in WAYS[:2]]
-    k8s, shared = fig07.rows_of(runs, [fig07.played(run) for run in runs])
+    runs = [fig07.Run(system, 20.0, 0, seconds=60.0) for system in SYSTEMS[:2]]
+    k8s, shared = fig07.rows_of(runs, [fig07.simulate_run(run) for run in runs])
     assert k8s.saving == k8s.saving_by_share == 1
     assert k8s.gpu_hours == pytest.approx(4 / 60)
     assert shared.saving == pytest.approx(k8s.gpu_hours / shared.gpu_hours)

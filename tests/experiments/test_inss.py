@@ -16,7 +16,7 @@ pytestmark = needs_data
 
 @pytest.mark.parametrize(("table", "count"), [(2, 12), (3, 16)])
 def test_their_errors_are_what_they_print(table: int, count: int) -> None:
-    rows, printed = cells.theirs(table), inss.table(table)
+    rows, printed = cells.published_rows(table), inss.table(table)
     assert len(rows) == count
     off = [abs(row.error_percent - cell.error_percent) for row, cell in zip(rows, printed, strict=True)]
     assert np.median(off) < 0.01
@@ -26,7 +26,7 @@ def test_their_errors_are_what_they_print(table: int, count: int) -> None:
 @pytest.mark.parametrize("figure", [table2, table3], ids=["table2", "table3"])
 def test_ours_beside_theirs(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = figure.run(Options())
-    ours = [row for row in rows if row.of == "V100, ours"]
+    ours = [row for row in rows if row.origin == "V100, ours"]
     assert len(ours) >= 12
     alone = [row.error_percent for row in ours if "&" not in row.models]
     assert max(alone) < 4

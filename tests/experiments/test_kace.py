@@ -44,19 +44,19 @@ def test_each_choice_is_the_published_one(seed: int) -> None:
             assert value == pytest.approx(expected[kace.workload(load)][column], abs=1e-6)
 
     agrees(protocol.relative(test, protocol.AsPublished(train, "lr")), "prediction")
-    agrees(protocol.at_random(test), "random")
+    agrees(protocol.random_choice(test), "random")
     for name, column in (("MEMCAP", "memcap"), ("SM%", "sm%"), ("MEM%", "mem%")):
         agrees(protocol.relative(test, protocol.RULES[name]), column)
 
 
 def test_the_papers_averages() -> None:
-    published, proper = [], []
+    published, scaled_by_training = [], []
     for seed in kace.SEEDS:
         train, test = kace.split(3, seed)
         published.append(protocol.mean(protocol.relative(test, protocol.AsPublished(train, "lr"))))
-        proper.append(protocol.mean(protocol.relative(test, protocol.Proper(train, whole=False))))
+        scaled_by_training.append(protocol.mean(protocol.relative(test, protocol.ScaledByTraining(train, whole=False))))
     assert np.mean(published) == pytest.approx(0.906345, abs=1e-6)
-    assert np.mean(proper) >= 0.927
+    assert np.mean(scaled_by_training) >= 0.927
 
 
 def test_the_best_rule() -> None:
@@ -70,7 +70,7 @@ def test_models_that_were_never_seen() -> None:
     assert len(targets) == 7
     for make, least in (
         (lambda runs: protocol.AsPublished(runs, "lr"), 0.92),
-        (lambda runs: protocol.Proper(runs, whole=True), 0.96),
+        (lambda runs: protocol.ScaledByTraining(runs, whole=True), 0.96),
     ):
         found = [protocol.relative(runs, make(protocol.unseen(runs, each)), [each])[each] for each in targets]
         assert np.mean(found) >= least

@@ -35,10 +35,10 @@ def test_figure_7_1_on_some_users_and_items(tmp_path: Path, monkeypatch: pytest.
     names, items, values = thesis.alone()
     monkeypatch.setattr(thesis, "alone", lambda: (names[::3], items[:4], values[::3, :4]))
     rows = fig7_1.run(Options(every=3))
-    for hidden, way in ((1, "regression"), (2, "SVD"), (3, "SVD")):
-        of = {row.way: row for row in rows if row.hidden == hidden}
-        assert set(of) == set(fig7_1.WAYS)
-        assert of["mix"].mse == of[way].mse
+    for hidden, system in ((1, "regression"), (2, "SVD"), (3, "SVD")):
+        of = {row.method: row for row in rows if row.hidden == hidden}
+        assert set(of) == set(fig7_1.METHODS)
+        assert of["mix"].mse == of[system].mse
         assert of["SVD"].paper is None and of["regression"].paper is not None
     fig7_1.plot(rows, tmp_path / "it.svg")
     assert ET.parse(tmp_path / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
@@ -47,11 +47,11 @@ def test_figure_7_1_on_some_users_and_items(tmp_path: Path, monkeypatch: pytest.
 def test_likeness_by_the_published_mistake() -> None:
     """With one hidden entry a row: all 108 choices, as the data set's notes have it."""
     tasks = [fig7_1.Task(row, (column,)) for row in range(18) for column in range(6)]
-    way = fig7_1.WAYS["SVD, as published"]
+    system = fig7_1.METHODS["SVD, as published"]
     whole = thesis.alone()[2]
     errors = []
     for task in tasks:
         given = whole.copy()
         given[task.row, list(task.hidden)] = np.nan
-        errors.append((way(given) - whole)[task.row, task.hidden[0]] ** 2)
+        errors.append((system(given) - whole)[task.row, task.hidden[0]] ** 2)
     assert round(float(np.mean(errors))) == 3746

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cotenant.errors import ConfigError
-from experiments.parallel import Options, spread
+from experiments.parallel import Options, run_tasks
 
 
 def square(x: int) -> int:
@@ -16,18 +16,18 @@ def square(x: int) -> int:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_are_in_order_and_progress_reaches_the_end(jobs: int) -> None:
-    told: list[tuple[str, int, int]] = []
-    assert spread(square, range(5), Options(jobs=jobs, progress=lambda *it: told.append(it)), "squares") == [
+    features: list[tuple[str, int, int]] = []
+    assert run_tasks(square, range(5), Options(jobs=jobs, progress=lambda *it: features.append(it)), "squares") == [
         0,
         1,
         4,
         9,
         16,
     ]
-    assert told == [("squares", done, 5) for done in range(6)]
+    assert features == [("squares", done, 5) for done in range(6)]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_is_raised_here(jobs: int) -> None:
     with pytest.raises(ConfigError, match="-1 is below 0"):
-        spread(square, [1, -1, 2], Options(jobs=jobs), "squares")
+        run_tasks(square, [1, -1, 2], Options(jobs=jobs), "squares")
