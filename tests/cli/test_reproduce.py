@@ -48,7 +48,7 @@ def test_reproduce_prints_a_table_json_and_a_figure(program: Program, folder: Pa
     assert ET.parse(folder / "pictures" / "gpulet-table05.svg").getroot().tag.endswith("svg")  # noqa: S314
 
     rows = json.loads(program("reproduce", "gpulet/table05", "--json").out)["gpulet/table05"]
-    assert {"system": "GSLICE", "said_by": "paper", "spatial": True}.items() <= rows[4].items()
+    assert {"system": "GSLICE", "source": "paper", "spatial": True}.items() <= rows[4].items()
 
 
 def test_reproduce_with_wrong_names_says_why(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
