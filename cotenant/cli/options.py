@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,6 +52,18 @@ def prefer_argument(context: typer.Context, model_repository: Path | None) -> Pa
     return None if named and source is not None and source.name == "ENVIRONMENT" else model_repository
 
 
+def _port_option(front_end: str, default: int, what: str) -> Any:
+    """Return the option of a front end's port. default: the one of the settings."""
+    return typer.Option(
+        f"--{front_end}-port",
+        metavar="PORT",
+        envvar=f"COTENANT_{front_end.upper()}_PORT",
+        min=0,
+        max=65535,
+        help=f"{what}; 0 for any free one. Default: {default}.",
+    )
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SettingsFile = Annotated[
     Path | None,
@@ -94,39 +106,9 @@ PlannerName = Annotated[
 Host = Annotated[
     str | None, typer.Option("--host", envvar="COTENANT_HOST", help="Address to bind to. Default: 127.0.0.1.")
 ]
-HttpPort = Annotated[
-    int | None,
-    typer.Option(
-        "--http-port",
-        metavar="PORT",
-        envvar="COTENANT_HTTP_PORT",
-        min=0,
-        max=65535,
-        help="HTTP port; 0 for any free one. Default: 8000.",
-    ),
-]
-GrpcPort = Annotated[
-    int | None,
-    typer.Option(
-        "--grpc-port",
-        metavar="PORT",
-        envvar="COTENANT_GRPC_PORT",
-        min=0,
-        max=65535,
-        help="gRPC port; 0 for any free one. Default: 8001.",
-    ),
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
-        envvar="COTENANT_METRICS_PORT",
-        min=0,
-        max=65535,
-        help="Port of the Prometheus metrics; 0 for any free one. Default: 8002.",
-    ),
-]
+HttpPort = Annotated[int | None, _port_option("http", 8000, "HTTP port")]
+GrpcPort = Annotated[int | None, _port_option("grpc", 8001, "gRPC port")]
+MetricsPort = Annotated[int | None, _port_option("metrics", 8002, "Port of the Prometheus metrics")]
 EventLog = Annotated[
     Path | None,
     typer.Option("--event-log", envvar="COTENANT_EVENT_LOG", help="Write an event log, for `cotenant replay`."),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.backends import cgroup
+from cotenant.config import read_settings
 from cotenant.core.plan import Plan
 from cotenant.planners import PLANNERS, Problem
 from cotenant.planning import plan as plan_problem
@@ -378,6 +379,22 @@ def test_options_with_wrong_values_print_usage(program: Program) -> None:
         said = program(*arguments.split())
         assert said.code == 2
         assert "Usage: cotenant" in said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("front_end", ["http", "grpc", "metrics"])
+def test_port_options_have_the_bounds_and_defaults_of_the_settings(
+    program: Program, monkeypatch: pytest.MonkeyPatch, front_end: str
+) -> None:
+    for value in ("-1", "65536"):
+        said = program("serve", f"--{front_end}-port", value)
+        assert said.code == 2 and f"--{front_end}-port" in said.err
+    monkeypatch.setenv("COLUMNS", "200")
+    default = getattr(read_settings(None), f"{front_end}_port")
+    (line,) = [line for line in program("serve", "--help").out.splitlines() if f"--{front_end}-port" in line]
+    assert f"Default: {default}." in line
+    monkeypatch.setenv(variable := f"COTENANT_{front_end.upper()}_PORT", "65536")
+    said = program("serve")
+    assert said.code == 2 and variable in said.err
 
 
 @pytest.mark.parametrize("arguments", [["plan", "problem.toml"], ["plan", "problem.toml", "--json"]])
