@@ -74,7 +74,8 @@ class RolloutDriver:
         self._matcher = LaneMatcher()
         self._revisions = itertools.count(1)
         self._deployments: dict[int, Deployment] = {}  # by revision: those in force, under way, or queued
-        self._wanted: dict[LaneId, LaneAssignment] = {}  # the lanes of the revision under way
+        self._assigned = 0  # the revision whose lanes were asked for last
+        self._wanted: dict[LaneId, LaneAssignment] = {}  # its lanes until its rollout ends; those in force afterwards
         self._callers: dict[int, asyncio.Future[RolloutEnded | None]] = {}  # None: it is in force
         self._idle = asyncio.Event()  # no rollout is under way
         self._idle.set()
@@ -175,6 +176,7 @@ class RolloutDriver:
         return self._deployments[revision.number]
 
     def _assign(self, revision: PlanRevision) -> None:
+        self._assigned = revision.number
         deployment = self._of(revision)
         models = {name: offered.model for name, offered in deployment.offered.items()}
         try:
@@ -232,8 +234,9 @@ class RolloutDriver:
             del self._deployments[number]
         for old in [old for old in self._deployments if old < in_force]:
             del self._deployments[old]
-        if status.phase is None:
+        if number == self._assigned:  # the next may have begun already, but its lanes have not been asked for
             self._wanted = self._matcher.lanes
+        if status.phase is None:
             self._idle.set()
         for name in [name for name in self._control.setups if self._supervisor.state(name) is None]:
             if not self._may_start_again(name):

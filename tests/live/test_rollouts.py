@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from cotenant.backends.cpu import Cpu
-from cotenant.control.revision import MemoryPolicy
-from cotenant.core.identity import DeviceId
+from cotenant.control.revision import MemoryPolicy, PlanRevision
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition, Placement
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import FailedError, RequestError, RolloutError, WorkerError
@@ -120,6 +120,30 @@ def test_last_deployment_applied_during_a_rollout_is_next_and_the_others_are_tol
                 await second
             await until(lambda: [worker.share for worker in server._rollouts.workers()] == [600])
             assert (await server.status()).rollout.revision == 4
+
+    run(main())
+
+
+def test_lanes_of_a_failed_rollout_are_forgotten_though_another_is_next(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            rollouts = asking.server._rollouts
+            assigned: list[set[LaneId]] = []
+            answer = rollouts._assign
+
+            def assign(revision: PlanRevision) -> None:
+                assigned.append(set(rollouts._control.setups))
+                answer(revision)
+
+            rollouts._assign = assign  # type: ignore[method-assign]
+            bad = broken(shared(asking.given, 500, 600))
+            first = asyncio.create_task(asking.server.apply(bad))
+            await asyncio.sleep(0)
+            await asking.server.apply(shared(asking.given, 550))
+            with pytest.raises(WorkerError):
+                await first
+            in_force = LaneId(DeviceId("cpu"), 0)
+            assert assigned == [{in_force}, {in_force}]
 
     run(main())
 
