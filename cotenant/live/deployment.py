@@ -31,13 +31,17 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The models of a repository, a plan, and the problem that it solves. Ensembles are its applications, as long as
     the plan splits their targets.
 
-    broken: models of the repository that cannot be served, with the reason.
+    broken: models of the repository that cannot be served, with the reason; none of them is offered.
     """
 
     offered: dict[str, ServableModel]
     problem: Problem
     plan: Plan
     broken: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        both = self.offered.keys() & self.broken.keys()
+        assert not both, f"models both offered and broken: {', '.join(sorted(both))}"
 
 
 # From the names of the models to serve, and the samples of interference that were observed, to a deployment: profiles
@@ -56,6 +60,13 @@ def with_planned_batches(deployment: Deployment) -> Deployment:
         rows = min([given.info.max_batch_size, *(batches[model] for model in models if model in batches)])
         offered[name] = msgspec.structs.replace(given, info=msgspec.structs.replace(given.info, max_batch_size=rows))
     return msgspec.structs.replace(deployment, offered=offered)
+
+
+def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
+    """Return a deployment of some models with the others as they were before: those that it says nothing of."""
+    offered = {name: known for name, known in before.offered.items() if name not in deployment.broken}
+    broken = {name: reason for name, reason in before.broken.items() if name not in deployment.offered}
+    return msgspec.structs.replace(deployment, offered=offered | deployment.offered, broken=broken | deployment.broken)
 
 
 def without_model(deployment: Deployment, name: str) -> Deployment:

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-import msgspec
-
 from cotenant.control.revision import RolloutOutcome
 from cotenant.errors import CotenantError, FailedError, ModelError, RolloutError, UnsupportedError
-from cotenant.live.deployment import Deployment, Prepare, serves, with_planned_batches, without_model
+from cotenant.live.deployment import Deployment, Prepare, serves, with_models_of, with_planned_batches, without_model
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -69,9 +67,7 @@ class DeploymentManager:
                         "unload another model, or give it more time"
                     )
             # What was unloaded before, or cannot be served, stays in the index; `prepare` looked at the others only.
-            offered = current.offered | deployment.offered
-            broken = {name: reason for name, reason in current.broken.items() if name not in deployment.offered}
-            return msgspec.structs.replace(deployment, offered=offered, broken=broken | deployment.broken)
+            return with_models_of(current, deployment)
 
         async with self._transition("load", name):
             await self._change(with_model, f"load of {name}")

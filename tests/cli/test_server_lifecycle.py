@@ -163,6 +163,19 @@ def test_full_disk_under_the_event_log_ends_the_log_alone(folder: Path) -> None:
     with serving(folder, "--event-log", "/dev/full") as server:
         for _ in range(300):
             assert server.works()
+        assert server.ask("POST", "/v2/repository/models/lookup/unload", {})[0] == 200
+        file.write_bytes(b"in the middle of a copy")
+        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
+        index = server.ask("POST", "/v2/repository/index", {})[1]
+        assert sorted(entry["name"] for entry in index) == ["broken", "identity", "lookup"]
+        assert [entry["reason"] for entry in index if entry["name"] == "lookup"] == ["unloaded"]
+        file.unlink()  # so that the repository itself knows of no version to serve
+        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
+        index = server.ask("POST", "/v2/repository/index", {})[1]
+        assert sorted(entry["name"] for entry in index) == ["broken", "identity", "lookup"]
+        (reason,) = [entry["reason"] for entry in index if entry["name"] == "lookup"]
+        assert "model.onnx" in reason
+
         said = server.end(INTERRUPT)
     assert (said.code, said.out) == (130, "")
     assert said.err.splitlines() == [

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement
-from cotenant.live.deployment import with_planned_batches
+from cotenant.live.deployment import with_models_of, with_planned_batches
 from tests.live.deployment import repository, sample_deployment
 
 
@@ -19,3 +20,22 @@ def test_planned_batches_bound_the_rows_of_a_request(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(given.plan, devices=(Device(id=DeviceId("cpu", 0), partitions=cuts),))
     planned = with_planned_batches(msgspec.structs.replace(given, plan=plan))
     assert planned.offered["identity"].info.max_batch_size == 2
+
+
+def test_model_that_became_unusable_is_broken_alone(tmp_path: Path) -> None:
+    before = sample_deployment(repository(tmp_path))
+    offered = {"identity": before.offered["identity"]}
+    loaded = msgspec.structs.replace(before, offered=offered, broken={"lookup": "no model any more"})
+    merged = with_models_of(before, loaded)
+    assert merged.offered.keys() == {"identity"}
+    assert merged.broken == {"lookup": "no model any more", "broken": "not a model"}
+    with pytest.raises(AssertionError, match="both offered and broken: lookup"):
+        msgspec.structs.replace(before, broken=loaded.broken)
+
+
+def test_model_that_became_usable_is_offered_alone(tmp_path: Path) -> None:
+    before = sample_deployment(repository(tmp_path))
+    broken = msgspec.structs.replace(before, offered={"identity": before.offered["identity"]}, broken={"lookup": "?"})
+    merged = with_models_of(broken, before)
+    assert list(merged.offered) == ["identity", "lookup"]
+    assert merged.broken == {"broken": "not a model"}
