@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from cotenant.cli.loading import load_deployment, load_settings
+from cotenant.cli.loading import load_settings, load_unplanned
 from cotenant.cli.validate import SCALES, compare_loads, largest_difference, result_view
 from cotenant.zoo import ZOO, build_models
 
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "settings.toml")
         path.write_text(settings(given.repository))
-        problem = load_deployment(load_settings(path)).problem
+        problem = load_unplanned(load_settings(path)).problem
         result = uvloop.run(compare_loads(problem, [str(path)], given.load, given.seconds, given.seed))
     if given.json:
         print(msgspec.json.encode(result).decode())

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks.live_vs_simulated import settings
 from cotenant.cli.client import bodies_for
-from cotenant.cli.loading import load_deployment, load_settings
+from cotenant.cli.loading import load_settings, load_unplanned
 from cotenant.cli.loadtest import under_load
 from cotenant.cli.validate import MIN_REQUESTS, served_process
 from cotenant.core.units import show_seconds
@@ -127,7 +127,7 @@ def main() -> None:
             f'interference = {{ model = "gaussian-process", fit = "{given.pairs.absolute()}" }}\n'
             + settings(given.repository)
         )
-        problem = load_deployment(load_settings(path)).problem
+        problem = load_unplanned(load_settings(path)).problem
         found = uvloop.run(rows(problem, [str(path)], given.load, given.seconds, given.seed))
     if given.json:
         print(msgspec.json.encode(found).decode())

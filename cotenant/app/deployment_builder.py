@@ -54,14 +54,18 @@ class DeploymentBuilder:
             self._settings, self._given = before
             raise
 
-    async def build(
-        self, names: Collection[str] | None = None, samples: Sequence[Sample] = (), *, planned: bool = True
-    ) -> Deployment:
-        """Return a deployment of the models with these names; None: of all in the repository. A model that cannot be
-        served is `broken`.
+    async def build(self, names: Collection[str] | None = None, samples: Sequence[Sample] = ()) -> Deployment:
+        """Return a deployment with its plan. Arguments and errors are those of `describe`."""
+        deployment = await self.describe(names, samples)
+        # In a thread: a server goes on meanwhile.
+        plan = await asyncio.to_thread(plan_problem, deployment.problem, self._settings.planner)
+        return msgspec.structs.replace(deployment, plan=plan)
 
-        samples: of interference, as observed while serving; predictors learn from them. planned: whether to plan; else
-        the plan is empty.
+    async def describe(self, names: Collection[str] | None = None, samples: Sequence[Sample] = ()) -> Deployment:
+        """Return a deployment, with an empty plan, of the models with these names; None: of all in the repository. A
+        model that cannot be served is `broken`.
+
+        samples: of interference, as observed while serving; predictors learn from them.
 
         Raises NotFoundError for a name that the repository does not have, ConfigError for settings of a model that it
         does not have, and where no model is left to serve.
@@ -78,10 +82,7 @@ class DeploymentBuilder:
                 f" `cotenant examples`{reasons}"
             )
         problem = build_problem(self._settings, self._fleet, served, profiles, samples)
-        plan = Plan(planner=self._settings.planner)
-        if planned:  # in a thread: a server goes on meanwhile
-            plan = await asyncio.to_thread(plan_problem, problem, self._settings.planner)
-        return Deployment(offered=served, problem=problem, plan=plan, broken=broken)
+        return Deployment(offered=served, problem=problem, plan=Plan(planner=self._settings.planner), broken=broken)
 
     def _scan(self) -> tuple[Entries, Broken]:
         entries = scan_repository(self._settings.model_repository)

@@ -15,10 +15,10 @@ from cotenant.cli.colocate import colocate
 from cotenant.cli.fit import fit
 from cotenant.cli.infer import infer
 from cotenant.cli.loading import (
-    load_deployment,
     load_planned,
     load_problem,
     load_settings,
+    load_unplanned,
     read_bytes,
     with_time_limit,
     write_file,
@@ -184,7 +184,7 @@ def profile(
             raise ConfigError(f"--output and --pairs are both {str(pairs)!r}; profiles and samples need a file each")
         existing_samples(pairs)  # an error now, not after minutes
     server_settings = load_settings(settings, model_repository)
-    deployment = load_deployment(server_settings, force=force, planned=False)
+    deployment = load_unplanned(server_settings, force=force)
     profiles = list(deployment.problem.profiles.values())
     for name, reason in deployment.broken.items():
         print_labelled("not profiled:", f"{name}: {reason}")

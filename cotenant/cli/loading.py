@@ -34,22 +34,17 @@ def load_settings(
     return msgspec.structs.replace(read_settings(settings), **given)
 
 
-def load_deployment(settings: Any, *, force: bool = False, planned: bool = True) -> Any:
-    """Build the deployment that settings ask for, showing progress of profiling; with its plan where `planned`."""
+def load_unplanned(settings: Any, *, force: bool = False) -> Any:
+    """Return the deployment that settings ask for, with an empty plan, showing progress of profiling."""
     from cotenant.app.backend import create_backend
     from cotenant.app.deployment_builder import DeploymentBuilder
-    from cotenant.planning import plan as plan_problem
 
     backend = create_backend(settings)
     try:
         with profile_progress() as progress:
-            deployment = asyncio.run(DeploymentBuilder(settings, backend, progress, force=force).build(planned=False))
+            return asyncio.run(DeploymentBuilder(settings, backend, progress, force=force).describe())
     finally:
         backend.stop()
-    # Here, where Ctrl-C ends it at once, and not in the thread that a server has for it.
-    if not planned:
-        return deployment
-    return msgspec.structs.replace(deployment, plan=plan_problem(deployment.problem, settings.planner))
 
 
 def load_problem(problem: Path | None, settings: Path | None, model_repository: Path | None) -> Any:
@@ -57,7 +52,7 @@ def load_problem(problem: Path | None, settings: Path | None, model_repository: 
     from cotenant.config import read_problem
 
     if problem is None or problem.is_dir():
-        return load_deployment(_served_settings(problem, settings, model_repository)).problem
+        return load_unplanned(_served_settings(problem, settings, model_repository)).problem
     _check_no_server_options(settings, model_repository)
     return read_problem(problem)
 
@@ -79,7 +74,7 @@ def load_planned(
 
     if problem is None or problem.is_dir():
         server_settings = _served_settings(problem, settings, model_repository, planner)
-        parsed, name = load_deployment(server_settings, planned=False).problem, server_settings.planner
+        parsed, name = load_unplanned(server_settings).problem, server_settings.planner
     else:
         parsed, name = load_problem(problem, settings, model_repository), planner or read_settings().planner
     parsed = with_time_limit(time_limit, parsed)

@@ -30,7 +30,7 @@ from rich.text import Text
 
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
-from cotenant.cli.loading import load_deployment, load_settings
+from cotenant.cli.loading import load_settings, load_unplanned
 from cotenant.cli.options import Duration, Json, ModelRepository, PlannerName, Seed, SettingsFile
 from cotenant.cli.output import aside, console, print_labelled, show_json
 from cotenant.core.identity import LaneId
@@ -96,11 +96,11 @@ def validate(
     """Validate the simulator against a live server: same plan, same arrivals. Needs an otherwise idle machine."""
     import uvloop
 
-    deployment = load_deployment(load_settings(settings, model_repository, planner))
+    problem = load_unplanned(load_settings(settings, model_repository, planner)).problem
     flags = [str(settings)] if settings is not None else []
     flags += ["--model-repository", str(model_repository)] if model_repository is not None else []
     flags += ["--planner", planner] if planner is not None else []
-    result = uvloop.run(compare_loads(deployment.problem, flags, scale or SCALES, duration, seed))
+    result = uvloop.run(compare_loads(problem, flags, scale or SCALES, duration, seed))
     if json:
         show_json(result)
     else:

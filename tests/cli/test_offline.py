@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.backends import cgroup
+from cotenant.cli.loading import load_problem
 from cotenant.config import read_settings
 from cotenant.core.plan import Plan
 from cotenant.planners import PLANNERS, Problem
@@ -395,6 +396,18 @@ def test_port_options_have_the_bounds_and_defaults_of_the_settings(
     monkeypatch.setenv(variable := f"COTENANT_{front_end.upper()}_PORT", "65536")
     said = program("serve")
     assert said.code == 2 and variable in said.err
+
+
+def test_problem_of_a_server_is_read_without_planning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it plans it next."""
+
+    def plan(*given: object, **options: object) -> None:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr("cotenant.planning.plan", plan)
+    monkeypatch.setattr("cotenant.app.deployment_builder.plan_problem", plan)
+    problem = load_problem(None, Path("serve.toml"), None)
+    assert {model.name for model in problem.models} == {"identity", "lookup"}
 
 
 @pytest.mark.parametrize("arguments", [["plan", "problem.toml"], ["plan", "problem.toml", "--json"]])
