@@ -8,6 +8,7 @@ import msgspec
 
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
+from cotenant.core.provenance import Validation
 from cotenant.planners import Problem
 from cotenant.planners.capacity import footprint
 from cotenant.runtime.events import LaneSpec
@@ -18,17 +19,21 @@ class PlanRevision(msgspec.Struct, frozen=True, kw_only=True):
     """A plan with where it comes from.
 
     number: larger than that of every revision before it. problem: what the plan solves; None where nobody knows.
-    reason: why it was made, for people. validation: how it was validated; empty where it was not. base: the number of
-    the revision that it changes by one step, such as one more model; it is worth nothing if that one never comes into
-    force. None: it stands for itself.
+    reason: why it was made, for people. base: the number of the revision that it changes by one step, such as one more
+    model; it is worth nothing if that one never comes into force. None: it stands for itself.
     """
 
     number: int
     plan: Plan
     problem: Problem | None = None
     reason: str = ""
-    validation: str = ""
     base: int | None = None
+
+    @property
+    def validation(self) -> Validation | None:
+        """What the simulator saw of the plan; None where it was not simulated, or nobody knows."""
+        provenance = self.plan.provenance
+        return None if provenance is None else provenance.validation
 
 
 class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
