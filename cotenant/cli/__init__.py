@@ -13,7 +13,7 @@ from cotenant.errors import CotenantError
 
 def main() -> None:
     """The program `cotenant`. Exits with 1 where something cannot be done, having said why; with 130 where it was
-    stopped by SIGINT or SIGTERM, leaving no process behind."""
+    stopped by SIGINT or SIGTERM, leaving no process behind. `serve` exits with 0 on SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers have handlers of their own
     try:
         _run()

@@ -10,7 +10,11 @@ from contextlib import asynccontextmanager
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A signal asked the program to end."""
+    """A signal asked the program to end. number: of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 @asynccontextmanager
@@ -18,23 +22,26 @@ async def interruptible() -> AsyncIterator[asyncio.Event]:
     """Within, the first SIGINT or SIGTERM sets the event and cancels what runs; the next ends the process at once."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
+    first = 0
     task = asyncio.current_task()
 
-    def on_signal() -> None:
+    def on_signal(number: int) -> None:
+        nonlocal first
         if asked.is_set():
-            os._exit(130)  # workers follow: their parent is gone
+            os._exit(128 + number)  # workers follow: their parent is gone
         asked.set()
+        first = number
         if task is not None:
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         yield asked
     except asyncio.CancelledError:
         if not asked.is_set():
             raise
-        raise Interrupted from None
+        raise Interrupted(first) from None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -14,7 +14,7 @@ from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import assemble, running
 from cotenant.app.running_server import Addresses
 from cotenant.cli.file_limit import raise_file_limit
-from cotenant.cli.interrupt import interruptible
+from cotenant.cli.interrupt import Interrupted, interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_log_level, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
@@ -26,7 +26,7 @@ from cotenant.render.plan_table import plan_bars, plan_table
 
 
 async def run(read: Callable[[], Settings], *, json: bool) -> None:
-    """Serve until interrupted. read: returns the settings, as they are at that moment.
+    """Serve until SIGTERM; raises Interrupted on Ctrl-C. read: returns the settings, as they are at that moment.
 
     json: print the addresses and the plan as JSON, once the server is up, instead of a table.
     """
@@ -34,7 +34,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
     set_log_level(settings.log_level)
     backend = create_backend(settings)
     raise_file_limit()
-    async with interruptible():
+    async with until_terminated() as stopping, reload_signals(stopping) as reload:
         with profile_progress() as progress:
             assembly = await assemble(settings, backend, progress=progress)
 
@@ -52,26 +52,45 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
             else:
                 show_deployment(server.deployment, backend.isolation())
                 show_addresses(server.addresses)
-            async for _ in reload_signals():
+            while await reload.wait():
+                reload.clear()
                 with suppress(CotenantError):  # it is logged
                     await server.reload()
 
 
-async def reload_signals() -> AsyncIterator[None]:
-    """Yield on each SIGHUP; one that says that the terminal is gone becomes SIGTERM, as for any program."""
+@asynccontextmanager
+async def until_terminated() -> AsyncIterator[asyncio.Event]:
+    """Be `interruptible`, but take SIGTERM for the usual end: it is how whoever runs a server stops it."""
+    try:
+        async with interruptible() as stopping:
+            yield stopping
+    except Interrupted as stop:
+        if stop.number != signal.SIGTERM:
+            raise
+
+
+@asynccontextmanager
+async def reload_signals(stopping: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """Within, a SIGHUP sets the event; one that says that the terminal is gone becomes SIGTERM, as for any program.
+    Once the server is `stopping` neither counts any more, until the end of the process."""
     received, on_terminal = asyncio.Event(), _has_terminal()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, received.set)
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            return
+        if on_terminal and not _has_terminal():
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            received.set()
+
+    loop.add_signal_handler(signal.SIGHUP, on_signal)
     try:
-        while True:
-            await received.wait()
-            received.clear()
-            if on_terminal and not _has_terminal():
-                os.kill(os.getpid(), signal.SIGTERM)
-            else:
-                yield
+        yield received
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        if stopping.is_set():
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _has_terminal() -> bool:

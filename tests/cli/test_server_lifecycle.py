@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -119,6 +121,26 @@ def test_bad_requests_are_explained_and_leave_the_server_working(folder: Path) -
         assert server.end(INTERRUPT).err == ""
 
 
+@contextmanager
+def in_flight(server: Served) -> Iterator[list[HTTPConnection]]:
+    """Two requests that were accepted and not answered; no worker of the server may run."""
+    connections = [HTTPConnection(server.address, timeout=PATIENCE) for _ in range(2)]
+    for connection in connections:
+        connection.request("POST", "/v2/models/identity/infer", json.dumps(one()))
+    until(lambda: waiting(server) == 1)  # the other is a batch
+    yield connections
+    for connection in connections:
+        connection.close()
+
+
+def waiting(server: Served) -> float:
+    """The number of queued requests."""
+    with closing(HTTPConnection(server.address, timeout=PATIENCE)) as connection:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("cotenant_queue_length{"))
+
+
 def one(**changes: object) -> dict[str, object]:
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1] * 16} | changes]}
 
@@ -140,6 +162,19 @@ def test_served_models_survive_changes_of_the_repository(folder: Path) -> None:
         file.write_bytes(content)
         assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
         assert ready(server) == {"identity", "lookup"}
+
+        assert server.ask("POST", "/v2/repository/models/lookup/unload", {})[0] == 200
+        file.write_bytes(b"in the middle of a copy")
+        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
+        index = server.ask("POST", "/v2/repository/index", {})[1]
+        assert sorted(entry["name"] for entry in index) == ["broken", "identity", "lookup"]
+        assert [entry["reason"] for entry in index if entry["name"] == "lookup"] == ["unloaded"]
+        file.unlink()  # so that the repository itself knows of no version to serve
+        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
+        index = server.ask("POST", "/v2/repository/index", {})[1]
+        assert sorted(entry["name"] for entry in index) == ["broken", "identity", "lookup"]
+        (reason,) = [entry["reason"] for entry in index if entry["name"] == "lookup"]
+        assert "model.onnx" in reason
 
 
 def test_models_loaded_at_once_are_all_served(folder: Path) -> None:
@@ -163,19 +198,6 @@ def test_full_disk_under_the_event_log_ends_the_log_alone(folder: Path) -> None:
     with serving(folder, "--event-log", "/dev/full") as server:
         for _ in range(300):
             assert server.works()
-        assert server.ask("POST", "/v2/repository/models/lookup/unload", {})[0] == 200
-        file.write_bytes(b"in the middle of a copy")
-        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
-        index = server.ask("POST", "/v2/repository/index", {})[1]
-        assert sorted(entry["name"] for entry in index) == ["broken", "identity", "lookup"]
-        assert [entry["reason"] for entry in index if entry["name"] == "lookup"] == ["unloaded"]
-        file.unlink()  # so that the repository itself knows of no version to serve
-        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
-        index = server.ask("POST", "/v2/repository/index", {})[1]
-        assert sorted(entry["name"] for entry in index) == ["broken", "identity", "lookup"]
-        (reason,) = [entry["reason"] for entry in index if entry["name"] == "lookup"]
-        assert "model.onnx" in reason
-
         said = server.end(INTERRUPT)
     assert (said.code, said.out) == (130, "")
     assert said.err.splitlines() == [
@@ -184,11 +206,32 @@ def test_full_disk_under_the_event_log_ends_the_log_alone(folder: Path) -> None:
     ]
 
 
-def test_sigterm_stops_as_ctrl_c_does(folder: Path) -> None:
+def test_sigterm_drains_and_is_the_usual_end(folder: Path) -> None:
+    """A SIGHUP meanwhile, as of a terminal that is closed, changes nothing, in the server or in its workers."""
+    text = (folder / "serve.toml").read_text()
+    (folder / "serve.toml").write_text(text.replace("5s", "10min").replace('"2s"', '"10min"'))
     with serving(folder) as server:
         assert server.works()
         assert server.workers and all(alive(pid) for pid in server.workers)
-        assert server.end(TERMINATE) == (130, "", "")
+        for pid in server.workers:
+            os.kill(pid, signal.SIGSTOP)
+        with in_flight(server) as requests:
+            server.process.send_signal(TERMINATE)
+            until(lambda: server.ask("GET", "/v2/health/ready")[0] != 200)
+            for pid in (server.process.pid, *server.workers):
+                os.kill(pid, signal.SIGHUP)
+            for pid in server.workers:
+                os.kill(pid, signal.SIGCONT)
+            assert [request.getresponse().status for request in requests] == [200, 200]
+        assert server.end() == (0, "", "")
+
+
+def test_sigterm_while_a_server_starts_is_the_usual_end(folder: Path) -> None:
+    process = started(folder, "serve", "serve.toml", "--json")
+    until(lambda: bool(workers_of(process.pid)))
+    process.send_signal(TERMINATE)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "")
 
 
 def test_second_signal_stops_at_once(folder: Path) -> None:
@@ -198,12 +241,10 @@ def test_second_signal_stops_at_once(folder: Path) -> None:
     with serving(folder) as server:
         for pid in server.workers:
             os.kill(pid, signal.SIGSTOP)
-        request = HTTPConnection(server.address, timeout=PATIENCE)
-        request.request("POST", "/v2/models/identity/infer", json.dumps(one()))
-        server.process.send_signal(INTERRUPT)
-        until(lambda: server.ask("GET", "/v2/health/ready")[0] != 200)
-        assert server.end(INTERRUPT) == (130, "", "")
-        request.close()
+        with in_flight(server):
+            server.process.send_signal(INTERRUPT)
+            until(lambda: server.ask("GET", "/v2/health/ready")[0] != 200)
+            assert server.end(INTERRUPT) == (130, "", "")
 
 
 def test_workers_of_a_killed_server_end(folder: Path) -> None:
