@@ -15,6 +15,7 @@ import msgspec
 
 from cotenant.backends import Backend
 from cotenant.control.events import (
+    Assign,
     ClosePartition,
     DeviceRestored,
     DevicesLost,
@@ -25,8 +26,10 @@ from cotenant.control.events import (
     RetireWorker,
     SpawnWorker,
     StartFailed,
+    Unassignable,
     WakeAt,
     Woke,
+    WorkersExited,
 )
 from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.supervisor import LaneState
@@ -96,7 +99,7 @@ class ControlDriver:
 
     def feed(self, event: Event) -> None:
         """Tell the machine, and do what it says. What happens meanwhile waits for its turn, so that events keep their
-        order."""
+        order. A command that fails is logged, and costs no other."""
         self._pending.append(event)
         if self._busy:
             return
@@ -105,9 +108,22 @@ class ControlDriver:
             while self._pending:
                 now = self._clock()
                 for command in self._handle(self._pending.popleft(), now):
-                    self._perform(command, now)
+                    try:
+                        self._perform(command, now)
+                    except Exception as error:
+                        logger.exception("a command was not carried out: %s", command)
+                        self._failed(command, error)
         finally:
             self._busy = False
+
+    def _failed(self, command: Command, error: Exception) -> None:
+        """Tell the machine of a command that failed, where it waits for what would have come of it."""
+        reason = f"{type(error).__name__}: {error}"
+        match command:
+            case SpawnWorker(lane, incarnation):
+                self.feed(WorkersExited(((lane, incarnation),), reason))
+            case Assign(revision):
+                self.feed(Unassignable(revision.number, reason))
 
     def watch(self) -> None:
         """Look at all workers and devices now and then, from now on."""

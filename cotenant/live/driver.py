@@ -197,7 +197,8 @@ class Driver:
 
     def feed(self, event: Event, answers: dict[int, Tensors] | None = None) -> None:
         """Give the dispatcher an event, and carry out its commands. Events that these cause (a response may let its
-        connection go on with the next request) wait for their turn, so that events keep their order."""
+        connection go on with the next request) wait for their turn, so that events keep their order. A command that
+        fails is logged, and costs no other."""
         self._pending.append((event, answers or {}))
         if self._busy:
             return
@@ -213,7 +214,12 @@ class Driver:
                 if self._log is not None:
                     self._write(self._log, log_line(now, event, commands))
                 for command in commands:
-                    self._perform(command, now, ready)
+                    try:
+                        self._perform(command, now, ready)
+                    except Exception as error:
+                        logger.exception("a command was not carried out: %s", command)
+                        if isinstance(command, Run):  # else its requests would never end
+                            self.failed(command.lane, command.batch, f"{type(error).__name__}: {error}")
                 if ready:
                     self._writing += GAIN * (self._clock() - now - self._writing)
         finally:

@@ -7,6 +7,7 @@ they came to.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,8 @@ from cotenant.live.warm_pool import WarmPool, WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, BatchResult, RunBatch, Setup, TensorPart, Timing, WorkerModel, aligned
+
+logger = logging.getLogger(__name__)
 
 Payload = tuple[Tensor, ...]
 _Args = TypeVarTuple("_Args")
@@ -202,6 +205,9 @@ class Pool:
             return
         except (ConfigError, DeviceError) as error:
             reason = str(error)
+        except Exception as error:
+            logger.exception("the worker of %s could not be started", lane.name)
+            reason = f"{type(error).__name__}: {error}"
         if not reason:
             worker.ready = True
             budget = lane.launch.budget
@@ -259,7 +265,10 @@ class Pool:
         self._exited([worker], line.gone.result() if line.gone.done() else f"it did not stop within {grace:g} s")
 
     async def _close_partition(self, lane: LaneId, incarnation: int) -> None:
-        await self._in_turn(self._backend.close, lane)
+        try:
+            await self._in_turn(self._backend.close, lane)
+        except Exception:
+            logger.exception("the partition of %s could not be taken down", lane)
         self._lanes.pop(lane, None)
         self._tell(PartitionClosed(lane, incarnation))
 

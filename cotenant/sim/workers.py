@@ -198,17 +198,24 @@ class Workers:
             self._feed(DeviceRestored(device), now)
 
     def _feed(self, event: Event, now: float) -> None:
-        """What happens meanwhile waits for its turn, so that events keep their order."""
+        """What happens meanwhile waits for its turn, so that events keep their order. Where a command fails the others
+        are carried out all the same; then its error is raised, the first of several."""
         self._events.append(event)
         if self._busy:
             return
         self._busy = True
+        errors: list[Exception] = []
         try:
             while self._events:
                 for command in self.orchestrator.handle(self._events.popleft(), now):
-                    self._perform(command, now)
+                    try:
+                        self._perform(command, now)
+                    except Exception as error:  # noqa: BLE001
+                        errors.append(error)
         finally:
             self._busy = False
+        if errors:
+            raise errors[0]
 
     # Commands
 

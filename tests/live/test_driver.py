@@ -90,6 +90,31 @@ def test_response_that_cannot_be_written_leaves_the_others(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == ["the answer to request 1 for model 'm' was lost"]
 
 
+def test_batch_that_cannot_be_handed_over_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """When the lane comes up, the dispatcher asks for the batch of one model and rejects nothing of what waits."""
+    batches: list[int] = []
+    answers: dict[str, object] = {}
+
+    def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        batches.append(batch)
+        if len(batches) == 1:
+            raise OSError("the connection is closed")
+
+    async def main() -> None:
+        driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None)
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(LANE[0].id))
+        driver.submit("m", (), lambda answer: answers.update(first=answer), within=1.0)
+        assert str(answers["first"]) == "request for model 'm' failed: OSError: the connection is closed"
+        assert driver.busy_since(LANE[0].id) is None
+        driver.submit("m", (), lambda answer: answers.update(second=answer), within=1.0)
+        driver.finished(LANE[0].id, batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        assert answers["second"] == () and driver.in_flight == 0
+
+    asyncio.run(main())
+    assert [record.getMessage()[:30] for record in caplog.records] == ["a command was not carried out:"]
+
+
 def test_driver_deadline_passes_while_the_lane_is_busy_answers_by_timer() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from cotenant.errors import FailedError, RequestError, RolloutError, WorkerError
 from cotenant.live.deployment import Deployment
 from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest, InferResponse
+from cotenant.live.pool import LaneSetup
 from cotenant.live.server import Server
 from cotenant.predictors.samples import Sample
 from tests.live.deployment import repository, sample_deployment
@@ -144,6 +146,68 @@ def test_lanes_of_a_failed_rollout_are_forgotten_though_another_is_next(tmp_path
                 await first
             in_force = LaneId(DeviceId("cpu"), 0)
             assert assigned == [{in_force}, {in_force}]
+
+    run(main())
+
+
+def test_command_that_fails_rolls_the_revision_back_and_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the two workers that start, the command of the first one fails for a reason that nobody has thought of."""
+
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            pool = asking.server._rollouts._control.pool
+            spawn, spawned = pool.spawn, []
+
+            def fails_once(lane: LaneId, incarnation: int, setup: LaneSetup, **options: Any) -> None:
+                spawned.append(setup.share)
+                if len(spawned) == 1:
+                    raise ValueError("no such number")
+                spawn(lane, incarnation, setup, **options)
+
+            monkeypatch.setattr(pool, "spawn", fails_once)
+            with pytest.raises(WorkerError, match=r"^the worker of cpu-0/2 did not start: ValueError: no such number$"):
+                await asking.server.apply(shared(asking.given, 300, 350))
+            assert spawned == [350, 300]
+            assert [worker.share for worker in asking.server._rollouts.workers()] == [400]
+            await asking.server.apply(shared(asking.given, 300, 350))
+
+    run(main())
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert record.getMessage().startswith("a command was not carried out: SpawnWorker(")
+
+
+def test_assignment_that_fails_rejects_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+
+            def fails(*given: object) -> None:
+                raise ValueError("no such number")
+
+            monkeypatch.setattr(asking.server._rollouts, "_planned", fails)
+            with pytest.raises(RolloutError, match=r"was rejected: ValueError: no such number$"):
+                await asking.server.apply(shared(asking.given, 500))
+
+    run(main())
+
+
+def test_backend_that_fails_unexpectedly_rolls_the_revision_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object) -> None:
+        raise ValueError("no such number")
+
+    async def main() -> None:
+        backend = Cpu()
+        async with asked(tmp_path, backend) as asking:
+            with monkeypatch.context() as patched:
+                patched.setattr(backend, "open", fails)
+                with pytest.raises(WorkerError, match=r"did not start: ValueError: no such number$"):
+                    await asking.server.apply(shared(asking.given, 500))
+            monkeypatch.setattr(backend, "close", fails)
+            await asking.server.apply(shared(asking.given, 500))
+            await until(lambda: [worker.share for worker in asking.server._rollouts.workers()] == [500])
 
     run(main())
 

@@ -3,6 +3,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from cotenant.control.events import WorkerReady
 from cotenant.core.identity import DeviceId, LaneId, parse_identity
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -100,6 +101,20 @@ def test_failure_at_the_beginning_finds_the_first_plan_in_force(part: LaneId | D
     lost = "cpu-0/1" if isinstance(part, LaneId) else "cpu-0/0 cpu-0/1"
     assert watched.story() == [*START, (0.0, f"died {lost}"), *((3.0, f"ready {lane}") for lane in lost.split())]
     assert watched.outcomes() == [(1, "completed")]
+
+
+def test_command_that_fails_costs_no_other_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(plan("a", "b"))
+    spawned: list[str] = []
+
+    def fails(ready: WorkerReady, now: float) -> None:
+        spawned.append(ready.lane)
+        raise ValueError(f"the command of {ready.lane} failed")
+
+    monkeypatch.setattr(watched.workers, "_spawn", fails)
+    with pytest.raises(ValueError, match=r"^the command of cpu-0/0 failed$"):
+        watched.story()
+    assert spawned == ["cpu-0/0", "cpu-0/1"]
 
 
 def test_worker_that_dies_is_started_again_after_the_first_delay() -> None:
