@@ -34,7 +34,8 @@ def test_results_come_in_the_order_of_tasks_and_errors_as_they_are(jobs: int) ->
 
 def interrupted(processes: list[BaseProcess]) -> None:
     with task_pool(2) as workers:
-        for _ in workers.each(time.sleep, [0.0, ENDLESS]):
+        # The first task occupies a process until the end, so that the second needs another.
+        for _ in workers.each(time.sleep, [ENDLESS, 0.0]):
             processes += multiprocessing.active_children()
             raise KeyboardInterrupt
 

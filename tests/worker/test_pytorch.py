@@ -366,4 +366,4 @@ def test_a_missing_pytorch_names_the_extra(doubles: dict[str, WorkerModel], monk
 
 def test_only_models_that_need_pytorch_import_it() -> None:
     program = "import sys, cotenant, cotenant.worker.main, cotenant.worker.batch; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

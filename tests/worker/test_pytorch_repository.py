@@ -73,7 +73,7 @@ def test_describe_pytorch_model_does_not_import_torch(tmp_path: Path, saved: Pat
         "import sys; from pathlib import Path; from cotenant.worker.repository import describe, find_model; "
         f"describe(find_model(Path({str(tmp_path)!r}), 'm')); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import ModelError
+from cotenant.protocol import messages
 from cotenant.worker.repository import Config, read_config, write_config
 from cotenant.worker.repository.config import (
     DynamicBatching,
@@ -119,8 +120,16 @@ FRAGMENTS = st.sampled_from([
 @example("a{" * 5000)
 @example("input{" * 5000)
 def test_read_config_any_text_is_read_or_raises_model_error(tmp_path: Path, text: str) -> None:
-    with suppress(ModelError):
-        read(tmp_path, text)
+    """An error names the file; what is accepted is what protobuf itself reads."""
+    config, message = None, ""
+    try:
+        config = read(tmp_path, text)
+    except ModelError as error:
+        message = str(error)
+    if config is None:
+        assert message.startswith(f"{tmp_path}/resnet/config.pbtxt")
+    else:
+        assert config.platform == text_format.Parse(text, messages.ModelConfig()).platform
 
 
 TENSORS = st.fixed_dictionaries(
