@@ -16,12 +16,14 @@ import msgspec
 
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor
 from cotenant.errors import InvalidError, MalformedError, UnsupportedError
+from cotenant.live.limits import MAX_ELEMENTS, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
     Data,
     InferRequest,
     InferResponse,
     RequestedOutput,
+    check_elements,
     check_request,
     check_size,
     pack_strings,
@@ -31,7 +33,8 @@ from cotenant.live.oip import (
     unpack_strings,
 )
 
-Size = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class _TensorParameters(msgspec.Struct):
@@ -43,7 +46,7 @@ class _TensorParameters(msgspec.Struct):
 
 class _Input(msgspec.Struct):
     name: str
-    shape: list[Size]
+    shape: Annotated[tuple[Size, ...], msgspec.Meta(max_length=MAX_RANK)]
     datatype: str
     data: msgspec.Raw = msgspec.Raw(b"")
     parameters: _TensorParameters | None = None
@@ -58,7 +61,7 @@ class _Request(msgspec.Struct):
     inputs: list[_Input]
     outputs: list[_Output] = []
     id: str = ""
-    parameters: dict[str, bool | int | float | str] = {}
+    parameters: dict[str, bool | Integer | float | str] = {}
 
 
 class _ResponseTensor(msgspec.Struct, omit_defaults=True):
@@ -119,6 +122,9 @@ def decode(
     else:
         view = memoryview(body)
         wire, tail = _parse(view[:header]), view[header:]
+    # Before any data are read: what reading them may cost is bounded by what the model takes.
+    outputs, format_ = _requested(wire) if wire.outputs or wire.parameters else ((), _JSON)
+    check_request(info, wire.inputs, outputs)
     position = 0
     inputs = []
     for given in wire.inputs:
@@ -128,7 +134,7 @@ def decode(
                 raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
             size = given.parameters.binary_data_size
         if size is None:
-            inputs.append(Tensor(given.name, given.datatype, tuple(given.shape), _numbers(given)))
+            inputs.append(Tensor(given.name, given.datatype, given.shape, _numbers(given)))
             continue
         if tail is None or position + size > len(tail):
             raise InvalidError(
@@ -137,13 +143,25 @@ def decode(
             )
         data = tail[position : position + size]
         assert header is not None
-        tensor = Tensor(given.name, given.datatype, tuple(given.shape), data, block, start + header + position)
+        tensor = Tensor(given.name, given.datatype, given.shape, data, block, start + header + position)
         check_size(tensor)
         inputs.append(tensor)
         position += size
     if tail is not None and position < len(tail):
         raise InvalidError(f"{len(tail) - position} bytes are left behind the last input")
-    return _request_for(info, wire, inputs)
+    timeout, priority = scheduling(wire.parameters)
+    request = InferRequest(
+        model=info.name,
+        version=info.version,
+        id=wire.id,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        timeout=timeout,
+        priority=priority,
+        parameters=wire.parameters,
+    )
+    _check_format(request, format_, info)
+    return request, format_
 
 
 def _parse(text: Data) -> _Request:
@@ -155,7 +173,8 @@ def _parse(text: Data) -> _Request:
         raise MalformedError(_TOO_DEEP) from None
 
 
-def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple[InferRequest, ResponseFormat]:
+def _requested(wire: _Request) -> tuple[tuple[RequestedOutput, ...], ResponseFormat]:
+    """Return the outputs that a caller asks for, and their format."""
     format_ = _JSON
     parameters = wire.parameters
     if parameters and parameters.pop("binary_data_output", False) is True:
@@ -177,20 +196,7 @@ def _request_for(info: ModelInfo, wire: _Request, inputs: list[Tensor]) -> tuple
             format_ = ResponseFormat(format_.binary, own)
         if any(output.parameters and output.parameters.shared_memory_region is not None for output in wire.outputs):
             raise UnsupportedError("no shared memory is registered here; take the outputs in the answer")
-    check_request(info, inputs, outputs)
-    timeout, priority = scheduling(parameters)
-    request = InferRequest(
-        model=info.name,
-        version=info.version,
-        id=wire.id,
-        inputs=tuple(inputs),
-        outputs=outputs,
-        timeout=timeout,
-        priority=priority,
-        parameters=parameters,
-    )
-    _check_format(request, format_, info)
-    return request, format_
+    return outputs, format_
 
 
 def _check_format(request: InferRequest, format_: ResponseFormat, info: ModelInfo) -> None:
@@ -208,13 +214,14 @@ def _numbers(given: _Input) -> bytes:
     datatype, raw = given.datatype, given.data
     decoder = _flat.get(datatype)
     if decoder is None:
-        if datatype in DTYPES:
-            raise InvalidError(
-                f"input {given.name!r} is {datatype}, which JSON cannot carry; send it in binary, with binary_data_size"
-            )
-        raise InvalidError(f"input {given.name!r}: no datatype {datatype!r}; there are {', '.join((*DTYPES, 'BYTES'))}")
+        raise InvalidError(
+            f"input {given.name!r} is {datatype}, which JSON cannot carry; send it in binary, with binary_data_size"
+        )
     if not raw:
         raise MalformedError(f"input {given.name!r} has neither 'data' nor a binary_data_size")
+    expected = math.prod(given.shape)
+    if not expected or datatype == "BYTES":
+        check_elements(given)
     try:
         try:
             items = decoder.decode(raw)
@@ -228,19 +235,21 @@ def _numbers(given: _Input) -> bytes:
         raise MalformedError(f"input {given.name!r}: 'data' is not a list of {datatype}: {error}") from None
     except RecursionError:
         raise MalformedError(_TOO_DEEP) from None
-    if len(items) != math.prod(given.shape):
+    if len(items) != expected:
         raise MalformedError(
-            f"input {given.name!r}: 'data' has {len(items)} elements, but shape {given.shape} has "
-            f"{math.prod(given.shape)}"
+            f"input {given.name!r}: 'data' has {len(items)} elements, but shape {list(given.shape)} has {expected}"
         )
     return data
 
 
 def _flatten(items: Any) -> list[Any]:
     """Return nested lists, of one length at each level, as one list. Raises TypeError, ValueError."""
+    depth = 0
     while isinstance(items, list) and items and isinstance(items[0], list):
-        width = len(items[0])
-        if any(len(item) != width for item in items):
+        width, depth = len(items[0]), depth + 1
+        if depth >= MAX_RANK:
+            raise ValueError(f"it is nested in more than {MAX_RANK} levels")
+        if any(type(item) is not list or len(item) != width for item in items):
             raise ValueError("its rows differ in length")
         items = list(chain.from_iterable(items))
     if not isinstance(items, list):
@@ -268,8 +277,8 @@ def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -
         known = math.prod(size for size in shape if size >= 0) * DTYPES[spec.datatype].itemsize
         shape[open_dimensions[0]] = len(body) // known if known else 0
     tensor = Tensor(spec.name, spec.datatype, tuple(shape), memoryview(body), block, start)
-    check_size(tensor)
     check_request(info, (tensor,), ())
+    check_size(tensor)
     return InferRequest(model=info.name, version=info.version, inputs=(tensor,))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +15,12 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from cotenant.core.tensor import DTYPES, Tensor
+from cotenant.core.tensor import Tensor
 from cotenant.errors import (
     CancelledError,
     ConfigError,
     CotenantError,
+    FailedError,
     InvalidError,
     MalformedError,
     NotFoundError,
@@ -27,22 +29,28 @@ from cotenant.errors import (
     UnsupportedError,
 )
 from cotenant.live.grpc_health import INFERENCE_SERVICE, add_health_and_reflection
+from cotenant.live.limits import MAX_FIELDS, MAX_LISTED, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
+    UNEXPECTED,
     Core,
     Data,
     InferRequest,
     InferResponse,
     RequestedOutput,
+    check_elements,
     check_request,
     check_size,
     model_metadata,
     pack_strings,
+    public_message,
     requested_outputs,
     scheduling,
     server_metadata,
 )
 from cotenant.protocol import messages
+
+logger = logging.getLogger(__name__)
 
 _MESSAGE_SIZE = (1 << 31) - 1  # bytes; the most that gRPC's setting can say
 _MAX_STREAMED = 64  # requests of one stream that may wait for their responses
@@ -143,8 +151,8 @@ class GrpcServer:
             try:
                 fields = method(_parse(request, wire))
                 return response(**(await fields if isinstance(fields, Awaitable) else fields))
-            except CotenantError as error:
-                return await _abort(context, error)
+            except Exception as error:  # noqa: BLE001  # `_expected` logs it
+                return await _abort(context, _expected(error))
 
         return grpc.unary_unary_rpc_method_handler(call, response_serializer=response.SerializeToString)
 
@@ -152,9 +160,10 @@ class GrpcServer:
 
     async def _infer(self, wire: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         try:
+            _check_fields(wire)
             return await self._submit(_parse(messages.ModelInferRequest, wire), context)
-        except CotenantError as error:
-            return await _abort(context, error)
+        except Exception as error:  # noqa: BLE001  # `_expected` logs it
+            return await _abort(context, _expected(error))
 
     def _submit(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> asyncio.Future[bytes]:
         """Submit a request; the future becomes its response in wire form, and cancelling it cancels the request. Raises
@@ -171,8 +180,8 @@ class GrpcServer:
                 if isinstance(result, RequestError):
                     raise result
                 answer.set_result(_write_response(request, result, requested_outputs(request, result, info)))
-            except RequestError as error:
-                answer.set_exception(error)
+            except Exception as error:  # noqa: BLE001  # `_expected` logs it
+                answer.set_exception(_expected(error))
 
         handle = self._core.infer(request, done)
         answer.add_done_callback(lambda settled: self._core.cancel(handle) if settled.cancelled() else None)
@@ -191,12 +200,13 @@ class GrpcServer:
                     await room.acquire()
                     request_id = ""
                     try:
+                        _check_fields(wire)
                         message = _parse(messages.ModelInferRequest, wire)
                         request_id = message.id
                         answer = self._submit(message, context)
-                    except CotenantError as error:
+                    except Exception as error:  # noqa: BLE001  # `_expected` logs it
                         answer = asyncio.get_running_loop().create_future()
-                        answer.set_exception(error)
+                        answer.set_exception(_expected(error))
                     waiting.put_nowait((request_id, answer))
             finally:
                 waiting.put_nowait(None)
@@ -209,7 +219,7 @@ class GrpcServer:
                     response = _field(2, await answer + _FINAL)  # infer_response
                 except CotenantError as error:
                     response = messages.ModelStreamInferResponse(
-                        error_message=str(error), infer_response={"id": request_id}
+                        error_message=public_message(error), infer_response={"id": request_id}
                     ).SerializeToString()
                 room.release()
                 yield response
@@ -299,9 +309,54 @@ def _parse(message: Any, wire: bytes) -> Any:
         raise MalformedError(f"not the message {message.DESCRIPTOR.full_name}") from None
 
 
+def _expected(error: Exception) -> CotenantError:
+    """Return what to tell a caller of an error, expected or not: it ends this request, and no other."""
+    if isinstance(error, CotenantError):
+        return error
+    logger.error("a request over gRPC ended in an error of the server", exc_info=error)
+    return FailedError(UNEXPECTED)
+
+
+def _check_fields(wire: bytes) -> None:
+    """Raise InvalidError where a message has more fields than an inference request needs: what an empty one of two
+    bytes takes in memory is far more. What is no message at all is left to protobuf."""
+    end = len(wire)
+    if end <= 2 * MAX_FIELDS:
+        return
+    position = fields = 0
+    while position < end:
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise InvalidError(f"an inference request of more than {MAX_FIELDS} fields")
+        tag, position = _varint(wire, position)
+        match tag & 7:
+            case 0:
+                _, position = _varint(wire, position)
+            case 1:
+                position += 8
+            case 2:
+                size, position = _varint(wire, position)
+                position += size
+            case 5:
+                position += 4
+            case _:  # a group, or no field at all
+                raise MalformedError("not an inference request: it has a field of no known type")
+
+
+def _varint(wire: bytes, position: int) -> tuple[int, int]:
+    """Return an integer of at most ten bytes, and where it ends."""
+    value = 0
+    for shift, byte in zip(range(0, 70, 7), wire[position : position + 10], strict=False):
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise MalformedError("not an inference request: it ends within an integer, or holds one that is too long")
+
+
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: CotenantError) -> NoReturn:
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-    await context.abort(code, str(error))
+    await context.abort(code, public_message(error))
 
 
 def _check_version(version: str) -> None:
@@ -337,18 +392,7 @@ def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequ
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidError(f"{len(message.inputs)} inputs, but {len(raw)} raw_input_contents; give one to each or none")
-    inputs = []
-    for index, given in enumerate(message.inputs):
-        if "shared_memory_region" in given.parameters:
-            raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
-        shape = tuple(given.shape)
-        if any(size < 0 for size in shape):
-            raise InvalidError(f"input {given.name!r}: shape {list(shape)} has a negative size")
-        if raw and given.HasField("contents"):
-            raise InvalidError(f"input {given.name!r} has both contents and raw_input_contents; give one of them")
-        tensor = Tensor(given.name, given.datatype, shape, raw[index] if raw else _contents(given))
-        check_size(tensor)
-        inputs.append(tensor)
+    heads = [_read_head(given) for given in message.inputs]
     outputs = []
     for wanted in message.outputs:
         own = _parameters(wanted.parameters)
@@ -360,7 +404,16 @@ def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequ
         if type(count) is not int or count < 0:
             raise InvalidError(f"output {wanted.name!r}: classification {count!r} is not a non-negative integer")
         outputs.append(RequestedOutput(wanted.name, count))
-    check_request(info, inputs, outputs)
+    # Before any data are read: what reading them may cost is bounded by what the model takes.
+    check_request(info, heads, outputs)
+    inputs = []
+    for index, (given, head) in enumerate(zip(message.inputs, heads, strict=True)):
+        if raw and given.HasField("contents"):
+            raise InvalidError(f"input {given.name!r} has both contents and raw_input_contents; give one of them")
+        data = raw[index] if raw else _contents(given, check_elements(head))
+        tensor = Tensor(head.name, head.datatype, head.shape, data)
+        check_size(tensor)
+        inputs.append(tensor)
     return InferRequest(
         model=info.name,
         version=info.version,
@@ -374,14 +427,29 @@ def _read_request(message: Any, info: Any, remaining: float | None) -> InferRequ
     )
 
 
-def _contents(given: Any) -> bytes:
-    """Return the typed contents of an input as raw bytes."""
+def _read_head(given: Any) -> Tensor:
+    """Return an input without its data."""
+    if "shared_memory_region" in given.parameters:
+        raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
+    shape = tuple(given.shape)
+    if len(shape) > MAX_RANK:
+        raise InvalidError(f"input {given.name!r} has {len(shape)} dimensions; at most {MAX_RANK} are read")
+    if any(size < 0 for size in shape):
+        raise InvalidError(f"input {given.name!r}: shape {list(shape)} has a negative size")
+    return Tensor(given.name, given.datatype, shape, b"")
+
+
+def _contents(given: Any, expected: int) -> bytes:
+    """Return the typed contents of an input as raw bytes. expected: elements that it has by its shape."""
     field = _CONTENTS.get(given.datatype)
     if field is None:
-        if given.datatype in DTYPES:
-            raise InvalidError(f"input {given.name!r}: {given.datatype} has no typed contents; send raw_input_contents")
-        return b""  # no datatype of ours, as check_size will say
+        raise InvalidError(f"input {given.name!r}: {given.datatype} has no typed contents; send raw_input_contents")
     items = getattr(given.contents, field)
+    if len(items) > min(expected, MAX_LISTED):
+        raise InvalidError(
+            f"input {given.name!r} has {len(items)} {field}, but its shape {expected} elements; more than {MAX_LISTED} "
+            "have to be sent as raw_input_contents"
+        )
     if given.datatype == "BYTES":
         return pack_strings(items)
     try:

@@ -1,4 +1,7 @@
-"""What one caller may take of the HTTP front end."""
+"""What callers may send and take: every limit of the front ends, with its default.
+
+Those of `Limits` are chosen for a server; the constants hold for every request.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,15 @@ import resource
 import sys
 
 import msgspec
+
+MAX_RANK = 32  # dimensions of a tensor; NumPy had no more before its version 2
+MAX_ELEMENTS = 1 << 40  # of a tensor, an empty dimension not counted; with it, each dimension is bounded
+MAX_STRINGS = 1 << 18  # elements of a BYTES tensor: each costs as much as a hundred bytes of another
+MAX_LISTED = 1 << 22  # elements in the typed contents of a gRPC input: each becomes a Python object
+MAX_FIELDS = 1 << 10  # fields of an inference request over gRPC: a byte of the message can take a hundred in memory
+MAX_CLASSES = 1 << 16  # labels in one output
+MAX_DIGITS = 19  # of an integer in a header: what 64 bits hold
+MAX_ERROR = 600  # characters of an error: gRPC's clients read 8 KiB of it, where one may take 12 bytes
 
 
 def _default_connections() -> int:

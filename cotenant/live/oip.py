@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -12,8 +13,9 @@ import msgspec
 from prometheus_client.registry import Collector
 
 from cotenant import __version__
-from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec, nbytes
-from cotenant.errors import FailedError, InvalidError, RequestError
+from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
+from cotenant.errors import CotenantError, FailedError, InvalidError, RequestError
+from cotenant.live.limits import MAX_CLASSES, MAX_ELEMENTS, MAX_ERROR, MAX_STRINGS
 
 NAME = "cotenant"
 EXTENSIONS = (
@@ -40,6 +42,8 @@ FORMATS = {
     "FP32": "f",
     "FP64": "d",
 }
+
+_LENGTH = struct.Struct("<I")  # before each element of BYTES
 
 Parameters = Mapping[str, bool | int | float | str]
 Data = bytes | bytearray | memoryview
@@ -138,6 +142,23 @@ class Core(Protocol):
         ...
 
 
+# What both front ends say of errors.
+
+UNEXPECTED = "an error in the server; its log says more"
+
+_FOLDERS = re.compile(r"(?<![\w.:/%~-])/(?:[^\s/'\":,;]+/)+(?=[^\s/'\":,;])")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def public_message(error: CotenantError) -> str:
+    """Return what a caller reads of an error: on one line, of bounded length, and without the folders of this machine,
+    which are none of its business."""
+    text = str(error)
+    if len(text) > MAX_ERROR:
+        text = text[: MAX_ERROR - 1] + "…"
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _FOLDERS.sub("", text))
+
+
 # What both front ends answer without a model.
 
 
@@ -181,26 +202,49 @@ def _natural(parameters: Parameters, name: str) -> int:
 
 
 def check_size(tensor: Tensor) -> None:
-    """Raise InvalidError where a tensor's data is not as long as its datatype and shape require."""
+    """Raise InvalidError where a tensor's data is not as long as its datatype and shape require.
+
+    Call it after `check_request`: what is counted here is bounded by the datatype and shape that the model takes.
+    """
+    expected = check_elements(tensor)
     if tensor.datatype == "BYTES":
-        actual, expected, unit = len(unpack_strings(tensor)), math.prod(tensor.shape), "elements"
-    elif tensor.datatype in DTYPES:
-        actual, expected, unit = len(tensor.data), nbytes(tensor.datatype, tensor.shape), "bytes"
+        actual, unit = count_strings(tensor, expected), "elements"
     else:
-        raise InvalidError(f"tensor {tensor.name!r}: no datatype {tensor.datatype!r}; there are {_datatypes()}")
+        expected *= DTYPES[tensor.datatype].itemsize
+        actual, unit = len(tensor.data), "bytes"
     if actual != expected:
+        more = "more than " if actual > expected and unit == "elements" else ""
         raise InvalidError(
-            f"tensor {tensor.name!r}: {actual} {unit}, but {tensor.datatype} of shape {list(tensor.shape)} has"
-            f" {expected}"
+            f"tensor {tensor.name!r}: {more}{min(actual, expected) if more else actual} {unit}, but {tensor.datatype} "
+            f"of shape {list(tensor.shape)} has {expected}"
         )
 
 
-def _datatypes() -> str:
-    return ", ".join((*DTYPES, "BYTES"))
+def check_elements(tensor: TensorHead) -> int:
+    """Return how many elements a tensor's shape has. Raises InvalidError where they are more than a tensor may have."""
+    elements = math.prod(tensor.shape)
+    most = MAX_STRINGS if tensor.datatype == "BYTES" else MAX_ELEMENTS
+    # An empty tensor has a size in memory, too, as libraries compute it: without the dimensions that are 0.
+    if elements > most or (not elements and math.prod(filter(None, tensor.shape)) > MAX_ELEMENTS):
+        raise InvalidError(f"tensor {tensor.name!r} of shape {list(tensor.shape)} has more than {most} elements")
+    return elements
 
 
-def check_request(info: ModelInfo, inputs: Iterable[Tensor], outputs: Iterable[RequestedOutput]) -> None:
-    """Raise InvalidError unless these are inputs and outputs of the model. Sizes of data are not checked."""
+class TensorHead(Protocol):
+    """What is known of a tensor before its data are read."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def datatype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_request(info: ModelInfo, inputs: Iterable[TensorHead], outputs: Iterable[RequestedOutput]) -> None:
+    """Raise InvalidError unless these are inputs and outputs of the model. Data are not looked at."""
     missing = {spec.name: spec for spec in info.inputs}
     rows = -1
     for tensor in inputs:
@@ -233,7 +277,11 @@ def check_request(info: ModelInfo, inputs: Iterable[Tensor], outputs: Iterable[R
         raise InvalidError(
             f"model {info.name!r} takes {len(info.inputs)} inputs, but {_names(missing.values())} is missing"
         )
+    wanted: list[str] = []  # no longer than the model's outputs
     for output in outputs:
+        if output.name in wanted:
+            raise InvalidError(f"output {output.name!r} is asked for twice")
+        wanted.append(output.name)
         datatype = next((spec.datatype for spec in info.outputs if spec.name == output.name), None)
         if datatype is None:
             raise InvalidError(
@@ -284,19 +332,27 @@ def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str]
     """Return the `count` highest values as Triton's classification extension writes them: BYTES ``score:index``, and
     ``:label`` where the class has one.
 
-    They are those of each row where the tensor is batched, else of the whole tensor. Only for the datatypes of FORMATS.
+    They are those of each row where the tensor is batched, else of the whole tensor; NaN is below all numbers. Only for
+    the datatypes of FORMATS. Raises InvalidError for more labels than one output may have.
     """
     rows = tensor.shape[0] if batched else 1
     flat = to_values(tensor)
     size = len(flat) // max(rows, 1)
     count = min(count, size)
+    if rows * count > MAX_CLASSES:
+        raise InvalidError(f"output {tensor.name!r}: {rows * count} labels; ask for {MAX_CLASSES} at most")
     form = "{:f}:{}" if tensor.datatype in ("FP32", "FP64") else "{:d}:{}"
     best = [
         (form.format(row[index], index) + (f":{labels[index]}" if index < len(labels) else "")).encode()
         for row in (flat[n * size : (n + 1) * size] for n in range(rows))
-        for index in heapq.nlargest(count, range(size), key=row.__getitem__)
+        for index in heapq.nlargest(count, range(size), key=_ordered(row).__getitem__)
     ]
     return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack_strings(best))
+
+
+def _ordered(row: Sequence[Any]) -> Sequence[Any]:
+    """Return a row whose elements compare as numbers do: with NaN below all others."""
+    return [-math.inf if value != value else value for value in row] if math.isnan(sum(row)) else row
 
 
 def to_values(tensor: Tensor) -> tuple[Any, ...]:
@@ -311,6 +367,18 @@ def to_values(tensor: Tensor) -> tuple[Any, ...]:
 def pack_strings(items: Iterable[bytes]) -> bytes:
     """Return the wire form of BYTES elements."""
     return b"".join([struct.pack("<I", len(item)) + item for item in items])
+
+
+def count_strings(tensor: Tensor, most: int) -> int:
+    """Return how many elements a BYTES tensor has, `most` + 1 where it has more. Raises InvalidError where a length
+    points past the end."""
+    data, position, count = tensor.data, 0, 0
+    end = len(data)
+    while position < end and count <= most:
+        if position + 4 > end or (position := position + 4 + _LENGTH.unpack_from(data, position)[0]) > end:
+            raise InvalidError(f"tensor {tensor.name!r}: its element {count} ends after its data do")
+        count += 1
+    return count
 
 
 def unpack_strings(tensor: Tensor) -> list[memoryview]:

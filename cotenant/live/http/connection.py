@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any, cast
 
@@ -10,7 +11,10 @@ import httptools
 
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import RequestHandler
-from cotenant.live.limits import Limits
+from cotenant.live.limits import MAX_DIGITS, Limits
+from cotenant.live.oip import UNEXPECTED
+
+logger = logging.getLogger(__name__)
 
 _BUFFER = 1 << 16  # bytes read at once, of all but large bodies
 _MIN_DIRECT = 1 << 15  # bytes of a body from which it is received where it will stay
@@ -154,9 +158,11 @@ class Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserUpgrade:
             return  # answered as if it had not asked
         except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, _Rejected):
-                raise
-            self._cut_off(error.__context__.status, str(error.__context__))
+            if isinstance(error.__context__, _Rejected):
+                self._cut_off(error.__context__.status, str(error.__context__))
+            else:
+                logger.error("a connection ended in an error of the server", exc_info=error)
+                self._cut_off(500, UNEXPECTED)
         except httptools.HttpParserError as error:
             self._cut_off(400, f"not HTTP/1.1: {error}")
         else:
@@ -303,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
         """Choose the memory of a large body: what workers share for a binary one, with its first tensor aligned."""
         route = self._handler.route(self._url)
         header = self._headers.get(b"inference-header-content-length")
-        if route is not None and route.infers and header is not None and header.isdigit():
+        if route is not None and route.infers and header is not None and header.isdigit() and len(header) <= MAX_DIGITS:
             self._start = -int(header) % _ALIGNMENT
             self._block = self._handler.core.allocate(self._start + self._length)
         if self._block is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,7 +14,10 @@ from cotenant.errors import CotenantError, InvalidError, RequestError, Unavailab
 from cotenant.live import codec
 from cotenant.live.http.encoding import deflate, encoding_for
 from cotenant.live.http.response import BINARY, JSON, TextResponse, head, status_of
-from cotenant.live.oip import Core, Data, InferRequest, InferResponse
+from cotenant.live.limits import MAX_DIGITS
+from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
+
+logger = logging.getLogger(__name__)
 
 _MIN_COMPRESSED = 1 << 10  # bytes; a smaller response is not worth compressing
 _MIN_THREADED = 1 << 16  # bytes from which a response is compressed in a thread, and written without joining its parts
@@ -96,6 +100,9 @@ class RequestCycle:
         except RequestError as error:
             self.fail(error)
             return
+        except Exception as error:  # noqa: BLE001  # it is logged
+            self.fail_unexpectedly(error)
+            return
         content_type, body, headers = JSON, [text, *tail], b""
         if tail:
             content_type, headers = BINARY, b"Inference-Header-Content-Length: %d\r\n" % len(text)
@@ -116,14 +123,26 @@ class RequestCycle:
             self.send(200, content_type, (deflate(body, encoding),), headers)
         else:
             packing = asyncio.get_running_loop().run_in_executor(None, deflate, body, encoding)
-            packing.add_done_callback(lambda packed: self.send(200, content_type, (packed.result(),), headers))
+            packing.add_done_callback(lambda packed: self._send_packed(packed, content_type, headers))
+
+    def _send_packed(self, packed: asyncio.Future[bytes], content_type: str, headers: bytes) -> None:
+        if error := packed.exception():
+            self.fail_unexpectedly(error)
+        else:
+            self.send(200, content_type, (packed.result(),), headers)
 
     def fail(self, error: CotenantError) -> None:
         """Respond with an error, in the status that stands for it."""
         headers = b""
         if isinstance(error, UnavailableError):
             headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after))
-        self.reject(status_of(error), str(error), headers)
+        self.reject(status_of(error), public_message(error), headers)
+
+    def fail_unexpectedly(self, error: BaseException) -> None:
+        """Respond to a request on which the server itself failed: this one, and no other of its connection."""
+        logger.error("a request to %s ended in an error of the server", self.url[:200], exc_info=error)
+        if self.response is None:
+            self.reject(500, UNEXPECTED)
 
     def reject(self, status: int, message: str, headers: bytes = b"") -> None:
         self.send(status, JSON, (msgspec.json.encode({"error": message}),), headers)
@@ -146,8 +165,7 @@ class RequestCycle:
         elif isinstance(error, CotenantError):
             self.fail(error)
         else:
-            self.reject(500, "an error in the server; its log says more")
-            raise error
+            self.fail_unexpectedly(error)
 
     def send(self, status: int, content_type: str, body: Sequence[Data], headers: bytes = b"") -> None:
         """Complete the response. headers: further ones, each with its line end."""
@@ -173,6 +191,6 @@ def _header_length(headers: dict[bytes, bytes]) -> int | None:
     text = headers.get(b"inference-header-content-length")
     if text is None:
         return None
-    if not text.isdigit():
-        raise InvalidError(f"Inference-Header-Content-Length is {text!r}; it is a number of bytes")
+    if not text.isdigit() or len(text) > MAX_DIGITS:
+        raise InvalidError(f"Inference-Header-Content-Length is {text[:100]!r}; it is a number of bytes")
     return int(text)

@@ -29,6 +29,14 @@ class RequestHandler:
 
     def start(self, request: RequestCycle) -> None:
         """Handle a request: its response is complete at once, or later."""
+        try:
+            self._start(request)
+        except CotenantError as error:
+            request.fail(error)
+        except Exception as error:  # noqa: BLE001  # it is logged
+            request.fail_unexpectedly(error)
+
+    def _start(self, request: RequestCycle) -> None:
         if b"content-encoding" in request.headers:
             self._inflate(request)
             return
@@ -42,11 +50,7 @@ class RequestHandler:
         elif (handler := route.handlers[method]) is None:
             request.infer(self.core, route.model, route.version)
         else:
-            try:
-                payload = handler(self._services, route, request)
-            except CotenantError as error:
-                request.fail(error)
-                return
+            payload = handler(self._services, route, request)
             if inspect.iscoroutine(payload):
                 task = asyncio.get_running_loop().create_task(payload)
                 self._tasks.add(task)
@@ -89,6 +93,9 @@ class RequestHandler:
             error = work.exception()
             if isinstance(error, zlib.error):
                 request.reject(400, f"the body is no {encoding.decode()}: {error}")
+                return
+            if error is not None:
+                request.fail_unexpectedly(error)
                 return
             body = work.result()
             if body is None:

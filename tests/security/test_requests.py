@@ -1,0 +1,223 @@
+"""One request, however it is made, is answered at once and costs no other: shapes, integers, nesting, amplification."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from types import FrameType
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
+from cotenant.errors import CotenantError, FailedError, InvalidError
+from cotenant.live import codec
+from cotenant.live.limits import MAX_CLASSES, MAX_ERROR, MAX_FIELDS, MAX_STRINGS
+from cotenant.live.oip import check_size, classify, public_message, unpack_strings
+from cotenant.protocol import messages
+from tests.security.server import ORDINARY, PATIENCE, Served, post
+
+ONE = ORDINARY["identity"]
+PATH = "/v2/models/identity/infer"
+LONG = 1.0  # seconds of processor time that no refusal comes near; each of these took 4 to 8
+
+HOSTILE: dict[str, bytes] = {
+    "30,000 dimensions": json.dumps({"inputs": [ONE | {"shape": [2**63 - 1] * 30_000}]}).encode(),
+    "400 dimensions": json.dumps({"inputs": [ONE | {"shape": [2**63 - 1] * 400}]}).encode(),
+    "a dimension of 5,000 digits": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%s]}]}' % (b"9" * 5000),
+    "a timeout of 401 digits": json.dumps({"inputs": [ONE], "parameters": {"timeout": 10**400}}).encode(),
+    "an element of 5,000 digits": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[%s]}]}'
+    % (b"9" * 5000),
+    "lists in lists": b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"data":'
+    + b"[" * 900
+    + b"]" * 900
+    + b"}]}",
+    "objects in objects": b'{"x":' * 100_000,
+    "an output 100 times": json.dumps({"inputs": [ONE], "outputs": [{"name": "y"}] * 100}).encode(),
+    "a name of 8 MiB": json.dumps({"inputs": [ONE | {"name": "x" * (8 << 20)}]}).encode(),
+    "rows that are text": json.dumps({"inputs": [ONE | {"shape": [1, 16], "data": [["a"] * 8, "bcdefghi"]}]}).encode(),
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_json_is_refused_at_once_in_few_words(server: Served, body: bytes) -> None:
+    before = server.cpu()
+    status, answer = server.ask(post(PATH, body))
+    assert status in (400, 500) and len(json.loads(answer)["error"]) <= MAX_ERROR
+    assert server.cpu() - before < LONG
+    assert server.serves()
+
+
+@pytest.mark.parametrize("text", ["9" * 20, "9" * 5000, "-1", "+1", "1_0", "٣", "0x10", ""])
+def test_header_that_is_no_length_is_refused(server: Served, text: str) -> None:
+    line = b"Inference-Header-Content-Length: " + text.encode()
+    data = post(PATH, b"{}").replace(b"Host: test", b"Host: test\r\n" + line)
+    assert server.ask(data)[0] in (400, 500)
+    assert server.serves()
+
+
+def test_strings_that_nobody_asked_for_are_not_counted(server: Served) -> None:
+    size = 8 << 20
+    for model, shape in (("identity", [1, 2]), ("strings", [1, 2]), ("strings", [4, 2])):
+        given = {"name": "x", "shape": shape, "datatype": "BYTES", "parameters": {"binary_data_size": size}}
+        head = json.dumps({"inputs": [given]}).encode()
+        before = server.cpu()
+        path = f"/v2/models/{model}/infer"
+        status, _ = server.ask(post(path, head + bytes(size), f"Inference-Header-Content-Length: {len(head)}"))
+        assert status == 400 and server.cpu() - before < LONG
+        packed = gzip.compress(head + bytes(size))
+        lines = f"Inference-Header-Content-Length: {len(head)}", "Content-Encoding: gzip"
+        assert server.ask(post(path, packed, *lines))[0] in (400, 413)
+        assert server.cpu() - before < LONG
+    assert server.serves()
+
+
+INFO = ModelInfo(
+    name="m",
+    version="1",
+    platform="",
+    inputs=(TensorSpec("x", "BYTES", (-1, -1)),),
+    outputs=(TensorSpec("y", "FP32", (-1, -1)),),
+    max_batch_size=8,
+)
+
+
+def lines_run(body: bytes, header: int) -> int:
+    """Count the lines of Python that refusing a body takes: work, where a time would depend on the machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(CotenantError):
+            codec.decode(body, INFO, header=header)
+    finally:
+        sys.settrace(None)
+    return count
+
+
+@pytest.mark.parametrize("shape", [[1, 1], [8, 2], [1, 2**40], [9, 1], [1]])
+def test_refusing_strings_takes_no_more_work_where_more_are_sent(shape: list[int]) -> None:
+    work = []
+    for size in (1 << 10, 1 << 20):
+        given = {"name": "x", "shape": shape, "datatype": "BYTES", "parameters": {"binary_data_size": size}}
+        head = json.dumps({"inputs": [given]}).encode()
+        work.append(lines_run(head + bytes(size), len(head)))
+    assert work[1] <= work[0] + 5 and work[0] < 1000
+
+
+@pytest.mark.parametrize("levels", [10, 31, 32, 33, 100, 500])
+def test_nested_data_cost_work_in_proportion_to_their_bytes(levels: int) -> None:
+    rows = [b"[" * levels + b'"a"' + b"]" * levels] * 10
+    body = b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,9],"data":[%s]}]}' % b",".join(rows)
+    assert lines_run(body, len(body)) < len(body) + 500
+
+
+def test_more_strings_than_a_tensor_may_have_are_refused() -> None:
+    tensor = Tensor("x", "BYTES", (1, MAX_STRINGS + 1), bytes(4 * MAX_STRINGS + 4))
+    with pytest.raises(InvalidError, match=f"has more than {MAX_STRINGS} elements"):
+        check_size(tensor)
+    check_size(Tensor("x", "BYTES", (1, 3), bytes(12)))
+    with pytest.raises(InvalidError, match="more than 2 elements"):
+        check_size(Tensor("x", "BYTES", (1, 2), bytes(12)))
+    for data in (b"\1\0\0\0", b"\0\0\0", b"\xff\xff\xff\xffabc"):
+        with pytest.raises(InvalidError, match="its element 0 ends after its data do"):
+            check_size(Tensor("x", "BYTES", (1,), data))
+
+
+@pytest.mark.parametrize("shape", [(0, 2**40, 2**40), (2**20, 0, 2**21), (0, 2**63 - 1)])
+def test_empty_tensor_of_giant_dimensions_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidError, match="elements"):
+        check_size(Tensor("x", "FP32", shape, b""))
+
+
+# Over gRPC
+
+
+def input_of(shape: list[int], datatype: str = "FP32", **contents: Any) -> Any:
+    tensor = messages.ModelInferRequest.InferInputTensor(name="x", datatype=datatype, shape=shape, contents=contents)
+    return messages.ModelInferRequest(model_name="identity", inputs=[tensor])
+
+
+GRPC: dict[str, bytes] = {
+    "30,000 dimensions": input_of([2**63 - 1] * 30_000, fp32_contents=[1]).SerializeToString(),
+    "giant dimensions": input_of([1, 3, 0, 2**63 - 1], fp32_contents=[]).SerializeToString(),
+    "more contents than the shape has": input_of([1, 16], fp32_contents=[0] * 1_000_000).SerializeToString(),
+    "a million empty inputs": b"\x0a\x08identity" + b"\x2a\x00" * 1_000_000,
+    "unknown fields before them": b"\x78\x01" + b"\x2a\x00" * 1_000_000,
+    "a field that never ends": b"\xff" * (2 * MAX_FIELDS + 1),
+    "no message": b"\x2a\xff\xff\xff\xff\x0f",
+    "a name of 1 MiB": messages.ModelInferRequest(model_name="é" * (1 << 20)).SerializeToString(),
+    "an output 100 times": messages.ModelInferRequest(
+        model_name="identity",
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [1, 16]}],
+        outputs=[{"name": "y"}] * 100,
+        raw_input_contents=[bytes(64)],
+    ).SerializeToString(),
+    "strings of zeros": messages.ModelInferRequest(
+        model_name="strings",
+        inputs=[{"name": "x", "datatype": "BYTES", "shape": [1, 2]}],
+        raw_input_contents=[bytes(8 << 20)],
+    ).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("message", GRPC.values(), ids=GRPC)
+def test_hostile_message_is_refused_at_once_in_few_words(server: Served, message: bytes) -> None:
+    before = server.cpu()
+    with grpc.insecure_channel(server.grpc) as channel:
+        infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(message, timeout=PATIENCE)
+    code, details = caught.value.code(), caught.value.details()
+    assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+    assert details is not None and 0 < len(details) <= MAX_ERROR
+    assert server.cpu() - before < LONG
+    assert server.serves()
+
+
+def test_hostile_messages_in_a_stream_leave_its_other_requests(server: Served) -> None:
+    good = messages.ModelInferRequest(
+        model_name="identity",
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [1, 16]}],
+        raw_input_contents=[bytes(64)],
+    ).SerializeToString()
+    sent = [part for message in GRPC.values() for part in (message, good)]
+    with grpc.insecure_channel(server.grpc) as channel:
+        stream: Any = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            response_deserializer=messages.ModelStreamInferResponse.FromString,
+        )
+        answers = [bool(answer.error_message) for answer in stream(iter(sent), timeout=PATIENCE)]
+    assert answers == [True, False] * len(GRPC)
+
+
+# What callers read
+
+
+def test_error_has_one_line_a_bounded_length_and_no_folders() -> None:
+    error = FailedError(
+        "cannot load '/srv/a b/models/m/1/model.onnx': /opt/lib/x.so: no\r\nsuch \x1b[31m 5 requests/s at /"
+    )
+    shown = public_message(error)
+    assert "/srv" not in shown and "/opt" not in shown and "model.onnx" in shown and "x.so" in shown
+    assert "\\r\\nsuch \\x1b[31m 5 requests/s at /" in shown
+    assert len(public_message(FailedError("x" * 10_000))) == MAX_ERROR
+    assert len(public_message(FailedError("\0" * 10_000))) <= 4 * MAX_ERROR
+
+
+def test_classification_of_nan_ranks_it_last() -> None:
+    row = np.array([[np.nan, 1, np.inf, np.nan, -np.inf, 3]], np.float32)
+    labels = classify(Tensor("y", "FP32", row.shape, row.tobytes()), 6, batched=True)
+    indexes = [bytes(item).split(b":")[1] for item in unpack_strings(labels)]
+    assert indexes[:3] == [b"2", b"5", b"1"] and set(indexes[3:]) == {b"0", b"3", b"4"}
+    many = np.zeros((2, MAX_CLASSES), np.uint8)
+    with pytest.raises(InvalidError, match=f"ask for {MAX_CLASSES} at most"):
+        classify(Tensor("y", "UINT8", many.shape, many.tobytes()), MAX_CLASSES, batched=True)
