@@ -1,4 +1,4 @@
-"""`cotenant status`: what a server serves, on which partitions, and how well."""
+"""`cotenant status`: what a server serves, on which partitions, how well, and how it came to that plan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.text import Text
 
 from cotenant.cli.options import LOCAL, Json, ServerAddress
 from cotenant.cli.output import console, show_json
@@ -51,7 +52,7 @@ def status(
 
 
 def status_view(status: Status) -> RenderableType:
-    """Draw models and workers as tables, the plan as bars."""
+    """Draw models, workers and rollouts as tables, the plan as bars."""
     plan = Plan.from_json(bytes(status.plan))
     numbers = (">target", ">planned/s", ">served", ">mean", ">attainment")
     models = table("models", "model", "state", *numbers, "other outcomes")
@@ -72,4 +73,7 @@ def status_view(status: Status) -> RenderableType:
             escape(", ".join(worker.models)),
             escape(worker.reason),
         )
-    return Group(models, plan_bars(plan), workers)
+    rollouts = table("rollouts", ">revision", "reason", "outcome", "durations", "failure")
+    for past in status.rollout.last:
+        rollouts.add_row(*(escape(cell) for cell in past.row()), style="red" if past.failed else "")
+    return Group(models, plan_bars(plan), workers, Text(f"rollout: {status.rollout.sentence()}"), rollouts)

@@ -1,4 +1,4 @@
-"""The web page at ``/``: the plan, the models and the workers."""
+"""The web page at ``/``: the plan, the models, the workers and the rollouts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,19 @@ def render_page(status: Status) -> str:
         f"<td>{worker.memory / 2**20:.0f} MiB</td><td>{worker.restarts}</td><td>{escape(worker.reason)}</td></tr>"
         for worker in status.workers
     )
+    rollouts = "".join(
+        f'<tr class="{"bad" if past.failed else ""}">' + "".join(f"<td>{escape(cell)}</td>" for cell in past.row())
+        for past in status.rollout.last
+    )
     return (
         f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Cotenant</title>'
         f"<style>{STYLE}</style><h1>Cotenant</h1>"
-        f"<p>Plan by {escape(plan.planner)}; isolation: {escape(status.isolation)}.</p>{''.join(bars)}"
+        f"<p>Plan by {escape(plan.planner)}; isolation: {escape(status.isolation)}.</p>"
+        f"<p>Rollout: {escape(status.rollout.sentence())}.</p>{''.join(bars)}"
         "<table><tr><th>model<th>state<th>target<th>planned/s<th>served<th>mean<th>attainment<th>other outcomes</tr>"
         f"{''.join(models)}</table>"
         "<table><tr><th>partition<th>worker<th>share<th>used<th>memory<th>restarts<th>last death</tr>"
         f"{workers}</table>"
+        "<table><tr><th>revision<th>reason<th>outcome<th>durations<th>failure</tr>"
+        f"{rollouts}</table>"
     )

@@ -1,10 +1,12 @@
-"""What `cotenant status` shows: models, plan, partitions and workers of a server at one moment."""
+"""What `cotenant status` shows: models, plan, partitions, workers and rollouts of a server."""
 
 from __future__ import annotations
 
 import msgspec
 
+from cotenant.control.revision import RolloutDurations, RolloutOutcome
 from cotenant.core.plan import Plan
+from cotenant.core.provenance import Validation
 from cotenant.core.units import show_seconds
 from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.oip import IndexEntry
@@ -22,14 +24,49 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None
 
 
+class PastRollout(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout that ended. reason: why its revision was made. failure: why it did not complete, empty where it did."""
+
+    revision: int
+    reason: str
+    outcome: RolloutOutcome
+    failure: str
+    durations: RolloutDurations
+
+    @property
+    def failed(self) -> bool:
+        """Whether something was in its way, rather than another revision."""
+        return self.outcome in (RolloutOutcome.ROLLED_BACK, RolloutOutcome.REJECTED)
+
+    def row(self) -> list[str]:
+        """Return revision, reason, outcome, duration of each phase, and failure as text."""
+        spent = msgspec.structs.asdict(self.durations)
+        phases = ", ".join(f"{phase} {show_seconds(seconds)}" for phase, seconds in spent.items() if seconds)
+        return [str(self.revision), self.reason, self.outcome.value, phases, self.failure]
+
+
 class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """revision: the number of the plan revision in force, 0 where none is, and the reason why it was made. desired: the
-    one that is wanted. phase: of the rollout under way, empty where none is."""
+    """revision: the number of the plan revision in force, 0 where none is; reason: why it was made; validation: of its
+    plan. desired: the one that is wanted, and its reason. rolling_out: the one whose rollout is under way, 0 where none
+    is, and its phase. last: the rollouts that ended last, the latest first."""
 
     revision: int = 0
     reason: str = ""
+    validation: Validation | None = None
     desired: int = 0
+    desired_reason: str = ""
+    rolling_out: int = 0
     phase: str = ""
+    last: tuple[PastRollout, ...] = ()
+
+    def sentence(self) -> str:
+        """Say which revision is in force, which is wanted, and how far its rollout is."""
+        text = f"revision {self.revision} ({self.reason}) in force" if self.revision else "no revision in force"
+        if self.desired != self.revision:
+            text += f"; revision {self.desired} ({self.desired_reason}) wanted"
+        if self.rolling_out:
+            text += f"; rollout of revision {self.rolling_out}: {self.phase}"
+        return text
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from cotenant.backends import Backend
+from cotenant.control.events import RolloutEnded
 from cotenant.live.driver import Driver
 from cotenant.live.metrics import LaneReading, RolloutReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
@@ -15,7 +16,7 @@ from cotenant.live.process import private_memory
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import EPOCH, ServingObserver
 from cotenant.live.serving_state import ServingState
-from cotenant.live.status import ModelStatus, RevisionStatus, Status
+from cotenant.live.status import ModelStatus, PastRollout, RevisionStatus, Status
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners.applications import carried_rates
 
@@ -70,11 +71,16 @@ class StatusReporter:
 
     def _rollout_status(self) -> RevisionStatus:
         status = self._rollouts.status()
+        in_force, desired = status.in_force, status.desired
         return RevisionStatus(
-            revision=0 if status.in_force is None else status.in_force.number,
-            reason="" if status.in_force is None else status.in_force.reason,
-            desired=0 if status.desired is None else status.desired.number,
+            revision=0 if in_force is None else in_force.number,
+            reason="" if in_force is None else in_force.reason,
+            validation=None if in_force is None else in_force.validation,
+            desired=0 if desired is None else desired.number,
+            desired_reason="" if desired is None else desired.reason,
+            rolling_out=status.rolling_out or 0,
             phase="" if status.phase is None else status.phase.value,
+            last=tuple(_past(ended) for ended in self._rollouts.statistics.last),
         )
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:
@@ -134,3 +140,13 @@ class StatusReporter:
             predicted=ledger.predicted / ledger.batches,
             observed=ledger.observed / ledger.batches,
         )
+
+
+def _past(ended: RolloutEnded) -> PastRollout:
+    return PastRollout(
+        revision=ended.revision.number,
+        reason=ended.revision.reason,
+        outcome=ended.outcome,
+        failure=ended.reason,
+        durations=ended.durations,
+    )

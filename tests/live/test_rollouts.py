@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -12,8 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from cotenant.backends.cpu import Cpu
+from cotenant.cli.status import status_view
 from cotenant.control.revision import MemoryPolicy, PlanRevision
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition, Placement
@@ -100,6 +103,19 @@ def test_worker_that_does_not_start_rolls_the_revision_back(tmp_path: Path) -> N
             assert asking.pids() == before
             status = (await server.status()).rollout
             assert (status.revision, status.desired, status.phase) == (1, 1, "")
+            assert status.sentence() == "revision 1 (start of the server) in force"
+            failed, first = status.last
+            assert (failed.revision, failed.reason, failed.outcome) == (2, "reload", "rolled-back")
+            assert failed.failed and not first.failed
+            assert failed.failure.startswith("the worker of cpu-0/1 did not start: ")
+            assert failed.durations.prepare > 0 and first.durations.prepare > 0
+            assert first.row()[:3] == ["1", "start of the server", "completed"] and first.failure == ""
+            shown = io.StringIO()
+            Console(file=shown, width=200).print(status_view(await server.status()))
+            for text in (shown.getvalue(), await server.page()):
+                assert "revision 1 (start of the server) in force" in text
+                for cell in (*failed.row()[:4], "the worker of cpu-0/1 did not start"):
+                    assert cell in text
             body, _ = render(server.metrics(), "")
             assert b'cotenant_rollouts_total{outcome="rolled-back"} 1.0' in body
             assert b"cotenant_rollout_revision 1.0" in body
@@ -116,6 +132,9 @@ def test_last_deployment_applied_during_a_rollout_is_next_and_the_others_are_tol
             await asyncio.sleep(0)
             second = asyncio.create_task(server.apply(shared(asking.given, 550)))
             await asyncio.sleep(0)
+            assert (await server.status()).rollout.sentence() == (
+                "revision 1 (start of the server) in force; revision 3 (reload) wanted; rollout of revision 2: prepare"
+            )
             await server.apply(shared(asking.given, 600))
             await first
             with pytest.raises(RolloutError, match=r"^revision 3 \(reload\) was superseded: revision 4 was requested"):
