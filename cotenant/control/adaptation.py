@@ -11,21 +11,19 @@ from enum import StrEnum
 import msgspec
 
 from cotenant.control.revision import RolloutOutcome
-from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
 
 # Events: what happened.
 
 
-class LaneLatency(msgspec.Struct, frozen=True):
-    """The batches of a model that a lane ran since the last observation.
+class BatchLatency(msgspec.Struct, frozen=True):
+    """The batches of a model that ended since the last observation.
 
     predicted, observed: seconds, in sum over `batches`; predicted as the plan in force has them. Batches that ran on
     lent share are left out: they are faster than a plan may count on.
     """
 
-    lane: LaneId
-    model: str
     batches: int
     predicted: float
     observed: float
@@ -36,9 +34,9 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     seconds: since then. offered: requests that arrived, by model or application, whatever became of them; those that
     applications make themselves are not counted. stayed, within_target: of the requests that ended, those whose caller
-    stayed, and those that met their target. waiting: requests in queues now. latencies: of batches. foreign_load: part
-    of the machine's processors that other programs used, from 0 to 1; None where that is not known. utilisation: part
-    of the allocated share during which batches ran.
+    stayed, and those that met their target. waiting: requests that have not ended. latencies: of batches, by model.
+    foreign_load: part of the machine's processors that other programs used, from 0 to 1; None where that is not known.
+    utilisation: part of the allocated share during which batches ran.
     """
 
     seconds: float
@@ -46,7 +44,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stayed: dict[str, int] = {}
     within_target: dict[str, int] = {}
     waiting: dict[str, int] = {}
-    latencies: tuple[LaneLatency, ...] = ()
+    latencies: dict[str, BatchLatency] = {}
     foreign_load: float | None = None
     utilisation: float = 0.0
 
@@ -128,14 +126,15 @@ ControllerEvent = Observed | Adopted | Solved | RollEnded | DevicesFound | Devic
 class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Find a plan, elsewhere, and answer by `Solved`, in any case.
 
-    rates: requests/s to plan for, by model or application. slowdowns: how much longer batches take than profiled, for
+    rates: requests/s to plan for, by model or application; offered: what is offered now, which is less. slowdowns: how much longer batches take than profiled, for
     reasons that no profile or predictor knows, by model; 1 where a model is missing. current: the plan in force.
     devices: those that are there. launching: by kind, how many more are on their way. step: the first to try.
     """
 
     number: int
     rates: dict[str, float]
-    slowdowns: dict[str, float]
+    offered: dict[str, float] = {}
+    slowdowns: dict[str, float] = {}
     current: Plan
     devices: tuple[DeviceId, ...]
     launching: dict[str, int] = {}
@@ -143,7 +142,7 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str = ""
 
 
-class Roll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Roll(msgspec.Struct, frozen=True, tag=True):
     """Go over to a plan by a rollout, and answer by `RollEnded`. rates: as in `Adopted`."""
 
     number: int

@@ -8,7 +8,7 @@ partition or a moved model, are for people to read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import count
 from typing import Literal
 
@@ -72,12 +72,15 @@ def diff_plans(current: Plan, plan: Plan) -> PlanDiff:
     )
 
 
-def renumber_devices(plan: Plan, current: Plan) -> Plan:
+def renumber_devices(plan: Plan, current: Plan, available: Collection[DeviceId] | None = None) -> Plan:
     """Renumber the devices of a plan so that few partitions move.
 
     Planners treat devices of one kind as interchangeable. Each gets the number of the current device with which it has
-    most in common, as far as that is still free.
+    most in common, as far as that is still free. available: the devices that there are, enough for the plan; None: any.
     """
+    if available is not None:
+        kept = tuple(device for device in current.devices if device.id in available)
+        current = msgspec.structs.replace(current, devices=kept)
     renamed: dict[DeviceId, DeviceId] = {}
     for kind in dict.fromkeys(device.kind for device in plan.devices):
         new, old = _layouts(plan, kind), _layouts(current, kind)
@@ -88,7 +91,10 @@ def renumber_devices(plan: Plan, current: Plan) -> Plan:
         for _, a, b in sorted(scored, reverse=True):
             renamed |= _match(new[a], old[b])
         used = set(renamed.values())
-        free_ids = (device for index in count() if (device := DeviceId(kind, index)) not in used)
+        ids: Iterable[DeviceId] = (
+            (DeviceId(kind, index) for index in count()) if available is None else sorted(available)
+        )
+        free_ids = (device for device in ids if device.kind == kind and device not in used)
         renamed |= {device_id: next(free_ids) for remaining in new.values() for device_id in remaining}
     order = list(dict.fromkeys(device.kind for device in plan.devices))
     devices = [msgspec.structs.replace(device, id=renamed[device.id]) for device in plan.devices]

@@ -67,6 +67,18 @@ def _with_burst_batches(plan: Plan, problem: Problem) -> Plan:
     return plan if larger == plan or _total_shortfall(larger, problem) > _total_shortfall(plan, problem) else larger
 
 
+def rebatched_plan(plan: Plan, problem: Problem) -> Plan | None:
+    """Return the plan with the batches that leave most headroom at its rates, in the same partitions; None where no
+    batches serve them in time."""
+    devices = []
+    for device in plan.devices:
+        partitions = batched_partitions(problem, problem.kind(device.kind), _drafts(device), full=True)
+        if partitions is None:
+            return None
+        devices.append(msgspec.structs.replace(device, partitions=partitions))
+    return msgspec.structs.replace(plan, devices=tuple(devices))
+
+
 def _total_shortfall(plan: Plan, problem: Problem) -> float:
     return sum(attainment_shortfall(plan, problem).values())
 

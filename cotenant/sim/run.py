@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -26,6 +27,7 @@ from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import ApplicationSpec, Applied, Event, LaneSpec, Ready, Reply
 from cotenant.runtime.lane_assignment import LaneAssignment
 from cotenant.runtime.lane_specs import lane_specs
+from cotenant.sim.adaptation import Adaptation, AdaptationDriver
 from cotenant.sim.applications import drawn_fanouts, reported_slos
 from cotenant.sim.closed_loop import ClosedLoopCallers
 from cotenant.sim.loop import Actor, Handle, Script, play
@@ -57,6 +59,8 @@ def simulate(
     failures: Iterable[Failure] = (),
     changes: Iterable[tuple[float, Plan]] = (),
     control: ScalingPolicy | None = None,
+    adaptation: Adaptation | None = None,
+    foreign_load: Iterable[tuple[float, float]] = (),
     startup: float | None = None,
     overhead: Overhead | None = None,
     observed: Mapping[Key, BatchTimes | RecordedBatches] = MappingProxyType({}),
@@ -69,7 +73,9 @@ def simulate(
     The problem is the world: batches take what its profiles and its interference say, whatever the plan believes, and
     vary as its profiles say (`Noise`).
 
-    changes: plans to go over to, and when workers begin to start for them; control: decides that during the run.
+    changes: plans to go over to, and when workers begin to start for them; control: decides that during the run;
+    adaptation: so does a controller, with devices of its own. foreign_load: (time, slowdown of all batches from then
+    on, until the next), for other programs on the same machine.
     startup: seconds that a worker takes until it is warm; None: as profiled (``start_s``), or no time. observed: what
     batches were seen to take on a lane, in place of what profiles and interference say. handle: takes the place of a
     fresh dispatcher's, to record what it is told and answers. over: looks now and then at what has become of requests
@@ -104,10 +110,20 @@ def simulate(
     workers.change(changes)
     if control is not None:
         workers.control(control, lambda: {name: ledger.arrived for name, ledger in ledgers.items()}, seconds)
+    for time, slower in foreign_load:
+        workers.at(time, partial(_slow_down, service, slower))
+    driver = None
+    if adaptation is not None:
+        driver = AdaptationDriver(adaptation, workers, ledgers, seconds)
+        driver.start(plan, problem.rates)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
-    _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over)
+    _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over, driver)
     return Report.of("simulated", watched, ledgers, seconds, timeouts=workload.timeouts)
+
+
+def _slow_down(service: Service, slowdown: float, now: float) -> None:
+    service.slowdown = slowdown
 
 
 def simulate_lanes(
@@ -137,9 +153,12 @@ def _run(
     seed: int,
     handle: Handle | None,
     over: Over | None = None,
+    driver: AdaptationDriver | None = None,
 ) -> None:
     """The ledgers are filled as requests end."""
     requests, follow = generate_requests(models, workload, seconds, seed)
+    if driver is not None:
+        requests = driver.count(requests)
     if over is not None:
         requests = _until(requests, lambda: over(ledgers))
     counted = CountingService(ledgers, service, follow)

@@ -116,6 +116,7 @@ class Service:
         self._overhead = overhead or Overhead()
         self._per_batch = self._overhead.per_batch
         self._per_request = self._overhead.per_request
+        self.slowdown = 1.0  # of every batch that starts now, by whatever no profile knows
         self._records: dict[Key, RecordedBatches] = {}
         self._placements: dict[Key, tuple[tuple[float, ...], tuple[float, ...], Iterator[float], float]] = {}
         self.open(lanes, batches or {})
@@ -142,7 +143,7 @@ class Service:
         if self._records and (record := self._records.get((run.lane, run.model))) is not None:
             return rows, predicted[rows - 1], record.takes(rows, now)
         extra = self._per_batch + self._per_request * len(requests) + per_row * rows
-        return rows, predicted[rows - 1], latencies[rows - 1] * next(noise) + extra
+        return rows, predicted[rows - 1], latencies[rows - 1] * self.slowdown * next(noise) + extra
 
 
 def _stream(key: Key) -> str:

@@ -105,12 +105,15 @@ class Workers:
         self._revisions = itertools.count(1)
         self._by_hand: set[int] = set()  # revisions that memory has to hold
         self._control: ScalingPolicy | None = None
-        self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
+        self.on_rollout_ended: Callable[[RolloutEnded, float], None] = lambda ended, now: None
+        self.on_devices_lost: Callable[[tuple[DeviceId, ...], str, float], None] = lambda lost, reason, now: None
+        self.on_device_restored: Callable[[DeviceId, float], None] = lambda device, now: None
+        self._agenda: list[tuple[float, int, Callable[[float], object]]] = []
         self._order = itertools.count()
         self._events: deque[Event] = deque()
         self._busy = False
         self._tell: Tell = lambda event, now: None
-        self._at(0.0, partial(self._request, plan, "the first plan"))
+        self._at(0.0, partial(self.request, plan, "the first plan"))
 
     def fail(self, failures: Iterable[Failure]) -> None:
         """Raises ConfigError for a failure of what the first plan has not."""
@@ -127,7 +130,7 @@ class Workers:
         """At that time that plan is requested. The run raises PlanError where a device has no memory for its workers
         beside those of the plan before; what a control asks for does not happen then."""
         for time, plan in changes:
-            self._at(time, partial(self._request, plan, "a change of the scenario", by_hand=True))
+            self._at(time, partial(self.request, plan, "a change of the scenario", by_hand=True))
 
     def control(self, control: ScalingPolicy, ended: Callable[[], Mapping[str, int]], until: float) -> None:
         """ended: how many requests have ended so far, by model. until: no look at that time or later."""
@@ -142,7 +145,7 @@ class Workers:
             if now + control.period < until:
                 self._at(now + control.period, look)
             if plan is not None:
-                self._request(plan, "rates have moved", now)
+                self.request(plan, "rates have moved", now)
 
         self._at(control.period, look)
 
@@ -162,18 +165,24 @@ class Workers:
 
     # Events
 
-    def _at(self, time: float, step: Callable[[float], None]) -> None:
+    def at(self, time: float, step: Callable[[float], object]) -> None:
+        """Do something at a time of the run."""
+        self._at(time, step)
+
+    def _at(self, time: float, step: Callable[[float], object]) -> None:
         if time < math.inf:
             heappush(self._agenda, (time, next(self._order), step))
 
     def _later(self, time: float, event: Event) -> None:
         self._at(time, partial(self._feed, event))
 
-    def _request(self, plan: Plan, reason: str, now: float, *, by_hand: bool = False) -> None:
+    def request(self, plan: Plan, reason: str, now: float, *, by_hand: bool = False) -> int:
+        """Request a plan; return the number of its revision. by_hand: the run ends where memory does not hold it."""
         number = next(self._revisions)
         if by_hand:
             self._by_hand.add(number)
         self._feed(Requested(PlanRevision(number=number, plan=plan, problem=self._problem, reason=reason)), now)
+        return number
 
     def _fail(self, failure: Failure, now: float) -> None:
         """Lanes lose their workers, which start again later; devices are lost until they are back."""
@@ -190,12 +199,14 @@ class Workers:
             self._at(failure.time + failure.back, partial(self._restore, device))
         if devices:
             self._feed(DevicesLost(dict.fromkeys(devices, reason)), now)
+            self.on_devices_lost(tuple(devices), reason, now)
         if hit:
             self._feed(WorkersExited(tuple(hit), reason), now)
 
     def _restore(self, device: DeviceId, now: float) -> None:
         if not any(device in failure.parts and failure.covers(now) for failure in self._failures):
             self._feed(DeviceRestored(device), now)
+            self.on_device_restored(device, now)
 
     def _feed(self, event: Event, now: float) -> None:
         """What happens meanwhile waits for its turn, so that events keep their order. Where a command fails the others
@@ -288,3 +299,4 @@ class Workers:
         failed = ended.outcome in (RolloutOutcome.REJECTED, RolloutOutcome.ROLLED_BACK)
         if failed and self._control is not None:
             self._control.rolled_back(self._plan)
+        self.on_rollout_ended(ended, now)

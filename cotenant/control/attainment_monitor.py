@@ -1,0 +1,38 @@
+"""Notice that an SLO is missed by more than chance explains."""
+
+from __future__ import annotations
+
+import math
+
+MEMORY = 2000.0  # requests that are remembered, about: older ones are forgotten exponentially
+LEAST = 100.0  # requests that tell anything
+DEVIATIONS = 4.0  # standard deviations of a binomial count that chance may account for
+
+
+class AttainmentMonitor:
+    """Count the requests of one model that ended and that met their target."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all requests: they were served by another plan."""
+        self._stayed = self._within = 0.0
+
+    def observe(self, stayed: int, within_target: int) -> None:
+        """Take the requests of the last interval."""
+        kept = math.exp(-stayed / MEMORY)
+        self._stayed = self._stayed * kept + stayed
+        self._within = self._within * kept + within_target
+
+    @property
+    def value(self) -> float | None:
+        """The fraction that met their target; None where no request ended."""
+        return self._within / self._stayed if self._stayed else None
+
+    def missed(self, target: float) -> bool:
+        """Tell whether attainment is below a target by more than chance explains."""
+        if self._stayed < LEAST:
+            return False
+        deviation = math.sqrt(target * (1.0 - target) * self._stayed) + 1.0
+        return self._within < target * self._stayed - DEVIATIONS * deviation

@@ -1,0 +1,541 @@
+"""Decide when to plan anew and for what, when to go over to a plan, and how many devices to have.
+
+One controller serves the simulator and the live server: events in, commands out (`control.adaptation`). It never
+waits, reads no clock and solves nothing. Every `Solve` is answered by `Solved` and every `Roll` by `RollEnded`; at most
+one of either is under way, and what happens meanwhile is judged once it has ended, by the rates of then.
+
+A plan is made anew for one of these reasons, the first that holds:
+
+- a device that it uses is gone, or one that was launched for it is there;
+- a model is offered more than its plan sustains, beyond chance (`RateMonitor`);
+- batches take longer than predicted, or no longer as long as they did, for a while (`SlowdownMonitor`);
+- an SLO is missed though neither is the case: then its model is planned for with more headroom;
+- rates have been lower for a whole cool-down, and fewer devices might do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from cotenant.control.adaptation import (
+    Acquire,
+    AcquisitionFailed,
+    Adopted,
+    BatchLatency,
+    ControllerCommand,
+    ControllerEvent,
+    DevicesFound,
+    DevicesGone,
+    Observed,
+    Release,
+    Remeasure,
+    Roll,
+    RollEnded,
+    Solve,
+    Solved,
+    SolveStep,
+)
+from cotenant.control.attainment_monitor import AttainmentMonitor
+from cotenant.control.rate_monitor import RateEstimate, RateMonitor, RateOptions
+from cotenant.control.revision import RolloutOutcome
+from cotenant.control.slowdown_monitor import SlowdownMonitor, SlowdownOptions
+from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Plan
+
+HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
+MAX_HEADROOM = 2.0  # factor on an estimated rate
+OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
+WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved to that serves no more
+
+
+class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how quickly a controller follows. Durations are in seconds.
+
+    headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
+    least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
+    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
+    idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
+    cooldown: for which rates must be lower before devices are released. fall: part of the planned rates by which they
+    must be lower. retry, longest_retry: after a failure, doubling with each in a row. remeasure: for which batches must
+    be slower than profiled, on a quiet machine, before they are profiled again. quiet: part of the machine that other
+    programs use on a quiet one, at most.
+    """
+
+    headroom: float = 1.2
+    deviations: float = 2.0
+    tolerance: float = 0.02
+    threshold: float = 10.0
+    changed_threshold: float = 2.0
+    idle_rate: float = 1.0
+    settle: float = 1.0
+    cooldown: float = 60.0
+    fall: float = 0.2
+    retry: float = 2.0
+    longest_retry: float = 60.0
+    remeasure: float = 60.0
+    quiet: float = 0.05
+    rates: RateOptions = RateOptions()
+    slowdowns: SlowdownOptions = SlowdownOptions()
+
+
+class Cause(StrEnum):
+    """Why to plan anew, the most urgent first."""
+
+    DEVICES = "devices"
+    RATE = "rate"
+    LATENCY = "latency"
+    SLO = "slo"
+    SAVING = "saving"
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision, for people. time: in seconds of the controller's clock. action: what it did or found."""
+
+    time: float
+    action: str
+    reason: str
+
+
+class ModelState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller knows of a model. planned: requests/s that it is planned for; sustained: that its plan can
+    serve within the SLO. slowdown: of its batches against profile and prediction, that the plan counts with."""
+
+    offered: float
+    planned: float
+    sustained: float
+    slowdown: float
+    observed_slowdown: float
+    attainment: float | None
+
+
+class ControllerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """activity: "watching", "solving" or "rolling out", with the reason. short: what cannot be served, in words; empty
+    where all can. decisions: the latest, oldest first."""
+
+    activity: str
+    reason: str
+    short: str
+    models: dict[str, ModelState]
+    devices: tuple[DeviceId, ...]
+    launching: dict[str, int]
+    foreign_load: float | None
+    decisions: tuple[Decision, ...]
+
+
+class _Need(NamedTuple):
+    """A reason to plan anew, and the least that may do."""
+
+    cause: Cause
+    reason: str
+    step: SolveStep = SolveStep.KEEP
+
+
+class _Asked(NamedTuple):
+    solve: Solve
+    cause: Cause
+
+
+class _UnderWay(NamedTuple):
+    """A rollout, and what it came from."""
+
+    asked: _Asked
+    solved: Solved
+
+
+class _ModelWatch:
+    """All that is observed of one model."""
+
+    def __init__(self, options: ControllerOptions) -> None:
+        self.rate = RateMonitor(options.rates)
+        self.estimate = RateEstimate(0.0, 0.0, 1.0)
+        self.slowdown = SlowdownMonitor(options.slowdowns)
+        self.attainment = AttainmentMonitor()
+        self.headroom = options.headroom
+        self.peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
+
+    def raise_peak(self, now: float, rate: float, since: float) -> None:
+        while self.peaks and self.peaks[-1][1] <= rate:
+            self.peaks.pop()
+        self.peaks.append((now, rate))
+        while self.peaks[0][0] < since:
+            self.peaks.popleft()
+
+
+class Controller:
+    """Feed it events in the order of time; perform what it answers, in order.
+
+    devices: those that are there at the beginning. targets: by model, the fraction of requests that must meet its
+    target.
+    """
+
+    def __init__(
+        self,
+        devices: Iterable[DeviceId],
+        targets: dict[str, float],
+        options: ControllerOptions | None = None,
+    ) -> None:
+        self.options = options or ControllerOptions()
+        self._targets = targets
+        self._devices = dict.fromkeys(devices)
+        self._launching: Counter[str] = Counter()
+        self._wanted_devices: dict[str, int] | None = None  # by kind, as the last solution has it
+        self._plan: Plan | None = None
+        self._planned: dict[str, float] = {}  # requests/s that the plan in force was made for, or found to serve
+        self._sustained: dict[str, float] = {}
+        self._slowdowns: dict[str, float] = {}  # that the plan in force counts with
+        self._short = ""
+        self._watches: dict[str, _ModelWatch] = {}
+        self._machine = SlowdownMonitor(self.options.slowdowns)  # over all models: other programs slow them all
+        self._foreign_load: float | None = None
+        self._solving: _Asked | None = None
+        self._rolling: _UnderWay | None = None
+        self._numbers = 0
+        self._urgent = ""  # a reason that does not wait to settle
+        self._not_before = 0.0
+        self._failures = 0  # in a row
+        self._drifting_since: float | None = None
+        self._decisions: deque[Decision] = deque(maxlen=64)
+
+    def handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]:
+        """Decide what to do about an event at the time `now`, in seconds of any monotonic clock."""
+        commands: list[ControllerCommand] = []
+        match event:
+            case Observed():
+                self._observe(event, now)
+                commands += self._remeasured(event.seconds, now)
+            case Adopted(plan=plan, rates=rates):
+                self._adopt(plan, rates, now)
+            case Solved():
+                self._solved(event, now, commands)
+            case RollEnded():
+                self._roll_ended(event, now, commands)
+            case DevicesFound(devices):
+                self._found(devices)
+            case DevicesGone(devices, reason):
+                self._gone(devices, reason)
+            case AcquisitionFailed(kind, count, reason):
+                self._launching[kind] = max(0, self._launching[kind] - count)
+                self._fail(now, f"{count} x {kind} cannot be had", reason)
+        if self._solving is None and self._rolling is None and self._plan is not None:
+            self._decide(now, commands)
+        return commands
+
+    # Watching
+
+    def _watch(self, name: str) -> _ModelWatch:
+        if name not in self._watches:
+            self._watches[name] = _ModelWatch(self.options)
+        return self._watches[name]
+
+    def _observe(self, seen: Observed, now: float) -> None:
+        if seen.seconds <= 0:
+            return  # a clock that stood still or jumped back says nothing about rates
+        self._foreign_load = seen.foreign_load
+        for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
+            watch = self._watch(name)
+            watch.estimate = watch.rate.observe(max(seen.offered.get(name, 0), 0), seen.seconds)
+            watch.raise_peak(now, self._demand(watch), now - self.options.cooldown)
+            watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
+            watch.attainment.observe(seen.stayed.get(name, 0), seen.within_target.get(name, 0))
+
+        self._machine.observe(_total(seen.latencies.values()), seen.seconds)
+
+    def _demand(self, watch: _ModelWatch) -> float:
+        """Requests/s to plan for."""
+        estimate = watch.estimate
+        uncertain = estimate.rate + self.options.deviations * estimate.deviation
+        return max(min(estimate.rate * watch.headroom, 2.0 * estimate.rate), min(uncertain, 2.0 * estimate.rate))
+
+    def _remeasured(self, seconds: float, now: float) -> list[ControllerCommand]:
+        """Ask for new profiles of models whose batches are slower than profiled, with nothing else to blame."""
+        slow = tuple(sorted(name for name, slowdown in self._slowdowns.items() if slowdown > 1.0))
+        if not slow or self._foreign_load is None or self._foreign_load > self.options.quiet:
+            self._drifting_since = None
+            return []
+        if self._drifting_since is None:
+            self._drifting_since = now
+        if now - self._drifting_since < self.options.remeasure:
+            return []
+        self._drifting_since = now + 60 * self.options.remeasure  # once in a while is enough
+        self._note(now, f"profile {', '.join(slow)} again", "batches are slower than profiled on a quiet machine")
+        return [Remeasure(slow)]
+
+    # What others decide
+
+    def _adopt(self, plan: Plan, rates: dict[str, float], now: float) -> None:
+        self._plan = plan
+        self._planned = dict(rates)
+        self._sustained = {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
+        self._slowdowns = {}
+        self._short = ""
+        self._wanted_devices = None
+        self._not_before = now + self.options.settle
+        for name, rate in rates.items():
+            self._watch(name).peaks.append((now, rate))  # what was expected is believed for a cool-down
+        self._forget_latencies()
+
+    def _found(self, devices: tuple[DeviceId, ...]) -> None:
+        fresh = [device for device in devices if device not in self._devices]
+        for device in fresh:
+            self._devices[device] = None
+            self._launching[device.kind] = max(0, self._launching[device.kind] - 1)
+        if fresh:
+            self._urgent = f"{', '.join(fresh)} can be used"
+
+    def _gone(self, devices: tuple[DeviceId, ...], reason: str) -> None:
+        used = {device.id for device in self._plan.devices} if self._plan is not None else set()
+        gone = [device for device in devices if device in self._devices]
+        for device in gone:
+            del self._devices[device]
+        if used & set(gone):
+            self._urgent = f"{', '.join(gone)} is gone" + (f": {reason}" if reason else "")
+
+    # Deciding
+
+    def _decide(self, now: float, commands: list[ControllerCommand]) -> None:
+        if now < self._not_before and not self._urgent:
+            return
+        need = self._need()
+        if need is not None:
+            self._urgent = ""
+            self._solve(need, now, commands)
+
+    def _need(self) -> _Need | None:
+        if self._urgent:
+            return _Need(Cause.DEVICES, self._urgent, SolveStep.REPLAN)
+        watches = self._watches
+        if exceeded := [name for name, watch in watches.items() if self._exceeds(name, watch)]:
+            return _Need(Cause.RATE, "; ".join(self._describe_excess(name) for name in sorted(exceeded)))
+        if self._machine.drifted and (self._machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
+            return _Need(Cause.LATENCY, f"batches of all models take {self._machine.ratio:.2g} × as predicted")
+        if drifted := [name for name in watches if watches[name].slowdown.drifted and self._drift_matters(name)]:
+            return _Need(Cause.LATENCY, "; ".join(self._describe_drift(name) for name in sorted(drifted)))
+        missed = [name for name in watches if watches[name].attainment.missed(self._targets.get(name, 0.99))]
+        if missed and not self._short:
+            for name in missed:
+                watches[name].headroom = min(watches[name].headroom * HEADROOM_STEP, MAX_HEADROOM)
+            return _Need(Cause.SLO, f"SLO violated: {', '.join(sorted(missed))}")
+        if self._could_save():
+            return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
+        return None
+
+    def _exceeds(self, name: str, watch: _ModelWatch) -> bool:
+        limit = max(self._sustained.get(name, 0.0), self._planned.get(name, 0.0))
+        threshold = self.options.changed_threshold if watch.estimate.changed else self.options.threshold
+        return watch.estimate.exceeds(limit * (1 + self.options.tolerance), threshold)
+
+    def _drift_matters(self, name: str) -> bool:
+        """A plan that counts with no slowdown cannot be wrong by batches that are faster."""
+        return self._watches[name].slowdown.ratio > 1.0 or self._slowdowns.get(name, 1.0) > 1.0
+
+    def _could_save(self) -> bool:
+        """Whether fewer devices might do, or what is left unserved might now be served."""
+        assert self._plan is not None
+        if self._plan.devices_used <= 1 and self._plan.cost_per_hour is None and not self._short:
+            return False
+        planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
+        peaks = {name: self._peak(name) for name in planned}
+        lower = sum(peaks.values()) < (1 - self.options.fall) * sum(planned.values())
+        return lower or any(peak < (1 - 2 * self.options.fall) * planned[name] for name, peak in peaks.items())
+
+    def _peak(self, name: str) -> float:
+        watch = self._watches.get(name)
+        return max(watch.peaks[0][1] if watch is not None and watch.peaks else 0.0, self.options.idle_rate)
+
+    def _solve(self, need: _Need, now: float, commands: list[ControllerCommand]) -> None:
+        assert self._plan is not None
+        self._numbers += 1
+        names = sorted(self._planned.keys() | {name for name, watch in self._watches.items() if watch.estimate.rate})
+        slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
+        solve = Solve(
+            number=self._numbers,
+            rates={name: self._peak(name) for name in names},
+            offered={name: self._watch(name).estimate.rate for name in names},
+            slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
+            current=self._plan,
+            devices=tuple(sorted(self._devices)),
+            launching={kind: count for kind, count in sorted(self._launching.items()) if count},
+            step=need.step,
+            reason=need.reason,
+        )
+        self._solving = _Asked(solve, need.cause)
+        self._note(now, "plan again", need.reason)
+        commands.append(solve)
+
+    def _drift(self, name: str) -> float:
+        """How many times as long as predicted the batches of a model take."""
+        watch = self._watches.get(name)
+        if watch is not None and watch.slowdown.drifted:
+            return watch.slowdown.ratio
+        return self._machine.ratio if self._machine.drifted else 1.0
+
+    # What comes of it
+
+    def _solved(self, solved: Solved, now: float, commands: list[ControllerCommand]) -> None:
+        asked = self._solving
+        if asked is None or asked.solve.number != solved.number:
+            return  # late, or twice
+        self._solving = None
+        if solved.plan is None:
+            self._short = solved.short
+            self._fail(now, "no plan", solved.error)
+            return
+        if self._is_outdated(solved, asked.solve):
+            self._note(now, "discard the plan", f"rates have risen beyond it within {solved.seconds:.1f} s")
+            return  # they are a reason of their own
+        self._failures = 0
+        self._short = solved.short
+        self._wanted_devices = solved.devices or None
+        self._acquire(now, commands)
+        if solved.step is SolveStep.KEEP or not self._is_worth_it(solved.plan, asked.cause):
+            self._in_force(asked.solve, solved, now)
+            self._note(now, "keep the plan", "it serves these rates" if solved.step is SolveStep.KEEP else "no gain")
+            self._release(now, commands)
+            return
+        self._rolling = _UnderWay(asked, solved)
+        verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
+        action = f"{verb} a plan of {solved.plan.devices_used} devices, solved in {solved.seconds:.2f} s"
+        self._note(now, action, asked.solve.reason)
+        commands.append(Roll(solved.number, solved.plan, asked.solve.rates, asked.solve.reason))
+
+    def _is_outdated(self, solved: Solved, asked: Solve) -> bool:
+        """Tell whether rates have risen beyond a plan while it was made, though another could serve them."""
+        if solved.short:
+            return False
+        return any(
+            watch.estimate.exceeds(OUTDATED * max(solved.sustained.get(name, 0.0), asked.rates.get(name, 0.0)), 10.0)
+            for name, watch in self._watches.items()
+        )
+
+    def _is_worth_it(self, plan: Plan, cause: Cause) -> bool:
+        """Tell whether a plan differs from the one in force and, where that serves as well, costs less."""
+        assert self._plan is not None
+        if plan.devices == self._plan.devices:
+            return False
+        if cause is not Cause.SAVING or self._plan.unserved:
+            return True
+        now_cost, then_cost = self._plan.cost_per_hour, plan.cost_per_hour
+        if now_cost is not None and then_cost is not None:
+            return then_cost < WORTH_MOVING * now_cost
+        return plan.devices_used < self._plan.devices_used
+
+    def _in_force(self, asked: Solve, solved: Solved, now: float) -> None:
+        self._planned = dict(asked.rates)
+        # What cannot be served is no reason to plan for it again and again.
+        self._sustained = {name: max(rate, solved.sustained.get(name, 0.0)) for name, rate in asked.rates.items()}
+        if self._slowdowns != asked.slowdowns:
+            self._slowdowns = dict(asked.slowdowns)
+            self._forget_latencies()
+        for watch in self._watches.values():
+            watch.attainment.reset()
+        self._not_before = now + self.options.settle
+
+    def _roll_ended(self, ended: RollEnded, now: float, commands: list[ControllerCommand]) -> None:
+        under_way = self._rolling
+        if under_way is None or under_way.solved.number != ended.number:
+            return
+        self._rolling = None
+        if ended.outcome is not RolloutOutcome.COMPLETED:
+            self._fail(now, f"the rollout was {ended.outcome}", ended.reason)
+            return
+        self._plan = under_way.solved.plan
+        self._in_force(under_way.asked.solve, under_way.solved, now)
+        self._forget_latencies()
+        self._note(now, f"in force after {ended.seconds:.2f} s", under_way.asked.solve.reason)
+        self._release(now, commands)
+
+    def _forget_latencies(self) -> None:
+        for watch in self._watches.values():
+            watch.slowdown.reset()
+            watch.attainment.reset()
+        self._machine.reset()
+
+    def _fail(self, now: float, action: str, reason: str) -> None:
+        delay = min(self.options.retry * 2**self._failures, self.options.longest_retry)
+        self._failures += 1
+        self._not_before = now + delay
+        self._note(now, f"{action}; try again in {delay:g} s", reason)
+
+    # Devices
+
+    def _acquire(self, now: float, commands: list[ControllerCommand]) -> None:
+        there = Counter(device.kind for device in self._devices)
+        for kind, count in sorted((self._wanted_devices or {}).items()):
+            missing = count - there[kind] - self._launching[kind]
+            if missing > 0:
+                self._launching[kind] += missing
+                self._note(now, f"acquire {missing} x {kind}", "the rates need them")
+                commands.append(Acquire(kind, missing))
+
+    def _release(self, now: float, commands: list[ControllerCommand]) -> None:
+        """Give back what neither the plan in force uses nor the last solution wants."""
+        if self._wanted_devices is None or self._plan is None:
+            return
+        used = {device.id for device in self._plan.devices}
+        there = Counter(device.kind for device in self._devices)
+        surplus = []
+        for device in sorted(self._devices, reverse=True):
+            if device not in used and there[device.kind] > self._wanted_devices.get(device.kind, 0):
+                there[device.kind] -= 1
+                surplus.append(device)
+        if surplus:
+            self._note(now, f"release {', '.join(surplus)}", "the rates do not need them")
+            commands.append(Release(tuple(surplus)))
+
+    # For people
+
+    def _note(self, now: float, action: str, reason: str) -> None:
+        self._decisions.append(Decision(time=now, action=action, reason=reason))
+
+    def _describe_excess(self, name: str) -> str:
+        limit = max(self._sustained.get(name, 0.0), self._planned.get(name, 0.0))
+        return f"{name} is offered {self._watches[name].estimate.rate:.3g}/s, and its plan sustains {limit:.3g}/s"
+
+    def _describe_drift(self, name: str) -> str:
+        return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as predicted"
+
+    def status(self) -> ControllerStatus:
+        """Return what it knows and what it is at."""
+        if self._rolling is not None:
+            activity, reason = "rolling out", self._rolling.asked.solve.reason
+        elif self._solving is not None:
+            activity, reason = "solving", self._solving.solve.reason
+        else:
+            activity, reason = "watching", ""
+        return ControllerStatus(
+            activity=activity,
+            reason=reason,
+            short=self._short,
+            models={
+                name: ModelState(
+                    offered=watch.estimate.rate,
+                    planned=self._planned.get(name, 0.0),
+                    sustained=self._sustained.get(name, 0.0),
+                    slowdown=self._slowdowns.get(name, 1.0),
+                    observed_slowdown=watch.slowdown.ratio,
+                    attainment=watch.attainment.value,
+                )
+                for name, watch in sorted(self._watches.items())
+            },
+            devices=tuple(sorted(self._devices)),
+            launching={kind: count for kind, count in sorted(self._launching.items()) if count},
+            foreign_load=self._foreign_load,
+            decisions=tuple(self._decisions),
+        )
+
+    def invariants(self) -> None:
+        """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
+        assert self._solving is None or self._rolling is None
+        assert all(count >= 0 for count in self._launching.values())
+
+
+def _total(latencies: Iterable[BatchLatency]) -> BatchLatency:
+    batches, predicted, observed = 0, 0.0, 0.0
+    for each in latencies:
+        batches, predicted, observed = batches + each.batches, predicted + each.predicted, observed + each.observed
+    return BatchLatency(batches, predicted, observed)

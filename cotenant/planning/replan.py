@@ -1,0 +1,188 @@
+"""Answer a controller's `Solve`: keep the plan in force if it serves the new rates, else retune it, else plan anew.
+
+What a controller needs at once comes first: a step is taken only where the one before does not do (InSS, section 4.4,
+changes batches first and shares only where that fails). Meant for a process of its own, beside the server's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from cotenant.control.adaptation import Solve, Solved, SolveStep
+from cotenant.core.plan import Plan
+from cotenant.core.plan_diff import diff_plans, renumber_devices
+from cotenant.core.profile import Profile, Profiles
+from cotenant.errors import CotenantError, PlanError
+from cotenant.planners import Problem
+from cotenant.planners.applications import without_applications
+from cotenant.planners.capacity import ROUNDING_TOLERANCE, with_totals
+from cotenant.planners.check import check
+from cotenant.planners.forecast import attains
+from cotenant.planners.local_search import rebatched_plan
+from cotenant.planners.rates import at_rates, at_scale, rescaled_plan
+from cotenant.planning.pipeline import plan as plan_problem
+
+# Multiples of the rates at which a plan is forecast, to tell how far it carries.
+SUSTAINED_SCALES = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
+SHORT_PLANS = 4  # plans that are tried where not all of the rates can be served
+
+Answer = tuple[SolveStep, Plan]
+
+
+class Replanner:
+    """Solve for a problem whose rates, devices and slowdowns change.
+
+    problem: models, profiles, predictor, and the devices that can be had. planner: a name. time_limit: seconds that it
+    may search. validate: whether plans are simulated before they are given, which takes seconds.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        planner: str = "geometry",
+        *,
+        time_limit: float = 0.5,
+        validate: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._problem = msgspec.structs.replace(problem, time_limit=time_limit, bounded=False, current=None)
+        self._planner = planner
+        self._validate = validate
+        self._clock = clock
+
+    def __call__(self, solve: Solve) -> Solved:
+        """Return the answer to a `Solve`; it raises nothing, since a controller has to hear of every end."""
+        begun = self._clock()
+        try:
+            solved = self._solved(solve)
+        except CotenantError as error:
+            solved = Solved(number=solve.number, error=str(error))
+        return msgspec.structs.replace(solved, seconds=self._clock() - begun)
+
+    def _solved(self, solve: Solve) -> Solved:
+        known = {name: solve.rates.get(name, 0.0) for name in self._problem.rates}
+        profiles = slowed_profiles(self._problem.profiles, solve.slowdowns)
+        asked = at_rates(msgspec.structs.replace(self._problem, profiles=profiles), known)
+        there = with_devices(asked, Counter(device.kind for device in solve.devices))
+        if not there.fleet:
+            return Solved(number=solve.number, error="no device is left", devices=_counts(self._plan(asked, solve)))
+        small = self._in_place(there, solve)
+        if small is not None:
+            return self._answer(solve, *small, there, _counts(small[1]))
+        wanted = self._plan(asked, solve)
+        if not wanted.unserved and _fits(wanted, solve):
+            return self._answer(solve, SolveStep.REPLAN, wanted, there, _counts(wanted))
+        best = self._largest_multiple(there, wanted if there.fleet == asked.fleet else None, solve)
+        return self._answer(solve, SolveStep.REPLAN, best, there, _counts(best if wanted.unserved else wanted))
+
+    def _in_place(self, problem: Problem, solve: Solve) -> Answer | None:
+        """Return the plan in force where it serves the rates, perhaps with other batches; None where it does not."""
+        current = solve.current
+        if solve.step is SolveStep.REPLAN or not {device.id for device in current.devices} <= set(solve.devices):
+            return None
+        if any(rate and not current.rate(name) for name, rate in _model_rates(problem, current).items()):
+            return None
+        rescaled = rescaled_plan(current, problem)
+        if solve.step is SolveStep.KEEP and not solve.slowdowns and _serves(rescaled, problem):
+            return SolveStep.KEEP, rescaled
+        retuned = rebatched_plan(rescaled, problem)
+        if retuned is None or not _serves(retuned, problem):
+            return None
+        return (SolveStep.REPLAN if diff_plans(current, retuned).workers_started else SolveStep.RETUNE), retuned
+
+    def _largest_multiple(self, there: Problem, first: Plan | None, solve: Solve) -> Plan:
+        """Return a plan for the largest multiple of the rates that the devices which are there serve, up to all of
+        them, within `SHORT_PLANS` plans. first: that for all of the rates, where it is known."""
+        plan = first or self._plan(there, solve)
+        if not plan.unserved:
+            return plan
+        low, high, best = 0.0, 1.0, plan
+        for _ in range(SHORT_PLANS):
+            scale = (low + high) / 2
+            lowered = self._plan(at_scale(there, scale), solve)
+            if lowered.unserved:
+                high = scale
+            else:
+                low, best = scale, lowered
+        return with_totals(best, there) if low > plan.scale else plan
+
+    def _plan(self, problem: Problem, solve: Solve) -> Plan:
+        problem = msgspec.structs.replace(problem, current=solve.current)
+        return plan_problem(problem, self._planner, validate=self._validate)
+
+    def _answer(self, solve: Solve, step: SolveStep, plan: Plan, there: Problem, devices: dict[str, int]) -> Solved:
+        plan = with_totals(renumber_devices(plan, solve.current, solve.devices), there)
+        violations = check(plan, there)
+        if violations:
+            raise PlanError(f"the plan violates {violations[0]}")
+        return Solved(
+            number=solve.number,
+            step=step,
+            plan=plan,
+            devices=devices,
+            sustained=_sustained(plan, there),
+            short=_short(plan, solve.offered),
+        )
+
+
+def slowed_profiles(profiles: Profiles, slowdowns: Mapping[str, float]) -> Profiles:
+    """Return profiles with batches so many times as long, by model."""
+    return {
+        (model, kind): profile if slowdowns.get(model, 1.0) == 1.0 else _slowed(profile, slowdowns[model])
+        for (model, kind), profile in profiles.items()
+    }
+
+
+def with_devices(problem: Problem, counts: Mapping[str, int]) -> Problem:
+    """Return the problem with so many devices of each kind, and without the kinds of which there are none."""
+    fleet = [msgspec.structs.replace(kind, count=counts[kind.name]) for kind in problem.fleet if counts.get(kind.name)]
+    return msgspec.structs.replace(problem, fleet=tuple(fleet))
+
+
+def _slowed(profile: Profile, slowdown: float) -> Profile:
+    points = (msgspec.structs.replace(point, latency=point.latency * slowdown) for point in profile.points)
+    return Profile(profile.model, profile.kind, points)
+
+
+def _model_rates(problem: Problem, plan: Plan) -> dict[str, float]:
+    """Return the rates of models, with what applications ask of them."""
+    return without_applications(problem, plan.split).rates if problem.applications else problem.rates
+
+
+def _serves(plan: Plan, problem: Problem) -> bool:
+    return not plan.unserved and not check(plan, problem) and attains(plan, problem)
+
+
+def _fits(plan: Plan, solve: Solve) -> bool:
+    there = Counter(device.kind for device in solve.devices)
+    return all(there[kind] >= count for kind, count in _counts(plan).items())
+
+
+def _counts(plan: Plan) -> dict[str, int]:
+    return dict(Counter(device.kind for device in plan.devices))
+
+
+def _sustained(plan: Plan, problem: Problem) -> dict[str, float]:
+    """Return the rates at the largest multiple at which the forecast of a plan meets every SLO."""
+    most = 0.0
+    for scale in SUSTAINED_SCALES:
+        scaled = at_scale(problem, scale)
+        if not attains(rescaled_plan(plan, scaled), scaled):
+            break
+        most = scale
+    return {name: rate * most for name, rate in problem.rates.items()}
+
+
+def _short(plan: Plan, offered: Mapping[str, float]) -> str:
+    """Return what a plan leaves unserved of the rates that are offered, in words."""
+    served = plan.rates()
+    missing = [
+        f"{name} {rate - served.get(name, 0.0):.3g} of {rate:.3g}/s"
+        for name, rate in sorted(offered.items())
+        if name in plan.unserved and rate > served.get(name, 0.0) * (1 + ROUNDING_TOLERANCE)
+    ]
+    return f"the devices that are there leave unserved: {', '.join(missing)}" if missing else ""

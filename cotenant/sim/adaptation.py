@@ -1,0 +1,196 @@
+"""Drive a controller in a simulated run: it is told what happened in each period, and its commands are carried out.
+
+It decides nothing. A solver is asked at once and answers after the time that it is given to take, since how long it
+really takes differs from machine to machine, and a run has to give the same for the same seed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from cotenant.control.adaptation import (
+    Acquire,
+    AcquisitionFailed,
+    Adopted,
+    BatchLatency,
+    ControllerCommand,
+    ControllerEvent,
+    DevicesFound,
+    DevicesGone,
+    Observed,
+    Release,
+    Remeasure,
+    Roll,
+    RollEnded,
+    Solve,
+    Solved,
+)
+from cotenant.control.events import RolloutEnded
+from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Plan
+from cotenant.core.request import Request
+from cotenant.measure.ledger import OutcomeLedger
+from cotenant.sim.workers import Workers
+
+Solver = Callable[[Solve], Solved]
+
+
+class ControllerMachine(Protocol):
+    """Decides; see `control.controller.Controller`."""
+
+    def handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]: ...
+
+
+class Provider(Protocol):
+    """Gives devices and takes them back, in virtual time: each answer with the time at which it comes."""
+
+    def acquire(self, kind: str, count: int, now: float) -> Iterable[tuple[float, ControllerEvent]]: ...
+
+    def release(self, devices: tuple[DeviceId, ...], now: float) -> Iterable[tuple[float, ControllerEvent]]: ...
+
+
+class NoProvider:
+    """All devices are there from the beginning; no more can be had."""
+
+    def acquire(self, kind: str, count: int, now: float) -> Iterable[tuple[float, ControllerEvent]]:
+        return [(now, AcquisitionFailed(kind, count, "there are no more devices"))]
+
+    def release(self, devices: tuple[DeviceId, ...], now: float) -> Iterable[tuple[float, ControllerEvent]]:
+        return []
+
+
+class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is controlled. solve_seconds: that a solver takes, whatever it really takes; None: what it says.
+    period: seconds between two observations. log: told of each event and the commands that answer it, in order."""
+
+    controller: ControllerMachine
+    solver: Solver
+    provider: Provider = msgspec.field(default_factory=NoProvider)
+    solve_seconds: float | None = 0.5
+    period: float = 0.5
+    log: Callable[[float, ControllerEvent, list[ControllerCommand]], None] = lambda now, event, commands: None
+
+
+class AdaptationDriver:
+    """Carry out a controller's commands on simulated workers, and tell it what comes of them.
+
+    ledgers: of outcomes, by model. until: end of the run in seconds; nothing is observed from then on.
+    """
+
+    def __init__(
+        self, adaptation: Adaptation, workers: Workers, ledgers: Mapping[str, OutcomeLedger], until: float
+    ) -> None:
+        self.arrived: Counter[str] = Counter()
+        self._adaptation = adaptation
+        self._workers = workers
+        self._ledgers = ledgers
+        self._until = until
+        self._before: dict[str, _Counts] = {name: _Counts() for name in ledgers}
+        self._seen_at = 0.0
+        self._rolls: dict[int, tuple[int, float]] = {}  # revision → number of the `Roll`, and when it began
+        self._early: dict[int, RolloutEnded] = {}  # rollouts that ended while they were requested
+        workers.on_rollout_ended = self._rollout_ended
+        workers.on_devices_lost = lambda lost, reason, now: self._feed(DevicesGone(lost, reason), now)
+        workers.on_device_restored = lambda device, now: self._feed(DevicesFound((device,)), now)
+
+    def start(self, plan: Plan, rates: Mapping[str, float]) -> None:
+        """Begin with a plan that was made for these rates."""
+        self._workers.at(0.0, partial(self._feed, Adopted(plan=plan, rates=dict(rates))))
+        self._workers.at(self._adaptation.period, self._observe)
+
+    def count(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Count requests as they arrive."""
+        arrived = self.arrived
+        for request in requests:
+            arrived[request.model] += 1
+            yield request
+
+    def _observe(self, now: float) -> None:
+        if now + self._adaptation.period < self._until:
+            self._workers.at(now + self._adaptation.period, self._observe)
+        counts = {name: _Counts.of(self.arrived[name], ledger) for name, ledger in self._ledgers.items()}
+        change = {name: counts[name].minus(self._before[name]) for name in counts}
+        waiting = {name: self.arrived[name] - ledger.arrived for name, ledger in self._ledgers.items()}
+        self._before = counts
+        seconds, self._seen_at = now - self._seen_at, now
+        self._feed(
+            Observed(
+                seconds=seconds,
+                offered={name: each.arrived for name, each in change.items() if each.arrived},
+                stayed={name: each.stayed for name, each in change.items() if each.stayed},
+                within_target={name: each.within_target for name, each in change.items() if each.within_target},
+                waiting={name: count for name, count in waiting.items() if count > 0},
+                latencies={
+                    name: BatchLatency(each.batches, each.predicted, each.observed)
+                    for name, each in change.items()
+                    if each.batches
+                },
+            ),
+            now,
+        )
+
+    def _feed(self, event: ControllerEvent, now: float) -> None:
+        commands = self._adaptation.controller.handle(event, now)
+        self._adaptation.log(now, event, commands)
+        for command in commands:
+            self._perform(command, now)
+
+    def _perform(self, command: ControllerCommand, now: float) -> None:
+        adaptation = self._adaptation
+        match command:
+            case Solve():
+                solved = adaptation.solver(command)
+                seconds = solved.seconds if adaptation.solve_seconds is None else adaptation.solve_seconds
+                answer = msgspec.structs.replace(solved, seconds=seconds)
+                self._workers.at(now + seconds, partial(self._feed, answer))
+            case Roll():
+                self._roll(command, now)
+            case Acquire(kind, count):
+                self._later(adaptation.provider.acquire(kind, count, now))
+            case Release(devices):
+                self._later(adaptation.provider.release(devices, now))
+            case Remeasure():
+                pass  # profiles are the world's own here
+
+    def _later(self, answers: Iterable[tuple[float, ControllerEvent]]) -> None:
+        for time, event in answers:
+            self._workers.at(time, partial(self._feed, event))
+
+    def _roll(self, roll: Roll, now: float) -> None:
+        revision = self._workers.request(roll.plan, roll.reason, now)
+        self._rolls[revision] = roll.number, now
+        ended = self._early.pop(revision, None)
+        if ended is not None:
+            self._rollout_ended(ended, now)
+
+    def _rollout_ended(self, ended: RolloutEnded, now: float) -> None:
+        revision = ended.revision.number
+        if revision not in self._rolls:
+            self._early[revision] = ended
+            return
+        number, since = self._rolls.pop(revision)
+        # Not within the rollout's own event: what follows may be another one.
+        answer = RollEnded(number=number, outcome=ended.outcome, reason=ended.reason, seconds=now - since)
+        self._workers.at(now, partial(self._feed, answer))
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    arrived: int = 0
+    stayed: int = 0
+    within_target: int = 0
+    batches: int = 0
+    predicted: float = 0.0
+    observed: float = 0.0
+
+    @classmethod
+    def of(cls, arrived: int, ledger: OutcomeLedger) -> _Counts:
+        return cls(arrived, ledger.stayed, ledger.within_target, ledger.batches, ledger.predicted, ledger.observed)
+
+    def minus(self, before: _Counts) -> _Counts:
+        after, earlier = msgspec.structs.astuple(self), msgspec.structs.astuple(before)
+        return _Counts(*(a - b for a, b in zip(after, earlier, strict=True)))
