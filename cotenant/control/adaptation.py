@@ -126,9 +126,10 @@ ControllerEvent = Observed | Adopted | Solved | RollEnded | DevicesFound | Devic
 class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Find a plan, elsewhere, and answer by `Solved`, in any case.
 
-    rates: requests/s to plan for, by model or application; offered: what is offered now, which is less. slowdowns: how much longer batches take than profiled, for
-    reasons that no profile or predictor knows, by model; 1 where a model is missing. current: the plan in force.
-    devices: those that are there. launching: by kind, how many more are on their way. step: the first to try.
+    rates: requests/s to plan for, by model or application; offered: what is offered now, which is less. slowdowns: how
+    much longer batches take than profiled, for reasons that no profile or predictor knows, by model; 1 where a model is
+    missing. current: the plan in force. devices: those that are there. launching: by kind, how many more are on their
+    way. step: the first to try.
     """
 
     number: int
