@@ -113,7 +113,7 @@ class Workers:
         self._events: deque[Event] = deque()
         self._busy = False
         self._tell: Tell = lambda event, now: None
-        self._at(0.0, partial(self.request, plan, "the first plan"))
+        self.at(0.0, partial(self.request, plan, "the first plan"))
 
     def fail(self, failures: Iterable[Failure]) -> None:
         """Raises ConfigError for a failure of what the first plan has not."""
@@ -124,13 +124,13 @@ class Workers:
                 raise ConfigError(
                     f"a failure of {', '.join(failure.parts)}: no partition is there; the plan has {there}"
                 )
-            self._at(failure.time, partial(self._fail, failure))
+            self.at(failure.time, partial(self._fail, failure))
 
     def change(self, changes: Iterable[tuple[float, Plan]]) -> None:
         """At that time that plan is requested. The run raises PlanError where a device has no memory for its workers
         beside those of the plan before; what a control asks for does not happen then."""
         for time, plan in changes:
-            self._at(time, partial(self.request, plan, "a change of the scenario", by_hand=True))
+            self.at(time, partial(self.request, plan, "a change of the scenario", by_hand=True))
 
     def control(self, control: ScalingPolicy, ended: Callable[[], Mapping[str, int]], until: float) -> None:
         """ended: how many requests have ended so far, by model. until: no look at that time or later."""
@@ -143,11 +143,11 @@ class Workers:
             before.update(counts)
             plan = control.observe(rates, now)
             if now + control.period < until:
-                self._at(now + control.period, look)
+                self.at(now + control.period, look)
             if plan is not None:
                 self.request(plan, "rates have moved", now)
 
-        self._at(control.period, look)
+        self.at(control.period, look)
 
     # The actor of a run
 
@@ -166,15 +166,12 @@ class Workers:
     # Events
 
     def at(self, time: float, step: Callable[[float], object]) -> None:
-        """Do something at a time of the run."""
-        self._at(time, step)
-
-    def _at(self, time: float, step: Callable[[float], object]) -> None:
+        """Do something at a time of the run, unless that is infinite."""
         if time < math.inf:
             heappush(self._agenda, (time, next(self._order), step))
 
     def _later(self, time: float, event: Event) -> None:
-        self._at(time, partial(self._feed, event))
+        self.at(time, partial(self._feed, event))
 
     def request(self, plan: Plan, reason: str, now: float, *, by_hand: bool = False) -> int:
         """Request a plan; return the number of its revision. by_hand: the run ends where memory does not hold it."""
@@ -196,7 +193,7 @@ class Workers:
         ]
         devices = [part for part in failure.parts if isinstance(part, DeviceId)]
         for device in devices:
-            self._at(failure.time + failure.back, partial(self._restore, device))
+            self.at(failure.time + failure.back, partial(self._restore, device))
         if devices:
             self._feed(DevicesLost(dict.fromkeys(devices, reason)), now)
             self.on_devices_lost(tuple(devices), reason, now)

@@ -162,9 +162,9 @@ def simulated(told: Story, deployment: Deployment) -> tuple[Recorder, Recording]
     )
     workers.orchestrator = recording = Recording()
     for time, wanted in told.changes:
-        workers._at(time, partial(workers._request, wanted, "a change"))
+        workers.at(time, partial(workers.request, wanted, "a change"))
     for failure in told.failures:
-        workers._at(failure.time, partial(workers._fail, failure))
+        workers.at(failure.time, partial(workers._fail, failure))
     requests = [Request(n, model, time, time + WITHIN) for n, (time, model) in enumerate(told.requests, 1)]
     play(recorder.handle, requests, lambda run, now: takes(run), lambda reply, now: (), workers)
     return recorder, recording
@@ -348,7 +348,7 @@ def test_event_log_of_a_story_replays(tmp_path: Path) -> None:
         lambda lane: startup(lane.spec.id),
     )
     for time, wanted in told.changes:
-        workers._at(time, partial(workers._request, wanted, "a change"))
+        workers.at(time, partial(workers.request, wanted, "a change"))
     requests = [Request(n, model, time, time + WITHIN) for n, (time, model) in enumerate(told.requests, 1)]
     play(recorder.handle, requests, lambda run, now: takes(run), lambda reply, now: (), workers)
     assert replay(recorder.lines).difference == ""
