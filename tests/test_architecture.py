@@ -24,6 +24,21 @@ def test_path_that_the_page_names_exists(path: str) -> None:
     assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
 
 
+RULES = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", PAGE)
+
+
+@pytest.mark.parametrize(("path", "names"), RULES)
+def test_name_that_the_page_gives_is_defined_in_its_file(path: str, names: str) -> None:
+    defined = set(
+        re.findall(r"^\s*(?:(?:async )?def |class )?(\w+)(?=[(:]| =)", (ROOT / path).read_text(), re.MULTILINE)
+    )
+    assert set(re.findall(r"\w+", names)) <= defined
+
+
+def test_page_gives_the_names_of_rules() -> None:
+    assert len(RULES) > 10
+
+
 @pytest.mark.parametrize("name", ["cotenant", "tests"])
 def test_folder_of_python_is_named_by_the_page(name: str) -> None:
     assert sorted(folders(name) - NAMED - {"cotenant/"}) == []
