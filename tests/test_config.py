@@ -346,7 +346,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("http_prot = 1", "unknown key 'http_prot'; did you mean 'http_port'?"),
-        ("cpu.hold = 'quota'", "cpu: unknown key 'hold'; known here: enforcement, reserve, cuts"),
+        ("cpu.kernel = 'quota'", "cpu: unknown key 'kernel'; known here: enforcement, reserve, lend, cuts"),
         ("http_port = 70000", "http_port: 70000 is not a port; write 0 (any free port) to 65535"),
         ("grpc_port = -1", "grpc_port: -1 is not a port"),
         ("cpu.enforcement = 'firmly'", "cpu.enforcement: 'firmly' is not known; take 'quota' or 'throttle'"),

@@ -13,7 +13,7 @@ from cotenant.errors import DeviceError
 def create_backend(settings: Settings) -> Backend:
     """Return the backend that settings name. Raises DeviceError for a GPU that is missing or cannot be cut that way."""
     if settings.backend == "cpu":
-        return Cpu(enforcement=settings.enforcement, reserve=settings.reserve)
+        return Cpu(enforcement=settings.enforcement, reserve=settings.reserve, lend=settings.lend)
     if settings.backend == "fake":
         return Fake()
     gpus = nvidia.select_gpus(nvidia.list_gpus(), settings.gpus)

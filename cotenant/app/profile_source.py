@@ -61,7 +61,7 @@ class ProfileSource:
             entry.path,
             str(msgspec.json.encode(entry.config.fields)),
             cache.machine_fingerprint() if kind.name == "cpu" else kind.name,
-            self._backend.isolation(),
+            self._backend.with_ceilings().isolation(),
             self._backend.capacity_fingerprint(),
             f"cotenant {__version__}, {_runtime(entry)}",
             str(grid),

@@ -16,17 +16,21 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     env: added to the environment before CUDA is called for the first time. cores: the only cores it may run on; empty:
     any. threads: for one batch. cpu_limit: processor seconds per second that the worker holds itself to, by ending each
-    batch no earlier than its processor time allows; None where something else holds it. budget: processor seconds per
-    second that its share allows, whoever holds it, for the audit; None where a share is not of processor time. fake: it
-    sleeps for the profiled time, and runs nothing. cuda: batches run on the first CUDA device that its environment
-    shows. process: lanes of the same process share one worker, and in it one copy of each model's weights; "": a worker
-    of its own. groups: the device's groups of multiprocessors that batches run on; empty: all.
+    batch no earlier than its processor time allows; None where something else holds it. lend: that is a floor, to which
+    it keeps only while others need its cores. lent_by_kernel: it never holds itself, and has its limit only to tell
+    what it was lent. budget: processor seconds per second that its share allows, whoever holds it, for the audit; None
+    where a share is not of processor time. fake: it sleeps for the profiled time, and runs nothing. cuda: batches run
+    on the first CUDA device that its environment shows. process: lanes of the same process share one worker, and in it
+    one copy of each model's weights; "": a worker of its own. groups: the device's groups of multiprocessors that
+    batches run on; empty: all.
     """
 
     env: dict[str, str] = {}
     cores: tuple[int, ...] = ()
     threads: int = 1
     cpu_limit: float | None = None
+    lend: bool = False
+    lent_by_kernel: bool = False
     budget: float | None = None
     fake: bool = False
     cuda: bool = False
@@ -61,6 +65,11 @@ class Backend(Protocol):
 
     def capacity_fingerprint(self) -> str:
         """In words that change when it does: what one device amounts to."""
+        ...
+
+    def with_ceilings(self) -> Backend:
+        """Return this backend with shares that are ceilings, which is what profiles are measured on; itself where
+        they are."""
         ...
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:

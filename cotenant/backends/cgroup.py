@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from cotenant.core.identity import LaneId
+from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 
 PERIOD = 10_000  # µs; a shorter period is smoother
@@ -96,14 +97,18 @@ class Quotas:
         if self._parent.version == 2:
             self._enable()
 
-    def make(self, lane: LaneId, budget: float) -> None:
-        """Create a cgroup with a quota of `budget` CPU seconds per second. Raises ConfigError."""
+    def make(self, lane: LaneId, budget: float, *, weight: int | None = None) -> None:
+        """Create or change a lane's cgroup: a quota of `budget` CPU seconds per second or, with a `weight` (a share in
+        ‰), no quota but that weight against the others. Raises ConfigError."""
         period = max(PERIOD, math.ceil(_MIN_QUOTA / budget))
         quota = round(budget * period)
         folder = self._folder(lane)
+        second = self._parent.version == 2
         try:
             folder.mkdir(exist_ok=True)
-            if self._parent.version == 2:
+            if weight is not None:
+                (folder / ("cpu.weight" if second else "cpu.shares")).write_text(str(weight))
+            elif second:
                 (folder / "cpu.max").write_text(f"{quota} {period}")
             else:
                 (folder / "cpu.cfs_period_us").write_text(str(period))
@@ -142,6 +147,7 @@ class Quotas:
             (leaf / "cgroup.procs").write_text(str(os.getpid()))
             try:
                 switch.write_text("+cpu")
+                (leaf / "cpu.weight").write_text(str(WHOLE))  # that of all lanes together, where they have weights
             except OSError:
                 (folder / "cgroup.procs").write_text(str(os.getpid()))
                 leaf.rmdir()

@@ -3,6 +3,9 @@
 With `enforcement="throttle"` a worker limits itself (`worker.cpu_throttle`), which needs no privileges and makes
 latency grow as 1/share. With `enforcement="quota"` the kernel limits it, through a control group that this user must be
 able to write; a batch then either fits into what is left of a period or waits for the next.
+
+With `lend` a share is a floor: what other lanes leave idle is used by whoever has work (`worker.lending`). Under
+`enforcement="quota"` a lane then has a weight, and no quota.
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ class Cpu:
     name = "cpu"
     divides = True
 
-    def __init__(self, *, enforcement: Literal["throttle", "quota"] = "throttle", reserve: float = 0.0) -> None:
+    def __init__(
+        self, *, enforcement: Literal["throttle", "quota"] = "throttle", reserve: float = 0.0, lend: bool = False
+    ) -> None:
         if not 0 <= reserve < 1:
             raise ConfigError(f"reserve: {reserve:g} is no fraction of the cores; give 0 or more, and less than 1")
         self._enforcement = enforcement
         self._reserve = reserve
+        self._lend = lend
         self._pinned: dict[LaneId, tuple[tuple[int, ...], float]] = {}  # lane → its cores, and what it uses of each
 
     @functools.cached_property
@@ -58,9 +64,19 @@ class Cpu:
         return f"{self.capacity:.3f} processor seconds per second on {len(self.cores)} cores"
 
     def isolation(self) -> str:
+        lent = "; what others leave idle is lent" if self._lend else ""
         if self._enforcement == "quota":
-            return "the kernel, by a quota of processor time in each 10 ms"
-        return "each worker itself, by ending a batch no earlier than its processor time allows; audited from outside"
+            by = "weights of processor time" if self._lend else "a quota of processor time in each 10 ms"
+            return f"the kernel, by {by}{lent}"
+        by = "by ending a batch no earlier than its processor time allows; audited from outside"
+        return f"each worker itself, {by}{lent}"
+
+    def with_ceilings(self) -> Cpu:
+        if not self._lend:
+            return self
+        ceilings = Cpu(enforcement=self._enforcement, reserve=self._reserve)
+        ceilings.cores, ceilings.capacity = self.cores, self.capacity
+        return ceilings
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Open the largest partitions first: each is pinned to the first cores that have room for it, and a partition
@@ -69,11 +85,13 @@ class Cpu:
         threads = math.ceil(budget)
         pinned = self._pin(lane, threads, budget / threads)
         if self._enforcement == "quota":
-            self._quotas.make(lane, budget)
+            self._quotas.make(lane, budget, weight=share if self._lend else None)
         return Launch(
             cores=pinned or self.cores,
             threads=threads,
-            cpu_limit=None if self._enforcement == "quota" else budget,
+            cpu_limit=budget if self._enforcement == "throttle" or self._lend else None,
+            lend=self._lend,
+            lent_by_kernel=self._lend and self._enforcement == "quota",
             budget=budget,
         )
 

@@ -26,6 +26,9 @@ class Fake:
     def isolation(self) -> str:
         return "nothing: workers sleep for the profiled time"
 
+    def with_ceilings(self) -> Fake:
+        return self
+
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return Launch(fake=True)
 

@@ -57,6 +57,9 @@ class Green:
     def isolation(self) -> str:
         return "CUDA green contexts: kernels of a partition run on its own SMs; memory and its bandwidth are shared"
 
+    def with_ceilings(self) -> Green:
+        return self
+
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Assign the groups of the partition's other worker, or else those with the fewest lanes, leaving lanes last
         counted. Raises DeviceError for an unknown device, or a share of less than one group."""

@@ -87,6 +87,9 @@ class Mig:
     def isolation(self) -> str:
         return "MIG instances: SMs, cache and memory separated in hardware"
 
+    def with_ceilings(self) -> Mig:
+        return self
+
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Assign the instance of the partition's other worker, or else a free one of that share, the one with the most
         memory, or create one.

@@ -108,6 +108,9 @@ class Mps:
             return "MPS static partitions: dedicated SMs"
         return "MPS active thread percentage: a cap, not a reservation"
 
+    def with_ceilings(self) -> Mps:
+        return self
+
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Set up a partition. A static one is taken from free SMs, or inherited from a leaving lane of the same size,
         since it cannot change while it has clients. Raises DeviceError."""

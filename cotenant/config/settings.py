@@ -58,7 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: address that HTTP and gRPC bind to; metrics_host: that of metrics; None: the same.
     http_port, grpc_port, metrics_port: 0 for any that is free.
     enforcement: how CPU shares are limited: workers throttle themselves, or cgroup quotas. reserve: the fraction of CPU
-    time kept for the server. cuts: legal shares of a device, in ‰; None: those that the hardware has.
+    time kept for the server. lend: CPU shares are floors, and what others leave idle is lent. cuts: legal shares of a
+    device, in ‰; None: those that the hardware has.
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
     warm_workers: pre-started worker processes for each set of libraries that models need.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
@@ -79,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int
     enforcement: Enforcement
     reserve: float
+    lend: bool
     cuts: tuple[int, ...] | None
     gpus: tuple[str, ...]
     mps: MpsSettings
@@ -111,6 +113,7 @@ class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
 class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
     enforcement: str = "throttle"
     reserve: str | int | float = "15%"
+    lend: bool = True
     cuts: tuple[float, ...] = tuple(range(5, 101, 5))
 
 
@@ -184,6 +187,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         metrics_port=check_port(file.metrics_port, f"{place}: metrics_port"),
         enforcement=check_one_of(file.cpu.enforcement, Enforcement, f"{place}: cpu.enforcement"),
         reserve=_reserve(file.cpu.reserve, f"{place}: cpu.reserve"),
+        lend=file.cpu.lend,
         cuts=_cuts(backend, file, place),
         gpus=tuple(str(device) for device in file.gpu.devices),
         mps=_mps(file.mps, base, f"{place}: mps"),

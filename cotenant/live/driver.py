@@ -168,13 +168,15 @@ class Driver:
         outputs: dict[int, Tensors] = {}
         try:
             self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
-            event: Event = self._read_answers(run, answers, outputs)
+            event: Event = self._read_answers(run, answers, outputs, timing.lent)
         except Exception:
             logger.exception("the answers to batch %d of model '%s' on %s were lost", batch, run.model, lane)
             event = Failed(lane, batch, "the server could not read the answers of the worker")
         self.feed(event, outputs)
 
-    def _read_answers(self, run: Run, answers: Sequence[Tensors | RequestError], outputs: dict[int, Tensors]) -> Event:
+    def _read_answers(
+        self, run: Run, answers: Sequence[Tensors | RequestError], outputs: dict[int, Tensors], lent: float
+    ) -> Event:
         """Return what to tell the dispatcher of a batch that has ended, and add the outputs of its requests."""
         failed = []
         made: list[tuple[int, int, int]] = []
@@ -189,7 +191,7 @@ class Driver:
                 failed.append((request.id, str(answer)))
             else:
                 outputs[request.id] = answer
-        return Finished(run.lane, run.batch, tuple(failed), tuple(made))
+        return Finished(run.lane, run.batch, tuple(failed), tuple(made), lent)
 
     def failed(self, lane: LaneId, batch: int, reason: str) -> None:
         self._running.pop(lane, None)

@@ -25,22 +25,35 @@ class InterferenceObserver:
     """Take note of batches as they end, in order of time."""
 
     def __init__(self) -> None:
-        self._ended: defaultdict[LaneId, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=RECENT_BATCHES))
+        self._ended: defaultdict[LaneId, deque[tuple[float, float, bool]]] = defaultdict(
+            lambda: deque(maxlen=RECENT_BATCHES)
+        )
         self._last: dict[LaneId, Load] = {}  # of each lane's last batch
         # By the victim's load and the co-located ones: profiled and observed latencies.
         self._alone: defaultdict[tuple[Load, ...], DurationSum] = defaultdict(DurationSum)
         self._together: defaultdict[tuple[Load, ...], DurationSum] = defaultdict(DurationSum)
 
     def ran(
-        self, lane: LaneId, load: Load, *, since: float, now: float, alone: float, others: Mapping[LaneId, float | None]
+        self,
+        lane: LaneId,
+        load: Load,
+        *,
+        since: float,
+        now: float,
+        alone: float,
+        others: Mapping[LaneId, float | None],
+        lent: bool = False,
     ) -> None:
         """Take note of a batch that has ended. since, now: when it began and ended. alone: its profiled latency, in
         seconds.
 
         others: the other lanes of its device, with the time since when each is running a batch, None for an idle one.
+        lent: it ran on more than its share. Such a batch says nothing about shares, nor do batches beside it.
         """
-        self._ended[lane].append((since, now))
+        self._ended[lane].append((since, now, lent))
         self._last[lane] = load
+        if lent or any(self._was_lent(other, since) for other in others):
+            return
         colocated = []
         for other, begun in others.items():
             busy = (now - max(since, begun) if begun is not None else 0.0) + self._busy_seconds(other, since)
@@ -61,10 +74,19 @@ class InterferenceObserver:
         for run in rarest:
             del self._together[run], self._alone[run]
 
+    def _was_lent(self, lane: LaneId, since: float) -> bool:
+        """Tell whether a lane ran a batch on more than its share that has ended since then."""
+        for _, ended, lent in reversed(self._ended[lane]):
+            if ended <= since:
+                return False
+            if lent:
+                return True
+        return False
+
     def _busy_seconds(self, lane: LaneId, since: float) -> float:
         """Return the seconds since then that a lane spent in batches that have ended."""
         total = 0.0
-        for began, ended in reversed(self._ended[lane]):
+        for began, ended, _ in reversed(self._ended[lane]):
             if ended <= since:
                 break
             total += ended - max(began, since)

@@ -45,7 +45,8 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
 
     up: its worker is ready. lost: its device is. share: ‰, as planned. used_share: ‰ that it used of late, as seen from
     outside; None where that is not known. over_share: it used more than its share. busy: seconds in which it ran
-    batches. restarts: of its worker. waiting: requests in its queues, by model.
+    batches. lent: seconds by which these ended earlier than its share alone would have let them. restarts: of its
+    worker. waiting: requests in its queues, by model.
     """
 
     lane: LaneId
@@ -55,6 +56,7 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     used_share: float | None = None
     over_share: bool = False
     busy: float = 0.0
+    lent: float = 0.0
     restarts: int = 0
     waiting: dict[str, int] = {}
 
@@ -279,5 +281,6 @@ _PARTITION: tuple[
     ),
     ("over_share", GaugeMetricFamily, "Whether it uses more than its share.", lambda r: int(r.over_share)),
     ("busy_seconds", CounterMetricFamily, "Time in which it ran batches.", lambda r: r.busy),
+    ("lent_seconds", CounterMetricFamily, "Time by which batches ended early on lent time.", lambda r: r.lent),
     ("restarts", CounterMetricFamily, "How often its worker was started again.", lambda r: r.restarts),
 )

@@ -32,6 +32,7 @@ from cotenant.live.share_audit import ShareAudit
 from cotenant.live.warm_pool import WarmPool, WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
+from cotenant.worker.lending import BOARD_SIZE, LendingBoard
 from cotenant.worker.wire import LARGE, BatchResult, RunBatch, Setup, TensorPart, Timing, WorkerModel, aligned
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class _Lane:
         self.models = {model.name: model for model in setup.models}
         self.launch = Launch()  # until the backend has said
         self.opened = False
+        self.slot: int | None = None  # on the lending board
         self.worker: _Worker | None = None
         self.audit: ShareAudit | None = None
 
@@ -129,6 +131,7 @@ class Pool:
         self._flights: dict[WorkerConnection, _Flight] = {}
         self._processes: set[WorkerProcess] = set()  # all of which something is left, warm ones too
         self._shared: dict[str, WorkerProcess] = {}  # by their names
+        self._lending = _Lending(arena)
         self._warm = WarmPool(warm_workers, self._begin)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # no longer than this pool; lanes may outlast `close`
         self._tasks: set[asyncio.Task[None]] = set()
@@ -178,6 +181,7 @@ class Pool:
         self._warm.keep(set())
         await asyncio.gather(*self._tasks)
         await asyncio.gather(*(process.stop("the server has stopped") for process in self._processes))
+        self._lending.stop()
 
     def _worker(self, lane: LaneId, incarnation: int) -> _Worker | None:
         """The worker, unless its end has been told."""
@@ -211,7 +215,8 @@ class Pool:
         if not reason:
             worker.ready = True
             budget = lane.launch.budget
-            lane.audit = None if budget is None else ShareAudit(lane.name, lane.share, budget)
+            lent = lane.launch.lend
+            lane.audit = None if budget is None else ShareAudit(lane.name, lane.share, budget, lent=lent)
             self._tell(WorkerReady(lane.name, worker.incarnation))
             return
         if worker.line is not None:
@@ -237,6 +242,8 @@ class Pool:
                 cores=launch.cores,
                 threads=launch.threads,
                 cpu_limit=launch.cpu_limit,
+                lent_by_kernel=launch.lent_by_kernel,
+                board=self._lending.place(lane),
                 fake=launch.fake,
                 cuda=launch.cuda,
                 groups=launch.groups,
@@ -256,6 +263,7 @@ class Pool:
             await self._in_turn(self._backend.close, lane.name)
         lane.opened = True
         lane.launch = await self._in_turn(self._backend.open, lane.name, lane.share, leaving)
+        self._lending.open(lane)
 
     async def _retire(self, worker: _Worker, line: WorkerConnection, grace: float) -> None:
         """Tell its end only now: the process of a last lane is gone then, and its memory free."""
@@ -269,13 +277,16 @@ class Pool:
             await self._in_turn(self._backend.close, lane)
         except Exception:
             logger.exception("the partition of %s could not be taken down", lane)
-        self._lanes.pop(lane, None)
+        held = self._lanes.pop(lane, None)
+        if held is not None:
+            self._lending.close(held)
         self._tell(PartitionClosed(lane, incarnation))
 
     def _left(self, lines: Sequence[WorkerConnection], reason: str) -> None:
         """Workers are gone, expected or not, ready or not."""
         workers = [self._workers.pop(line) for line in lines]
         for worker, line in zip(workers, lines, strict=True):
+            self._lending.clear(worker.lane)
             if self._flights.pop(line, None) is not None and not worker.over:
                 self.unfinished.add(worker.lane.name)
         # Who starts or retires a worker sees it itself.
@@ -353,6 +364,7 @@ class Pool:
             room = self._arena.allocate(size)
         line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
         self._flights[line] = _Flight(batch, model, rows, time.monotonic(), kept, room, len(payloads))
+        self._lending.has_work(held, True)
 
     def poll(self) -> None:
         """Take what workers have answered by now. The event loop comes to that as well, but not before all callers
@@ -393,6 +405,19 @@ class Pool:
         worker = self._workers[line]
         if worker.over:
             return  # nobody waits for it any more
+        self._tell_answer(worker, line, flight, answer, answers, size)
+        if line not in self._flights:  # else it has its next batch already, and was at work all the time
+            self._lending.has_work(worker.lane, False)
+
+    def _tell_answer(
+        self,
+        worker: _Worker,
+        line: WorkerConnection,
+        flight: _Flight,
+        answer: BatchResult,
+        answers: Sequence[Payload | RequestError],
+        size: int,
+    ) -> None:
         lane = worker.lane
         if worker.sample_due:
             self._sample(worker, line)
@@ -432,6 +457,49 @@ class Pool:
         serves = worker.ready and not worker.retiring and not worker.over
         if audit is not None and serves and (used := cpu_time(line.process.pid)) is not None:
             audit.sample(used, time.monotonic())
+
+
+class _Lending:
+    """The lending board of a pool, in its arena from the first lane on that is to be on it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._block: Block | None = None
+        self._board: LendingBoard | None = None
+
+    def open(self, lane: _Lane) -> None:
+        """Give a lane a place, or the place that it has other cores. One for which there is none keeps to its share."""
+        launch = lane.launch
+        if not launch.lend or launch.lent_by_kernel:
+            return
+        if self._block is None and (block := self._arena.allocate(BOARD_SIZE)) is not None:
+            self._block, self._board = block, LendingBoard(block.view, fresh=True)
+        if self._board is not None and lane.slot is None:
+            lane.slot = self._board.open(launch.cores)
+        elif self._board is not None and lane.slot is not None:
+            self._board.move(lane.slot, launch.cores)
+
+    def place(self, lane: _Lane) -> tuple[int, int]:
+        """Return what `Setup.board` tells the lane's worker."""
+        return (0, 0) if self._block is None or lane.slot is None else (self._block.offset, lane.slot)
+
+    def has_work(self, lane: _Lane, has_work: bool) -> None:
+        if self._board is not None and lane.slot is not None:
+            self._board.set_work(lane.slot, has_work)
+
+    def clear(self, lane: _Lane) -> None:
+        """Its worker is gone."""
+        if self._board is not None and lane.slot is not None:
+            self._board.clear(lane.slot)
+
+    def close(self, lane: _Lane) -> None:
+        if self._board is not None and lane.slot is not None:
+            self._board.close(lane.slot)
+            lane.slot = None
+
+    def stop(self) -> None:
+        """Give its memory back, once there is no worker."""
+        self._board = self._block = None
 
 
 def _learn(line: WorkerConnection, flight: _Flight, answer: BatchResult) -> None:

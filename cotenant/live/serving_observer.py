@@ -25,13 +25,15 @@ EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's cloc
 class ServingObserver:
     """Count how requests end and how long batches take: the driver's `Observer`.
 
-    models: counts by model. busy: seconds in batches, by lane. busy_since: tells when the batch began that a lane is
+    models: counts by model. busy: seconds in batches, by lane; lent: seconds that these ended earlier, as
+    others left the device idle. busy_since: tells when the batch began that a lane is
     at work on; None for an idle lane.
     """
 
     def __init__(self, state: ServingState, busy_since: Callable[[LaneId], float | None]) -> None:
         self.models: dict[str, ModelCounts] = {}
         self.busy: defaultdict[str, float] = defaultdict(float)
+        self.lent: defaultdict[str, float] = defaultdict(float)
         self._state = state
         self._busy_since = busy_since
         self._interference = InterferenceObserver()
@@ -52,6 +54,7 @@ class ServingObserver:
 
     def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
         self.busy[lane] += seconds
+        self.lent[lane] += timing.lent
         assignment = self._state.lanes.get(lane)
         predicted = _predicted(assignment, model, rows, seconds)
         alone = self._alone(assignment, model, rows, predicted)
@@ -64,7 +67,8 @@ class ServingObserver:
         if any(workers_per_partition(other.partition) > 1 for other in co_located.values()):
             return  # workers of one partition slow each other, too, which its profile has in it already
         others = {name: self._busy_since(name) for name in co_located if name != lane}
-        self._interference.ran(lane, load, since=now - seconds, now=now, alone=alone, others=others)
+        since, lent = now - seconds, timing.lent > 0
+        self._interference.ran(lane, load, since=since, now=now, alone=alone, others=others, lent=lent)
 
     def _alone(self, lane: LaneAssignment | None, model: str, rows: int, predicted: float) -> float:
         """Return the profiled seconds of a batch without co-located models; `predicted` where there is no profile."""

@@ -17,16 +17,18 @@ EXCESS = 30  # ‰ above its share from which on a worker uses more than that
 class ShareAudit:
     """Follow the processor time of one lane's worker.
 
-    share: ‰ that it should keep to. budget: processor seconds per second that this allows. used_share: ‰ that it used
-    of late, None where that is not known. over_share: it used more than its share.
+    share: ‰ that it should keep to. budget: processor seconds per second that this allows. lent: it may use more, as
+    others leave it. used_share: ‰ that it used of late, None where that is not known. over_share: it used more than its
+    share, and that was not lent.
     """
 
-    def __init__(self, lane: LaneId, share: int, budget: float) -> None:
+    def __init__(self, lane: LaneId, share: int, budget: float, *, lent: bool = False) -> None:
         self.used_share: float | None = None
         self.over_share = False
         self._lane = lane
         self._share = share
         self._budget = budget
+        self._lent = lent
         self._samples: deque[tuple[float, float]] = deque()  # time, and processor time used until then
 
     def sample(self, used: float, now: float) -> None:
@@ -39,7 +41,7 @@ class ShareAudit:
         if now - since < WINDOW:
             return
         self.used_share = self._share * (used - before) / ((now - since) * self._budget)
-        over_share = self.used_share > self._share + EXCESS
+        over_share = not self._lent and self.used_share > self._share + EXCESS
         if over_share and not self.over_share:
             logger.warning(
                 "%s uses %s of its device, and its share is %s",

@@ -41,7 +41,8 @@ class BatchPhases:
 
 
 class LaneBatches:
-    """Latency of a model's batches on one lane: predicted, observed, and profiled without co-located models."""
+    """Latency of a model's batches on one lane: predicted, observed, and profiled without co-located models. Time
+    that was lent is counted as observed, so that all three are of the lane's share."""
 
     __slots__ = ("alone", "observed", "predicted")
 
@@ -89,7 +90,7 @@ class ModelCounts:
             self.lanes[lane] = LaneBatches()
         times = self.lanes[lane]
         times.predicted.add(predicted)
-        times.observed.add(observed)
+        times.observed.add(observed + timing.lent)
         times.alone.add(alone)
 
     def ended(self, reply: Reply, now: float) -> None:

@@ -118,6 +118,7 @@ class StatusReporter:
                 used_share=worker.used_share,
                 over_share=worker.over_share,
                 busy=self._observer.busy[worker.lane],
+                lent=self._observer.lent[worker.lane],
                 restarts=worker.restarts,
                 waiting=self._driver.waiting(worker.lane),
             )

@@ -1,4 +1,5 @@
-"""Workers without a plan: started and stopped by name, and supervised meanwhile. For profiling and measurements."""
+"""Workers without a plan: started and stopped by name, and supervised meanwhile. For profiling and measurements,
+so shares are ceilings."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class SupervisedPool:
         orchestrator = Orchestrator(supervisor=Supervisor(options))  # to which no revision is given
         self._supervisor = orchestrator.supervisor
         self._listener = listener
-        self._driver = ControlDriver(orchestrator, self._perform, backend, arena, listener, warm_workers=warm_workers)
+        self._driver = ControlDriver(
+            orchestrator, self._perform, backend.with_ceilings(), arena, listener, warm_workers=warm_workers
+        )
         self._started: dict[LaneId, asyncio.Future[str]] = {}  # why it did not get ready; empty where it did
         self._stopped: dict[LaneId, asyncio.Future[None]] = {}
         self._closed = False

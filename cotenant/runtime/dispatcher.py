@@ -61,7 +61,7 @@ class Dispatcher:
         """Decide what to do about an event at the time `now`, in seconds of any monotonic clock."""
         match event:  # frequent ones first
             case Finished():
-                return self._finished(event.lane, event.batch, event.failed, now)
+                return self._finished(event.lane, event.batch, event.failed, event.lent, now)
             case Arrived():
                 return self.admit(event.request, now) or []
             case Woke():
@@ -176,7 +176,7 @@ class Dispatcher:
 
     def _run(self, lane: Lane, queue: Queue, count: int, rows: int, now: float, commands: list[Command]) -> None:
         if queue.waiting[0].arrived <= queue.ended and queue.others:
-            queue.waited(now - queue.ended)
+            queue.waited(now - queue.ended + lane.lent - queue.lent)
         requests = tuple(queue.take(count, rows))
         self._batches += 1
         queue.ran = self._batches
@@ -193,14 +193,16 @@ class Dispatcher:
         return lane, batch
 
     def _finished(
-        self, lane_id: LaneId, batch_id: int, failed: tuple[tuple[int, str], ...], now: float
+        self, lane_id: LaneId, batch_id: int, failed: tuple[tuple[int, str], ...], lent: float, now: float
     ) -> list[Command]:
         released = self._release(lane_id, batch_id)
         if released is None:
             return []
         lane, batch = released
-        batch.queue.observe(batch.rows, now - batch.started)
+        lane.lent += lent
+        batch.queue.observe(batch.rows, now - batch.started + lent)
         batch.queue.ended = now
+        batch.queue.lent = lane.lent
         commands: list[Command] = []
         self._proceed(lane, now, commands)  # before the replies, so that the lane does not idle while they are written
         requests = self._open(batch)

@@ -72,13 +72,15 @@ class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A batch is done. failed: those of its requests, by id, that the model could not answer, with its reason.
 
     made: (request, stage, count) where the answer to a request of an application tells how many requests of a later
-    stage there are.
+    stage there are. lent: seconds by which the batch ended earlier than its lane's share alone would have let it; plans
+    and admission do not count on them.
     """
 
     lane: LaneId
     batch: int
     failed: tuple[tuple[int, str], ...] = ()
     made: tuple[tuple[int, int, int], ...] = ()
+    lent: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -24,7 +24,8 @@ Entry = tuple[float, int, "Queue"]
 class Queue:
     """One model's requests on one lane, most urgent first: by priority, then deadline, then arrival.
 
-    `correction` scales the predicted latencies by what was observed: interference, overheads, a stale profile.
+    `correction` scales the predicted latencies by what was observed: interference, overheads, a stale profile. Time
+    that was lent counts as if it had been spent, since it may not be there the next time.
     `others_between` is the smoothed time that other models run between two of its batches while it has more waiting.
     `number`, `entry` and `idle` belong to `routing.ModelRoutes`.
     """
@@ -40,6 +41,7 @@ class Queue:
         "last_deadline",
         "last_priority",
         "latencies",
+        "lent",
         "max_queue_delay",
         "model",
         "number",
@@ -69,6 +71,7 @@ class Queue:
         self.deviation = 0.0  # of that ratio, smoothed
         self.correction = 1.0
         self.ended = -math.inf  # end of its last batch, in seconds
+        self.lent = 0.0  # what the lane had been lent by then
         self.others_between = 0.0  # seconds
         self.update(spec)
 
@@ -186,7 +189,7 @@ class Batch:
 class Lane:
     """A worker of a partition at run time: a queue for each of its models, and at most one batch in flight."""
 
-    __slots__ = ("batch", "draining", "free_at", "id", "queue_list", "queues", "routed", "up", "wake")
+    __slots__ = ("batch", "draining", "free_at", "id", "lent", "queue_list", "queues", "routed", "up", "wake")
 
     def __init__(self, spec: LaneSpec) -> None:
         self.id = spec.id
@@ -195,6 +198,7 @@ class Lane:
         self.routed: list[Queue] = []  # those that `routing.ModelRoutes` keeps in order
         self.batch: Batch | None = None
         self.free_at = 0.0  # predicted end of the batch in flight
+        self.lent = 0.0  # seconds, in all its batches
         self.up = False
         self.draining = False
         self.wake = math.inf  # earliest time of a pending Woke

@@ -7,6 +7,8 @@ freed by hand, and none can be read after it has a new owner. The memory is spar
 from __future__ import annotations
 
 import bisect
+import contextlib
+import fcntl
 import mmap
 import os
 import tempfile
@@ -48,6 +50,7 @@ class Arena:
         self.size = -(-size // PAGE) * PAGE
         self.fd = _unnamed_file()
         os.ftruncate(self.fd, self.size)
+        _seal_size(self.fd)
         self._memory = map_memory(self.fd, self.size)
         self._free = [(0, self.size)]  # start and end of each hole, ascending, coalesced
         self._leases: dict[int, _Lease] = {}  # by start; a weak reference calls back only while it is alive
@@ -101,8 +104,15 @@ def map_memory(fd: int, size: int) -> mmap.mmap:
     return mmap.mmap(fd, size)
 
 
+def _seal_size(fd: int) -> None:
+    """Keep workers from changing the size of the arena: reading what is no longer there would kill the server."""
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        with contextlib.suppress(OSError):  # it is a file of a system without memfd_create
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("cotenant")
+        return os.memfd_create("cotenant", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import mmap
 import os
 import select
 import socket
@@ -28,6 +29,7 @@ from cotenant.worker.arena import map_memory
 from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
+from cotenant.worker.lending import BOARD_SIZE, Borrower, LendingBoard, look_interval
 from cotenant.worker.parent_death import die_with_parent
 from cotenant.worker.wire import (
     BatchResult,
@@ -128,6 +130,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     gc.freeze()  # libraries and models stay: scanning them pauses batches for 3 ms, with PyTorch for 0.3 s
     send(WorkerReady({name: footprint for name, (_, footprint) in loaded.items()}))
     throttle = CpuThrottle(math.inf if setup.cpu_limit is None else setup.cpu_limit, used)
+    borrower = _borrower(setup, memory)
 
     while isinstance(run := receive(), RunBatch):
         started = time.monotonic()
@@ -136,11 +139,17 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         answers = batch.run(run.requests)
         done = time.monotonic()
         due, cpu = throttle.charge(started)
-        due = max(due, started + runner.minimum_seconds(batch.rows))
-        wait(connection, due)
-        throttle.ended(due, time.monotonic())
+        if borrower is not None:
+            hold(connection, due, borrower)
+        elif not setup.lent_by_kernel:
+            wait(connection, due)
+        ended = time.monotonic()
+        throttle.ended(due, ended)
+        wait(connection, started + runner.minimum_seconds(batch.rows))
         parts = batch.gather, batch.infer, batch.scatter
-        timing = Timing(started, *parts, max(due - done, 0.0), cpu, batch.device, runner.memory)
+        pause = max(time.monotonic() - done, 0.0)
+        lent = max(due - ended, 0.0) if borrower is not None or setup.lent_by_kernel else 0.0
+        timing = Timing(started, *parts, pause, cpu, batch.device, runner.memory, lent)
         send(BatchResult(run.batch, answers, timing))
     gc.unfreeze()  # in a shared process this lane's models may be garbage now
     resources.close()
@@ -161,11 +170,29 @@ def _load_models(
     return loaded
 
 
+def _borrower(setup: Setup, memory: mmap.mmap) -> Borrower | None:
+    offset, slot = setup.board
+    if not slot:
+        return None
+    return Borrower(LendingBoard(memoryview(memory)[offset : offset + BOARD_SIZE]), slot)
+
+
 def wait(connection: socket.socket, until: float) -> None:
     """Sleep until a monotonic time, or until the server closes its end; nothing else arrives while a batch runs."""
     while (left := until - time.monotonic()) > 0:
         if select.select([connection], [], [], left)[0]:
             return
+
+
+def hold(connection: socket.socket, due: float, borrower: Borrower) -> None:
+    """Sleep like `wait`, but no longer than others need the cores."""
+    if due <= time.monotonic():
+        return
+    borrower.hold(due)
+    while not borrower.may_resume() and (left := due - time.monotonic()) > 0:
+        if select.select([connection], [], [], look_interval(left))[0]:
+            break
+    borrower.resume()
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     started: when the worker began, by `time.monotonic`, which all processes of a machine share. gather, infer, scatter:
     joining the inputs, running the model, splitting the outputs. pause: how long the result was then held back by the
     CPU throttle. cpu: CPU time since the end of the batch before. device: time by CUDA events around copies and
-    kernels. memory: peak device memory of the weights and batches, in bytes. device and memory are 0 on the CPU.
+    kernels. memory: peak device memory of the weights and batches, in bytes. device and memory are 0 on the CPU. lent:
+    how much earlier the batch ended than its share alone would have let it, because others left the processor idle.
     """
 
     started: float
@@ -72,6 +73,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cpu: float
     device: float = 0.0
     memory: int = 0
+    lent: float = 0.0
 
     @property
     def latency(self) -> float:
@@ -79,13 +81,16 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """First message to a worker. arena: size in bytes. The other fields are those of `backends.Launch`."""
+    """First message to a worker. arena: size in bytes. board: offset of the lending board in the arena, and the lane's
+    slot on it; (0, 0) for none. The other fields are those of `backends.Launch`."""
 
     arena: int
     models: tuple[WorkerModel, ...]
     cores: tuple[int, ...] = ()
     threads: int = 1
     cpu_limit: float | None = None
+    lent_by_kernel: bool = False
+    board: tuple[int, int] = (0, 0)
     fake: bool = False
     cuda: bool = False
     groups: tuple[int, ...] = ()

@@ -46,6 +46,23 @@ def test_a_batch_has_as_many_threads_as_its_share_has_cores(share: int, threads:
     assert (launch.threads, launch.cpu_limit, launch.budget) == (threads, share / 500, share / 500)
 
 
+def test_shares_that_are_lent_are_limits_with_a_way_out() -> None:
+    lending = Cpu(lend=True)
+    launch = lending.open(LANE_A, 500)
+    assert (launch.lend, launch.lent_by_kernel) == (True, False)
+    assert launch.cpu_limit == launch.budget == pytest.approx(lending.capacity / 2)
+    assert "lent" in lending.isolation()
+
+
+def test_profiles_are_measured_on_ceilings() -> None:
+    lending, ceilings = Cpu(lend=True, reserve=0.1), Cpu(reserve=0.1)
+    measured = lending.with_ceilings()
+    assert not measured.open(LANE_A, 500).lend
+    assert measured.isolation() == ceilings.isolation()
+    assert measured.capacity_fingerprint() == lending.capacity_fingerprint()
+    assert ceilings.with_ceilings() is ceilings
+
+
 def test_the_reserve_is_nobody_s() -> None:
     assert machine(2, reserve=0.1).open(LANE_A, 500).cpu_limit == pytest.approx(0.9)
     with pytest.raises(ConfigError, match=r"^reserve: 1 is no fraction of the cores; give 0 or more, and less than 1$"):
@@ -88,6 +105,13 @@ def test_a_quota_of_version_1_is_no_smaller_than_the_kernel_takes(tmp_path: Path
     group = tmp_path / f"cotenant-{os.getpid()}-cpu-0.0"
     assert (group / "cpu.cfs_quota_us").read_text() == "1000"
     assert (group / "cpu.cfs_period_us").read_text() == "12500"
+
+
+@pytest.mark.parametrize(("version", "file"), [(1, "cpu.shares"), (2, "cpu.weight")])
+def test_a_share_that_is_lent_is_a_weight(tmp_path: Path, version: int, file: str) -> None:
+    quotas(tmp_path, version).make(LANE_A, 0.4, weight=200)
+    group = tmp_path / f"cotenant-{os.getpid()}-cpu-0.0"
+    assert [(path.name, path.read_text()) for path in group.iterdir()] == [(file, "200")]
 
 
 def test_this_server_moves_out_of_the_way_of_its_groups(tmp_path: Path) -> None:

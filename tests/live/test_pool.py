@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
 import resource
 import select
@@ -34,7 +35,7 @@ from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.worker import graphs
 
-LANE = LaneId.parse("cpu-0/0")
+LANE, OTHER = LaneId.parse("cpu-0/0"), LaneId.parse("cpu-0/1")
 
 
 @pytest.fixture
@@ -366,6 +367,39 @@ def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) ->
             pool.run(LANE, 1, "sleeper", [floats(1, 2)])
             assert await told.next() == ("died", LANE, "a batch of 1 of 'sleeper' took longer than 0.2 s")
             assert await told.next() == ("ready", LANE)
+
+    asyncio.run(scenario())
+
+
+class Lent(Fake):
+    """Idle time of one core is lent."""
+
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
+        return Launch(fake=True, cores=tuple(os.sched_getaffinity(0)), cpu_limit=1.0, lend=True)
+
+
+def test_lane_has_work_on_the_board_as_long_as_it_has_a_batch() -> None:
+    async def scenario() -> None:
+        async with pool_of(Lent()) as (pool, told, _):
+            for lane in (LANE, OTHER):
+                await pool.start(lane, share=500, models=[sleeper(0.05)])
+                await told.next()
+            board, lanes = pool._driver.pool._lending._board, pool._driver.pool._lanes
+            slot, other = lanes[LANE].slot, lanes[OTHER].slot
+            assert board is not None and slot and other
+            board.hold(other, math.inf)
+            assert board.may_resume(other)
+            pool.run(LANE, 1, "sleeper", [floats(1, 2)])
+            assert not board.may_resume(other)
+            assert (await told.next())[:2] == ("finished", LANE)
+            assert board.may_resume(other)
+            pool.run(LANE, 2, "sleeper", [floats(1, 2)])
+            os.kill(pool.status()[0].pid or 0, signal.SIGKILL)
+            assert (await told.next())[:2] == ("died", LANE)
+            assert board.may_resume(other)
+            await pool.stop(LANE, grace=1.0)
+            assert board.open((0,)) == slot  # it was given back
+            del board  # what it shows is part of the arena
 
     asyncio.run(scenario())
 

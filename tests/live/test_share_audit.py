@@ -50,3 +50,11 @@ def test_share_audit_excess_is_logged_once_until_it_ends(caplog: pytest.LogCaptu
     caplog.clear()
     audited(1.4, 0.5, 1.4)
     assert len(caplog.records) == 2
+
+
+def test_used_share_above_a_floor_is_no_breach() -> None:
+    audit = ShareAudit(LANE, 500, BUDGET, lent=True)
+    audit.sample(7.0, 100.0)
+    audit.sample(7.0 + 2 * BUDGET * WINDOW, 100.0 + WINDOW)
+    assert audit.used_share == pytest.approx(1000)
+    assert not audit.over_share

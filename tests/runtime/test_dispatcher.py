@@ -251,6 +251,34 @@ def test_a_lost_request_waits_for_its_own_worker_where_there_is_no_other() -> No
     assert runs(dispatcher.handle(Ready(LANE_A), 0.050)) == [[1]]
 
 
+def test_time_that_was_lent_is_not_counted_on() -> None:
+    """A lane whose batches end early for now admits no more than it could by its share."""
+    spent, lent = started(A), started(A)
+    for n in range(1, 9):
+        arrive(spent, n, request(n, n))
+        spent.handle(Finished(LANE_A, n), n + 0.0165)
+        arrive(lent, n, request(n, n))
+        lent.handle(Finished(LANE_A, n, lent=0.0125), n + 0.004)
+    assert lent.lanes[LANE_A].queues["m"].correction == pytest.approx(spent.lanes[LANE_A].queues["m"].correction)
+    assert lent.lanes[LANE_A].queues["m"].correction > 1.4
+
+
+def test_time_that_other_models_were_lent_is_not_counted_on() -> None:
+    both = lane(LANE_A, LaneModel(model="m", latencies=linear(1)), LaneModel(model="n", latencies=linear(1)))
+    learnt = []
+    for taken, extra in ((0.011, 0.0), (0.003, 0.008)):
+        dispatcher = started(both)
+        now = 0.0
+        for n in range(1, 9):
+            arrive(dispatcher, now, *(request(10 * n + i, now, model=name, within=9.0) for i, name in enumerate("mn")))
+            now += taken
+            running = dispatcher.lanes[LANE_A].batch
+            assert running is not None
+            dispatcher.handle(Finished(LANE_A, running.id, lent=extra), now)
+        learnt.append(dispatcher.lanes[LANE_A].queues["m"].others_between)
+    assert learnt[0] == pytest.approx(learnt[1]) and learnt[0] > 0
+
+
 def test_a_model_that_fails_a_batch_fails_its_requests_and_no_other() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,4 +87,13 @@ def test_a_second_mapping_sees_the_same_bytes() -> None:
     other[block.offset] = ord("j")
     assert bytes(block.view) == b"jello"
     other.close()
+    arena.close()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_ADD_SEALS"), reason="this system has no sealed memory")
+def test_arena_keeps_its_size_whatever_a_worker_does() -> None:
+    arena = Arena(16 * PAGE)
+    for size in (PAGE, 32 * PAGE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, size)
     arena.close()

@@ -1,0 +1,287 @@
+"""What is it worth to lend idle shares of the processor, and whom does it cost anything?
+
+`python -m benchmarks.lending [--model-repository DIR] [--models NAME …] [--seconds S] [--rounds N] [--scale X]
+[--json]`
+
+One plan of the demo's models is served twice, with shares that are lent and with ceilings; both servers are up all the
+time, and take turns:
+
+- *idle*: one caller at a time, one model after the other; p50 over that of plain ONNX Runtime with as many threads, the
+  same inputs and the same rest before each run. What a request costs that runs nothing is given beside it (*http*);
+- *planned*: Poisson arrivals at the planned rates of all models, times `--scale`;
+- *greedy*: the same, and the model with the largest batch time is asked for five times its planned rate, which is more
+  than its share can do. It always has work; what counts is how the others fare.
+
+Figures of one machine; only ratios between turns mean anything beside other load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnxruntime
+
+from cotenant.app.backend import create_backend
+from cotenant.app.lifecycle import Assembly, assemble, running
+from cotenant.backends.cpu import Cpu
+from cotenant.cli.client import body_of
+from cotenant.cli.demo import demo_settings
+from cotenant.cli.latency_tuning import tune_for_latency
+from cotenant.config import Settings, read_settings
+from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.plan import Partition
+from cotenant.core.tensor import Tensor
+from cotenant.live.load_generator import RequestBody, generate_load
+from cotenant.measure.report import Report
+from cotenant.workload import Workload
+from cotenant.workload.arrivals import generate_arrivals
+from cotenant.zoo import DEMO, build_models
+from cotenant.zoo.answers import example_request
+
+REST = 0.01  # seconds before each run of the idle machine, as while profiling
+RUNS = 60
+GREED = 5.0  # times its planned rate
+FACTOR, EXTRA = 1.3, 0.0003  # of plain ONNX Runtime, and seconds, that p50 may take on an idle machine
+MODES = {"lent": True, "ceiling": False}
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians in seconds, by the share in percent on which the model runs. kept: within the goal."""
+
+    model: str
+    share: float
+    threads: int
+    plain: float
+    http: float
+    lent: float
+    ceiling: float
+    kept: bool
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """A model under load, over all rounds. p99: seconds, the median of the rounds."""
+
+    model: str
+    greedy: bool
+    attainment: dict[str, float]
+    p50: dict[str, float]
+    p99: dict[str, float]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    idle: tuple[Idle, ...]
+    planned: tuple[Loaded, ...]
+    greedy: tuple[Loaded, ...]
+
+
+async def measure(settings: Settings, names: Sequence[str], seconds: float, rounds: int, scale: float) -> Result:
+    backend = create_backend(settings)
+    assembly = await assemble(settings, backend, models=names)
+    plan = assembly.deployment.plan
+    placed = [name for name in names if plan.rate(name)]
+    examples = {name: example_request(name, np.random.default_rng(0)).requests[0] for name in placed}
+    async with AsyncExitStack() as stack:
+        addresses = {}
+        for mode, lend in MODES.items():
+            own = Cpu(enforcement=settings.enforcement, reserve=settings.reserve, lend=lend)
+            server = await stack.enter_async_context(running(Assembly(settings, own, *assembly[2:])))
+            addresses[mode] = server.addresses.http
+        tune_for_latency()
+        idle = [await _idle(name, assembly, addresses, examples[name]) for name in placed]
+        rates = {name: plan.rate(name) * scale for name in placed}
+        heaviest = max(plan.placements(), key=lambda place: place[2].latency)[2].model
+        greedy = rates | {heaviest: GREED * plan.rate(heaviest)}
+        return Result(
+            idle=tuple(idle),
+            planned=await _loaded(assembly, addresses, examples, rates, "", seconds, rounds),
+            greedy=await _loaded(assembly, addresses, examples, greedy, heaviest, seconds, rounds),
+        )
+
+
+async def _idle(name: str, assembly: Assembly, addresses: Mapping[str, str], inputs: Sequence[Tensor]) -> Idle:
+    partition = _largest_partition(name, assembly)
+    threads = Cpu(reserve=assembly.settings.reserve).open(LaneId(DeviceId("cpu"), 0), partition.share).threads
+    path = assembly.deployment.offered[name].entry.path
+    found: dict[str, list[float]] = {"plain": [], "http": [], **{mode: [] for mode in MODES}}
+    for _ in range(3):
+        for mode, address in addresses.items():
+            found[mode] += await _client(name, address, inputs)
+        found["http"] += await _client("", next(iter(addresses.values())), inputs)
+        found["plain"] += await asyncio.to_thread(_plain, path, threads, inputs)
+    plain, bare, lent, ceiling = (statistics.median(found[key]) for key in ("plain", "http", "lent", "ceiling"))
+    return Idle(
+        model=name,
+        share=partition.share / 10,
+        threads=threads,
+        plain=plain,
+        http=bare,
+        lent=lent,
+        ceiling=ceiling,
+        kept=lent <= FACTOR * plain + EXTRA,
+    )
+
+
+def _largest_partition(name: str, assembly: Assembly) -> Partition:
+    """The partition that runs a model where all lanes are idle: the one with the shortest batch of one."""
+    return max(
+        (
+            partition
+            for device in assembly.deployment.plan.devices
+            for partition in device.partitions
+            if any(placed.model == name for placed in partition.placements)
+        ),
+        key=lambda partition: partition.share,
+    )
+
+
+def _plain(path: Path, threads: int, inputs: Sequence[Tensor]) -> list[float]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    arrays = {tensor.name: tensor.array() for tensor in inputs}
+    seconds = []
+    for _ in range(RUNS // 3 + 2):
+        time.sleep(REST)
+        begun = time.perf_counter()
+        session.run(None, arrays)
+        seconds.append(time.perf_counter() - begun)
+    return seconds[2:]
+
+
+async def _client(name: str, address: str, inputs: Sequence[Tensor]) -> list[float]:
+    """Latencies that a program of its own sees that asks again after each answer and a rest. Without a
+    name it asks whether the server is alive."""
+    body = body_of(inputs)
+    command = [sys.executable, "-m", "benchmarks.lending", "--client", address, name, json.dumps(dict(body.headers))]
+    client = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await client.communicate(body.content)
+    seconds: list[float] = json.loads(printed)
+    return seconds
+
+
+def _ask(address: str, name: str, headers: Mapping[str, str]) -> None:
+    connection = http.client.HTTPConnection(address)
+    content = sys.stdin.buffer.read()
+    seconds = []
+    for _ in range(RUNS // 3 + 2):
+        time.sleep(REST)
+        begun = time.perf_counter()
+        if name:
+            connection.request("POST", f"/v2/models/{name}/infer", content, dict(headers))
+        else:
+            connection.request("GET", "/v2/health/live")
+        response = connection.getresponse()
+        response.read()
+        seconds.append(time.perf_counter() - begun)
+        if response.status != 200:
+            sys.exit(f"{name}: {response.status}")
+    print(json.dumps(seconds[2:]))
+
+
+async def _loaded(
+    assembly: Assembly,
+    addresses: Mapping[str, str],
+    examples: Mapping[str, Sequence[Tensor]],
+    rates: Mapping[str, float],
+    greedy: str,
+    seconds: float,
+    rounds: int,
+) -> tuple[Loaded, ...]:
+    models = [model for model in assembly.deployment.problem.models if model.name in rates]
+    bodies: dict[str, RequestBody] = {name: body_of(inputs) for name, inputs in examples.items()}
+    reports: dict[str, list[Report]] = {mode: [] for mode in MODES}
+    for seed in range(rounds):
+        for mode in list(MODES) if seed % 2 == 0 else list(MODES)[::-1]:
+            workload = Workload.poisson({model.name: rates[model.name] for model in models})
+            arrivals = generate_arrivals(workload, seconds, seed)
+            reports[mode].append(await generate_load(addresses[mode], models, bodies, arrivals, seconds))
+    return tuple(
+        Loaded(
+            model=model.name,
+            greedy=model.name == greedy,
+            attainment={
+                mode: _mean([1 - row.missed / row.stayed for row in _rows(of, model.name) if row.stayed])
+                for mode, of in reports.items()
+            },
+            p50={mode: _median([row.p50 for row in _rows(of, model.name)]) for mode, of in reports.items()},
+            p99={mode: _median([row.p99 for row in _rows(of, model.name)]) for mode, of in reports.items()},
+        )
+        for model in models
+    )
+
+
+def _rows(reports: Sequence[Report], name: str) -> list[Any]:
+    return [row for report in reports for row in report.models if row.model == name]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else float("nan")
+
+
+def _median(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else float("nan")
+
+
+def _show(result: Result) -> None:
+    print("idle machine, p50 in ms")
+    for it in result.idle:
+        print(
+            f"{it.model:<16} {it.share:5.1f} %, {it.threads} threads: plain {it.plain * 1e3:7.2f}  lent "
+            f"{it.lent * 1e3:7.2f} ({it.lent / it.plain:.2f} ×)  ceiling {it.ceiling * 1e3:7.2f} "
+            f"({it.ceiling / it.plain:.2f} ×)  http {it.http * 1e3:.2f}  {'kept' if it.kept else 'MISSED'}"
+        )
+    for what, rows in (("planned rates", result.planned), ("beside a greedy model", result.greedy)):
+        print(what)
+        for row in rows:
+            print(
+                f"{row.model:<16} attainment {row.attainment['lent'] * 100:6.2f} % lent, "
+                f"{row.attainment['ceiling'] * 100:6.2f} % not; lent over not: "
+                f"p50 {row.p50['lent'] / row.p50['ceiling']:.2f}, p99 {row.p99['lent'] / row.p99['ceiling']:.2f}"
+                f"{'  (greedy)' if row.greedy else ''}"
+            )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--client"]:
+        _ask(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model-repository", type=Path, default=Path("models"))
+    parser.add_argument("--models", nargs="+", default=list(DEMO))
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    build_models(args.model_repository, args.models)
+    settings = demo_settings(
+        msgspec.structs.replace(
+            read_settings(), model_repository=args.model_repository, http_port=0, grpc_port=0, metrics_port=0
+        )
+    )
+    settings = msgspec.structs.replace(settings, models=tuple(m for m in settings.models if m.name in args.models))
+    result = asyncio.run(measure(settings, args.models, args.seconds, args.rounds, args.scale))
+    if args.json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        _show(result)
+
+
+if __name__ == "__main__":
+    main()
