@@ -9,18 +9,18 @@ import pytest
 import cotenant
 
 
-def test_every_public_name_is_there() -> None:
+def test_package_every_public_name_exists() -> None:
     assert sorted(cotenant._HOMES) == sorted(cotenant.__all__)
     for name in cotenant.__all__:
         assert getattr(cotenant, name).__name__ == name
 
 
-def test_public_names_are_offered_before_they_are_used() -> None:
+def test_package_dir_lists_public_names_before_use() -> None:
     code = "import cotenant; print(set(cotenant.__all__) - set(dir(cotenant)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_files_are_named_by_text_too(tmp_path: Path) -> None:
+def test_package_functions_accept_paths_as_text(tmp_path: Path) -> None:
     kind = cotenant.Kind(name="k", cuts=(500, 1000))
     points = [cotenant.Point(share=share, batch=1, latency=2 / share, memory=1 << 20) for share in kind.cuts]
     (tmp_path / "p.csv").write_text(cotenant.write_profiles([cotenant.Profile("m", "k", points)]))
@@ -38,11 +38,11 @@ def test_files_are_named_by_text_too(tmp_path: Path) -> None:
     assert isinstance(cotenant.simulate(problem, plan, seconds=1), cotenant.Report)
 
 
-def test_a_problem_by_hand_refuses_an_objective_that_is_none() -> None:
+def test_problem_with_an_unknown_objective_is_rejected() -> None:
     with pytest.raises(cotenant.PlanError, match=r"^no objective 'device'; there are devices and rate$"):
         cotenant.Problem(models=(), rates={}, fleet=(), profiles={}, objective="device")  # type: ignore[arg-type]
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
+def test_package_import_loads_nothing_heavy() -> None:
     code = "import sys, cotenant; print(sorted({'numpy', 'onnxruntime', 'grpc', 'typer', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

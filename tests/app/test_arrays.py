@@ -16,31 +16,31 @@ def model(datatype: str) -> ModelInfo:
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_arrays_of_every_datatype_come_back_as_they_went(datatype: str) -> None:
+def test_to_tensors_every_datatype_round_trips(datatype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(DTYPES[datatype])
     (tensor,) = to_tensors(model(datatype), {"x": array})
     assert (tensor.datatype, tensor.shape) == (datatype, (2, 3))
     np.testing.assert_array_equal(to_arrays([tensor])["x"], array)
 
 
-def test_strings_travel_as_bytes() -> None:
+def test_to_tensors_strings_become_bytes() -> None:
     (tensor,) = to_tensors(model("BYTES"), {"x": np.array([["a", b"\0", "ü"]], dtype=object)})
     assert tensor.shape == (1, 3)
     assert to_arrays([tensor])["x"].tolist() == [[b"a", b"\0", "ü".encode()]]
 
 
-def test_lists_take_the_datatype_of_the_input() -> None:
+def test_to_tensors_lists_take_the_datatype_of_the_input() -> None:
     (tensor,) = to_tensors(model("FP32"), {"x": [[1, 2, 3]]})
     assert tensor.array().dtype == np.float32
 
 
-def test_an_array_that_is_not_contiguous_is_read_row_by_row() -> None:
+def test_to_tensors_non_contiguous_array_is_read_in_row_order() -> None:
     array = np.arange(6, dtype=np.int64).reshape(3, 2).T
     (tensor,) = to_tensors(model("INT64"), {"x": array})
     np.testing.assert_array_equal(tensor.array(), array)
 
 
-def test_an_output_is_a_copy_that_outlives_its_tensor() -> None:
+def test_to_arrays_output_is_a_writable_copy() -> None:
     data = bytearray(np.ones(3, np.float32).tobytes())
     (tensor,) = to_tensors(model("FP32"), {"x": np.frombuffer(data, np.float32)})
     array = to_arrays([tensor])["x"]
@@ -57,6 +57,6 @@ def test_an_output_is_a_copy_that_outlives_its_tensor() -> None:
         ("FP32", {"x": [["a"]]}, r"^input 'x' cannot be read as float32: "),
     ],
 )
-def test_values_that_do_not_fit_are_refused(datatype: str, inputs: dict[str, Any], words: str) -> None:
+def test_to_tensors_values_of_the_wrong_type_are_rejected(datatype: str, inputs: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidError, match=words):
         to_tensors(model(datatype), inputs)

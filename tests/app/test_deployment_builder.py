@@ -42,7 +42,7 @@ def settings(folder: Path, text: str = "") -> Settings:
     return read_settings(path)
 
 
-def test_a_fleet_of_two_kinds_is_planned_with_the_profiles_and_shares_of_each(folder: Path) -> None:
+def test_deployment_builder_two_kinds_plans_with_profiles_and_cuts_of_each(folder: Path) -> None:
     profiles = [measured("identity", LARGE, 0.001), measured("identity", CUT, 0.01)]
     (folder / "given.csv").write_text(write_profiles(profiles))
     builder = DeploymentBuilder(settings(folder, 'profiles = "given.csv"'), Fake((LARGE, CUT)))
@@ -56,7 +56,7 @@ def test_a_fleet_of_two_kinds_is_planned_with_the_profiles_and_shares_of_each(fo
     assert check(deployment.plan, deployment.problem) == []
 
 
-def test_observed_samples_correct_the_predicted_slowdown(folder: Path) -> None:
+def test_deployment_builder_observed_samples_correct_the_predicted_slowdown(folder: Path) -> None:
     names = ("identity", "lookup")
     (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in names]))
     loads = [Load(name, "large", batch, 500) for name in names for batch in (1, 8)]
@@ -73,7 +73,7 @@ def test_observed_samples_correct_the_predicted_slowdown(folder: Path) -> None:
     assert after > 1.6
 
 
-def test_cuts_of_another_backend_leave_the_kinds_as_they_are(folder: Path) -> None:
+def test_deployment_builder_cuts_of_another_backend_are_ignored(folder: Path) -> None:
     path = folder / "fake.toml"
     path.write_text('backend = "fake"\nmodel_repository = "models"\nprofiles = "given.csv"\ncpu = { cuts = [50, 100] }')
     kinds = (msgspec.structs.replace(LARGE, cuts=(100, 1000)),)

@@ -58,7 +58,7 @@ def profiles(profile_source: ProfileSource) -> list[Profile]:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_model_without_profiles_is_measured_on_the_first_device_of_every_kind_once(folder: Path) -> None:
+def test_profile_source_unprofiled_model_is_measured_once_per_kind(folder: Path) -> None:
     backend = Cut()
     told: list[tuple[str, int, int]] = []
     measured = profiles(source(backend, lambda *point: told.append(point)))
@@ -74,7 +74,7 @@ def test_a_model_without_profiles_is_measured_on_the_first_device_of_every_kind_
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("what", ["capacity_fingerprint", "isolation"])
-def test_a_profile_measured_under_another_backend_is_not_used(
+def test_profile_source_profile_of_another_backend_is_not_used(
     what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = Cut()
@@ -87,13 +87,13 @@ def test_a_profile_measured_under_another_backend_is_not_used(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_device_without_room_is_named_in_the_error(folder: Path) -> None:
+def test_profile_source_device_without_room_is_named_in_the_error(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"^model 'identity' cannot be measured: .*cut-0/\S* has no room$"):
         profiles(source(Cut(broken="cut-0")))
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_library_that_is_not_installed_fails_its_models_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_source_missing_library_fails_only_its_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(distribution: str) -> str:
         raise PackageNotFoundError(distribution)  # that of ONNX Runtime for GPUs has another name
 

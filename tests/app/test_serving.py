@@ -41,7 +41,7 @@ def _no_worker_is_left(folder: Path) -> Iterator[None]:
     assert not [thread for thread in threading.enumerate() if thread.name == "cotenant-server"]
 
 
-def test_serve_answers_stock_clients_and_its_own_program() -> None:
+def test_serve_stock_clients_and_in_process_calls_get_responses() -> None:
     with cotenant.serve("serve.toml") as server:
         assert server.infer("identity", {"x": ROW})["y"].tolist() == ROW.tolist()
         for client, module in (
@@ -59,7 +59,7 @@ def test_serve_answers_stock_clients_and_its_own_program() -> None:
         assert set(server.deployment.offered) == {"identity", "lookup"}
 
 
-def test_serve_serves_the_models_that_are_named() -> None:
+def test_serve_selected_models_serves_only_those() -> None:
     with cotenant.serve("serve.toml", models=["identity"]) as server:
         assert set(server.deployment.offered) == {"identity"}
         server.load("lookup")
@@ -71,7 +71,7 @@ def test_serve_serves_the_models_that_are_named() -> None:
             server.load("nowhere")
 
 
-def test_infer_tells_a_bad_request_from_a_late_one() -> None:
+def test_infer_bad_and_late_requests_raise_different_errors() -> None:
     with cotenant.serve("serve.toml") as server:
         with pytest.raises(NotFoundError, match="unknown model 'nobody'"):
             server.infer("nobody", {"x": ROW})
@@ -86,7 +86,7 @@ def test_infer_tells_a_bad_request_from_a_late_one() -> None:
         assert server.infer("identity", {"x": ROW})["y"].shape == (1, 16)
 
 
-def test_two_servers_in_one_process_do_not_disturb_each_other() -> None:
+def test_serve_two_servers_in_one_process_are_independent() -> None:
     with cotenant.serve("serve.toml") as first:
         with cotenant.serve("serve.toml", models=["identity"]) as second:
             assert first.addresses != second.addresses
@@ -95,13 +95,13 @@ def test_two_servers_in_one_process_do_not_disturb_each_other() -> None:
         assert first.infer("identity", {"x": ROW})["y"].tolist() == ROW.tolist()
 
 
-def test_a_repository_without_models_is_an_error_before_anything_starts(folder: Path) -> None:
+def test_serve_empty_repository_raises_before_anything_starts(folder: Path) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(cotenant.ConfigError, match="no model in 'empty' can be served"), cotenant.serve("empty"):
         pytest.fail("it started")
 
 
-def test_a_port_in_use_is_an_error_and_nothing_is_left() -> None:
+def test_serve_port_in_use_raises_and_leaves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = msgspec.structs.replace(cotenant.read_settings("serve.toml"), http_port=port)
@@ -114,12 +114,12 @@ class NoRoom(Cpu):
         raise cotenant.DeviceError("there is no room")
 
 
-def test_a_worker_that_does_not_start_is_an_error_and_nothing_is_left() -> None:
+def test_serve_failed_worker_raises_and_leaves_nothing() -> None:
     with pytest.raises(cotenant.WorkerError, match="there is no room"), cotenant.serve("serve.toml", backend=NoRoom()):
         pytest.fail("it started")
 
 
-def test_requests_that_run_while_it_stops_are_answered_or_rejected() -> None:
+def test_serve_requests_during_shutdown_are_answered_or_rejected() -> None:
     answered = threading.Semaphore(0)
 
     def ask(server: cotenant.BackgroundServer) -> int:
@@ -139,7 +139,7 @@ def test_requests_that_run_while_it_stops_are_answered_or_rejected() -> None:
         assert sum(count.result(PATIENCE) for count in counts) >= 20
 
 
-def test_an_exception_within_the_block_still_drains(folder: Path) -> None:
+def test_serve_exception_in_the_block_still_drains(folder: Path) -> None:
     with ThreadPoolExecutor() as threads, ExitStack() as expected:
         expected.enter_context(pytest.raises(ZeroDivisionError))
         with cotenant.serve("serve.toml") as server:
@@ -159,14 +159,14 @@ def resume_when_it_drains(server: cotenant.BackgroundServer, workers: list[int])
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_server_whose_block_is_over_says_so() -> None:
+def test_serve_use_after_the_block_raises() -> None:
     with cotenant.serve("serve.toml", models=["identity"]) as server:
         pass
     with pytest.raises(UnavailableError, match="its `with` block is over"):
         server.status()
 
 
-def test_reload_switches_to_other_settings_and_refuses_what_is_fixed(folder: Path) -> None:
+def test_reload_changed_settings_apply_and_fixed_ones_are_rejected(folder: Path) -> None:
     settings = cotenant.read_settings("serve.toml")
     with cotenant.serve(settings, models=["identity"]) as server:
         models = tuple(msgspec.structs.replace(model, slo=20.0) for model in settings.models)
@@ -180,7 +180,7 @@ def test_reload_switches_to_other_settings_and_refuses_what_is_fixed(folder: Pat
         assert server.infer("identity", {"x": ROW})["y"].shape == (1, 16)
 
 
-def test_serving_runs_in_the_event_loop_of_its_program() -> None:
+def test_serve_async_runs_in_the_event_loop_of_the_caller() -> None:
     told: list[tuple[str, int, int]] = []
 
     async def main() -> None:

@@ -25,7 +25,7 @@ def test_settings_of_a_folder_are_the_defaults_with_that_repository_and_free_por
     assert {settings.http_port, settings.grpc_port, settings.metrics_port} == {0}
 
 
-def test_settings_of_a_missing_path_are_refused_with_its_name() -> None:
+def test_settings_missing_path_is_rejected_with_its_name() -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         settings_from("nowhere")
 

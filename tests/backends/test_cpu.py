@@ -23,7 +23,7 @@ def machine(cores: int, *, reserve: float = 0.0) -> Cpu:
     return backend
 
 
-def test_partitions_get_cores_of_their_own_where_they_fit() -> None:
+def test_cpu_partitions_that_fit_get_cores_of_their_own() -> None:
     backend = machine(2)
     assert backend.open(LANE_A, 300).cores == (0,)
     assert backend.open(LANE_B, 250).cores == (1,)
@@ -33,7 +33,7 @@ def test_partitions_get_cores_of_their_own_where_they_fit() -> None:
     assert backend.open(LANE_E, 250).cores == (0,)
 
 
-def test_a_partition_that_fits_no_core_floats() -> None:
+def test_cpu_partition_that_fits_no_core_is_not_pinned() -> None:
     backend = machine(2)
     backend.open(LANE_A, 400)
     backend.open(LANE_B, 400)
@@ -41,7 +41,7 @@ def test_a_partition_that_fits_no_core_floats() -> None:
 
 
 @pytest.mark.parametrize(("share", "threads"), [(50, 1), (500, 1), (550, 2), (1000, 2)])
-def test_a_batch_has_as_many_threads_as_its_share_has_cores(share: int, threads: int) -> None:
+def test_cpu_batch_threads_equal_the_cores_of_the_share(share: int, threads: int) -> None:
     launch = machine(2).open(LANE_A, share)
     assert (launch.threads, launch.cpu_limit, launch.budget) == (threads, share / 500, share / 500)
 
@@ -63,14 +63,14 @@ def test_profiles_are_measured_on_ceilings() -> None:
     assert ceilings.with_ceilings() is ceilings
 
 
-def test_the_reserve_is_nobody_s() -> None:
+def test_cpu_reserve_is_left_unallocated() -> None:
     assert machine(2, reserve=0.1).open(LANE_A, 500).cpu_limit == pytest.approx(0.9)
     with pytest.raises(ConfigError, match=r"^reserve: 1 is no fraction of the cores; give 0 or more, and less than 1$"):
         Cpu(reserve=1.0)
 
 
 @given(shares=st.lists(st.integers(1, 20).map(lambda n: 50 * n), max_size=12), cores=st.integers(1, 8))
-def test_no_core_is_promised_more_than_once(shares: list[int], cores: int) -> None:
+def test_cpu_cores_are_never_allocated_twice(shares: list[int], cores: int) -> None:
     backend = machine(cores)
     busy = [0.0] * cores
     for index, share in enumerate(shares):
@@ -87,7 +87,7 @@ def quotas(folder: Path, version: int) -> Quotas:
     return Quotas(Cgroup(folder, folder, version))
 
 
-def test_a_quota_of_version_2(tmp_path: Path) -> None:
+def test_cpu_quota_of_cgroup_v2_is_written(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("memory cpu")
     groups = quotas(tmp_path, 2)
     groups.prepare()
@@ -98,7 +98,7 @@ def test_a_quota_of_version_2(tmp_path: Path) -> None:
     assert (group / "cgroup.procs").read_text() == "123"
 
 
-def test_a_quota_of_version_1_is_no_smaller_than_the_kernel_takes(tmp_path: Path) -> None:
+def test_cpu_quota_of_cgroup_v1_has_the_minimum_of_the_kernel(tmp_path: Path) -> None:
     groups = quotas(tmp_path, 1)
     groups.prepare()
     groups.make(LANE_A, 0.08)
@@ -114,14 +114,14 @@ def test_a_share_that_is_lent_is_a_weight(tmp_path: Path, version: int, file: st
     assert [(path.name, path.read_text()) for path in group.iterdir()] == [(file, "200")]
 
 
-def test_this_server_moves_out_of_the_way_of_its_groups(tmp_path: Path) -> None:
+def test_cpu_server_process_leaves_the_parent_cgroup(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("")
     quotas(tmp_path, 2).prepare()
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
     assert (tmp_path / f"cotenant-{os.getpid()}-server" / "cgroup.procs").read_text() == str(os.getpid())
 
 
-def test_what_dead_servers_left_is_swept_up(tmp_path: Path) -> None:
+def test_cpu_groups_of_dead_servers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "cotenant-4194305-cpu-0.0").mkdir()  # above the largest process number
     (tmp_path / f"cotenant-{os.getpid()}-cpu-0.0").mkdir()
     (tmp_path / "cotenant-of-somebody").mkdir()
@@ -129,7 +129,7 @@ def test_what_dead_servers_left_is_swept_up(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {f"cotenant-{os.getpid()}-cpu-0.0", "cotenant-of-somebody"}
 
 
-def test_a_group_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+def test_cpu_unwritable_cgroup_error_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
         ConfigError, match=r"^no cgroup quota can be set at .*: Not a directory; run as root, or under "
@@ -141,7 +141,7 @@ def test_a_group_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
         quotas(tmp_path, 2).prepare()
 
 
-def test_limits_come_from_all_groups_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_limits_of_all_parent_cgroups_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
@@ -152,7 +152,7 @@ def test_limits_come_from_all_groups_above(tmp_path: Path, monkeypatch: pytest.M
     assert (cgroup.cpu_limit(), cgroup.memory_limit()) == (1.5, 1000)
 
 
-def test_this_machine_can_be_read() -> None:
+def test_cpu_this_machine_has_capacity() -> None:
     backend = Cpu()
     (kind,) = backend.fleet()
     assert kind.memory > 1 << 20

@@ -57,7 +57,7 @@ def model(backend: Backend, folder: Path) -> WorkerModel:
     )
 
 
-def test_the_fleet_can_be_cut(backend: Backend) -> None:
+def test_backend_fleet_has_legal_cuts(backend: Backend) -> None:
     assert backend.fleet()
     for kind in backend.fleet():
         assert kind.memory > 0
@@ -65,7 +65,7 @@ def test_the_fleet_can_be_cut(backend: Backend) -> None:
     assert backend.isolation()
 
 
-def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path) -> None:
+def test_backend_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path) -> None:
     lane = lane_of(backend)
 
     async def scenario() -> None:
@@ -87,7 +87,7 @@ def test_a_partition_opens_runs_dies_and_closes(backend: Backend, tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_a_partition_returns_in_a_process_that_was_started_ahead(
+def test_backend_partition_reopens_in_a_prestarted_process(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_driver, "TICK", 0.05)
@@ -110,7 +110,7 @@ def test_a_partition_returns_in_a_process_that_was_started_ahead(
     asyncio.run(scenario())
 
 
-def test_closing_what_is_not_open_is_harmless(backend: Backend) -> None:
+def test_backend_close_of_an_unopened_partition_does_nothing(backend: Backend) -> None:
     backend.close(LaneId(DeviceId("never"), 0))
     lane, share = lane_of(backend), backend.fleet()[0].cuts[0]
     for _ in range(2):  # and what is closed twice can be had again

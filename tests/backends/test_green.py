@@ -59,13 +59,13 @@ def machine(state: Path) -> Iterator[Machine]:
         yield made
 
 
-def test_shares_are_those_of_groups_and_the_whole() -> None:
+def test_green_cuts_are_those_of_sm_groups_and_the_whole_device() -> None:
     assert legal_shares(H200) == (60, 121, 181, 242, 303, 363, 424, 484, 545, 606, 666, 727, 787, 848, 909, 969, WHOLE)
     assert len(legal_shares(A100)) == 27 and legal_shares(A100)[:2] == (37, 74) and legal_shares(A100)[-1] == WHOLE
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 8])
-def test_no_partitions_of_a_whole_device_need_more_groups_than_there_are(step: int) -> None:
+def test_green_partitions_of_a_whole_device_never_need_more_groups_than_exist(step: int) -> None:
     for multiprocessors in range(step, 161):
         for lost in range(min(3, multiprocessors // step)):  # groups that do not lie so
             groups = multiprocessors // step - lost
@@ -77,7 +77,7 @@ def test_no_partitions_of_a_whole_device_need_more_groups_than_there_are(step: i
             assert needed <= sizes.count(step)
 
 
-def test_a_share_has_the_groups_that_fit_into_it() -> None:
+def test_green_share_gets_the_largest_number_of_groups_that_fits() -> None:
     assert [groups_in(H200, share, LaneId.parse("h200-0/0")) for share in (60, 120, 121, 500, 999, WHOLE)] == [
         1,
         1,
@@ -91,7 +91,7 @@ def test_a_share_has_the_groups_that_fit_into_it() -> None:
         groups_in(H200, 50, LaneId.parse("h200-0/0"))
 
 
-def test_the_fleet_is_cut_as_the_driver_splits_it(machine: Machine) -> None:
+def test_green_fleet_has_the_cuts_of_the_driver(machine: Machine) -> None:
     backend = machine("h200,rtx4090,h200")
     h200, rtx = backend.fleet()
     assert (h200.name, h200.count, h200.cuts, h200.memory) == ("h200", 2, legal_shares(H200), 143771 << 20)
@@ -99,7 +99,7 @@ def test_the_fleet_is_cut_as_the_driver_splits_it(machine: Machine) -> None:
     assert backend.capacity_fingerprint().endswith("; groups of 4 or 8")
 
 
-def test_partitions_lie_side_by_side(machine: Machine) -> None:
+def test_green_partitions_get_disjoint_groups(machine: Machine) -> None:
     backend = machine("h200,h200")
     one, two = backend.open(LaneId.parse("h200-0/0"), 484), backend.open(LaneId.parse("h200-0/1"), 300)
     assert (one.groups, two.groups) == (tuple(range(8)), (8, 9, 10, 11))
@@ -116,7 +116,7 @@ def test_partitions_lie_side_by_side(machine: Machine) -> None:
     assert backend.open(LaneId.parse("h200-0/2"), 606).groups == (*range(8), 12, 13)
 
 
-def test_workers_of_a_partition_run_on_the_same_groups(machine: Machine) -> None:
+def test_green_workers_of_a_partition_share_its_groups(machine: Machine) -> None:
     backend = machine()
     device = DeviceId("h200")
     backend.open(LaneId(device, 0), 242)
@@ -127,7 +127,7 @@ def test_workers_of_a_partition_run_on_the_same_groups(machine: Machine) -> None
     assert backend.open(LaneId(device, 1), 242).groups == second.groups
 
 
-def test_new_partitions_stand_where_old_ones_leave(machine: Machine) -> None:
+def test_green_new_partitions_take_groups_of_closed_ones(machine: Machine) -> None:
     backend = machine()
     backend.open(LaneId.parse("h200-0/0"), 242)
     backend.open(LaneId.parse("h200-0/1"), 242)
@@ -145,7 +145,7 @@ def test_new_partitions_stand_where_old_ones_leave(machine: Machine) -> None:
 
 @pytest.mark.parametrize("sizes", [H200, A100, UNEVEN])
 @pytest.mark.parametrize("seed", range(20))
-def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, sizes: tuple[int, ...]) -> None:
+def test_green_partitions_of_a_plan_are_disjoint_after_any_other_plan(seed: int, sizes: tuple[int, ...]) -> None:
     gpu = nvidia.Gpu(index=0, uuid="GPU-0", name="", kind="gpu", memory=1, multiprocessors=sum(sizes), capability="9.0")
     backend = Green((gpu,))
     backend._splits[gpu.uuid] = sizes
@@ -176,21 +176,21 @@ def test_partitions_of_a_plan_lie_apart_whatever_was_there_before(seed: int, siz
         ("p100,h200", "535.1/12.2", "12.2"),
     ],
 )
-def test_gpus_that_cannot_are_named(gpus: str, driver: str, reason: str, machine: Machine) -> None:
+def test_green_unsuitable_gpus_are_named(gpus: str, driver: str, reason: str, machine: Machine) -> None:
     backend = machine(gpus, driver)
     gpu = nvidia.list_gpus()[0]
     with pytest.raises(DeviceError, match=rf"^{gpu.name} {gpu.uuid}: .*{reason}"):
         backend.fleet()
 
 
-def test_a_driver_that_fails_is_named(machine: Machine, state: Path) -> None:
+def test_green_driver_error_is_named(machine: Machine, state: Path) -> None:
     backend = machine()
     state.write_text("error cuDevSmResourceSplitByCount 801\n")
     with pytest.raises(DeviceError, match=r"^NVIDIA H200 GPU-\S+: cuDevSmResourceSplitByCount: .*NOT_SUPPORTED"):
         backend.fleet()
 
 
-def test_a_share_changes_without_another_process(machine: Machine) -> None:
+def test_green_changed_share_keeps_the_process(machine: Machine) -> None:
     backend = machine()
 
     async def scenario() -> None:
@@ -215,7 +215,7 @@ def test_a_share_changes_without_another_process(machine: Machine) -> None:
     asyncio.run(scenario())
 
 
-def test_a_partition_that_the_driver_does_not_make_costs_no_other(machine: Machine, state: Path) -> None:
+def test_green_partition_that_the_driver_rejects_costs_no_other(machine: Machine, state: Path) -> None:
     backend = machine()
     backend.fleet()
 
@@ -236,9 +236,7 @@ def test_a_partition_that_the_driver_does_not_make_costs_no_other(machine: Machi
     asyncio.run(scenario())
 
 
-def test_a_lost_gpu_costs_its_lanes_and_no_others(
-    machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_green_lost_gpu_costs_only_its_lanes(machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.backends.nvidia.watch.LOOK", 0.03)
     monkeypatch.setattr(control_driver, "TICK", 0.05)
     backend = machine("h200,h200")
@@ -261,7 +259,7 @@ def test_a_lost_gpu_costs_its_lanes_and_no_others(
     asyncio.run(scenario())
 
 
-def test_a_process_that_is_killed_takes_its_device_s_lanes_along_and_comes_back(machine: Machine) -> None:
+def test_green_killed_process_takes_its_lanes_down_and_restarts(machine: Machine) -> None:
     backend = machine()
 
     async def scenario() -> None:

@@ -65,7 +65,7 @@ def cut_now() -> list[str]:
     return sorted(one.profile for gpu in nvidia.list_gpus() for one in gpu.instances)
 
 
-def test_a_gpu_is_what_it_is_cut_into(machine: Machine) -> None:
+def test_mig_gpu_has_the_shares_of_its_instances(machine: Machine) -> None:
     (kind,) = machine(CUT).fleet()
     assert (kind.name, kind.count, kind.memory, kind.cuts) == ("h200-mig", 1, 64 * GIB, (ONE, TWO, THREE))
     assert kind.geometry is not None
@@ -73,13 +73,13 @@ def test_a_gpu_is_what_it_is_cut_into(machine: Machine) -> None:
     assert not mig.placements_fit(kind.geometry, [(ONE, GIB)] * 3)
 
 
-def test_gpus_of_one_cut_are_one_kind_and_of_two_are_two(machine: Machine) -> None:
+def test_mig_gpus_of_equal_layout_are_one_kind(machine: Machine) -> None:
     backend = machine("h200-mig=4g.71gb,h200-mig=4g.71gb,a30-mig=2g.12gb")
     assert [(kind.name, kind.count) for kind in backend.fleet()] == [("h200-mig", 2), ("a30-mig", 1)]
     assert backend.open(LaneId.parse("h200-mig-1/0"), FOUR) != backend.open(LaneId.parse("h200-mig-0/0"), FOUR)
 
 
-def test_gpus_that_are_cut_otherwise_are_kinds_of_their_own(machine: Machine) -> None:
+def test_mig_gpus_of_different_layouts_are_different_kinds(machine: Machine) -> None:
     backend = machine("h200-mig=4g.71gb,h200-mig=3g.71gb+3g.71gb")
     assert {kind.name: kind.cuts for kind in backend.fleet()} == {
         "h200-mig-4g.71gb": (FOUR,),
@@ -88,7 +88,7 @@ def test_gpus_that_are_cut_otherwise_are_kinds_of_their_own(machine: Machine) ->
     assert where(backend, LaneId.parse("h200-mig-4g.71gb-0/0"), FOUR).startswith("MIG-00000001-")
 
 
-def test_what_others_leave_free_tells_gpus_apart_too(machine: Machine, state: Path) -> None:
+def test_mig_gpus_with_different_free_instances_are_different_kinds(machine: Machine, state: Path) -> None:
     state.write_text(f"process 1 77 {GIB} 1\n")
     backend = machine("h200-mig=4g.71gb+3g.71gb,h200-mig=4g.71gb+3g.71gb")
     assert {kind.name: kind.cuts for kind in backend.fleet()} == {
@@ -97,7 +97,7 @@ def test_what_others_leave_free_tells_gpus_apart_too(machine: Machine, state: Pa
     }
 
 
-def test_a_plan_uses_the_instances_that_there_are(machine: Machine) -> None:
+def test_mig_plan_uses_the_existing_instances(machine: Machine) -> None:
     backend = machine(CUT)
     (kind,) = backend.fleet()
     names = ("a", "b", "c", "d")
@@ -119,7 +119,7 @@ def test_a_plan_uses_the_instances_that_there_are(machine: Machine) -> None:
     assert len(found) == 4
 
 
-def test_a_lane_has_an_instance_for_itself_until_it_closes(machine: Machine) -> None:
+def test_mig_lane_owns_its_instance_until_it_closes(machine: Machine) -> None:
     backend = machine(CUT)
     first, second = where(backend, LaneId.parse("h200-mig-0/0"), ONE), where(backend, LaneId.parse("h200-mig-0/1"), ONE)
     assert first != second
@@ -134,7 +134,7 @@ def test_a_lane_has_an_instance_for_itself_until_it_closes(machine: Machine) -> 
     assert cut_now() == ["1g.18gb", "1g.18gb", "2g.35gb", "3g.71gb"]
 
 
-def test_a_lane_may_stand_where_another_is_leaving(machine: Machine) -> None:
+def test_mig_lane_may_take_the_instance_of_a_leaving_one(machine: Machine) -> None:
     backend = machine(CUT)
     old = where(backend, LaneId.parse("h200-mig-0/0"), TWO)
     with pytest.raises(DeviceError):
@@ -145,7 +145,7 @@ def test_a_lane_may_stand_where_another_is_leaving(machine: Machine) -> None:
         backend.open(LaneId.parse("h200-mig-0/2"), TWO)
 
 
-def test_of_equal_shares_the_one_with_the_most_memory_is_taken(machine: Machine) -> None:
+def test_mig_equal_shares_take_the_instance_with_the_most_memory(machine: Machine) -> None:
     backend = machine("h200-mig=1g.18gb+1g.35gb")
     uuids = {one.profile: one.uuid for one in nvidia.list_gpus()[0].instances}
     assert [where(backend, LaneId(DeviceId("h200-mig"), slot), ONE) for slot in (0, 1)] == [
@@ -154,7 +154,7 @@ def test_of_equal_shares_the_one_with_the_most_memory_is_taken(machine: Machine)
     ]
 
 
-def test_workers_of_a_partition_run_on_the_same_instance(machine: Machine) -> None:
+def test_mig_workers_of_a_partition_share_its_instance(machine: Machine) -> None:
     backend = machine(CUT)
     device = DeviceId("h200-mig")
     first = where(backend, LaneId(device, 0), ONE)
@@ -165,7 +165,7 @@ def test_workers_of_a_partition_run_on_the_same_instance(machine: Machine) -> No
     assert where(backend, LaneId(device, 0), ONE) == first  # its worker starts again
 
 
-def test_a_device_that_is_not_there(machine: Machine) -> None:
+def test_mig_missing_device_is_an_error(machine: Machine) -> None:
     backend = machine(CUT)
     with pytest.raises(
         DeviceError, match=r"^lane 'h200-mig-1/0': there is no device 'h200-mig-1'; there is h200-mig-0$"
@@ -174,7 +174,7 @@ def test_a_device_that_is_not_there(machine: Machine) -> None:
     backend.close(LaneId.parse("h200-mig-1/0"))
 
 
-def test_instances_on_which_others_compute_are_left_alone(
+def test_mig_instances_in_use_by_others_are_left_alone(
     machine: Machine, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state.write_text(f"process 0 77 {GIB} 3\n")
@@ -194,26 +194,26 @@ def test_instances_on_which_others_compute_are_left_alone(
         ("h200-mig", "MIG is on, without an instance; let the server make them with `mig = { create = true }`"),
     ],
 )
-def test_where_mig_is_not_to_be_had(gpus: str, why: str, machine: Machine) -> None:
+def test_mig_unavailable_is_an_error_with_the_reason(gpus: str, why: str, machine: Machine) -> None:
     with pytest.raises(DeviceError) as refusal:
         machine(gpus)
     assert str(refusal.value).startswith('backend = "mig" finds no GPU to use: ')
     assert str(refusal.value).endswith(f"(GPU-00000001-0000-4000-8000-000000000000): {why}")
 
 
-def test_gpus_without_mig_are_left_out_and_told(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_mig_gpus_without_mig_are_omitted_with_a_warning(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     backend = machine("h200,h200-mig=7g.141gb")
     assert [kind.name for kind in backend.fleet()] == ["h200-mig"]
     assert "NVIDIA H200 (GPU-00000001-0000-4000-8000-000000000000) is left out: MIG is off" in caplog.text
 
 
-def test_with_all_instances_in_use_there_is_nothing(machine: Machine, state: Path) -> None:
+def test_mig_all_instances_in_use_is_an_error(machine: Machine, state: Path) -> None:
     state.write_text(f"process 0 77 {GIB} 1\n")
     with pytest.raises(DeviceError, match=r": others compute on all of its instances$"):
         machine("h200-mig=7g.141gb")
 
 
-def test_where_it_is_allowed_instances_are_made_and_go_with_their_lanes(machine: Machine) -> None:
+def test_mig_allowed_to_create_makes_and_destroys_instances_with_lanes(machine: Machine) -> None:
     backend = machine("a100-80gb-mig", create=True)
     (kind,) = backend.fleet()
     assert kind.cuts == (ONE, TWO, THREE, FOUR, SEVEN)
@@ -238,7 +238,7 @@ def test_where_it_is_allowed_instances_are_made_and_go_with_their_lanes(machine:
 
 
 @pytest.mark.parametrize("product", ["h200", "a100-40gb", "a30"])
-def test_whatever_a_plan_may_ask_for_finds_room_largest_first(product: str, machine: Machine) -> None:
+def test_mig_created_instances_largest_first_fit_every_legal_plan(product: str, machine: Machine) -> None:
     backend = machine(f"{product}-mig", create=True)
     (kind,) = backend.fleet()
     assert kind.geometry is not None
@@ -251,7 +251,7 @@ def test_whatever_a_plan_may_ask_for_finds_room_largest_first(product: str, mach
             backend.close(lane)
 
 
-def test_what_was_there_before_is_neither_destroyed_nor_added_to(machine: Machine) -> None:
+def test_mig_existing_instances_are_neither_destroyed_nor_extended(machine: Machine) -> None:
     backend = machine("h200-mig=1g.18gb", create=True)
     assert [kind.cuts for kind in backend.fleet()] == [(ONE,)]
     with pytest.raises(DeviceError):
@@ -261,7 +261,7 @@ def test_what_was_there_before_is_neither_destroyed_nor_added_to(machine: Machin
     assert cut_now() == ["1g.18gb"]
 
 
-def test_an_instance_that_somebody_is_still_leaving_stays_for_the_next_lane(
+def test_mig_instance_still_in_use_is_kept_for_the_next_lane(
     machine: Machine, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = machine("h200-mig", create=True)
@@ -279,7 +279,9 @@ def test_an_instance_that_somebody_is_still_leaving_stays_for_the_next_lane(
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"]
 )
-def test_who_may_not_make_instances_is_told_and_nothing_is_left(function: str, machine: Machine, state: Path) -> None:
+def test_mig_create_without_permission_is_an_error_and_leaves_nothing(
+    function: str, machine: Machine, state: Path
+) -> None:
     backend = machine("h200-mig", create=True)
     state.write_text(f"error {function} 4\n")
     with pytest.raises(
@@ -293,7 +295,7 @@ def test_who_may_not_make_instances_is_told_and_nothing_is_left(function: str, m
     )  # the GPU is empty
 
 
-def test_what_was_made_goes_with_the_backend(machine: Machine) -> None:
+def test_mig_created_instances_are_destroyed_with_the_backend(machine: Machine) -> None:
     backend = machine("h200-mig", create=True)
     backend.open(LaneId.parse("h200-mig-0/0"), THREE)
     del backend
@@ -301,7 +303,7 @@ def test_what_was_made_goes_with_the_backend(machine: Machine) -> None:
     assert cut_now() == []
 
 
-def test_a_lost_gpu_is_told_by_its_name(machine: Machine, state: Path) -> None:
+def test_mig_lost_gpu_is_named(machine: Machine, state: Path) -> None:
     backend = machine("h200-mig=7g.141gb,a30-mig=4g.24gb")
     state.write_text("lost 1\n")
     assert backend.lost() == {"a30-mig-0": "it is off the bus, or cannot be reached; reset it, or restart the machine"}

@@ -100,7 +100,7 @@ def told(monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
     monkeypatch.setenv("COTENANT_FAKE_MPS", ",".join(words))
 
 
-def test_each_gpu_has_a_daemon_in_a_private_folder(made: Make, root: Path) -> None:
+def test_mps_each_gpu_has_a_daemon_with_a_private_directory(made: Make, root: Path) -> None:
     backend = made("h200,h200")
     assert [(kind.name, kind.count) for kind in backend.fleet()] == [("h200", 2)]
     daemons = [it for it in mps_daemon.mps_processes() if it.pipe and it.pipe.is_relative_to(root)]
@@ -115,7 +115,7 @@ def test_each_gpu_has_a_daemon_in_a_private_folder(made: Make, root: Path) -> No
 
 
 @pytest.mark.parametrize(("protocol", "version"), PROTOCOLS.items())
-def test_a_share_is_the_percentage_of_a_client(
+def test_mps_share_becomes_the_active_thread_percentage(
     made: Make, monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
 ) -> None:
     told(monkeypatch, version=version)
@@ -128,9 +128,7 @@ def test_a_share_is_the_percentage_of_a_client(
         backend.close(LaneId.parse("h200-0/0"))
 
 
-def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
-    made: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mps_operator_environment_does_not_cap_clients(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     backend = made()
@@ -140,13 +138,13 @@ def test_what_the_operator_has_set_for_clients_does_not_cap_all_of_them(
     assert environ and not any(b"PERCENTAGE" in entries for entries in environ)
 
 
-def test_a_limit_of_memory_is_the_share_of_it(made: Make) -> None:
+def test_mps_memory_limit_is_the_share_of_the_device(made: Make) -> None:
     backend = made(memory_limits=True)
     assert backend.open(LaneId.parse("h200-0/0"), 200).env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={143771 // 5}M"
 
 
 @pytest.mark.parametrize(("protocol", "version"), PROTOCOLS.items())
-def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
+def test_mps_fault_names_the_lane_that_caused_it_and_others_recover(
     made: Make, monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
 ) -> None:
     told(monkeypatch, version=version)
@@ -176,7 +174,7 @@ def test_a_fault_is_told_with_the_lane_that_caused_it_and_the_rest_goes_on(
             assert again.said[0] == "CUDA_SUCCESS"
 
 
-def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Make) -> None:
+def test_mps_fault_without_a_known_cause_names_the_candidates(made: Make) -> None:
     backend = made()
     env = backend.open(LaneId.parse("h200-0/0"), 500).env
     with fake.client(env) as one, fake.client(env) as stranger:
@@ -188,7 +186,7 @@ def test_a_fault_that_nobody_is_blamed_for_names_those_that_it_ended(made: Make)
 
 
 @pytest.mark.parametrize(("options", "version"), [({}, 13000), ({"static": True}, 13010)], ids=["shared", "static"])
-def test_workers_end_with_their_server_and_return_with_the_next(
+def test_mps_workers_end_with_their_server_and_restart_with_the_next(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], version: int
 ) -> None:
     told(monkeypatch, version=version)
@@ -219,7 +217,7 @@ def test_workers_end_with_their_server_and_return_with_the_next(
     asyncio.run(scenario())
 
 
-def test_what_the_check_of_a_card_watches(made: Make) -> None:
+def test_gpu_check_of_a_fault_over_the_fake_driver_finds_its_cause(made: Make) -> None:
     """Its programs run over the fake driver; only the fault comes from elsewhere."""
     backend = made()
 
@@ -233,7 +231,7 @@ def test_what_the_check_of_a_card_watches(made: Make) -> None:
     assert fault.next == "132"
 
 
-def test_a_change_of_share_is_another_worker_and_loses_nothing(made: Make, tmp_path: Path) -> None:
+def test_mps_changed_share_starts_another_worker_and_loses_nothing(made: Make, tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "m.onnx", 2)
     backend = made()
     first, second = asyncio.run(share_change.measure(backend, model, [floats(1, 2)], (200, 500), 2))
@@ -257,7 +255,7 @@ def server_of(root: Path, name: str) -> int:
     ("name", "reason"),
     [(mps_daemon.SERVER, r"its MPS server ended: .*"), (nvidia.CONTROL, r"its MPS control daemon ended: .*")],
 )
-def test_a_server_or_daemon_that_was_killed_comes_back(made: Make, root: Path, name: str, reason: str) -> None:
+def test_mps_killed_server_or_daemon_restarts(made: Make, root: Path, name: str, reason: str) -> None:
     backend = made()
     env = backend.open(LaneId.parse("h200-0/0"), 500).env
     with fake.client(env) as client:
@@ -274,7 +272,7 @@ def test_a_server_or_daemon_that_was_killed_comes_back(made: Make, root: Path, n
         assert client.said[0] == "CUDA_SUCCESS"
 
 
-def test_a_daemon_whose_environment_is_hidden_is_known_by_its_file(
+def test_mps_daemon_with_hidden_environment_is_found_by_its_file(
     made: Make, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = mps_daemon.mps_processes
@@ -292,7 +290,7 @@ def test_a_daemon_whose_environment_is_hidden_is_known_by_its_file(
     assert not mps_daemon.is_alive(daemon)
 
 
-def test_a_client_s_death_costs_the_others_nothing(made: Make) -> None:
+def test_mps_client_death_costs_no_other_client(made: Make) -> None:
     backend = made()
     env = backend.open(LaneId.parse("h200-0/0"), 500).env
     with fake.client(env) as one, fake.client(env) as two:
@@ -302,9 +300,7 @@ def test_a_client_s_death_costs_the_others_nothing(made: Make) -> None:
         assert backend.lost() == {}
 
 
-def test_what_does_not_start_again_says_why_and_is_tried_again(
-    made: Make, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mps_failed_restart_says_why_and_is_retried(made: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mps, "AGAIN", 0.0)
     backend = made()
     told(monkeypatch, refuse="MPS is not supported on this system")
@@ -319,7 +315,9 @@ def test_what_does_not_start_again_says_why_and_is_tried_again(
 
 
 @pytest.mark.parametrize(("protocol", "version"), [(2, 13010), (3, 13040)])
-def test_static_partitions(made: Make, monkeypatch: pytest.MonkeyPatch, protocol: int, version: int) -> None:
+def test_mps_static_partitions_are_reserved_and_inherited(
+    made: Make, monkeypatch: pytest.MonkeyPatch, protocol: int, version: int
+) -> None:
     told(monkeypatch, version=version)
     backend = made(protocol=protocol, static=True)
     (kind,) = backend.fleet()
@@ -365,7 +363,7 @@ REJECTED: dict[str, tuple[str, dict[str, Any], dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize(("gpus", "options", "so", "reason"), REJECTED.values(), ids=REJECTED)
-def test_what_cannot_be_is_refused(
+def test_mps_unsupported_configuration_is_rejected(
     made: Make,
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -381,13 +379,13 @@ def test_what_cannot_be_is_refused(
     assert not fake.left(root) and not list(root.iterdir())
 
 
-def test_one_gpu_that_cannot_leaves_no_daemon_on_the_others(made: Make, root: Path) -> None:
+def test_mps_one_unsuitable_gpu_leaves_no_daemon_on_the_others(made: Make, root: Path) -> None:
     with pytest.raises(DeviceError, match=rf"^h200-mig-0 \({uuid(1)}\): MIG is on"):
         made("h200,h200-mig=1g.18gb")
     assert not fake.left(root)
 
 
-def test_a_gpu_that_lets_in_one_process_and_has_one(made: Make, tmp_path: Path) -> None:
+def test_mps_exclusive_gpu_in_use_is_an_error(made: Make, tmp_path: Path) -> None:
     (tmp_path / "state").write_text(f"mode 0 3\nprocess 0 {os.getpid()} 1000\n")
     with pytest.raises(
         DeviceError, match=rf"its compute mode lets one process in, and {os.getpid()} .*is there; end it$"
@@ -397,14 +395,14 @@ def test_a_gpu_that_lets_in_one_process_and_has_one(made: Make, tmp_path: Path) 
     made()
 
 
-def test_a_server_that_never_comes(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_server_that_never_starts_is_an_error(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, silent=True)
     monkeypatch.setattr(mps_daemon, "PATIENCE", 0.3)
     with pytest.raises(DeviceError, match=r"it has no server after 0\.3 s: "):
         made()
 
 
-def test_shares_below_one_multiprocessor_and_lanes_of_no_device(made: Make) -> None:
+def test_mps_share_below_one_sm_or_unknown_device_is_rejected(made: Make) -> None:
     backend = made()
     with pytest.raises(DeviceError, match=r"^0\.7 % of h200-0 is less than one of its 132 multiprocessors; give more$"):
         backend.open(LaneId.parse("h200-0/0"), 7)
@@ -412,7 +410,7 @@ def test_shares_below_one_multiprocessor_and_lanes_of_no_device(made: Make) -> N
         backend.open(LaneId.parse("a100-0/0"), 500)
 
 
-def test_a_directory_that_cannot_be(root: Path) -> None:
+def test_mps_unusable_directory_is_an_error(root: Path) -> None:
     with pytest.raises(DeviceError, match=r"/nowhere: No such file or directory; name another with `directory`$"):
         Mps([], directory=Path("/nowhere"))
     long = root / ("x" * 100)
@@ -426,7 +424,7 @@ def test_a_directory_that_cannot_be(root: Path) -> None:
     ("devices", "sees"),
     [(None, True), ((uuid(0),), True), ((uuid(0)[:12],), True), (("0", "3"), True), ((uuid(1),), False), ((), False)],
 )
-def test_what_a_daemon_shows_to_its_clients(
+def test_mps_process_sees_its_visible_devices(
     machine: Callable[[str], tuple[nvidia.Gpu, ...]], devices: tuple[str, ...] | None, sees: bool
 ) -> None:
     (gpu,) = machine("h200")
@@ -435,7 +433,7 @@ def test_what_a_daemon_shows_to_its_clients(
 
 
 @pytest.mark.parametrize(("device", "taken"), [(0, True), (1, False)])
-def test_another_daemon(made: Make, root: Path, device: int, taken: bool) -> None:
+def test_mps_other_daemon_on_the_same_gpu_is_an_error(made: Make, root: Path, device: int, taken: bool) -> None:
     pipe = root.parent / "p"
     pipe.mkdir()
     env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_VISIBLE_DEVICES": uuid(device)}
@@ -453,7 +451,7 @@ def test_another_daemon(made: Make, root: Path, device: int, taken: bool) -> Non
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
-def test_a_daemon_outside_of_this_container(
+def test_mps_daemon_outside_the_container_is_an_error(
     made: Make, root: Path, monkeypatch: pytest.MonkeyPatch, kind: socket.SocketKind
 ) -> None:
     pipe = root.parent / "p"
@@ -490,7 +488,7 @@ def owner(root: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_process_that_ends_leaves_nothing(root: Path) -> None:
+def test_mps_process_exit_leaves_nothing(root: Path) -> None:
     process = owner(root)
     assert fake.left(root)
     process.communicate()
@@ -498,7 +496,7 @@ def test_a_process_that_ends_leaves_nothing(root: Path) -> None:
     assert not fake.left(root) and not list(root.iterdir())
 
 
-def test_what_a_killed_process_left_is_ended_by_the_next(made: Make, root: Path) -> None:
+def test_mps_leftovers_of_a_killed_process_are_ended_by_the_next(made: Make, root: Path) -> None:
     """Its daemon would otherwise have the GPU for good."""
     process = owner(root)
     process.kill()
@@ -510,7 +508,7 @@ def test_what_a_killed_process_left_is_ended_by_the_next(made: Make, root: Path)
     assert not set(old) & set(fake.left(root)) and not folders[0].exists()
 
 
-def test_what_another_process_still_uses_is_left_alone(made: Make, root: Path) -> None:
+def test_mps_directory_in_use_by_another_process_is_left_alone(made: Make, root: Path) -> None:
     process = owner(root)
     (folder,) = root.iterdir()
     with pytest.raises(DeviceError, match=r"^h200-0 .* the MPS control daemon \d+ \(its pipes .*\) has this GPU"):
@@ -520,7 +518,7 @@ def test_what_another_process_still_uses_is_left_alone(made: Make, root: Path) -
     process.communicate()
 
 
-def test_a_daemon_that_does_not_listen_is_killed(made: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_unresponsive_daemon_is_killed(made: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, deaf=True)
     monkeypatch.setattr(mps_daemon, "LINGER", 0.1)
     backend = made()

@@ -34,7 +34,7 @@ def uuid(index: int) -> str:
     return f"GPU-{index + 1:08x}-0000-4000-8000-000000000000"
 
 
-def test_what_gpus_there_are(machine: Machine) -> None:
+def test_list_gpus_returns_every_gpu(machine: Machine) -> None:
     machine("h200,rtx4090")
     assert nvidia.driver_version() == ("580.95.05", "13.0")
     first, second = nvidia.list_gpus()
@@ -50,7 +50,7 @@ def test_what_gpus_there_are(machine: Machine) -> None:
     assert (second.kind, second.multiprocessors, second.capability) == ("geforce-rtx-4090", 128, "8.9")
 
 
-def test_what_a_gpu_is_cut_into(machine: Machine) -> None:
+def test_list_gpus_with_mig_gives_their_instances(machine: Machine) -> None:
     machine("a100-80gb-mig=3g.40gb+2g.20gb,a30-mig=2g.12gb")
     a100, a30 = nvidia.list_gpus()
     assert (a100.kind, a100.mig, a100.multiprocessors) == ("a100-sxm4-80gb-mig", True, 98)
@@ -65,7 +65,7 @@ def test_what_a_gpu_is_cut_into(machine: Machine) -> None:
     assert [one.share for one in (*a100.instances, *a30.instances)] == [428, 285, 500]
 
 
-def test_readings_and_processes(machine: Machine, state: Path) -> None:
+def test_gpu_reading_and_processes_give_usage(machine: Machine, state: Path) -> None:
     state.write_text(f"process 0 77 {3 * GIB}\nprocess 1 78 {GIB} 1\n")
     machine("h200,h200-mig=3g.71gb+1g.18gb")
     h200, cut = nvidia.list_gpus()
@@ -80,7 +80,7 @@ def test_readings_and_processes(machine: Machine, state: Path) -> None:
     assert nvidia.gpu_reading(cut.instances[1].uuid).memory == 0
 
 
-def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path) -> None:
+def test_gpu_reading_unsupported_values_are_none(machine: Machine, state: Path) -> None:
     unknown = ("GetPowerUsage 3", "GetMigMode 13", "GetNumGpuCores 13", "GetComputeRunningProcesses_v3 4")
     state.write_text("".join(f"error nvmlDevice{name}\n" for name in unknown))
     machine("v100")
@@ -90,7 +90,7 @@ def test_what_a_driver_does_not_tell_is_not_known(machine: Machine, state: Path)
     assert nvidia.gpu_processes(gpu.uuid) == ()
 
 
-def test_gpus_that_are_cut_otherwise_are_other_kinds(machine: Machine) -> None:
+def test_gpus_by_device_different_mig_layouts_are_different_kinds(machine: Machine) -> None:
     machine("h200,h200-mig=3g.71gb+1g.18gb+1g.18gb,h200-mig,a30-mig=4g.24gb")
     assert list(nvidia.gpus_by_device(nvidia.list_gpus())) == [
         "h200-0",
@@ -100,7 +100,7 @@ def test_gpus_that_are_cut_otherwise_are_other_kinds(machine: Machine) -> None:
     ]
 
 
-def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Path) -> None:
+def test_gpu_reading_without_root_has_no_memory_of_a_mig_gpu(machine: Machine, state: Path) -> None:
     state.write_text("error nvmlDeviceGetMemoryInfo 4\n")
     machine("h200-mig=3g.71gb")
     (gpu,) = nvidia.list_gpus()
@@ -111,7 +111,7 @@ def test_with_mig_only_root_is_told_about_the_whole(machine: Machine, state: Pat
     watch.close()
 
 
-def test_equal_gpus_are_one_kind(machine: Machine) -> None:
+def test_gpus_by_device_equal_gpus_are_one_kind(machine: Machine) -> None:
     machine("h200,rtx4090,h200")
     every = nvidia.list_gpus()
     assert {name: gpu.index for name, gpu in nvidia.gpus_by_device(every).items()} == {
@@ -136,7 +136,7 @@ def test_equal_gpus_are_one_kind(machine: Machine) -> None:
         ("h200-mig", "", {"mps": "MIG is on;", "mig": "MIG is on, without an instance; let the server make them"}),
     ],
 )
-def test_what_a_gpu_can(
+def test_available_sharing_modes_of_a_gpu_give_what_it_lacks(
     gpus: str, driver: str, can: dict[str, str], machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / nvidia.CONTROL).touch(mode=0o755)
@@ -151,7 +151,9 @@ def test_what_a_gpu_can(
         assert found[name].startswith(reason) and bool(found[name]) == bool(reason), found
 
 
-def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_sharing_modes_unavailable_give_the_remedy(
+    machine: Machine, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cotenant.backends.nvidia.sharing_modes.find_spec", lambda package: package)
     state.write_text("mode 0 2\nmig 1\n")
     machine("h200,h200")
@@ -176,7 +178,7 @@ def test_what_keeps_a_gpu_from_it(machine: Machine, state: Path, monkeypatch: py
     assert nvidia.available_sharing_modes(pending)["mps"].startswith(f"there is no `{nvidia.CONTROL}`")
 
 
-def test_gpus_are_chosen_by_index_or_uuid(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_select_gpus_by_index_or_uuid_returns_those(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine("h200,h200,h200-mig=3g.71gb+3g.71gb")
     every = nvidia.list_gpus()
 
@@ -210,7 +212,9 @@ def test_gpus_are_chosen_by_index_or_uuid(machine: Machine, monkeypatch: pytest.
         (999, "NVIDIA's driver says: Unknown Error"),
     ],
 )
-def test_a_driver_that_does_not_work(code: int, words: str, machine: Machine, state: Path) -> None:
+def test_list_gpus_with_a_broken_driver_raises_device_error(
+    code: int, words: str, machine: Machine, state: Path
+) -> None:
     state.write_text(f"error nvmlInitWithFlags {code}\n")
     machine("h200")
     with pytest.raises(DeviceError, match=f"^{words}"):
@@ -219,7 +223,7 @@ def test_a_driver_that_does_not_work(code: int, words: str, machine: Machine, st
     assert len(nvidia.list_gpus()) == 1  # what failed is tried again
 
 
-def test_without_a_driver_it_says_what_is_needed() -> None:
+def test_list_gpus_without_a_driver_says_what_is_needed() -> None:
     code = "from cotenant.backends import nvidia; nvidia.list_gpus()"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if said.returncode == 0:
@@ -227,14 +231,14 @@ def test_without_a_driver_it_says_what_is_needed() -> None:
     assert "DeviceError: no NVIDIA driver was found (there is no libnvidia-ml.so.1); install it" in said.stderr
 
 
-def test_without_its_python_package_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_gpus_without_nvidia_ml_py_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     nvidia.nvml_session.cache_clear()
     with pytest.raises(DeviceError, match=r"^NVIDIA GPUs need nvidia-ml-py; install `cotenant\[gpu\]`$"):
         nvidia.list_gpus()
 
 
-def test_a_process_finds_the_fake_driver() -> None:
+def test_list_gpus_in_a_subprocess_uses_the_fake_driver() -> None:
     """As workers and servers under test do."""
     code = "from cotenant.backends import nvidia; print(nvidia.list_gpus()[1].name)"
     said = subprocess.run(
@@ -243,9 +247,7 @@ def test_a_process_finds_the_fake_driver() -> None:
     assert said.stdout == "NVIDIA A30\n"
 
 
-def test_a_gpu_that_does_not_answer_is_left_out(
-    machine: Machine, state: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_list_gpus_unresponsive_gpu_is_omitted(machine: Machine, state: Path, caplog: pytest.LogCaptureFixture) -> None:
     state.write_text("lost 0\n")
     machine("h200,h200")
     assert [gpu.index for gpu in nvidia.list_gpus()] == [1]
@@ -269,7 +271,7 @@ def eventually(watch: DeviceWatch, lost: dict[str, str]) -> None:
         assert time.monotonic() < end, found
 
 
-def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: DeviceWatch, state: Path) -> None:
+def test_device_watch_lost_gpu_is_reported_until_it_returns(watch: DeviceWatch, state: Path) -> None:
     assert watch.lost() == {}
     state.write_text("reset 1\n")
     eventually(watch, {"h200-1": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
@@ -277,19 +279,19 @@ def test_a_gpu_that_is_lost_is_told_and_may_come_back(watch: DeviceWatch, state:
     eventually(watch, {})
 
 
-def test_a_gpu_whose_driver_asks_for_a_reset_is_lost_until_it_had_one(watch: DeviceWatch, state: Path) -> None:
+def test_device_watch_gpu_that_needs_a_reset_is_lost_until_then(watch: DeviceWatch, state: Path) -> None:
     state.write_text("action 0 1\naction 1 4\n")  # the second is to be drained, which is not for us
     eventually(watch, {"h200-0": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
     state.write_text("action 0 1\nerror nvmlDeviceGetFieldValues 13\n")  # an old driver does not know
     eventually(watch, {})
 
 
-def test_it_is_told_at_the_first_look(watch: DeviceWatch, state: Path) -> None:
+def test_device_watch_first_call_reports_lost_gpus(watch: DeviceWatch, state: Path) -> None:
     state.write_text("lost 0\n")
     assert list(watch.lost()) == ["h200-0"]
 
 
-def test_a_fatal_xid_counts_until_the_end_and_another_does_not(
+def test_device_watch_fatal_xid_is_permanent_and_others_are_ignored(
     watch: DeviceWatch, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state.write_text("xid 0 31\nxid 1 79\n")
@@ -305,14 +307,14 @@ def test_a_fatal_xid_counts_until_the_end_and_another_does_not(
     )
 
 
-def test_a_driver_that_hangs_counts_as_lost(watch: DeviceWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_watch_hung_driver_reports_all_gpus_lost(watch: DeviceWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.lost() == {}
     watch.close()
     watch._begun = time.monotonic() - nvidia.HUNG - 1  # as a look that has not ended
     assert watch.lost() == dict.fromkeys(("h200-0", "h200-1"), nvidia.SILENT)
 
 
-def test_the_core_does_not_need_any_of_it() -> None:
+def test_core_import_loads_no_gpu_package() -> None:
     code = (
         "import sys; import cotenant.app.deployment_builder; "
         "sys.exit(any(m in sys.modules for m in ('pynvml', 'torch', 'cuda')))"

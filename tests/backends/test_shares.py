@@ -43,5 +43,5 @@ def test_used_share_alone_is_the_share(share: int, batch: int) -> None:
 
 
 @pytest.mark.parametrize("share", [200, 400, 600, 800])
-def test_used_share_beside_a_greedy_lane_is_the_share(share: int) -> None:
+def test_used_share_beside_a_busy_lane_is_the_share(share: int) -> None:
     check_used_shares([(share, 8), (1000 - share, 32)])

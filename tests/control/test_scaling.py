@@ -47,7 +47,7 @@ def scaler(planner: Asked, **policy: float) -> Scaler:
     return Scaler(PROBLEM, planner, load_planner("elastic")(PROBLEM), ScalingOptions(**policy))
 
 
-def test_a_plan_is_made_for_smoothed_rates_with_room() -> None:
+def test_scaler_smoothed_rates_are_planned_with_headroom() -> None:
     asked = Asked()
     it = scaler(asked, weight=0.25)
     it.observe({"a": 1000.0}, 20)
@@ -61,7 +61,7 @@ def test_a_plan_is_made_for_smoothed_rates_with_room() -> None:
     assert asked.problems[1].current == load_planner("elastic")(asked.problems[0])
 
 
-def test_a_rise_goes_on_and_a_fall_does_not() -> None:
+def test_scaler_rising_rates_are_extrapolated_and_falling_are_not() -> None:
     asked = Asked()
     it = scaler(asked, weight=1.0, ahead=40.0)
     it.observe({"a": 1000.0}, 20)
@@ -70,21 +70,21 @@ def test_a_rise_goes_on_and_a_fall_does_not() -> None:
     assert [problem.rates["a"] for problem in asked.problems] == pytest.approx([1200.0, 1200 * 1.2 + 400 * 1.2, 960.0])
 
 
-def test_little_rates_get_more_room() -> None:
+def test_scaler_low_rates_get_more_headroom() -> None:
     asked = Asked()
     scaler(asked).observe({"a": 100.0}, 20)
     assert asked.problems[0].rates == {"a": 150.0}
 
 
 @pytest.mark.parametrize(("seen", "again"), [(424, False), (426, True), (376, False), (374, True)])
-def test_what_has_hardly_moved_is_left_alone(seen: float, again: bool) -> None:
+def test_scaler_small_change_is_ignored(seen: float, again: bool) -> None:
     """500 were planned for, which is 416.7 with room: up by 10 requests/s, down by a tenth."""
     asked = Asked()
     scaler(asked).observe({"a": float(seen)}, 20)
     assert bool(asked.problems) == again
 
 
-def test_a_plan_that_stays_the_same_is_no_change() -> None:
+def test_scaler_equal_plan_is_no_change() -> None:
     asked = Asked()
 
     def frozen(problem: Problem) -> Plan:
@@ -100,7 +100,7 @@ def test_a_plan_that_stays_the_same_is_no_change() -> None:
     assert len(asked.problems) == 1  # and is not asked for again
 
 
-def test_plan_that_did_not_come_into_force_is_made_again_at_the_next_look() -> None:
+def test_scaler_plan_not_in_force_is_made_again_in_the_next_period() -> None:
     asked = Asked()
     policy = scaler(asked)
     before = policy.plan
@@ -111,14 +111,14 @@ def test_plan_that_did_not_come_into_force_is_made_again_at_the_next_look() -> N
     assert asked.problems[-1].current == before
 
 
-def test_a_model_that_nobody_asks_for_keeps_nothing() -> None:
+def test_scaler_model_without_requests_keeps_no_device() -> None:
     it = scaler(Asked(), weight=1.0)
     plan = it.observe({}, 20)
     assert plan is not None
     assert plan.devices == ()
 
 
-def test_what_an_application_asks_of_a_model_is_planned_for_once() -> None:
+def test_scaler_application_requests_are_counted_once_per_model() -> None:
     """Of the 700 that the model gets, the application makes 600."""
     twice = Application(name="twice", slo=0.3, stages=(Stage(name="a", model="a", fanout=Fixed(2)),))
     start = msgspec.structs.replace(PROBLEM, rates={"a": 50.0, "twice": 100.0}, applications=(twice,))
@@ -128,14 +128,14 @@ def test_what_an_application_asks_of_a_model_is_planned_for_once() -> None:
     assert it.target == {"a": pytest.approx(120.0), "twice": pytest.approx(360.0)}
 
 
-def test_more_than_there_is_gets_all_there_is() -> None:
+def test_scaler_rates_beyond_capacity_use_all_devices() -> None:
     plan = scaler(Asked()).observe({"a": 9000.0}, 20)
     assert plan is not None
     assert plan.devices_used == 4
     assert plan.unserved["a"] > 0
 
 
-def test_a_simulated_wave_gets_devices_and_gives_them_back() -> None:
+def test_scaler_simulated_wave_adds_and_removes_devices() -> None:
     points = [Point(share=WHOLE, batch=n, latency=0.05 + 0.005 * n, memory=0) for n in (1, 8, 32)]
     start = msgspec.structs.replace(
         PROBLEM,

@@ -57,7 +57,7 @@ def test_identities_are_spelled_as_documented(device: DeviceId, spelling: str) -
 @pytest.mark.parametrize(
     "text", ["", "h200", "-0", "h200-", "h200-01", "h200--1x", "h200-0/1", "/h200-0", "a/b/h200-0"]
 )
-def test_text_that_names_no_device_is_refused_with_the_spelling(text: str) -> None:
+def test_parse_device_id_of_other_text_raises_with_the_spelling(text: str) -> None:
     with pytest.raises(
         ConfigError, match=r"names no device; write KIND-INDEX, such as h200-0, or NODE/KIND-INDEX$"
     ) as no:
@@ -68,7 +68,7 @@ def test_text_that_names_no_device_is_refused_with_the_spelling(text: str) -> No
 @pytest.mark.parametrize(
     "text", ["", "h200-0", "h200/0", "h200-0/", "h200-0/x", "h200-0/01", "h200-0/0.1", "h200-0/0.0", "a/b/h200-0/1"]
 )
-def test_text_that_names_no_lane_is_refused_with_the_spelling(text: str) -> None:
+def test_parse_lane_id_of_other_text_raises_with_the_spelling(text: str) -> None:
     with pytest.raises(
         ConfigError, match=r"names no lane; write DEVICE/SLOT, such as h200-0/1, or DEVICE/SLOT.WORKER"
     ) as no:
@@ -76,7 +76,7 @@ def test_text_that_names_no_lane_is_refused_with_the_spelling(text: str) -> None
     assert str(no.value).startswith(repr(text))
 
 
-def test_text_that_names_neither_is_refused() -> None:
+def test_parse_identity_of_other_text_raises() -> None:
     with pytest.raises(
         ConfigError, match=r"^'node-a/x' names neither a device, such as h200-0, nor a lane, such as h200"
     ):
@@ -84,7 +84,7 @@ def test_text_that_names_neither_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("kind", "index", "node"), [("", 0, ""), ("a/b", 0, ""), ("a", 0, "b/c"), ("a", -1, "")])
-def test_parts_that_have_no_spelling_are_refused(kind: str, index: int, node: str) -> None:
+def test_identity_with_unspellable_parts_is_rejected(kind: str, index: int, node: str) -> None:
     with pytest.raises(
         ConfigError, match=r"neither kind nor node may contain '/', and the first index is 0; rename it$"
     ):
@@ -92,7 +92,7 @@ def test_parts_that_have_no_spelling_are_refused(kind: str, index: int, node: st
 
 
 @pytest.mark.parametrize(("slot", "worker"), [(-1, 0), (0, -1)])
-def test_a_slot_or_worker_below_zero_is_refused(slot: int, worker: int) -> None:
+def test_identity_with_negative_slot_or_worker_is_rejected(slot: int, worker: int) -> None:
     with pytest.raises(ConfigError, match=rf"^worker {worker} of slot {slot} of cpu-0: both count from 0$"):
         LaneId(DeviceId("cpu"), slot, worker)
 
@@ -114,7 +114,7 @@ def test_identities_are_ordered_by_their_parts() -> None:
     assert ordered[0] <= ordered[0] < ordered[1] and ordered[1] >= ordered[1] > ordered[0]
 
 
-def test_identities_cannot_be_changed() -> None:
+def test_identities_are_immutable() -> None:
     with pytest.raises(AttributeError, match=r"^DeviceId 'cpu-0' is immutable; make another$"):
         DeviceId("cpu").index = 1
     with pytest.raises(AttributeError, match=r"^LaneId 'cpu-0/1' is immutable; make another$"):
@@ -122,7 +122,7 @@ def test_identities_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("identity", [DeviceId("h200", 3, node="node-a"), LaneId(DeviceId("h200", 3, node="n"), 1, 1)])
-def test_identities_travel_between_processes_and_into_json_as_their_spelling(identity: DeviceId | LaneId) -> None:
+def test_identities_serialize_as_their_spelling(identity: DeviceId | LaneId) -> None:
     for made in (pickle.loads(pickle.dumps(identity)), copy.deepcopy(identity)):  # noqa: S301  # our own
         assert type(made) is type(identity) and made == identity and not made < identity
     assert msgspec.json.encode({"of": [identity]}, enc_hook=str) == b'{"of":["' + str(identity).encode() + b'"]}'

@@ -18,7 +18,7 @@ from tests.experiments.data import needs_data
 
 
 @needs_data
-def test_a100_throughputs_are_parvagpus() -> None:
+def test_a100_throughputs_equal_those_of_parvagpu() -> None:
     """ParvaGPU's tables for seven slices of an A100-80GB: 2,396.4 and 1,447.2 requests/s at a batch of 32."""
     profiles = a100.profiles()
     assert len(profiles) == 10
@@ -31,7 +31,7 @@ def test_a100_throughputs_are_parvagpus() -> None:
 
 
 @needs_data
-def test_a100_samples_of_older_runs_can_be_left_out() -> None:
+def test_a100_matched_omits_samples_of_older_runs() -> None:
     """Small batches of vgg19, which look slowed by a quarter or more by anybody."""
     every, matched = a100.pairs(), set(a100.matched())
     left_out = [sample for sample in every if sample not in matched]
@@ -41,7 +41,7 @@ def test_a100_samples_of_older_runs_can_be_left_out() -> None:
 
 
 @needs_data
-def test_a100_pairs() -> None:
+def test_a100_pairs_have_the_documented_mean_and_median_slowdown() -> None:
     slowdowns = [sample.slowdown for sample in a100.pairs()]
     assert len(slowdowns) == 1817
     assert np.mean(slowdowns) == pytest.approx(1.34, abs=0.01)
@@ -49,7 +49,7 @@ def test_a100_pairs() -> None:
 
 
 @needs_data
-def test_v100_latencies_and_what_was_not_measured() -> None:
+def test_v100_profiles_have_latencies_only_where_measured() -> None:
     profiles = v100.profiles()
     assert [model for model, _ in profiles] == ["alexnet", "resnet50", "vgg19", "ssd"]
     resnet50 = profiles["resnet50", v100.KIND]
@@ -60,7 +60,7 @@ def test_v100_latencies_and_what_was_not_measured() -> None:
 
 
 @needs_data
-def test_v100_pairs_overhead_is_as_gpulet_found_it() -> None:
+def test_v100_pairs_have_the_slowdowns_that_gpulet_reports() -> None:
     """gpulet, Figure 7: 90 % of pairs are slowed by less than 18 %."""
     slowdowns = [sample.slowdown for sample in v100.pairs()]
     assert len(slowdowns) == 2 * 750
@@ -74,7 +74,7 @@ def test_v100_pairs_overhead_is_as_gpulet_found_it() -> None:
     [(v100.profiles, v100.pairs, 0.03), (a100.profiles, a100.pairs, 0.14)],
     ids=["v100", "a100"],
 )
-def test_gpulets_form_fits_one_device_and_not_the_other(profiles, samples, mean_error) -> None:  # type: ignore[no-untyped-def]
+def test_linear_formula_fits_one_device_and_not_the_other(profiles, samples, mean_error) -> None:  # type: ignore[no-untyped-def]
     """Section 4.4's formula: the error is 2.8 % on average on a V100, and 12.8 % on an A100, where it learns little."""
     pairs: list[Sample] = samples()
     linear = fit(pairs, profiles())
@@ -83,14 +83,14 @@ def test_gpulets_form_fits_one_device_and_not_the_other(profiles, samples, mean_
 
 
 @needs_data
-def test_glets_own_tables() -> None:
+def test_glet_files_give_memory_utilisation_and_coefficients() -> None:
     assert glet.memory()["vgg16"] == 2_920_000_000
     assert glet.utilisation()["bert"][4].l2 == pytest.approx(0.14006, abs=1e-5)
     assert glet.coefficients().constant == pytest.approx(0.89537, abs=1e-5)
 
 
 @needs_data
-def test_made_up_latencies_are_as_they_were_made() -> None:
+def test_synthetic_latencies_have_their_documented_scale() -> None:
     """At 0.8 a batch of 32 on the whole device takes 0.8 of half the target: 108 ms for resnet50."""
     profiles = glet.synthetic(8)
     assert len(profiles) == 9
@@ -99,7 +99,7 @@ def test_made_up_latencies_are_as_they_were_made() -> None:
     assert glet.synthetic(2)["resnet50", glet.KIND].latency(32, WHOLE) == pytest.approx(0.2 * 0.054)
 
 
-def test_a_set_that_is_absent_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_lines_of_a_missing_data_set_say_where_to_put_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(data, "FOLDER", tmp_path)
     for read, owner in ((a100.profiles, "0909wlgur/Gpulet"), (v100.pairs, "icloud-ecnu/igniter")):
         with pytest.raises(ConfigError) as error:
@@ -109,7 +109,7 @@ def test_a_set_that_is_absent_says_where_to_put_it(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("text", ["resnet50,1,20", "resnet50,1,20,mem_util,much,l2_util,2,0"])
-def test_a_broken_file_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+def test_lines_of_a_corrupt_file_name_the_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     monkeypatch.setattr(data, "FOLDER", tmp_path)
     folder = tmp_path / a100.SOURCE
     folder.mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_a_broken_file_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch, t
         a100.profiles()
 
 
-def test_alone_is_what_was_measured() -> None:
+def test_alone_latencies_are_those_measured() -> None:
     from cotenant.core.profile import Point
     from cotenant.predictors import Load
 

@@ -32,7 +32,7 @@ def rows_per_s(run: ColocatedRun, interference: Interference, profiles: Profiles
 
 
 @needs_data
-def test_on_kaces_splits_it_comes_near_to_who_knows_all() -> None:
+def test_gaussian_process_on_kace_splits_is_close_to_oracle() -> None:
     """KACE's own line comes to 0.906 of it as published, and to 0.927 at best."""
     profiles = kace.profiles()
     found = []
@@ -51,7 +51,7 @@ def test_on_kaces_splits_it_comes_near_to_who_knows_all() -> None:
 
 @needs_data
 @pytest.mark.slow
-def test_sets_of_three_need_some_that_were_measured() -> None:
+def test_gaussian_process_on_triples_needs_some_measured_triples() -> None:
     """Pairs alone say what half of them cost within an eighth, and of too few what they cost at most."""
     pairs, sets, profiles = kace.samples(), kace.runs(kace.TRIPLES), kace.profiles()
     order = np.random.default_rng(0).permutation(len(sets))
@@ -67,7 +67,7 @@ def test_sets_of_three_need_some_that_were_measured() -> None:
 @needs_data
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_few_sets_of_three_say_most_of_it(seed: int) -> None:
+def test_gaussian_process_on_triples_needs_few_measured_triples(seed: int) -> None:
     """One for six pairs, as `cotenant profile --pairs` measures them."""
     pairs, sets, profiles = kace.samples(), kace.runs(kace.TRIPLES), kace.profiles()
     order = np.random.default_rng(seed).permutation(len(sets))
@@ -86,20 +86,20 @@ def off(ours: GaussianProcess, samples: Sequence[Sample]) -> tuple[Values, float
 
 @needs_data
 @pytest.mark.slow
-def test_what_its_profiles_tell_can_be_taken_away(tmp_path: Path) -> None:
+def test_table_1_without_features_has_another_error(tmp_path: Path) -> None:
     rows = [row for features in ("latencies", "+ all") for row in table1.rows_of(table1.Task("kace", features, 1, 0))]
     assert [row.features for row in rows] == ["latencies", "latencies", "+ all", "+ all"]
     (_, bare, _, features) = (row.p90 for row in rows)
     assert bare is not None and features is not None and features != bare
     table1.plot(rows, tmp_path / "rows.svg")
-    assert "what ours is told" in (tmp_path / "rows.svg").read_text()
+    assert "error of ours by profile features" in (tmp_path / "rows.svg").read_text()
     with pytest.raises(ConfigError, match="--profiles zebra: there are v100, a100, a100-matched, kace"):
         table1.run(Options(profiles=("zebra",)))
 
 
 @needs_data
 @pytest.mark.slow
-def test_on_pairs_that_were_held_back() -> None:
+def test_gaussian_process_on_held_out_pairs_has_the_documented_error() -> None:
     """The median within 3 % in nine of ten on a V100; on an A100, whose latencies jump, within 8; new victims within 20
     where latencies alone are of the same runs. Quantiles cover what they say within 3 points."""
     random, new = cross_validate(["gaussian-process"], v100.pairs(), v100.profiles(), repeats=3)

@@ -27,7 +27,7 @@ SBP = System(name="SBP", origin="cotenant", planner="squishy")
 GPULET = System(name="gpulet+int", origin="cotenant", planner="elastic")
 
 
-def test_scenarios_are_the_papers() -> None:
+def test_scenarios_are_those_of_the_paper() -> None:
     every = paper.scenarios()
     assert len(every) == 19_682
     assert every[0] == dict.fromkeys(paper.TARGETS_MS, 0) | {"be": 1}
@@ -36,7 +36,7 @@ def test_scenarios_are_the_papers() -> None:
 
 
 @needs_data
-def test_scenarios_are_numbered_as_golden_is() -> None:
+def test_scenarios_are_numbered_as_in_golden_files() -> None:
     with (data.FOLDER / "golden_glet" / "scenarios_19682.csv").open() as file:
         rows = list(csv.reader(file))[1:]
     for row, levels in zip(rows, paper.scenarios(), strict=True):
@@ -45,7 +45,7 @@ def test_scenarios_are_numbered_as_golden_is() -> None:
 
 @needs_data
 @pytest.mark.parametrize("name", MODEL_SETS)
-def test_a_cast_has_nine_models_with_targets_that_can_be_met(name: str) -> None:
+def test_model_set_has_nine_models_with_feasible_targets(name: str) -> None:
     players = model_set(name)
     assert list(players.targets) == list(paper.TARGETS_MS)
     for role in players.targets:
@@ -56,7 +56,7 @@ def test_a_cast_has_nine_models_with_targets_that_can_be_met(name: str) -> None:
 
 
 @needs_data
-def test_targets_follow_the_papers_rule() -> None:
+def test_model_set_targets_follow_the_rule_of_the_paper() -> None:
     """Table 3: about twice the latency of a batch of 32 on the whole device."""
     players = model_set("a100")
     for role, target in players.targets.items():
@@ -66,14 +66,14 @@ def test_targets_follow_the_papers_rule() -> None:
 
 @needs_data
 @pytest.mark.parametrize("name", ["synthetic-0.8", "a100", "v100"])
-def test_the_unit_makes_sbp_schedule_as_many_as_in_figure_5(name: str) -> None:
+def test_model_set_unit_makes_sbp_schedule_as_many_as_figure_5(name: str) -> None:
     works, some = feasible(SBP, model_set(name)), paper.scenarios()[::61]
     served = sum(works({role: level * UNITS[name][-1] for role, level in levels.items() if level}) for levels in some)
     assert served / len(some) == pytest.approx(paper.FIG05["SBP"] / paper.SCENARIOS, abs=0.04)
 
 
 @needs_data
-def test_a_smaller_sample_is_part_of_a_larger_one_and_leaves_no_rate_out() -> None:
+def test_schedule_scenarios_smaller_sample_is_a_subset_with_every_rate() -> None:
     slow = msgspec.structs.replace(SBP, every=4)
     load = Demand("synthetic-0.2", 100)
     verdicts = schedule_scenarios([SBP, slow], Options(seed=7, profiles=(load.model_set,), every=99))
@@ -105,7 +105,9 @@ def test_halves_are_slower_and_twice_as_many() -> None:
         ("t2_08_sbp_timeshare.csv.gz", published.SBP, 199),
     ],
 )
-def test_the_published_program_gets_its_own_tables(file: str, mode: published.Mode, every: int) -> None:
+def test_published_program_with_our_tables_reproduces_golden_verdicts(
+    file: str, mode: published.Mode, every: int
+) -> None:
     """Golden was made from the files as they are: what we hand it by system of a model_set must decide the same."""
     players = model_set("synthetic-0.8")
     known = tables(players)
@@ -118,7 +120,7 @@ def test_the_published_program_gets_its_own_tables(file: str, mode: published.Mo
 
 
 @needs_data
-def test_who_serves_what() -> None:
+def test_feasible_low_rate_is_served_and_extreme_rate_is_not() -> None:
     players = model_set("a100")
     for system in (SBP, GPULET):
         works = feasible(system, players)
@@ -126,7 +128,7 @@ def test_who_serves_what() -> None:
         assert not works({"res": 1e6})
 
 
-def test_largest_rate_is_found_to_half_a_percent() -> None:
+def test_largest_multiple_is_found_to_half_a_percent() -> None:
     for most in (0.7, 3.0, 1234.5):
 
         def works(asked: Mapping[str, float], most: float = most) -> bool:
@@ -136,7 +138,7 @@ def test_largest_rate_is_found_to_half_a_percent() -> None:
     assert max_rates.largest_multiple(lambda _: False, {"a": 1.0}, 100.0) == 0
 
 
-def test_a_rate_that_is_served_above_one_that_is_not_is_found_from_above() -> None:
+def test_largest_multiple_search_above_finds_rates_beyond_a_gap() -> None:
     def works(asked: Mapping[str, float]) -> bool:
         return asked["a"] <= 90 or 120 <= asked["a"] <= 125
 
@@ -145,7 +147,7 @@ def test_a_rate_that_is_served_above_one_that_is_not_is_found_from_above() -> No
 
 
 @needs_data
-def test_game_is_seven_models_with_a_target_of_their_own() -> None:
+def test_game_has_seven_models_with_targets_of_their_own() -> None:
     (game, traffic, *groups) = fig17.groups("synthetic-0.8", GPULET)
     assert (len(game.mix), len(traffic.mix), len(groups)) == (7, 3, 5)
     players = model_set(game.model_set).with_roles(game.roles, game.targets)
@@ -158,7 +160,7 @@ def test_game_is_seven_models_with_a_target_of_their_own() -> None:
 
 @needs_data
 @pytest.mark.parametrize("figure", [fig05, fig16], ids=["fig05", "fig16"])
-def test_figures_of_counts(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_figures_5_and_16_count_scenarios(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = figure.run(Options(seed=3, profiles=("synthetic-0.2",), every=4001))
     assert len(rows) == sum(system.available for system in figure.SYSTEMS)
     for row in rows:
@@ -169,7 +171,7 @@ def test_figures_of_counts(figure, tmp_path: Path) -> None:  # type: ignore[no-u
 
 
 @needs_data
-def test_the_papers_numbers_stand_beside_those_of_the_same_way() -> None:
+def test_figure_5_numbers_of_the_paper_are_given_for_the_same_system() -> None:
     rows = fig05.run(Options(profiles=("synthetic-0.8",), every=9001))
     assert {(row.system, row.paper_percent) for row in rows if row.paper_percent} == {
         ("SBP", 100 * 5_772 / 19_682),
@@ -179,7 +181,7 @@ def test_the_papers_numbers_stand_beside_those_of_the_same_way() -> None:
 
 @needs_data
 @pytest.mark.parametrize("figure", [fig06, fig17], ids=["fig06", "fig17"])
-def test_figures_of_largest_rates(figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_figures_6_and_17_compare_largest_rates(figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     quick = tuple(system for system in figure.SYSTEMS if system.planner in ("squishy", "bestfit"))
     base = System(name="ideal", origin="cotenant", planner="elastic")
     monkeypatch.setattr(figure, "SYSTEMS", (*quick, base))
@@ -194,7 +196,7 @@ def test_figures_of_largest_rates(figure, tmp_path: Path, monkeypatch: pytest.Mo
     drawn(figure, rows, tmp_path)
 
 
-def test_table_5_is_what_planners_can_do(tmp_path: Path) -> None:
+def test_table_5_probes_find_what_planners_can_do(tmp_path: Path) -> None:
     rows = {row.system: row for row in table05.run(Options())}
 
     def done(system: str) -> tuple[bool, ...]:
@@ -206,7 +208,7 @@ def test_table_5_is_what_planners_can_do(tmp_path: Path) -> None:
     drawn(table05, list(rows.values()), tmp_path)
 
 
-def test_a_cast_that_there_is_not() -> None:
+def test_model_set_of_an_unknown_name_raises() -> None:
     with pytest.raises(ConfigError, match="no profiles 'h100'; there are synthetic"):
         model_set("h100")
 

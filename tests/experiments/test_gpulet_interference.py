@@ -13,7 +13,7 @@ from tests.experiments.data import needs_data
 
 
 @needs_data
-def test_most_neighbours_on_a_v100_cost_little_as_in_the_paper(tmp_path: Path) -> None:
+def test_figure_7_most_v100_slowdowns_are_below_those_of_the_paper(tmp_path: Path) -> None:
     published, v100, a100 = fig07.run(Options())
     assert (published.p90, published.below_18) == (18.0, 90.0)
     assert v100.slowdowns == 1500 and v100.p90 < 18 and v100.below_18 > 90
@@ -23,7 +23,9 @@ def test_most_neighbours_on_a_v100_cost_little_as_in_the_paper(tmp_path: Path) -
 
 
 @needs_data
-def test_the_paper_s_formula_is_nearer_on_a_v100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_10_linear_on_the_v100_has_a_smaller_error_than_the_paper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At most 6 % at the 90th percentile, and 7 % at the 95th."""
     monkeypatch.setattr(fig10, "PREDICTORS", ("linear",))
     published, v100, a100 = fig10.run(Options())
@@ -37,13 +39,13 @@ def test_the_paper_s_formula_is_nearer_on_a_v100(tmp_path: Path, monkeypatch: py
 
 @needs_data
 @pytest.mark.slow
-def test_ours_is_better_than_the_formula() -> None:
+def test_figure_10_ours_has_a_smaller_error_than_linear() -> None:
     _, line, ours, worse, also_ours = fig10.run(Options())
     assert (ours.predictor, ours.pairs, also_ours.pairs) == ("ours", "v100", "a100")
     assert ours.p90 <= 3 < line.p90
     assert also_ours.p90 <= 11 < worse.p90
 
 
-def test_pairs_that_there_are_not() -> None:
+def test_selected_pairs_of_an_unknown_set_raise() -> None:
     with pytest.raises(ConfigError, match=r"--profiles synthetic-0\.2: no such set of pairs; there are v100 or a100"):
         fig07.run(Options(profiles=("synthetic-0.2",)))

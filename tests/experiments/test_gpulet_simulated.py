@@ -32,7 +32,7 @@ SBP = System(name="SBP", origin="cotenant", planner="squishy", interference=Fals
 PUBLISHED = System(name="gpulet+int", origin="published", planner="elastic")
 
 
-def test_what_was_measured_is_met_and_the_rest_is_the_formula() -> None:
+def test_measured_interference_equals_samples_and_the_formula_elsewhere() -> None:
     def load(model: str, batch: int) -> Load:
         return Load(model, "gpu", batch, 500)
 
@@ -47,7 +47,7 @@ def test_what_was_measured_is_met_and_the_rest_is_the_formula() -> None:
 
 
 @needs_data
-def test_the_world_of_the_v100_is_what_was_measured_there() -> None:
+def test_true_environment_of_the_v100_has_measured_interference() -> None:
     real = true_interference(model_set("v100"))
     roles = {name: role for role, (name, _) in V100.items()}
     samples = v100.pairs()[::37]
@@ -62,7 +62,7 @@ def _asked(sample: Sample, roles: dict[str, str]) -> tuple[Load, Sequence[Load]]
     return victim, [neighbour]
 
 
-def test_the_formula_errs_as_the_paper_says_and_always_alike() -> None:
+def test_random_error_interference_has_the_error_of_the_paper_and_repeats() -> None:
     real = RandomErrorInterference(ConstantMargin(2.0), seed=3)
     loads = [Load("a", "gpu", batch, share) for batch in range(1, 41) for share in range(100, 1000, 100)]
     other = Load("b", "gpu", 8, 500)
@@ -75,7 +75,7 @@ def test_the_formula_errs_as_the_paper_says_and_always_alike() -> None:
 
 
 @needs_data
-def test_a_schedule_of_the_published_program_is_a_plan() -> None:
+def test_as_plan_of_a_published_schedule_is_a_valid_plan() -> None:
     players = model_set("v100")
     mix = dict.fromkeys(paper.GROUPS["scen2"], 300.0)
     plan = plan_function(PUBLISHED, players)(mix)
@@ -96,7 +96,7 @@ def test_a_schedule_of_the_published_program_is_a_plan() -> None:
 
 @needs_data
 @pytest.mark.parametrize("system", [SBP, PUBLISHED], ids=["SBP", "published"])
-def test_a_way_keeps_no_more_than_it_plans_for(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sustained_rates_never_exceed_planned_rates(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedulability, "TARGET_SCALES", (1.0, 0.8))
     group = next(group for group in fig17.groups("v100", system) if group.name == "scen2")
     found = schedulability.sustained_rates(schedulability.Trial(group=group, requests=500))
@@ -111,7 +111,7 @@ def test_a_way_keeps_no_more_than_it_plans_for(system: System, monkeypatch: pyte
 
 
 @needs_data
-def test_an_application_is_in_time_when_all_its_models_are() -> None:
+def test_attainment_of_an_application_counts_whole_requests() -> None:
     (game, traffic, *_) = fig17.groups("synthetic-0.8", SBP)
     for group in (game, traffic):
         assert group.application is not None
@@ -191,7 +191,7 @@ def drawn(figure, rows, folder: Path) -> None:  # type: ignore[no-untyped-def]
 
 
 @needs_data
-def test_table_4_is_the_papers_but_for_a_slip(tmp_path: Path) -> None:
+def test_table_4_equals_the_paper_except_for_one_group(tmp_path: Path) -> None:
     rows = table04.run(Options())
     assert {row.group: row.alike for row in rows} == {group: group != "scen5" for group in paper.GROUPS}
     assert (rows[-1].below_1_gb, rows[-1].above_2_gb) == ("le, ssd", "vgg")

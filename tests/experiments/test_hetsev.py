@@ -22,7 +22,7 @@ from experiments.hetsev.cluster import MODELS, SYSTEMS, cluster, problem
 from tests.experiments.data import needs_data
 
 
-def test_a_story_adds_up() -> None:
+def test_autoscaled_run_summaries_add_up() -> None:
     """A model that takes 10 ms on a device of its own: 100 requests/s at most, and half of that within the target."""
     asked = Problem(
         models=(Model(name="a", slo=0.1),),
@@ -48,7 +48,7 @@ def test_a_story_adds_up() -> None:
 
 @needs_data
 @pytest.mark.parametrize("system", SYSTEMS, ids=[system.name for system in SYSTEMS])
-def test_ways_are_asked_as_the_paper_has_them(system) -> None:  # type: ignore[no-untyped-def]
+def test_hetsev_systems_plan_within_the_limits_of_the_paper(system) -> None:  # type: ignore[no-untyped-def]
     asked = problem({"ResNet50": 300.0, "SSD-ResNet50": 60.0}, alone=system.alone)
     plan = load_planner(system.planner)(asked)
     assert not plan.unserved

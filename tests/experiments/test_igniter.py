@@ -13,7 +13,7 @@ from tests.experiments.data import needs_data
 pytestmark = needs_data
 
 
-def test_latencies_beside_neighbours() -> None:
+def test_igniter_co_located_latencies_are_close_to_measurements() -> None:
     model, pairs = published.coefficients(), v100.pairs()
     off = [abs(model.latency(each.victim, each.colocated) / each.together - 1) for each in pairs]
     assert np.mean(off) < 0.04
@@ -22,7 +22,7 @@ def test_latencies_beside_neighbours() -> None:
     assert np.percentile(slowed, 90) < 0.10
 
 
-def test_pairs_say_the_same_of_scheduling_as_the_published_runs() -> None:
+def test_igniter_delay_fitted_to_pairs_equals_the_published_one() -> None:
     """Published: 4.75 µs a kernel for each model more. From pairs: what two cost more than one."""
     expected = published.coefficients().delay.slope
     for module in (analytic, igniter):

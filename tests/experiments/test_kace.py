@@ -18,7 +18,7 @@ from tests.experiments.data import needs_data
 pytestmark = needs_data
 
 
-def test_what_was_measured() -> None:
+def test_runs_and_profiles_have_the_documented_sizes() -> None:
     every = kace.runs()
     assert len(every) == 181
     assert len(protocol.workloads(every)) == 21
@@ -34,7 +34,7 @@ def test_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("seed", kace.SEEDS)
-def test_each_choice_is_the_published_one(seed: int) -> None:
+def test_as_published_every_choice_equals_the_published_one(seed: int) -> None:
     train, test = kace.split(3, seed)
     expected = kace.published("KACE", seed)
 
@@ -49,7 +49,7 @@ def test_each_choice_is_the_published_one(seed: int) -> None:
         agrees(protocol.relative(test, protocol.RULES[name]), column)
 
 
-def test_the_papers_averages() -> None:
+def test_as_published_averages_equal_the_paper() -> None:
     published, scaled_by_training = [], []
     for seed in kace.SEEDS:
         train, test = kace.split(3, seed)
@@ -59,12 +59,12 @@ def test_the_papers_averages() -> None:
     assert np.mean(scaled_by_training) >= 0.927
 
 
-def test_the_best_rule() -> None:
+def test_best_rule_average_equals_the_report() -> None:
     found = [protocol.mean(protocol.best_rule(kace.split(3, seed)[1])) for seed in kace.SEEDS]
     assert np.mean(found) == pytest.approx(0.837, abs=5e-4)
 
 
-def test_models_that_were_never_seen() -> None:
+def test_unseen_models_reach_the_relative_sum_of_the_report() -> None:
     runs = kace.runs()
     targets = [load for load in protocol.workloads(runs) if load.batch == 16]
     assert len(targets) == 7
@@ -76,12 +76,12 @@ def test_models_that_were_never_seen() -> None:
         assert np.mean(found) >= least
 
 
-def test_a_name_that_is_none() -> None:
+def test_load_of_an_invalid_name_raises() -> None:
     with pytest.raises(ConfigError, match="'resnet' is no workload"):
         kace.load("resnet")
 
 
-def test_labels_of_the_printed_figure_are_permuted() -> None:
+def test_printed_figure_labels_are_permuted() -> None:
     """The same values as in the published run, and attached to other targets."""
     printed = kace.printed()["KACE"]
     true = {
@@ -91,7 +91,7 @@ def test_labels_of_the_printed_figure_are_permuted() -> None:
     assert sum(abs(printed[name] - true[name]) > 0.01 for name in printed) > 10
 
 
-def test_policies_beside_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_6_3_policies_are_compared_with_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kace, "SEEDS", kace.SEEDS[:1])
     monkeypatch.setattr(fig6_3, "effort", lambda *_: 1)
     rows = fig6_3.run(Options())
@@ -103,7 +103,7 @@ def test_policies_beside_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drawn(fig6_3, rows, tmp_path)
 
 
-def test_other_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_6_and_7_run_and_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With lines alone: what takes long is trained elsewhere."""
     monkeypatch.setattr(paper, "TECHNIQUES", {"lr": "LR"})
     monkeypatch.setattr(fig7_1, "PERCENT", (10, 50))

@@ -15,7 +15,7 @@ def square(x: int) -> int:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_are_in_order_and_progress_reaches_the_end(jobs: int) -> None:
+def test_run_tasks_returns_results_in_order_and_reports_progress(jobs: int) -> None:
     features: list[tuple[str, int, int]] = []
     assert run_tasks(square, range(5), Options(jobs=jobs, progress=lambda *it: features.append(it)), "squares") == [
         0,
@@ -28,6 +28,6 @@ def test_results_are_in_order_and_progress_reaches_the_end(jobs: int) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_error_is_raised_here(jobs: int) -> None:
+def test_run_tasks_error_in_a_task_is_raised(jobs: int) -> None:
     with pytest.raises(ConfigError, match="-1 is below 0"):
         run_tasks(square, [1, -1, 2], Options(jobs=jobs), "squares")

@@ -94,14 +94,14 @@ def differing(file: str, every: int) -> list[str]:
 
 @needs_data
 @pytest.mark.parametrize("file", FILES)
-def test_plans_are_the_published_ones_in_a_sample(file: str) -> None:
+def test_schedule_sample_of_golden_rows_is_reproduced(file: str) -> None:
     assert differing(file, every=10 if "step97" in file else 53) == []
 
 
 @needs_data
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
-def test_plans_are_the_published_ones(file: str) -> None:
+def test_schedule_every_golden_row_is_reproduced(file: str) -> None:
     assert len(rows(file)) == FILES[file]
     assert differing(file, every=1) == []
 
@@ -127,35 +127,35 @@ CONSTANTS = (0.1, 0.7, 0.4, 0.1, 0.9)
     ("rate", "planned"),
     [(0, 0), (3, 3), (10, 19), (50, 68), (100, 125), (200, 235), (300, 342), (400, 448), (551, 606), (1000, 1100)],
 )
-def test_rates_are_inflated(rate: int, planned: int) -> None:
+def test_planned_rate_is_inflated(rate: int, planned: int) -> None:
     assert planned_rate(rate) == planned
 
 
-def test_the_largest_batch_is_31() -> None:
+def test_largest_batch_is_at_most_31() -> None:
     assert largest_batch(lambda batch: True) == 31
     assert [largest_batch(lambda batch, limit=limit: batch <= limit) for limit in range(31)] == list(range(31))  # type: ignore[misc]
     assert saturated_batch([0.0] + [1.0] * LARGEST_BATCH, 100) == (31, 31_000)
 
 
-def test_a_gpulet_that_can_do_no_batch_in_half_the_target_is_filled_with_one() -> None:
+def test_saturated_batch_where_none_meets_half_the_slo_is_1() -> None:
     assert saturated_batch([0.0] + [60.0] * LARGEST_BATCH, 100) == (1, f32(1000 / 60))
 
 
-def test_a_rate_is_raised_where_requests_come_too_seldom_for_the_target() -> None:
+def test_residual_batch_at_low_rate_raises_the_rate() -> None:
     curve = [0.0] + [2.0 + batch for batch in range(LARGEST_BATCH)]
     assert residual_batch(curve, 20, 1000) == (9, 1000)  # 10 ms + 9 ms; of ten: 11 ms + 10 ms
     assert residual_batch(curve, 5, 125) == (1, 366)  # 8 ms to wait for one: as if there were 1.1 · 1000 / (5 - 2)
     assert residual_batch([0.0] + [6.0] * LARGEST_BATCH, 5, 125) == (0, 125)
 
 
-def test_floats_have_32_bits_and_rates_lose_what_they_fall_short() -> None:
+def test_f32_rounds_and_integer_rates_truncate() -> None:
     assert f32(0.1) == 0.10000000149011612
     duty = f32(19_000 / 235)
     assert int(f32(19_000 / duty)) == 234
     assert int(19_000 / (19_000 / 235)) == 235
 
 
-def test_a_rest_of_up_to_15_is_dropped() -> None:
+def test_schedule_remainder_up_to_15_is_ignored() -> None:
     known = Tables([linear("a")])
     assert planned_rate(7) == IGNORED_RATE
     assert schedule(known, {"a": 7}, SBP).text() == ""
@@ -167,7 +167,7 @@ def test_a_rest_of_up_to_15_is_dropped() -> None:
     assert [len(schedule(known, {"a": rate}, SBP).gpulets) for rate in (775, 790, 791)] == [1, 1, 2]
 
 
-def test_what_was_not_profiled_is_blended_of_the_smallest_and_largest_share() -> None:
+def test_tables_missing_point_is_a_weighted_mean_of_two_shares() -> None:
     latency = {
         (20, 1): 10.0,
         (20, 32): 40.0,
@@ -183,7 +183,7 @@ def test_what_was_not_profiled_is_blended_of_the_smallest_and_largest_share() ->
     assert curve[2] == pytest.approx(0.25 * (10 + 30 / 31) + 0.75 * (2 + 18 / 31), rel=1e-6)
 
 
-def test_the_step_to_the_whole_gpu_is_never_the_most_efficient() -> None:
+def test_efficient_size_is_never_the_whole_gpu() -> None:
     cliff = {(part, batch): 40.0 + batch for part in (20, 40, 50, 60, 80) for batch in (1, 32)} | {
         (100, 1): 1.0,
         (100, 32): 32.0,
@@ -193,7 +193,7 @@ def test_the_step_to_the_whole_gpu_is_never_the_most_efficient() -> None:
     assert known.efficient_size(0, ELASTIC.sizes) == 20
 
 
-def test_interference_needs_constants_and_utilisation() -> None:
+def test_schedule_interference_without_coefficients_raises() -> None:
     pair = Tables([linear("a"), linear("b")])
     rates = {"a": 600, "b": 600}
     assert schedule(pair, rates, ELASTIC_ALONE).schedulable
@@ -201,7 +201,7 @@ def test_interference_needs_constants_and_utilisation() -> None:
         schedule(pair, rates, ELASTIC)
 
 
-def test_what_the_program_cannot_work_with_is_said() -> None:
+def test_schedule_unknown_model_or_share_raises() -> None:
     known = Tables([linear("a")])
     with pytest.raises(ConfigError, match="b: not in the tables, which have a"):
         schedule(known, {"b": 100})
@@ -209,7 +209,7 @@ def test_what_the_program_cannot_work_with_is_said() -> None:
         schedule(known, {"a": 100}, Mode(sizes=(30,)))
 
 
-def test_tables_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_read_tables_of_missing_files_names_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"latency.csv does not exist; it belongs to"):
         read_tables(tmp_path / "latency.csv", tmp_path)
 
@@ -219,7 +219,7 @@ def test_tables_that_are_not_there_are_named(tmp_path: Path) -> None:
     rates=st.lists(st.integers(0, 1500), min_size=4, max_size=4),
     mode=st.sampled_from([ELASTIC, ELASTIC_ALONE, SBP, HALVES]),
 )
-def test_schedules_are_whole(rates: list[int], mode: Mode) -> None:
+def test_schedule_any_rates_gives_consistent_gpulets(rates: list[int], mode: Mode) -> None:
     models = [linear("a"), linear("b", fixed=8), linear("c", slo=40, each=0.5), linear("d", slo=300, fixed=30, each=4)]
     asked = dict(zip("abcd", rates, strict=True))
     made = schedule(Tables(models, interference=CONSTANTS), asked, mode)

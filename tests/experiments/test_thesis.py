@@ -14,7 +14,7 @@ from tests.experiments.data import needs_data
 pytestmark = needs_data
 
 
-def test_what_did_not_fit_is_named_and_no_number() -> None:
+def test_losses_of_pairs_that_did_not_fit_are_nan_and_named() -> None:
     rows, columns, values = thesis.losses()
     assert values.shape == (36, 18)
     cannot = thesis.cannot()
@@ -25,13 +25,13 @@ def test_what_did_not_fit_is_named_and_no_number() -> None:
     assert np.isnan(values).sum() == len(cannot) + 18  # beside itself nobody was tried on the A30
 
 
-def test_the_data() -> None:
+def test_thesis_tables_have_the_documented_shapes() -> None:
     assert thesis.alone()[2].shape == (18, 6)
     assert thesis.configurations()[2].shape == (18, 6)
     assert {hidden: len(each["svd"]) for hidden, each in thesis.published().items()} == dict.fromkeys(range(1, 6), 18)
 
 
-def test_figure_7_1_on_some_users_and_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_7_1_on_a_subset_compares_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names, items, values = thesis.alone()
     monkeypatch.setattr(thesis, "alone", lambda: (names[::3], items[:4], values[::3, :4]))
     rows = fig7_1.run(Options(every=3))
@@ -44,7 +44,7 @@ def test_figure_7_1_on_some_users_and_items(tmp_path: Path, monkeypatch: pytest.
     assert ET.parse(tmp_path / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
 
 
-def test_likeness_by_the_published_mistake() -> None:
+def test_svd_as_published_reproduces_the_published_errors() -> None:
     """With one hidden entry a row: all 108 choices, as the data set's notes have it."""
     tasks = [fig7_1.Task(row, (column,)) for row in range(18) for column in range(6)]
     system = fig7_1.METHODS["SVD, as published"]

@@ -76,7 +76,9 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Calla
     return run
 
 
-def test_profiles_and_pairs_on_the_processor(check: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_check_on_the_cpu_measures_profiles_and_pairs(
+    check: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     out = check("--backend", "cpu", "--stage", "2", "3", "--seconds", "600")
     (profile,) = read_profiles_file(out / "profiles-cpu.csv").values()
     assert {(point.share, point.batch) for point in profile.points} == {
@@ -93,7 +95,9 @@ def test_profiles_and_pairs_on_the_processor(check: Callable[..., Path], capsys:
     assert "cpu: 6 of 6 points are known" in capsys.readouterr().out
 
 
-def test_what_there_was_no_time_for_is_told(check: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_check_out_of_time_names_what_is_missing(
+    check: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     check("--backend", "cpu", "--stage", "2", "3", "4", "--seconds", "5.01")
     said = capsys.readouterr().out
     assert "missing: cpu: the time is up; some models have nothing at 100 %, 50 %, 25 %" in said
@@ -109,7 +113,7 @@ class OnProcessor(Green):
         return msgspec.structs.replace(super().open(lane, share, leaving), cuda=False, groups=())
 
 
-def test_all_stages_over_the_fake_driver(
+def test_gpu_check_all_stages_run_over_the_fake_driver(
     check: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -144,7 +148,7 @@ def test_all_stages_over_the_fake_driver(
     assert "all samples have the same co-located model, lenet" in capsys.readouterr().out
 
 
-def test_tests_are_followed_and_stopped_with_all_that_they_started(
+def test_gpu_check_tests_out_of_time_are_stopped_with_their_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(checks, "END", 0.1)
@@ -159,7 +163,7 @@ def test_tests_are_followed_and_stopped_with_all_that_they_started(
         assert checks._followed(none, ["sh", "-c", "trap '' INT; sleep 600 & wait"], {}, lines, file) is None
 
 
-def test_a_model_that_cannot_be_built_keeps_no_other_from_being_there(
+def test_gpu_check_model_that_cannot_be_built_is_omitted(
     tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "digits").mkdir()
@@ -168,7 +172,7 @@ def test_a_model_that_cannot_be_built_keeps_no_other_from_being_there(
     assert "missing: digits: " in capsys.readouterr().out
 
 
-def test_profiles_of_another_gpu_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+def test_gpu_check_profiles_of_another_gpu_are_not_used(tmp_path: Path) -> None:
     points = [Point(share=1000, batch=1, latency=0.1, memory=1)]
     path = tmp_path / "profiles-green.csv"
     path.write_text(write_profiles([Profile("a", "a100", points), Profile("b", "h200", points)]))
@@ -176,12 +180,12 @@ def test_profiles_of_another_gpu_are_not_taken_for_this_ones(tmp_path: Path) -> 
     assert profiles.read(tmp_path / "none.csv") == {}
 
 
-def test_without_a_gpu_the_way_out_is_told(check: Callable[..., Path]) -> None:
+def test_gpu_check_without_a_gpu_names_the_alternative(check: Callable[..., Path]) -> None:
     with pytest.raises(SystemExit, match=r"no NVIDIA driver was found .*`make gpu-check BACKEND=cpu` runs the same"):
         check("--backend", "green")
 
 
-def test_targets_are_loosened_until_whole_devices_in_turn_can_keep_them(quick: None) -> None:
+def test_gpu_check_targets_are_loosened_until_time_sharing_meets_them(quick: None) -> None:
     """A batch of `slow` takes longer than all the time that `quick` has."""
 
     def profile(name: str, seconds: float) -> Profile:
@@ -201,7 +205,7 @@ def test_targets_are_loosened_until_whole_devices_in_turn_can_keep_them(quick: N
     assert times == 4 and plan.planner == "squishy" and not plan.unserved
 
 
-def test_a_stage_leaves_time_to_those_that_follow(tmp_path: Path) -> None:
+def test_gpu_check_stage_leaves_time_for_later_ones(tmp_path: Path) -> None:
     it = session.Session(tmp_path, tmp_path, {}, ("cpu",), 100.0)
     it.allot(0.25)
     assert it.left == pytest.approx(25, abs=1)

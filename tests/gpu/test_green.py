@@ -49,13 +49,13 @@ def equal(sizes: tuple[int, ...]) -> int:
 
 
 @pytest.mark.gpu
-def test_groups_are_all_multiprocessors(kernels: Kernels, sizes: tuple[int, ...]) -> None:
+def test_green_groups_cover_all_multiprocessors(kernels: Kernels, sizes: tuple[int, ...]) -> None:
     assert sum(sizes) == kernels.multiprocessors
     assert sizes[:-1] == (sizes[0],) * (len(sizes) - 1) and sizes[-1] <= sizes[0]
 
 
 @pytest.mark.gpu
-def test_partitions_lie_apart(kernels: Kernels, sizes: tuple[int, ...], stream: Streams) -> None:
+def test_green_partitions_are_disjoint(kernels: Kernels, sizes: tuple[int, ...], stream: Streams) -> None:
     count = equal(sizes)
     for cut in (1, count // 4, count // 2, count - 1):
         left, right = kernels.where(stream(tuple(range(cut))), stream(tuple(range(cut, count))))
@@ -72,7 +72,7 @@ def test_partitions_lie_apart(kernels: Kernels, sizes: tuple[int, ...], stream: 
 
 
 @pytest.mark.gpu
-def test_throughput_goes_with_multiprocessors(
+def test_green_throughput_is_proportional_to_multiprocessors(
     kernels: Kernels, sizes: tuple[int, ...], stream: Streams, figure: Callable[..., None]
 ) -> None:
     def taken(groups: Groups) -> float:
@@ -92,7 +92,7 @@ def test_throughput_goes_with_multiprocessors(
 
 
 @pytest.mark.gpu
-def test_a_neighbour_that_only_computes_costs_nothing(
+def test_green_co_located_compute_costs_nothing(
     kernels: Kernels, sizes: tuple[int, ...], stream: Streams, figure: Callable[..., None]
 ) -> None:
     half = equal(sizes) // 2
@@ -106,7 +106,7 @@ def test_a_neighbour_that_only_computes_costs_nothing(
 
 
 @pytest.mark.gpu
-def test_a_graph_stays_where_it_was_recorded(kernels: Kernels, sizes: tuple[int, ...], stream: Streams) -> None:
+def test_green_cuda_graph_runs_where_it_was_recorded(kernels: Kernels, sizes: tuple[int, ...], stream: Streams) -> None:
     small, whole = stream((0,)), stream(tuple(range(len(sizes))))
     (there,) = kernels.where(small)
     assert kernels.recorded_where(small, small) == there
@@ -114,7 +114,7 @@ def test_a_graph_stays_where_it_was_recorded(kernels: Kernels, sizes: tuple[int,
 
 
 @pytest.mark.gpu
-def test_another_stream_is_there_at_once(kernels: Kernels, figure: Callable[..., None]) -> None:
+def test_green_further_streams_are_available_at_once(kernels: Kernels, figure: Callable[..., None]) -> None:
     """Seconds, and bytes of the device, that contexts and streams take."""
 
     def cost(action: Callable[[], object]) -> tuple[float, int]:
@@ -138,7 +138,7 @@ def test_another_stream_is_there_at_once(kernels: Kernels, figure: Callable[...,
     assert all(seconds < SOON for name, (seconds, _) in costs.items() if not name.startswith("the first"))
 
 
-def test_the_kernels_compile(tmp_path: Path) -> None:
+def test_green_test_kernels_compile(tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     command = ["nvcc", "-arch=sm_90", "-cubin", "-o", str(tmp_path / "kernels"), str(SOURCE)]

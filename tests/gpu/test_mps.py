@@ -123,7 +123,7 @@ def backend() -> Iterator[Mps]:
 
 
 @pytest.mark.parametrize("share", [100, 200, 500, 1000])
-def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int, figure: Figure) -> None:
+def test_mps_client_sees_its_share_of_multiprocessors(backend: Mps, share: int, figure: Figure) -> None:
     (gpu,) = backend._gpus
     lane = LaneId(DeviceId(gpu.kind), 0)
     with client(backend, lane, backend.open(lane, share).env) as it:
@@ -133,7 +133,7 @@ def test_a_client_sees_its_share_of_the_multiprocessors(backend: Mps, share: int
 
 
 @pytest.mark.parametrize("platform", ["pytorch_libtorch", "pytorch_export"])
-def test_who_was_started_ahead_sees_its_share(backend: Mps, platform: str, figure: Figure) -> None:
+def test_mps_prestarted_client_sees_its_share(backend: Mps, platform: str, figure: Figure) -> None:
     """Importing its libraries has asked CUDA for nothing: that would have read what the environment was then."""
     (gpu,) = backend._gpus
     lane, share = LaneId(DeviceId(gpu.kind), 0), 200
@@ -144,7 +144,7 @@ def test_who_was_started_ahead_sees_its_share(backend: Mps, platform: str, figur
         assert exact - 2 <= int(it.said) <= exact
 
 
-def test_a_fault_is_told_in_time_and_mps_comes_back(backend: Mps, figure: Figure) -> None:
+def test_mps_fault_is_reported_in_time_and_mps_recovers(backend: Mps, figure: Figure) -> None:
     fault = watched(backend, lambda it: it.tell("fault"))
     figure(**msgspec.structs.asdict(fault))
     assert fault.told < SEEN

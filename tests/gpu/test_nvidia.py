@@ -51,7 +51,7 @@ def gpus() -> tuple[Gpu, ...]:
     return found or pytest.skip("needs a GPU without MIG")
 
 
-def test_cuda_counts_the_same_and_what_a_process_holds_is_seen(gpus: tuple[Gpu, ...], figure: Figure) -> None:
+def test_gpu_reading_and_processes_agree_with_cuda(gpus: tuple[Gpu, ...], figure: Figure) -> None:
     for gpu in gpus:
         before = nvidia.gpu_reading(gpu.uuid)
         with subprocess.Popen(
@@ -80,7 +80,7 @@ def test_cuda_counts_the_same_and_what_a_process_holds_is_seen(gpus: tuple[Gpu, 
         assert holder.pid in {process.pid for process in there}
 
 
-def test_everything_can_be_read(gpus: tuple[Gpu, ...], figure: Figure) -> None:
+def test_gpu_reading_has_no_missing_value(gpus: tuple[Gpu, ...], figure: Figure) -> None:
     for gpu in gpus:
         reading = nvidia.gpu_reading(gpu.uuid)
         figure(gpu=gpu.name, driver=nvidia.driver_version(), reading=str(reading))
@@ -94,7 +94,7 @@ def test_everything_can_be_read(gpus: tuple[Gpu, ...], figure: Figure) -> None:
         )
 
 
-def test_a_look_at_all_gpus_takes_little_and_finds_none_lost(gpus: tuple[Gpu, ...], figure: Figure) -> None:
+def test_device_watch_is_cheap_and_finds_no_lost_gpu(gpus: tuple[Gpu, ...], figure: Figure) -> None:
     watch = DeviceWatch(nvidia.gpus_by_device(gpus))
     begun = time.perf_counter()
     lost = watch.lost()

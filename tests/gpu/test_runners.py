@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet50", "ssd_mobilenet", "bert", "whisper", "wav2vec2"])
-def test_the_answers_of_the_processor(root: Path, name: str, figure: Callable[..., None]) -> None:
+def test_runner_outputs_equal_those_of_the_cpu(root: Path, name: str, figure: Callable[..., None]) -> None:
     """The last two make tensors as they run, on the processor where they were traced."""
     it, inputs = model(root, name)
     plain = {output: array.copy() for output, array in load(it, None).run(inputs)}
@@ -71,7 +71,7 @@ def test_the_answers_of_the_processor(root: Path, name: str, figure: Callable[..
 
 
 @pytest.mark.parametrize("name", ["lenet", "mobilenet_v2", "bert"])
-def test_a_graph_computes_the_same_in_less_time(root: Path, name: str, figure: Callable[..., None]) -> None:
+def test_runner_cuda_graph_gives_equal_outputs_faster(root: Path, name: str, figure: Callable[..., None]) -> None:
     it, inputs = model(root, name)
     taken = {}
     answers = {}
@@ -90,7 +90,7 @@ def test_a_graph_computes_the_same_in_less_time(root: Path, name: str, figure: C
     assert taken[ROWS, 1] < 1.1 * taken[()]
 
 
-def test_another_lane_adds_no_weights(root: Path, figure: Callable[..., None]) -> None:
+def test_runner_second_lane_adds_no_weights(root: Path, figure: Callable[..., None]) -> None:
     """Each has a workspace of cuBLAS, which stays: 32 MiB on Hopper."""
     it, _ = model(root, "vgg16")
     weights = Path(it.path).stat().st_size  # 528 MiB
@@ -106,7 +106,7 @@ def test_another_lane_adds_no_weights(root: Path, figure: Callable[..., None]) -
     assert after < before - weights // 2
 
 
-def test_a_model_takes_as_much_after_another_on_its_stream(root: Path, figure: Callable[..., None]) -> None:
+def test_runner_memory_after_another_model_includes_its_weights(root: Path, figure: Callable[..., None]) -> None:
     """What the other leaves in PyTorch's cache, it would use."""
     stream = torch.cuda.Stream()
     it, _ = model(root, "resnet50")
@@ -120,7 +120,7 @@ def test_a_model_takes_as_much_after_another_on_its_stream(root: Path, figure: C
         lane.close()
 
 
-def test_a_step_of_training_learns(root: Path) -> None:
+def test_runner_training_step_reduces_the_loss(root: Path) -> None:
     it, inputs = model(root, "albert_train")
     card = load(it)
     losses = [card.run(inputs)[0][1].mean() for _ in range(8)]
@@ -128,7 +128,7 @@ def test_a_step_of_training_learns(root: Path) -> None:
     card.close()
 
 
-def test_memory_that_runs_out_costs_one_request(tmp_path: Path) -> None:
+def test_runner_out_of_memory_fails_one_request(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text("""
 import torch
@@ -152,7 +152,7 @@ class Greedy(torch.nn.Module):
                 assert answer.startswith("no device memory for this batch: CUDA out of memory.")
 
 
-def test_an_address_that_is_none_ends_the_worker(tmp_path: Path) -> None:
+def test_runner_illegal_address_ends_the_worker(tmp_path: Path) -> None:
     """In a process of its own, since its context is lost."""
     path = tmp_path / "model.py"
     path.write_text("""

@@ -90,7 +90,7 @@ def half(backend: Backend) -> int:
     return max(cut for cut in backend.fleet()[0].cuts if 2 * cut <= WHOLE)
 
 
-def test_a_share_is_what_it_says(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+def test_serving_share_is_enforced(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     """Throughput of a kernel that computes, over that of the whole device: as many times as it has multiprocessors."""
     kind = backend.fleet()[0]
     shares = grid_of(kind, (1000, 750, 500, 250, 120)).shares
@@ -116,7 +116,7 @@ def test_a_share_is_what_it_says(backend: Backend, tmp_path: Path, figure: Figur
         assert max(map(abs, off.values())) < NEAR
 
 
-def test_a_change_of_share_loses_nothing(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+def test_serving_share_change_loses_no_request(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     small, large = grid_of(backend.fleet()[0], (250, 500)).shares[::-1] if backend.name != "cpu" else (250, 500)
     brief = model(tmp_path, "brief", BURN.replace("8192", "1024"))  # a new lane runs one batch before it is ready
     changes = uvloop.run(share_change.measure(backend, brief, [pair(1)], (small, large), times=6))
@@ -155,7 +155,7 @@ class Busy(Recorder):
         return max(b - a for a, b in itertools.pairwise([begun, *self.answers[known:], time.monotonic()]))
 
 
-def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+def test_serving_share_change_pauses_co_located_lanes_briefly(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     """Memory that a lane gives back stops a GPU for a moment. Under green contexts nobody waits for longer than a
     change may take; of another backend the time is to be known."""
     if backend.name == "mig":
@@ -193,7 +193,7 @@ def test_a_change_of_share_as_a_neighbour_feels_it(backend: Backend, tmp_path: P
     assert backend.name != "green" or max(beside) < quiet + QUICK["green"]
 
 
-def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+def test_serving_share_change_adds_no_memory(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     if backend.name != "green":
         pytest.skip("another backend's change of share is another process, with weights of its own")
     kind = backend.fleet()[0]
@@ -220,7 +220,7 @@ def test_a_change_of_share_adds_no_memory(backend: Backend, tmp_path: Path, figu
     assert max(used) - used[0] < GROWN
 
 
-def test_out_of_memory_is_one_request(backend: Backend, tmp_path: Path) -> None:
+def test_serving_out_of_memory_fails_one_request(backend: Backend, tmp_path: Path) -> None:
     lane = LaneId(DeviceId(backend.fleet()[0].name), 0)
 
     async def scenario() -> None:
@@ -237,7 +237,7 @@ def test_out_of_memory_is_one_request(backend: Backend, tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_worker_that_is_killed_comes_back(backend: Backend, tmp_path: Path, figure: Figure) -> None:
+def test_serving_killed_worker_restarts(backend: Backend, tmp_path: Path, figure: Figure) -> None:
     """Beside another lane: of the same process it goes with it, of another it goes on."""
     device = DeviceId(backend.fleet()[0].name)
     lanes = [LaneId(device, 0), LaneId(device, 1)]

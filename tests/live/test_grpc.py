@@ -271,7 +271,7 @@ def test_reflection_lists_services_and_describes_their_messages(front: Running) 
         assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name["Watch"].server_streaming
 
 
-def test_a_port_in_use(front: Running) -> None:
+def test_grpc_server_port_in_use_raises(front: Running) -> None:
     async def run() -> None:
         host, _, port = front.rpc.rpartition(":")
         with pytest.raises(ConfigError, match=rf"^cannot serve gRPC on {front.rpc}; choose another"):

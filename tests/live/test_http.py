@@ -563,7 +563,7 @@ def test_drain_after_its_grace_aborts_connections(server: HttpServer) -> None:
     asyncio.run(run())
 
 
-def test_a_port_in_use(front: Running) -> None:
+def test_http_server_port_in_use_raises(front: Running) -> None:
     async def run() -> None:
         with pytest.raises(ConfigError, match=rf"^cannot serve HTTP on 127.0.0.1:{front.port}: .*choose another"):
             await HttpServer(StubCore()).listen("127.0.0.1", front.port)

@@ -46,7 +46,7 @@ def apart(given: Deployment) -> Deployment:
     return msgspec.structs.replace(given, plan=msgspec.structs.replace(given.plan, devices=devices))
 
 
-def test_the_models_on_other_devices_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_device_models_on_other_devices_keep_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_driver, "TICK", 0.05)
 
     async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:

@@ -50,7 +50,7 @@ def stuck(folder: Path) -> WorkerModel:
     return WorkerModel(name="stuck", path=str(path), inputs=())
 
 
-def test_a_batch_comes_back_to_each_request(folder: Path) -> None:
+def test_pool_batch_returns_outputs_of_each_request(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, told, _):
             await pool.start(LANE, share=500, models=[graphs.identity(folder / "m.onnx", 2)])
@@ -67,7 +67,7 @@ def test_a_batch_comes_back_to_each_request(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_large_tensors_cross_through_the_arena(folder: Path) -> None:
+def test_pool_large_tensors_travel_in_the_arena(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, told, arena):
             width = 50_000
@@ -94,7 +94,7 @@ def test_large_tensors_cross_through_the_arena(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_without_room_in_the_arena_tensors_travel_in_line(folder: Path) -> None:
+def test_pool_without_room_in_the_arena_sends_tensors_inline(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu(), size=4096) as (pool, told, _):
             width = 500_000  # more than the socket takes at once
@@ -109,7 +109,7 @@ def test_without_room_in_the_arena_tensors_travel_in_line(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_outputs_larger_than_foreseen_have_room_the_next_time(folder: Path) -> None:
+def test_pool_outputs_larger_than_expected_have_room_the_next_time(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, told, _):
             await pool.start(LANE, share=500, models=[graphs.lookup(folder / "m.onnx")])
@@ -126,7 +126,7 @@ def test_outputs_larger_than_foreseen_have_room_the_next_time(folder: Path) -> N
     asyncio.run(scenario())
 
 
-def test_the_model_s_errors_reach_those_who_caused_them(folder: Path) -> None:
+def test_pool_model_error_reaches_the_request_that_caused_it(folder: Path) -> None:
     def index(value: int) -> tuple[Tensor]:
         return (Tensor("x", "INT64", (1, 1), value.to_bytes(8, "little")),)
 
@@ -148,7 +148,7 @@ def test_the_model_s_errors_reach_those_who_caused_them(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_lane_takes_one_batch_at_a_time() -> None:
+def test_pool_lane_takes_one_batch_at_a_time() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
             with pytest.raises(WorkerError, match=rf"^lane '{LANE}' cannot take batch 1: there is no such lane$"):
@@ -167,7 +167,7 @@ def test_a_lane_takes_one_batch_at_a_time() -> None:
     asyncio.run(scenario())
 
 
-def test_workers_obey_only_the_server() -> None:
+def test_pool_workers_ignore_signals_to_the_process_group() -> None:
     """Ctrl-C and a supervisor's stop reach every process; those in a batch are still to answer."""
 
     async def scenario() -> None:
@@ -184,7 +184,7 @@ def test_workers_obey_only_the_server() -> None:
     asyncio.run(scenario())
 
 
-def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
+def test_pool_start_of_an_invalid_model_raises_with_the_reason(folder: Path) -> None:
     (folder / "m.onnx").write_text("no model")
 
     async def scenario() -> None:
@@ -200,7 +200,7 @@ def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_worker_that_exits_while_it_starts_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_start_of_a_worker_that_exits_raises_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")  # it cannot even start Python
 
     async def scenario() -> None:
@@ -211,7 +211,7 @@ def test_a_worker_that_exits_while_it_starts_says_why(monkeypatch: pytest.Monkey
     asyncio.run(scenario())
 
 
-def test_a_worker_that_is_killed_while_it_loads_says_so(folder: Path) -> None:
+def test_pool_start_of_a_worker_that_is_killed_raises_with_the_signal(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, _, _):
             start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
@@ -224,7 +224,7 @@ def test_a_worker_that_is_killed_while_it_loads_says_so(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_worker_that_never_gets_ready_is_given_up(folder: Path) -> None:
+def test_pool_start_beyond_its_timeout_raises(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu(), options=SupervisorOptions(start_timeout=0.4)) as (pool, _, _):
             with pytest.raises(
@@ -235,7 +235,7 @@ def test_a_worker_that_never_gets_ready_is_given_up(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
+def test_pool_stop_of_a_starting_lane_ends_its_start(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, _, _):
             start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
@@ -250,7 +250,7 @@ def test_stopping_a_lane_that_is_starting_ends_its_start(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_lane_that_was_stopped_while_it_started_can_start_again_at_once(folder: Path) -> None:
+def test_pool_lane_stopped_while_it_starts_can_start_again_at_once(folder: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu()) as (pool, told, _):
             start = asyncio.create_task(pool.start(LANE, share=500, models=[stuck(folder)]))
@@ -269,7 +269,7 @@ def test_a_lane_that_was_stopped_while_it_started_can_start_again_at_once(folder
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_worker_that_dies_is_replaced(busy: bool, number: signal.Signals) -> None:
+def test_pool_worker_that_dies_is_restarted(busy: bool, number: signal.Signals) -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(100.0, name="long"), sleeper(0.0)])
@@ -292,7 +292,7 @@ def test_a_worker_that_dies_is_replaced(busy: bool, number: signal.Signals) -> N
     asyncio.run(scenario())
 
 
-def test_a_worker_that_dies_again_and_again_is_given_up(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pool_worker_in_a_crash_loop_fails_permanently(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu(), options=SupervisorOptions(lives=3)) as (pool, told, _):
             model = graphs.identity(folder / "m.onnx")
@@ -330,7 +330,7 @@ def no_more_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_worker_returns_once_there_are_files_again(shared: bool) -> None:
+def test_pool_worker_without_file_descriptors_restarts_once_there_are_some(shared: bool) -> None:
     """However long that takes: it is not given up for what it does not cause."""
     backend = Together() if shared else Fake()
 
@@ -357,7 +357,7 @@ def test_a_worker_returns_once_there_are_files_again(shared: bool) -> None:
     asyncio.run(scenario())
 
 
-def test_a_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_batch_that_hangs_costs_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_driver, "TICK", 0.05)
 
     async def scenario() -> None:
@@ -411,7 +411,7 @@ class Lax(Cpu):
         return Launch(budget=0.001)
 
 
-def test_a_worker_that_takes_more_than_its_share_is_reported_once(
+def test_pool_worker_above_its_share_is_reported_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(control_driver, "TICK", 0.05)
@@ -437,7 +437,7 @@ def test_a_worker_that_takes_more_than_its_share_is_reported_once(
     assert warnings[0].endswith(" of its device, and its share is 5 %")
 
 
-def test_status_of_a_worker_that_died_has_no_used_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_status_of_a_dead_worker_has_no_used_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_driver, "TICK", 0.05)
     monkeypatch.setattr(share_audit, "WINDOW", 0.2)
 
@@ -458,7 +458,7 @@ def test_status_of_a_worker_that_died_has_no_used_share(folder: Path, monkeypatc
     asyncio.run(scenario())
 
 
-def test_a_stop_ends_the_pause_and_keeps_the_answer() -> None:
+def test_pool_stop_during_a_pause_keeps_the_response() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(100.0)])
@@ -480,7 +480,7 @@ class Together(Fake):
         return Launch(fake=True, process=str(lane.device))
 
 
-def test_lanes_of_one_process_run_at_once_and_end_by_themselves() -> None:
+def test_pool_shared_process_runs_its_lanes_concurrently_and_stops_each_alone() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
             for slot in range(3):
@@ -516,7 +516,7 @@ def test_lanes_of_one_process_run_at_once_and_end_by_themselves() -> None:
     asyncio.run(scenario())
 
 
-def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
+def test_pool_shared_process_that_ends_takes_all_its_lanes_down() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
             lanes = {LaneId(DeviceId("gpu"), slot) for slot in range(3)}
@@ -537,7 +537,7 @@ def test_the_end_of_a_process_is_that_of_all_its_lanes() -> None:
     asyncio.run(scenario())
 
 
-def test_who_looks_first_at_a_process_that_has_just_died_sees_all_its_lanes_die() -> None:
+def test_pool_status_of_a_shared_process_that_just_died_takes_all_its_lanes_down() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
             lanes = {LaneId(DeviceId("gpu"), slot) for slot in range(3)}
@@ -555,7 +555,7 @@ def test_who_looks_first_at_a_process_that_has_just_died_sees_all_its_lanes_die(
     asyncio.run(scenario())
 
 
-def test_what_a_worker_does_not_expect_ends_the_process_with_its_reason() -> None:
+def test_pool_unexpected_error_ends_the_process_with_its_reason() -> None:
     async def scenario() -> None:
         async with pool_of(Together()) as (pool, told, _):
             for lane in (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-0/1")):
@@ -580,7 +580,7 @@ class TogetherReal(Cpu):
         return Launch(process="cpu")
 
 
-def test_a_lane_that_cannot_start_leaves_the_others_alone(folder: Path) -> None:
+def test_pool_shared_process_lane_that_cannot_start_leaves_the_others(folder: Path) -> None:
     (folder / "bad.onnx").write_text("no model")
     good = graphs.identity(folder / "good.onnx", 2)
 
@@ -604,7 +604,7 @@ def test_a_lane_that_cannot_start_leaves_the_others_alone(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_batch_that_outlasts_a_stop_costs_its_lane_alone(folder: Path) -> None:
+def test_pool_shared_process_batch_beyond_the_grace_of_stop_costs_only_its_lane(folder: Path) -> None:
     """Its process goes on, and so it may still write to where its outputs belong."""
     heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=64, layers=3)
     light = graphs.identity(folder / "light.onnx", 2)
@@ -632,7 +632,7 @@ def test_a_batch_that_outlasts_a_stop_costs_its_lane_alone(folder: Path) -> None
     asyncio.run(scenario())
 
 
-def test_a_pool_that_closes_waits_for_a_shared_process_that_has_just_lost_its_last_lane(folder: Path) -> None:
+def test_pool_close_waits_for_a_shared_process_without_lanes(folder: Path) -> None:
     heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=8, layers=1)
     picture = np.zeros((8, 3, 32, 32), np.float32)
 
@@ -656,7 +656,7 @@ def test_a_pool_that_closes_waits_for_a_shared_process_that_has_just_lost_its_la
     asyncio.run(scenario())
 
 
-def test_a_lane_that_is_stopped_in_the_moment_in_which_it_is_ready_does_not_return() -> None:
+def test_pool_lane_stopped_at_the_moment_it_is_ready_does_not_return() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, told, _):
             starting = asyncio.create_task(pool.start(LANE, share=500, models=[sleeper(0.0)]))
@@ -698,7 +698,7 @@ class Slow(Fake):
         self.done.append(f"close {lane}")
 
 
-def test_lanes_go_on_while_a_partition_is_set_up() -> None:
+def test_pool_lanes_keep_running_while_a_partition_is_opened() -> None:
     backend = Slow()
 
     async def scenario() -> None:
@@ -721,7 +721,7 @@ def test_lanes_go_on_while_a_partition_is_set_up() -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
-def test_a_partition_that_nobody_waits_for_any_more_is_set_up_and_taken_down(how: str) -> None:
+def test_pool_partition_of_a_cancelled_start_is_opened_and_closed(how: str) -> None:
     backend = Slow()
 
     async def scenario() -> None:
@@ -747,7 +747,7 @@ def test_a_partition_that_nobody_waits_for_any_more_is_set_up_and_taken_down(how
     asyncio.run(scenario())
 
 
-def test_a_worker_that_its_partition_does_not_take_is_ended() -> None:
+def test_pool_worker_that_its_partition_rejects_is_ended() -> None:
     backend = Slow()
     backend.refuses = True
     backend.may.release()
@@ -762,7 +762,7 @@ def test_a_worker_that_its_partition_does_not_take_is_ended() -> None:
     asyncio.run(scenario())
 
 
-def test_a_lane_that_is_still_stopping_when_its_pool_closes_is_taken_down_all_the_same() -> None:
+def test_pool_close_while_a_lane_is_stopping_closes_its_partition() -> None:
     backend = Slow()
     backend.may.release()
 
@@ -778,7 +778,7 @@ def test_a_lane_that_is_still_stopping_when_its_pool_closes_is_taken_down_all_th
     asyncio.run(scenario())
 
 
-def test_a_pool_that_has_closed_starts_nothing() -> None:
+def test_pool_start_after_close_raises() -> None:
     async def scenario() -> None:
         async with pool_of(Fake()) as (pool, _, _):
             await pool.close(grace=0.0)
@@ -788,7 +788,7 @@ def test_a_pool_that_has_closed_starts_nothing() -> None:
     asyncio.run(scenario())
 
 
-def test_a_pool_that_closes_leaves_no_process_however_many_lanes_hang(folder: Path) -> None:
+def test_pool_close_with_any_number_of_hanging_lanes_leaves_no_process(folder: Path) -> None:
     heavy = graphs.convolutions(folder / "heavy.onnx", max_batch=32, layers=6)
     picture = np.zeros((32, 3, 32, 32), np.float32)
     lanes = (LaneId.parse("cpu-0/0"), LaneId.parse("cpu-0/1"))
@@ -825,7 +825,7 @@ def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
     return Fragile()
 
 
-def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
+def test_pool_lost_device_costs_only_its_lanes_until_it_returns(
     fragile: Fragile, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -860,7 +860,7 @@ def test_a_device_that_is_lost_costs_its_lanes_alone_and_comes_back(
     ]
 
 
-def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been_lost(fragile: Fragile) -> None:
+def test_pool_close_waits_for_workers_of_a_device_just_lost(fragile: Fragile) -> None:
     async def scenario() -> None:
         async with pool_of(fragile) as (pool, told, _):
             await pool.start(LaneId.parse("gpu-0/0"), share=1000, models=[sleeper(0.0)])
@@ -874,7 +874,7 @@ def test_a_pool_that_closes_waits_for_the_workers_of_a_device_that_has_just_been
     asyncio.run(scenario())
 
 
-def test_a_worker_that_dies_of_its_device_is_not_started_on_it_again(
+def test_pool_worker_that_dies_of_a_lost_device_is_not_restarted_on_it(
     fragile: Fragile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may notice before the driver tells."""
@@ -921,7 +921,7 @@ asyncio.run(main())
 """
 
 
-def test_no_worker_outlives_a_server_that_is_killed(folder: Path) -> None:
+def test_pool_workers_of_a_killed_server_end(folder: Path) -> None:
     """One that is idle, one in a batch, one that loads."""
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True

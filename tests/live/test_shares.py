@@ -72,7 +72,7 @@ def swapped(given: Deployment, shares: tuple[int, ...]) -> Deployment:
     return msgspec.structs.replace(given, plan=msgspec.structs.replace(given.plan, devices=(device,)))
 
 
-def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: Path) -> None:
+def test_shares_changed_under_load_lose_no_request_and_start_no_process(tmp_path: Path) -> None:
     async def main() -> None:
         async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
             raise FailedError("nothing else is to be served")
@@ -106,7 +106,7 @@ def test_no_request_is_lost_and_no_process_starts_when_shares_change(tmp_path: P
     run(main())
 
 
-def test_a_measurement_of_changes_ends_where_nothing_follows() -> None:
+def test_share_change_wait_for_a_dead_worker_raises() -> None:
     busy = share_change._Busy("m", [])
     busy.died(LaneId.parse("cpu-0/0"), "it was killed")  # while nobody waited for an answer
 
@@ -118,7 +118,7 @@ def test_a_measurement_of_changes_ends_where_nothing_follows() -> None:
         asyncio.run(waiting())
 
 
-def test_lanes_of_one_process_have_one_copy_of_the_weights_and_one_context(tmp_path: Path) -> None:
+def test_shared_process_lanes_have_one_copy_of_weights_and_one_context(tmp_path: Path) -> None:
     (tmp_path / "breaks").mkdir()
     model, breaks = modules.python(tmp_path, LARGE), modules.python(tmp_path / "breaks", BREAKS)
 

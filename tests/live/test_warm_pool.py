@@ -38,7 +38,7 @@ class Together(Fake):
         return Launch(fake=True, process=str(lane.device))
 
 
-def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) -> None:
+def test_warm_pool_starting_lane_takes_the_worker_and_another_is_started(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu(), warm_workers=1) as (pool, told, _):
             model = graphs.identity(tmp_path / "m.onnx", 2)
@@ -58,7 +58,7 @@ def test_a_lane_that_starts_takes_the_spare_and_another_follows(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("backend", [Fake(), Together()], ids=["apart", "together"])
-def test_lanes_return_in_the_spare(backend: Fake) -> None:
+def test_warm_pool_restarting_lanes_take_the_worker(backend: Fake) -> None:
     async def scenario() -> None:
         async with pool_of(backend, warm_workers=1) as (pool, told, _):
             lanes = (LaneId.parse("gpu-0/0"), LaneId.parse("gpu-0/1"))
@@ -78,7 +78,7 @@ def test_lanes_return_in_the_spare(backend: Fake) -> None:
     asyncio.run(scenario())
 
 
-def test_a_lane_takes_no_spare_that_lacks_or_exceeds_what_it_needs(tmp_path: Path) -> None:
+def test_warm_pool_worker_with_other_requirements_is_not_taken(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pool_of(Cpu(), warm_workers=1) as (pool, _, _):
             await pool.start(LANE, share=500, models=[graphs.identity(tmp_path / "m.onnx", 2)])
@@ -95,7 +95,7 @@ def test_a_lane_takes_no_spare_that_lacks_or_exceeds_what_it_needs(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_a_spare_that_dies_is_missed_by_nobody_and_not_replaced_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_warm_pool_worker_that_dies_is_not_replaced_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with pool_of(Fake(), warm_workers=1) as (pool, told, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
@@ -114,7 +114,7 @@ def test_a_spare_that_dies_is_missed_by_nobody_and_not_replaced_at_once(caplog: 
     assert len(warnings) == 1 and warnings[0].endswith("by the next lane that starts: it was killed by SIGKILL")
 
 
-def test_one_that_has_died_unnoticed_is_not_taken() -> None:
+def test_warm_pool_worker_that_died_unnoticed_is_not_taken() -> None:
     async def scenario() -> None:
         async with pool_of(Fake(), warm_workers=1) as (pool, _, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
@@ -127,7 +127,7 @@ def test_one_that_has_died_unnoticed_is_not_taken() -> None:
     asyncio.run(scenario())
 
 
-def test_without_room_for_a_spare_lanes_go_on(
+def test_warm_pool_without_room_lanes_start_without_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -150,7 +150,7 @@ def test_without_room_for_a_spare_lanes_go_on(
     assert said[-1].startswith("no process for a spare: No such file or directory")
 
 
-def test_a_pool_that_closes_while_a_spare_starts_leaves_none() -> None:
+def test_warm_pool_close_while_a_worker_starts_leaves_none() -> None:
     async def scenario() -> None:
         async with pool_of(Fake(), warm_workers=2) as (pool, _, _):
             await pool.start(LANE, share=500, models=[sleeper(0.0)])
@@ -183,7 +183,7 @@ asyncio.run(main())
 """
 
 
-def test_no_spare_outlives_a_server_that_is_killed() -> None:
+def test_warm_pool_workers_of_a_killed_server_end() -> None:
     """One that waits, and one that starts."""
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True

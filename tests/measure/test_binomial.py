@@ -11,18 +11,18 @@ from cotenant.measure.binomial import binomial_cdf, consistent_with_rate, max_mi
 
 @given(hits=st.integers(-1, 40), tries=st.integers(0, 40), rate=st.floats(0.001, 0.999))
 @settings(max_examples=100, deadline=None)
-def test_it_is_the_binomial_distribution(hits: int, tries: int, rate: float) -> None:
+def test_binomial_cdf_of_any_arguments_equals_the_sum(hits: int, tries: int, rate: float) -> None:
     summed = math.fsum(math.comb(tries, n) * rate**n * (1 - rate) ** (tries - n) for n in range(min(hits, tries) + 1))
     assert binomial_cdf(hits, tries, rate) == pytest.approx(summed, abs=1e-9)
 
 
-def test_many_tries_are_counted_as_well() -> None:
+def test_binomial_cdf_of_many_trials_is_accurate() -> None:
     assert binomial_cdf(1000, 100_000, 0.01) == pytest.approx(0.5, abs=0.02)
     assert binomial_cdf(1100, 100_000, 0.01) == pytest.approx(0.9992, abs=3e-4)
     assert binomial_cdf(50_000, 100_000, 0.9) == 0.0
 
 
-def test_what_never_hits_does_not() -> None:
+def test_binomial_cdf_of_rate_zero_is_one() -> None:
     assert binomial_cdf(0, 10, 0.0) == 1.0
 
 

@@ -50,7 +50,7 @@ def every_choice(works: list[RoundShare]) -> list[tuple[int, ...]]:
 
 
 @given(st.lists(works, min_size=1, max_size=3))
-def test_the_least_round_is_below_every_choice_that_holds(works: list[RoundShare]) -> None:
+def test_smallest_batches_of_any_rates_are_below_every_feasible_choice(works: list[RoundShare]) -> None:
     choices = every_choice(works)
     least = smallest_batches(works)
     if least is None:
@@ -61,7 +61,7 @@ def test_the_least_round_is_below_every_choice_that_holds(works: list[RoundShare
 
 
 @given(st.lists(works, min_size=1, max_size=3))
-def test_the_fullest_round_carries_the_largest_multiple(works: list[RoundShare]) -> None:
+def test_max_scale_batches_of_any_rates_reach_the_largest_multiple(works: list[RoundShare]) -> None:
     def multiple(batches: tuple[int, ...]) -> float:
         length = sum(work.curve[b - 1] for work, b in zip(works, batches, strict=True))
         return min((b / work.rate / length for work, b in zip(works, batches, strict=True) if work.rate), default=1.0)
@@ -74,7 +74,7 @@ def test_the_fullest_round_carries_the_largest_multiple(works: list[RoundShare])
 
 
 @given(st.lists(works, min_size=1, max_size=3))
-def test_room_for_bursts_breaks_nothing(works: list[RoundShare]) -> None:
+def test_headroom_batches_of_any_rates_meet_every_target(works: list[RoundShare]) -> None:
     fullest, roomiest = max_scale_batches(works), headroom_batches(works)
     assert (fullest is None) == (roomiest is None)
     if fullest is not None and roomiest is not None:
@@ -82,14 +82,14 @@ def test_room_for_bursts_breaks_nothing(works: list[RoundShare]) -> None:
         assert all(a <= b for a, b in zip(fullest, roomiest, strict=True))
 
 
-def test_quick_rows_among_slow_ones_get_room_for_bursts() -> None:
+def test_headroom_batches_of_a_fast_model_beside_a_slow_one_are_larger() -> None:
     slow = RoundShare((0.040,), rate=10.0, slo=1.0)
     quick = RoundShare(tuple(0.001 + 0.0001 * n for n in range(32)), rate=100.0, slo=0.1)
     assert max_scale_batches([slow, quick]) == (1, 10)  # the slow one limits the multiple, at 2.4
     assert headroom_batches([slow, quick]) == (1, 13)  # three times what comes in a round of 42 ms
 
 
-def test_alone_the_worst_case_is_twice_the_batch() -> None:
+def test_max_throughput_batch_in_isolation_takes_half_the_target() -> None:
     assert max_throughput_batch((0.010, 0.014, 0.020, 0.030), slo=0.041) == (3, 150.0)
     assert max_throughput_batch((0.010, 0.014, 0.020, 0.030), slo=0.040) == (3, 150.0)
     assert max_throughput_batch((0.010,), slo=0.019) == (0, 0.0)
@@ -97,11 +97,11 @@ def test_alone_the_worst_case_is_twice_the_batch() -> None:
     assert max_throughput_batch((), slo=1.0) == (0, 0.0)
 
 
-def test_a_batch_that_is_larger_but_carries_less_is_not_taken() -> None:
+def test_max_throughput_batch_larger_but_slower_is_not_taken() -> None:
     assert max_throughput_batch((0.010, 0.030), slo=1.0) == (1, 100.0)
 
 
-def test_the_knee_is_the_end_of_the_steepest_step() -> None:
+def test_knee_share_is_the_end_of_the_steepest_step() -> None:
     assert knee_share({200: 50.0, 400: 120.0, 600: 150.0, 1000: 160.0}) == 400
     assert knee_share({200: 50.0, 400: 60.0, 1000: 200.0}) == 1000
     assert knee_share({200: 50.0, 400: 52.0, 1000: 53.0}) == 200
@@ -118,13 +118,13 @@ def small(memory: int = 1 << 40, *, crowding: float = 0.0) -> Problem:
     )
 
 
-def test_the_curve_stops_at_the_models_largest_batch() -> None:
+def test_latency_curve_ends_at_the_largest_batch_of_the_model() -> None:
     assert len(latency_curve(small(), "a", "k", 600)) == 8
     assert len(latency_curve(small(), "b", "k", 600)) == 16
     assert latency_curve(small(), "a", "other", 600) == ()
 
 
-def test_partitions_say_what_their_rounds_take() -> None:
+def test_batched_partitions_have_latency_and_duty_of_their_round() -> None:
     problem = small()
     (partition,) = batched_partitions(problem, problem.fleet[0], [PartitionDraft(600, {"a": 10.0, "b": 5.0})]) or ()
     a, b = partition.placements
@@ -132,7 +132,7 @@ def test_partitions_say_what_their_rounds_take() -> None:
     assert (a.latency, a.duty) == pytest.approx((0.005, 0.010))
 
 
-def test_models_that_exceed_the_memory_do_not_fit() -> None:
+def test_batched_partitions_beyond_memory_returns_none() -> None:
     problem = small(2 * MIB)
     kind = problem.fleet[0]
     assert (
@@ -145,7 +145,7 @@ def test_models_that_exceed_the_memory_do_not_fit() -> None:
     )
 
 
-def test_neighbours_slow_each_other_as_much_as_their_batches_do() -> None:
+def test_batched_partitions_slowdowns_depend_on_the_batches() -> None:
     problem = small(crowding=1.0)
     kind = problem.fleet[0]
     made = batched_partitions(problem, kind, [PartitionDraft(200, {"a": 10.0}), PartitionDraft(600, {"b": 5.0})])
@@ -182,7 +182,7 @@ class SelfishInterference(msgspec.Struct, frozen=True):
         return 1.3 if colocated[0].batch > 1 else 1.0
 
 
-def test_batched_partitions_slowdowns_that_chase_each_other_end_at_the_worst() -> None:
+def test_batched_partitions_oscillating_slowdowns_end_at_the_worst() -> None:
     """With slowdowns as they were last, `a` would run single rows and two in turn, for ever."""
     latency = {(share, batch): 0.009 + 0.001 * batch for share in (400, 600) for batch in (1, 2, 4)}
     problem = Problem(

@@ -47,7 +47,7 @@ def changed(**changes: Any) -> Plan:
     return replace(SOUND, **({"devices": (device,)} | changes.get("plan", {})))
 
 
-def test_a_sound_plan_violates_nothing() -> None:
+def test_check_of_a_valid_plan_finds_no_violation() -> None:
     assert check(SOUND, PROBLEM) == []
 
 
@@ -85,7 +85,7 @@ def test_a_sound_plan_violates_nothing() -> None:
         ({"plan": {"scale": 2.0}}, "p: the plan says it serves 2 of the rates asked for, it serves 1"),
     ],
 )
-def test_each_violation_is_one_clear_line(changes: dict[str, Any], line: str) -> None:
+def test_check_of_each_violation_gives_one_line(changes: dict[str, Any], line: str) -> None:
     lines = [str(violation) for violation in check(changed(**changes), PROBLEM)]
     assert any(re.match(re.escape(line), found) for found in lines), lines
 
@@ -97,14 +97,14 @@ def test_check_plan_for_a_multiple_of_the_rates_violates_nothing() -> None:
     assert {violation.rule for violation in check(changed(plan={"scale": 3.0}), half)} == {"served", "scale"}
 
 
-def test_neighbours_count() -> None:
+def test_check_counts_interference() -> None:
     crowded = msgspec.structs.replace(PROBLEM, interference=ProportionalInterference(1.0))
     rules = [violation.rule for violation in check(SOUND, crowded)]
     assert rules.count("latency") == 2
     assert "keeps up" in rules
 
 
-def test_several_workers_of_a_model_carry_as_many_batches() -> None:
+def test_check_of_several_workers_counts_their_batches() -> None:
     points = [msgspec.structs.replace(point, procs=2) for point in PROBLEM.profiles["a", "k"].points]
     both = type(PROBLEM.profiles["a", "k"])("a", "k", [*PROBLEM.profiles["a", "k"].points, *points])
     problem = msgspec.structs.replace(
@@ -142,7 +142,7 @@ def on_mig(*placed: tuple[int, int], memory: int = GIB) -> list[str]:
     return [str(violation) for violation in check(plan, problem)]
 
 
-def test_mig_instances_are_placed_and_not_only_summed() -> None:
+def test_check_of_mig_instances_needs_a_legal_placement() -> None:
     line = "k-0: MIG has no such instances side by side with the memory that their workers need"
     assert on_mig(*[(142, 1)] * 7) == []
     assert on_mig((428, 1), (571, 1)) == []
@@ -150,7 +150,7 @@ def test_mig_instances_are_placed_and_not_only_summed() -> None:
     assert line in on_mig((571, 1), (571, 1))
 
 
-def test_a_mig_instance_has_memory_of_its_own() -> None:
+def test_check_of_mig_instances_counts_memory_of_each() -> None:
     line = "k-0: MIG has no such instances side by side with the memory that their workers need"
     assert on_mig((142, 2), memory=9 * GIB) == []
     assert on_mig((142, 3), memory=9 * GIB) == [line]
@@ -160,7 +160,7 @@ def test_a_mig_instance_has_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("procs", [1, 2, 3])
-def test_workers_in_parallel_carry_so_many_batches_a_round(procs: int) -> None:
+def test_check_of_parallel_workers_counts_batches_per_round(procs: int) -> None:
     points = [Point(share=1000, batch=2, latency=0.02 * (1 + n), memory=1, procs=n) for n in (1, 2, 3)]
     seconds = 0.02 * (1 + procs)
     for part, rules in ((0.999, []), (1.001, ["keeps up"])):
@@ -184,7 +184,7 @@ MIXED = Problem(
 )
 
 
-def test_kinds_are_counted_each_on_its_own() -> None:
+def test_check_counts_devices_of_each_kind() -> None:
     device = Device(id=DeviceId("k", 0), partitions=())
     other = msgspec.structs.replace(device, id=DeviceId("l"))
     plan = Plan(planner="p", unserved={"b": 10.0, "never": 1.0}, scale=0.0)
@@ -197,7 +197,7 @@ def test_kinds_are_counted_each_on_its_own() -> None:
         assert [str(v) for v in check(msgspec.structs.replace(plan, devices=devices), MIXED)] == lines
 
 
-def test_what_was_profiled_on_another_kind_is_unknown_on_this_one() -> None:
+def test_check_of_a_profile_of_another_kind_reports_it_missing() -> None:
     placement = Placement(model="b", batch=1, rate=10.0, duty=0.008, latency=0.008)
     device = Device(id=DeviceId("bare", 0), partitions=(Partition(share=1000, placements=(placement,)),))
     plan = Plan(planner="p", devices=(device,), unserved={"never": 1.0}, scale=0.0)
@@ -205,7 +205,7 @@ def test_what_was_profiled_on_another_kind_is_unknown_on_this_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["elastic", "squishy", "bestfit"])
-def test_a_rate_of_0_and_a_hopeless_target_are_planned_and_said(name: str) -> None:
+def test_check_of_zero_rates_and_infeasible_targets_reports_them(name: str) -> None:
     plan = plan_problem(MIXED, name, validate=False)
     assert check(plan, MIXED) == []
     assert plan.unserved == {"never": 1.0}

@@ -29,7 +29,7 @@ def compared(given: Problem, *plans: Plan, **errors: str) -> Comparison:
     return compare(given, plans, errors)
 
 
-def test_the_best_comes_first_and_the_story_says_by_how_much() -> None:
+def test_compare_ranks_the_best_first_and_states_the_difference() -> None:
     given = problem()
     few = plan_problem(given, "elastic", validate=False)
     many = plan_problem(problem(rate=800.0), "elastic", validate=False)
@@ -70,7 +70,7 @@ def test_compare_with_an_unreached_bound_gives_the_gap() -> None:
     assert found.summary == (f"p needs {cost:g} per hour (within 25 % of the proven bound, {cost * 0.8:g}).")
 
 
-def test_compare_where_nobody_serves_everything_ranks_by_unserved_rate() -> None:
+def test_compare_without_a_complete_plan_ranks_by_unserved_rate() -> None:
     given = problem(1, rate=4000.0)
     some = plan_problem(given, "elastic", validate=False)
     none = named(some, "nobody", devices=(), unserved=dict(given.rates), scale=0.0)

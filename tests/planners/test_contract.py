@@ -11,7 +11,7 @@ from cotenant.planners.elastic import plan as elastic
 from tests.planners.problems import embedded
 
 
-def test_random_problems_are_the_same_for_one_seed_and_are_of_every_sort() -> None:
+def test_random_problems_of_one_seed_are_equal_and_of_every_kind() -> None:
     some, more = contract.random_problems(20), contract.random_problems(200)
     assert [problem.rates for problem in more[:20]] == [problem.rates for problem in some]
     assert contract.random_problems(5, seed=1)[0].rates != some[0].rates
@@ -21,11 +21,11 @@ def test_random_problems_are_the_same_for_one_seed_and_are_of_every_sort() -> No
 
 
 @pytest.mark.parametrize("problem", contract.random_problems(50))
-def test_a_planner_of_this_package_keeps_it(problem: Problem) -> None:
+def test_contract_of_elastic_on_random_problems_holds(problem: Problem) -> None:
     assert contract.contract_violations(elastic(problem), problem) == []
 
 
-def test_what_is_wrong_with_a_plan_is_said() -> None:
+def test_contract_violations_of_a_wrong_plan_are_reported() -> None:
     problem = embedded()
     plan = elastic(problem)
     (device, *others) = plan.devices

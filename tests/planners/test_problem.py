@@ -52,11 +52,11 @@ from tests.planners.problems import embedded
         ({"fleet": (Kind(name="k", cuts=(500, 1200)),)}, r"kind 'k': the cuts \(500, 1200\) must ascend"),
     ],
 )
-def test_a_problem_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
+def test_problem_with_invalid_values_is_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match="^" + message):
         msgspec.structs.replace(embedded(), **change)
 
 
-def test_an_unknown_planner_is_refused_with_the_known_ones() -> None:
+def test_load_planner_of_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(PlanError, match=r"^no planner 'best'; there are bestfit, elastic, "):
         load_planner("best")

@@ -57,7 +57,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             del sys.modules[name]
 
 
-def test_a_package_brings_a_planner(install: Install) -> None:
+def test_registry_installed_package_adds_a_planner(install: Install) -> None:
     assert planner_names() == list(PLANNERS)
     install("others-planners", mine="others_planners:plan")
     assert planner_names() == [*PLANNERS, "mine"]
@@ -66,7 +66,7 @@ def test_a_package_brings_a_planner(install: Install) -> None:
     assert contract.contract_violations(plan, embedded()) == []
 
 
-def test_it_is_used_as_those_of_this_package_are(
+def test_registry_added_planner_is_used_like_any_other(
     install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = Program(capsys, monkeypatch)
@@ -91,14 +91,14 @@ def test_it_is_used_as_those_of_this_package_are(
         ("others_planners:nothing", "gave NoneType, not a Plan"),
     ],
 )
-def test_what_is_wrong_with_one_is_said_with_its_package(install: Install, value: str, message: str) -> None:
+def test_registry_invalid_planner_is_reported_with_its_package(install: Install, value: str, message: str) -> None:
     install("others-planners", mine=value)
     assert load_planner("elastic")(embedded()).planner == "elastic", "and stops no other"
     with pytest.raises(PlanError, match=rf"^planner 'mine' of others-planners 1\.2:? ?{message}$"):
         load_planner("mine")(embedded())
 
 
-def test_two_of_one_name_are_refused(install: Install) -> None:
+def test_registry_two_planners_of_one_name_are_rejected(install: Install) -> None:
     install("others-planners", mine="others_planners:plan")
     install("more-planners", mine="others_planners:plan")
     with pytest.raises(
@@ -107,14 +107,14 @@ def test_two_of_one_name_are_refused(install: Install) -> None:
         load_planner("mine")
 
 
-def test_none_takes_the_name_of_one_of_this_package(install: Install) -> None:
+def test_registry_name_of_a_built_in_planner_is_rejected(install: Install) -> None:
     install("others-planners", elastic="others_planners:plan")
     assert load_planner("elastic").__module__ == PLANNERS["elastic"]
     with pytest.raises(PlanError, match=r"^planner 'elastic' of others-planners 1\.2: cotenant has one of that name"):
         planner_names()
 
 
-def test_an_unknown_one_is_refused_with_all_that_there_are(install: Install, tmp_path: Path) -> None:
+def test_registry_unknown_planner_lists_all_names(install: Install, tmp_path: Path) -> None:
     install("others-planners", mine="others_planners:plan")
     with pytest.raises(PlanError, match=r"^no planner 'x'; there are bestfit, .*, mine, squishy$"):
         load_planner("x")

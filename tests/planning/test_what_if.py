@@ -27,7 +27,7 @@ def counts(question: Scenario) -> dict[str, int | None]:
     return {kind.name: kind.count for kind in question.problem.fleet}
 
 
-def test_other_rates_are_planned_for_and_asked_for() -> None:
+def test_what_if_other_rates_are_planned_and_offered() -> None:
     twice = asked("rate=2")
     assert twice.problem.rates == {"a": 600.0, "b": 400.0}
     assert {name: source.rate for name, source in twice.workload.sources.items()} == twice.problem.rates
@@ -36,7 +36,7 @@ def test_other_rates_are_planned_for_and_asked_for() -> None:
     assert {name: source.rate for name, source in one.workload.sources.items()} == one.problem.rates
 
 
-def test_devices_are_counted_from_those_in_use_or_from_nothing() -> None:
+def test_what_if_device_changes_count_from_those_in_use_or_none() -> None:
     two = msgspec.structs.replace(QUESTION, problem=TWO)
     assert counts(asked("devices=4")) == {"cpu": 4}
     assert counts(asked("devices=+2")) == {"cpu": 3}  # the plan uses one
@@ -50,7 +50,7 @@ def test_devices_are_counted_from_those_in_use_or_from_nothing() -> None:
         asked("devices=h100:1")
 
 
-def test_a_kind_takes_the_place_of_another() -> None:
+def test_what_if_another_kind_replaces_a_kind() -> None:
     two = msgspec.structs.replace(QUESTION, problem=TWO)
     (kind,) = asked("kind=cpu:t4", two).problem.fleet
     assert (kind.name, kind.count, kind.price) == ("t4", 5, 0.5)
@@ -58,7 +58,7 @@ def test_a_kind_takes_the_place_of_another() -> None:
         asked("kind=cpu:t4")
 
 
-def test_other_targets_and_planners() -> None:
+def test_what_if_other_targets_and_planners_apply() -> None:
     assert [model.slo for model in asked("slo=b:50ms").problem.models] == [0.08, 0.05]
     assert [model.slo for model in asked("slo=1s").problem.models] == [1.0, 1.0]
     assert asked("planner=elastic").planner == "elastic"
@@ -82,18 +82,18 @@ def test_other_targets_and_planners() -> None:
         ("rate=z:2", "rate=z:2: no model 'z'; there are a, b"),
     ],
 )
-def test_what_is_no_change(text: str, message: str) -> None:
+def test_what_if_invalid_change_is_rejected(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         asked(text)
     assert str(error.value).startswith(message)
 
 
-def test_a_planner_that_there_is_not() -> None:
+def test_what_if_unknown_planner_is_rejected() -> None:
     with pytest.raises(PlanError, match=r"^no planner 'best'; there are "):
         asked("planner=best")
 
 
-def test_a_trial_is_planned_and_simulated_unless_it_has_a_plan() -> None:
+def test_run_scenario_without_a_plan_plans_and_simulates() -> None:
     given = run_scenario(ScenarioTask(label="now", question=QUESTION, plan=PLAN, seconds=5.0, seed=0))
     assert given.plan == PLAN
     assert given.kinds == {"cpu": 1}
@@ -105,7 +105,7 @@ def test_a_trial_is_planned_and_simulated_unless_it_has_a_plan() -> None:
     assert more.broken[0].attainment == min(row.attainment or 0.0 for row in more.broken)
 
 
-def test_what_a_plan_was_made_for() -> None:
+def test_planned_rates_of_objective_rate_are_scaled() -> None:
     assert planned_rates(PROBLEM, PLAN) == PROBLEM.rates
     rate = msgspec.structs.replace(PROBLEM, objective="rate")
     assert planned_rates(rate, msgspec.structs.replace(PLAN, scale=2.0)) == {"a": 600.0, "b": 400.0}

@@ -18,7 +18,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_is_kept_is_found_again(base: Path) -> None:
+def test_cache_stored_profile_is_read_back(base: Path) -> None:
     assert cache.load_profile("key") is None
     path = cache.store_profile("key", PROFILE)
     assert path.is_relative_to(base)
@@ -29,13 +29,13 @@ def test_what_is_kept_is_found_again(base: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["key.csv"]  # nothing temporary is left
 
 
-def test_it_lies_in_the_home_folder_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_default_directory_is_in_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.cache_folder() == tmp_path / ".cache" / "cotenant" / "profiles"
 
 
-def test_the_key_changes_with_the_file_and_with_every_word(tmp_path: Path) -> None:
+def test_cache_key_depends_on_the_file_and_every_option(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"weights")
     keys = {
@@ -55,18 +55,18 @@ def test_the_key_changes_with_the_file_and_with_every_word(tmp_path: Path) -> No
     "content",
     [b"", b"\xff\xfe", b"model,kind\n", b"model,kind,share_pct,batch,latency_ms,memory_mib\na,cpu,50,1,fast,1\n"],
 )
-def test_a_file_that_was_spoiled_is_as_good_as_absent(content: bytes) -> None:
+def test_cache_corrupt_file_counts_as_missing(content: bytes) -> None:
     cache.store_profile("key", PROFILE).write_bytes(content)
     assert cache.load_profile("key") is None
 
 
-def test_a_file_of_two_profiles_is_none_of_ours() -> None:
+def test_cache_file_with_two_profiles_counts_as_missing() -> None:
     path = cache.store_profile("key", PROFILE)
     path.write_text(path.read_text() + path.read_text().splitlines()[-1].replace("a,", "b,") + "\n")
     assert cache.load_profile("key") is None
 
 
-def test_a_folder_that_cannot_be_written(base: Path) -> None:
+def test_cache_unwritable_directory_raises(base: Path) -> None:
     """Below a file, which is refused to root as well."""
     base.write_text("a file")
     with pytest.raises(
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written(base: Path) -> None:
     assert cache.load_profile("key") is None
 
 
-def test_of_a_profile_that_cannot_be_kept_nothing_is_left(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_failed_write_leaves_no_file(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -56,7 +56,7 @@ LONG = """\
 """
 
 
-def test_a_column_for_each_metric() -> None:
+def test_parse_ncu_column_per_metric_gives_kernels() -> None:
     mark, first, second = parse_ncu(RAW)
     assert mark.name.endswith("spin_kernel(long)") and mark.seconds == pytest.approx(1.184e-6)
     assert first == Kernel(
@@ -73,13 +73,13 @@ def test_a_column_for_each_metric() -> None:
     assert "dram_throughput_pct" not in second.values
 
 
-def test_a_row_for_each_metric() -> None:
+def test_parse_ncu_row_per_metric_gives_kernels() -> None:
     (kernel,) = parse_ncu(LONG)
     assert kernel.name == "fprop" and kernel.seconds == pytest.approx(3e-5)
     assert kernel.values == {"static_shared_memory": pytest.approx(1020)}
 
 
-def test_what_ncu_refuses_is_told_with_the_way_out() -> None:
+def test_parse_ncu_errors_give_the_remedy() -> None:
     text = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters\n"
     with pytest.raises(DeviceError, match=r"counted nothing: this user may not read the counters; run as root"):
         parse_ncu(text)
@@ -89,7 +89,7 @@ def test_what_ncu_refuses_is_told_with_the_way_out() -> None:
         parse_ncu(RAW.replace('"ns"', '"fortnight"'))
 
 
-def test_kernels_count_by_how_long_they_ran() -> None:
+def test_time_weighted_kernels_count_by_duration() -> None:
     _, *kernels = parse_ncu(RAW)
     found = time_weighted(kernels)
     assert found["registers"] == pytest.approx((3 * 168 + 32) / 4)
@@ -97,7 +97,7 @@ def test_kernels_count_by_how_long_they_ran() -> None:
     assert found["dram_throughput_pct"] == 12.5  # the other was not counted
 
 
-def test_the_same_bytes_on_a_smaller_share_take_less_of_the_device() -> None:
+def test_kernel_features_on_a_smaller_share_use_less_of_the_device() -> None:
     kernels = [Kernel("k", 0.002, {"dram_throughput_pct": 60.0, "l2_throughput_pct": 30.0})]
     whole = features(kernels, 0.003, 0.003)
     assert whole[DRAM] == pytest.approx(40) and whole[L2] == pytest.approx(20)
@@ -109,7 +109,7 @@ def test_the_same_bytes_on_a_smaller_share_take_less_of_the_device() -> None:
     assert {*counters.METRICS.values(), *counters.UTILISATION, counters.BUSY} >= set(UTILISATION_COLUMNS)
 
 
-def test_points_get_the_features_of_the_nearest_batch_that_was_counted() -> None:
+def test_with_counters_points_get_features_of_the_nearest_batch() -> None:
     points = [
         Point(share=share, batch=batch, latency=0.001 * batch * 1000 / share, memory=1, features={"cpu_ms": 1.0})
         for share in (500, 1000)
@@ -125,7 +125,7 @@ def test_points_get_the_features_of_the_nearest_batch_that_was_counted() -> None
     assert with_counters(points[:3], kernels) == points[:3]
 
 
-def test_batches_are_told_apart_by_the_kernel_before_each() -> None:
+def test_batches_are_separated_by_the_marker_kernel() -> None:
     mark, first, second = parse_ncu(RAW)
     assert kernels_by_batch([first, mark, first, second, mark, second], (1, 8)) == {1: [first, second], 8: [second]}
     with pytest.raises(DeviceError, match="saw 1 of 2 batches"):
@@ -144,7 +144,7 @@ def stand_in(folder: Path, body: str) -> str:
     return str(path)
 
 
-def test_a_model_is_counted(tmp_path: Path) -> None:
+def test_count_kernels_of_a_model_returns_its_batches(tmp_path: Path) -> None:
     lines = RAW.splitlines()
     twice = "\n".join([*lines[:6], *lines[4:6]])  # each batch: the mark and a kernel
     asked = "json.load(open(rest[3]))['name'], rest[4:]"
@@ -153,14 +153,14 @@ def test_a_model_is_counted(tmp_path: Path) -> None:
     assert {batch: len(kernels) for batch, kernels in found.items()} == {1: 1, 8: 1}
 
 
-def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
+def test_count_kernels_of_a_failing_model_names_it(tmp_path: Path) -> None:
     """ncu says no more than that the program failed; the program says why."""
     body = "open(log, 'w').write('==ERROR== The application returned an error code (1).')\nsys.exit('no such layer')"
     with pytest.raises(ModelError, match=r"'identity' cannot be counted: no such layer"):
         count_kernels(graphs.identity(tmp_path / "m.onnx"), (1,), seconds=20, ncu=stand_in(tmp_path, body))
 
 
-def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+def test_count_kernels_beyond_its_time_ends_all_processes(tmp_path: Path) -> None:
     ncu = tmp_path / "ncu"
     ncu.write_text(f"#!/bin/sh\nsleep 60 2>&- & echo $! > {tmp_path}/pid\nwait\n")
     ncu.chmod(0o755)
@@ -173,7 +173,7 @@ def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> No
         assert not alive(pid)
 
 
-def test_without_nsight_compute_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_kernels_without_nsight_compute_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(counters, "_PLACES", ())
     with pytest.raises(DeviceError, match="counters need Nsight Compute"):
@@ -199,7 +199,7 @@ class Told:
         self.log.append("stop")
 
 
-def test_only_the_second_run_of_each_batch_is_counted(tmp_path: Path) -> None:
+def test_count_kernels_counts_only_the_second_run_of_each_batch(tmp_path: Path) -> None:
     told = Told()
     ncu_target.run_batches(graphs.identity(tmp_path / "model.onnx"), told.run, (1, 8), told)
     assert told.log == [1, "start", "mark", 1, "stop", 8, "start", "mark", 8, "stop"]

@@ -8,7 +8,7 @@ from cotenant.profiling.cross_validation import cross_validate, random_splits, v
 from tests.predictors.test_fitting import PROFILES, pairs
 
 
-def test_splits_hold_back_what_they_say() -> None:
+def test_splits_hold_out_what_they_name() -> None:
     samples = pairs()
     for split in random_splits(samples, 3, seed=1):
         assert len(split.test) == round(0.3 * len(samples))
@@ -19,7 +19,7 @@ def test_splits_hold_back_what_they_say() -> None:
         assert victim not in {samples[i].victim.model for i in split.train}
 
 
-def test_verdicts() -> None:
+def test_cross_validate_two_predictors_gives_ordered_percentiles() -> None:
     """These slowdowns go with what the neighbour uses: a line finds that, and ours as well."""
     told: list[tuple[str, int, int]] = []
     random, new, *ours = cross_validate(
@@ -38,7 +38,7 @@ def test_verdicts() -> None:
     assert told[-1] == ("gaussian-process", 4, 4)
 
 
-def test_who_cannot_say_anything_says_why() -> None:
+def test_predictor_without_prediction_reports_the_reason() -> None:
     bare = {key: _without_features(profile) for key, profile in PROFILES.items()}
     verdicts = list(cross_validate(["linear"], pairs(), bare, repeats=2))
     assert [verdict.p90 for verdict in verdicts] == [None, None]
@@ -50,6 +50,6 @@ def _without_features(profile: Profile) -> Profile:
 
 
 @pytest.mark.parametrize("repeats", [1, 4])
-def test_more_repeats_hold_back_more(repeats: int) -> None:
+def test_more_repeats_hold_out_more_samples(repeats: int) -> None:
     (random, _) = cross_validate(["linear"], pairs(), PROFILES, repeats=repeats)
     assert random.samples == repeats * round(0.3 * len(pairs()))

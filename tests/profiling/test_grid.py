@@ -51,7 +51,7 @@ def index(value: int) -> Callable[[int], tuple[Tensor, ...]]:
     return lambda rows: (Tensor("x", "INT64", (rows, 1), np.full((rows, 1), value, np.int64).tobytes()),)
 
 
-def test_every_point_of_the_grid_is_measured(tmp_path: Path) -> None:
+def test_measure_profiles_measures_every_point_of_the_grid(tmp_path: Path) -> None:
     found, progress = measure(graphs.identity(tmp_path / "model.onnx"), floats)
     assert (found.model, found.kind) == ("identity", "cpu")
     assert {(point.share, point.batch) for point in found.points} == {(1000, 1), (1000, 4), (500, 1), (500, 4)}
@@ -66,13 +66,13 @@ def test_every_point_of_the_grid_is_measured(tmp_path: Path) -> None:
         assert 0.01 < point.features["start_s"] < 30
 
 
-def test_batches_end_where_the_model_does(tmp_path: Path) -> None:
+def test_measure_profiles_batches_end_at_the_largest_of_the_model(tmp_path: Path) -> None:
     found, progress = measure(graphs.identity(tmp_path / "model.onnx", max_batch=2), floats)
     assert {(point.share, point.batch) for point in found.points} == {(1000, 1), (500, 1)}
     assert sum(progress) == GRID.points
 
 
-def test_what_no_plan_could_use_is_not_measured(tmp_path: Path) -> None:
+def test_measure_profiles_points_of_no_use_to_plans_are_skipped(tmp_path: Path) -> None:
     """Nothing runs in a microsecond: one point is measured, and shows that the others would take longer."""
     hasty = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02, longest=1e-6)
     found, progress = measure(graphs.identity(tmp_path / "model.onnx"), floats, hasty)
@@ -80,19 +80,19 @@ def test_what_no_plan_could_use_is_not_measured(tmp_path: Path) -> None:
     assert sum(progress) == hasty.points
 
 
-def test_a_model_that_fails_on_its_sample_is_named(tmp_path: Path) -> None:
+def test_measure_profiles_model_that_fails_on_its_sample_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model 'lookup' cannot be measured: .*indices element out of data bounds"):
         measure(graphs.lookup(tmp_path / "model.onnx"), index(9))
 
 
-def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+def test_measure_profiles_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "model.onnx")
     (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"model 'identity' cannot be measured: the worker of cpu-0/0 did not start"):
         measure(model, floats)
 
 
-def test_shares_are_legal_ones() -> None:
+def test_grid_shares_are_legal_cuts() -> None:
     """A green context has whole groups of multiprocessors."""
     green = Kind(name="h200", cuts=(*(1000 * 8 * groups // 132 for groups in range(1, 17)), 1000))
     shares = grid_of(green).shares
@@ -103,7 +103,7 @@ def test_shares_are_legal_ones() -> None:
     assert grid_of(Kind(name="cpu")) == Grid(pause=CPU_PAUSE)
 
 
-def test_before_each_batch_there_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_profiles_pauses_before_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     sleep = asyncio.sleep
 
@@ -151,7 +151,7 @@ def test_measure_profiles_batch_that_would_take_too_long_on_a_small_share_is_ski
     assert collect(candidates, grid, {"identity": known}) == ([], {})
 
 
-def test_models_of_a_set_share_workers_and_go_on_without_those_that_fail(tmp_path: Path) -> None:
+def test_measure_profiles_models_share_workers_and_survive_failures_of_others(tmp_path: Path) -> None:
     grid = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02, inputs=2, separate_rows=True)
     candidates = {
         "lookup": Candidate(graphs.lookup(tmp_path / "lookup.onnx"), index(9)),
@@ -162,7 +162,7 @@ def test_models_of_a_set_share_workers_and_go_on_without_those_that_fail(tmp_pat
     assert "out of data bounds" in broken["lookup"]
 
 
-def test_one_that_cannot_be_loaded_keeps_no_other_from_starting(tmp_path: Path) -> None:
+def test_measure_profiles_model_that_cannot_be_loaded_costs_no_other(tmp_path: Path) -> None:
     nothing = graphs.identity(tmp_path / "nothing.onnx", name="nothing")
     (tmp_path / "nothing.onnx").write_bytes(b"no model")
     candidates = {
@@ -174,7 +174,7 @@ def test_one_that_cannot_be_loaded_keeps_no_other_from_starting(tmp_path: Path) 
     assert "the worker of cpu-0/1" in broken["nothing"]
 
 
-def test_what_is_known_is_not_measured_again(tmp_path: Path) -> None:
+def test_measure_profiles_known_points_are_not_measured_again(tmp_path: Path) -> None:
     known = [Point(share=1000, batch=1, latency=0.01, memory=1), Point(share=500, batch=1, latency=2.0, memory=1)]
     candidates = {"identity": Candidate(graphs.identity(tmp_path / "identity.onnx"), floats)}
     grid = Grid(shares=(1000, 500), batches=(1, 4), seconds=0.02)
@@ -207,7 +207,7 @@ class Cut(Cpu):
         return super().open(lane, share, leaving)
 
 
-def test_a_share_that_a_model_is_too_large_for_is_left_out(tmp_path: Path) -> None:
+def test_measure_profiles_share_too_small_for_a_model_is_omitted(tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "model.onnx")
 
     def measured(memory: int) -> Profile:
@@ -219,14 +219,14 @@ def test_a_share_that_a_model_is_too_large_for_is_left_out(tmp_path: Path) -> No
         measured(1 << 40)
 
 
-def test_where_lanes_share_a_process_the_next_is_open_before_the_last_ends(tmp_path: Path) -> None:
+def test_measure_profiles_in_a_shared_process_opens_the_next_lane_first(tmp_path: Path) -> None:
     backend, model = OneProcess(), graphs.identity(tmp_path / "model.onnx")
     uvloop.run(asyncio.wait_for(profile_model(backend, model, floats, kind="cpu", grid=GRID), 30))
     lanes = ["cpu-0/0", "cpu-0/1"]
     assert backend.told == [f"open {lanes[0]}", f"open {lanes[1]}", f"close {lanes[0]}", f"close {lanes[1]}"]
 
 
-def test_a_gpu_has_a_clock_and_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_of_a_gpu_uses_its_clock_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = Listener.finished
 
     def from_a_gpu(self: Listener, lane: LaneId, batch: int, answers: Sequence[Any], timing: Timing) -> None:
@@ -241,7 +241,7 @@ def test_a_gpu_has_a_clock_and_memory_of_its_own(tmp_path: Path, monkeypatch: py
     assert point.features["cuda_ms"] == pytest.approx(2) and point.latency < 2
 
 
-def test_rows_come_apart_and_inputs_take_turns(tmp_path: Path) -> None:
+def test_rows_of_samples_are_separate_and_inputs_alternate(tmp_path: Path) -> None:
     """In memory that workers share, where they are large."""
     counts: list[int] = []
 
@@ -261,7 +261,9 @@ def test_rows_come_apart_and_inputs_take_turns(tmp_path: Path) -> None:
     arena.close()
 
 
-def test_an_instance_of_mig_is_made_where_the_one_before_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_profiles_mig_instance_replaces_the_previous_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GPU that one partition has whole has no room for the next, not even to ask what it would be."""
     with ExitStack() as held:
         backend = on_processor(monkeypatch, held)

@@ -49,7 +49,7 @@ def profile(model: str, seconds: float, batches: tuple[int, ...] = (1, 2, 4, 8))
     return Profile(model, "cpu", points)
 
 
-def test_runs_fill_the_device_and_take_no_longer_than_is_worth_it() -> None:
+def test_candidate_pairs_fill_the_device_within_the_latency_limit() -> None:
     profiles = {(name, "cpu"): profile(name, seconds) for name, seconds in (("a", 0.001), ("b", 0.02), ("c", 1.0))}
     found = candidate_pairs(profiles, CPU)
     assert len(set(found)) == len(found)
@@ -62,7 +62,7 @@ def test_runs_fill_the_device_and_take_no_longer_than_is_worth_it() -> None:
     assert not candidate_pairs(profiles, Kind(name="gpu", cuts=CPU.cuts))
 
 
-def test_most_are_pairs_and_some_are_larger() -> None:
+def test_candidate_pairs_are_mostly_pairs_and_some_larger_sets() -> None:
     profiles = {(name, "cpu"): profile(name, 0.001) for name in "ab"}
     runs = candidate_pairs(profiles, CPU)
     sizes = Counter(map(len, runs))
@@ -73,13 +73,13 @@ def test_most_are_pairs_and_some_are_larger() -> None:
     assert enough_samples([run for run in runs if len(run) == 2]) == round(0.2 * sizes[2])
 
 
-def test_what_finds_no_room_side_by_side_is_left_out() -> None:
+def test_candidate_pairs_beyond_memory_are_omitted() -> None:
     profiles = {("a", "cpu"): profile("a", 0.001)}
     assert {len(run) for run in candidate_pairs(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=3))} == {2, 3}
     assert not candidate_pairs(profiles, Kind(name="cpu", cuts=CPU.cuts, memory=1))
 
 
-def test_a_device_is_cut_where_it_can_be() -> None:
+def test_pair_shares_are_legal_cuts() -> None:
     """A green context has whole groups of multiprocessors; of 132 there are 16 of eight, and the whole device."""
     green = (*(1000 * 8 * groups // 132 for groups in range(1, 17)), 1000)
     for cut in pair_shares(Kind(name="h200", cuts=green)):
@@ -89,7 +89,7 @@ def test_a_device_is_cut_where_it_can_be() -> None:
     assert pair_shares(Kind(name="whole")) == []
 
 
-def test_instances_lie_side_by_side() -> None:
+def test_pair_shares_on_mig_are_legal_placements() -> None:
     """2g, 2g, 2g and 1g have room on an A100; on an A30 a half and two quarters have."""
     a100, a30 = (
         Kind(name=name, cuts=mig.instance_shares(name), geometry=name) for name in ("mig-a100-40gb", "mig-a30-24gb")
@@ -98,7 +98,7 @@ def test_instances_lie_side_by_side() -> None:
     assert pair_shares(a30) == [(250, 500), (500, 500), (250, 250, 500), (250, 250, 250, 250)]
 
 
-def test_very_many_pairs_are_thinned() -> None:
+def test_candidate_pairs_of_many_models_are_limited() -> None:
     profiles = {(f"m{i}", "cpu"): profile(f"m{i}", 0.001) for i in range(12)}
     found = candidate_pairs(profiles, CPU)
     assert sum(len(run) == 2 for run in found) == MAX_PAIRS
@@ -106,7 +106,7 @@ def test_very_many_pairs_are_thinned() -> None:
     assert found == candidate_pairs(profiles, CPU)
 
 
-def test_every_run_comes_once_and_none_that_was_done() -> None:
+def test_select_experiments_yields_every_unmeasured_run_once() -> None:
     profiles = {(name, "cpu"): profile(name, 0.001) for name in "abc"}
     runs = candidate_pairs(profiles, CPU)
     order = list(select_experiments(runs, profiles, RUNS_PER_TURN, [3, 5]))
@@ -115,7 +115,7 @@ def test_every_run_comes_once_and_none_that_was_done() -> None:
     assert {load.model for run in first for load in run} == set("abc")
 
 
-def test_a_run_was_measured_when_each_of_it_was() -> None:
+def test_measured_pairs_need_a_sample_of_every_victim() -> None:
     runs = candidate_pairs({(name, "cpu"): profile(name, 0.001) for name in "ab"}, CPU)
     three = next(place for place, run in enumerate(runs) if len(set(run)) == 3)
     a, b, c = runs[three]
@@ -152,7 +152,7 @@ def run_all(candidates: dict[str, Candidate], count: int, pause: float = 0.0) ->
         assert not [pid for pid in workers_of(os.getpid()) if alive(pid)]
 
 
-def test_models_side_by_side(tmp_path: Path) -> None:
+def test_measure_pairs_of_two_models_gives_a_sample_per_victim(tmp_path: Path) -> None:
     first = graphs.identity(tmp_path / "model.onnx")
     second = msgspec.structs.replace(first, name="second")
     found = run_all({"identity": Candidate(first, floats), "second": Candidate(second, floats)}, 8)
@@ -165,7 +165,7 @@ def test_models_side_by_side(tmp_path: Path) -> None:
             assert sample.alone > 0 and sample.together > 0
 
 
-def test_batches_rest_as_when_a_profile_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_pairs_pauses_as_profiles_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the smallest models would be several times as quick alone as their profiles say."""
     slept: list[float] = []
     sleep = asyncio.sleep
@@ -179,13 +179,13 @@ def test_batches_rest_as_when_a_profile_is_measured(tmp_path: Path, monkeypatch:
     assert slept.count(0.0123) >= 3  # of one alone, of the other, and of both
 
 
-def test_a_model_that_fails_is_named(tmp_path: Path) -> None:
+def test_measure_pairs_of_a_failing_model_names_it(tmp_path: Path) -> None:
     broken: WorkerModel = graphs.lookup(tmp_path / "model.onnx")
     with pytest.raises(ModelError, match=f"'{broken.name}' beside '{broken.name}' cannot be measured: "):
         run_all({broken.name: Candidate(broken, index)}, 1)
 
 
-def test_a_machine_that_has_other_things_to_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_pairs_on_a_busy_machine_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.profiling.pairs.MIN_TIME_RATIO", 1e9)
     with pytest.raises(
         ModelError, match=r"'identity' beside 'identity' measured faster than alone .*try again when it is quiet"

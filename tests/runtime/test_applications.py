@@ -88,7 +88,7 @@ def request(id_: int = 1, deadline: float = 0.1, model: str = "diamond", arrived
     return Request(id_, model, arrived, arrived + deadline)
 
 
-def test_a_request_goes_through_all_stages_and_is_served_once() -> None:
+def test_application_request_passes_all_stages_and_is_served_once() -> None:
     site = Site(DIAMOND)
     assert spawned(site.tell(Arrived(request()), 0.0)) == [("a", 0.03)]
     assert spawned(site.finish("a", 0.01)) == [("b", 0.07)] * 2 + [("c", 0.07)]
@@ -100,7 +100,7 @@ def test_a_request_goes_through_all_stages_and_is_served_once() -> None:
     assert site.outcomes() == [(Outcome.SERVED, "")]
 
 
-def test_a_spawn_comes_before_anything_else_that_is_said_of_its_request() -> None:
+def test_spawn_command_precedes_others_of_its_request() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request()), 0.0)
     for model, now in (("a", 0.01), ("c", 0.02), ("b", 0.02), ("b", 0.03), ("a", 0.04)):
@@ -115,17 +115,17 @@ def test_a_spawn_comes_before_anything_else_that_is_said_of_its_request() -> Non
                 assert known >= {part.id for part in command.requests}
 
 
-def test_less_patience_leaves_each_stage_as_much_less() -> None:
+def test_application_shorter_timeout_shortens_every_stage() -> None:
     site = Site(DIAMOND)
     assert spawned(site.tell(Arrived(request(deadline=0.05)), 0.0)) == [("a", 0.015)]
 
 
-def test_more_patience_is_for_the_last_stages() -> None:
+def test_application_longer_timeout_extends_the_last_stages() -> None:
     site = Site(DIAMOND)
     assert spawned(site.tell(Arrived(request(deadline=0.3)), 0.0)) == [("a", 0.23)]
 
 
-def test_one_that_fails_ends_the_whole_and_cancels_its_siblings() -> None:
+def test_application_failed_stage_ends_it_and_cancels_siblings() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request()), 0.0)
     site.finish("a", 0.01)
@@ -141,20 +141,20 @@ def test_one_that_fails_ends_the_whole_and_cancels_its_siblings() -> None:
     assert len(site.outcomes()) == 1
 
 
-def test_what_cannot_be_begun_in_time_is_refused() -> None:
+def test_application_that_cannot_meet_its_deadline_is_rejected() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request(deadline=0.02)), 0.0)
     assert site.outcomes() == [(Outcome.REJECTED, "first: it could not be answered within its deadline")]
 
 
-def test_what_can_no_longer_be_done_has_expired_and_was_not_refused() -> None:
+def test_application_that_can_no_longer_finish_expires() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request()), 0.0)
     site.finish("a", 0.065)
     assert site.outcomes() == [(Outcome.EXPIRED, "left: it could not be answered within its deadline")]
 
 
-def test_a_caller_who_leaves_takes_all_along() -> None:
+def test_application_cancelled_by_the_caller_cancels_all_stages() -> None:
     site = Site(DIAMOND)
     site.tell(Arrived(request()), 0.0)
     site.finish("a", 0.01)
@@ -164,7 +164,7 @@ def test_a_caller_who_leaves_takes_all_along() -> None:
     assert len(site.outcomes()) == 1
 
 
-def test_requests_of_single_models_pass_through() -> None:
+def test_model_requests_pass_through() -> None:
     site, alone = Site(DIAMOND), Dispatcher()
     alone.handle(Applied(LANES), 0.0)
     for lane in LANES:
@@ -184,7 +184,7 @@ COUNTED = Application(
 )
 
 
-def test_there_are_as_many_requests_of_a_counted_stage_as_the_answer_before_it_says() -> None:
+def test_counted_stage_sends_as_many_requests_as_the_response_says() -> None:
     site = Site(COUNTED)
     site.tell(Arrived(request(model="street")), 0.0)
     commands = site.finish("a", 0.01, {1: 3, 2: 0})
@@ -198,7 +198,7 @@ def test_there_are_as_many_requests_of_a_counted_stage_as_the_answer_before_it_s
     assert site.outcomes(2) == [(Outcome.SERVED, "")], "nothing was found"
 
 
-def test_a_count_that_comes_too_late_counts_for_nobody() -> None:
+def test_count_that_arrives_too_late_is_ignored() -> None:
     site = Site(COUNTED)
     site.tell(Arrived(request(model="street")), 0.0)
     site.tell(Cancelled(1), 0.005)
@@ -210,7 +210,7 @@ def test_a_count_that_comes_too_late_counts_for_nobody() -> None:
     assert len(spawned(site.finish("a", 1.01, {1: 1, 2: 1}))) == 2
 
 
-def test_stages_that_no_request_reaches_are_not_waited_for() -> None:
+def test_stages_that_get_no_request_are_not_awaited() -> None:
     rare = Application(
         name="rare",
         slo=0.1,
@@ -244,7 +244,7 @@ def graphs(draw: st.DrawFn) -> Application:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), graph=graphs())
-def test_every_request_ends_exactly_once_whatever_happens(data: st.DataObject, graph: Application) -> None:
+def test_application_requests_over_random_events_end_exactly_once(data: st.DataObject, graph: Application) -> None:
     site = Site(graph)
 
     def fanned(spec: ApplicationSpec, number: int, times: int) -> Sequence[int] | None:

@@ -101,27 +101,22 @@ def test_held_until_deadline_near_leaves_time_for_one_row_more() -> None:
     assert held_until(queue_of(request(1, 0.025), max_queue_delay=0.020), 1) == pytest.approx(0.025 - LATENCIES[1])
 
 
-def test_next_queue_several_models_waiting_takes_the_one_that_ran_longest_ago() -> None:
+@pytest.mark.parametrize(
+    ("ran", "deadlines", "model"),
+    [
+        ((7, 6), (0.1, 0.9), "n"),  # the one that ran longest ago
+        ((6, 7), (0.9, 0.1), "m"),  # however near the other's deadline
+        ((0, 0), (0.9, 0.1), "n"),  # the earliest deadline, where none has run
+    ],
+)
+def test_next_queue_several_models_waiting_takes_turns(
+    ran: tuple[int, int], deadlines: tuple[float, float], model: str
+) -> None:
     lane = lane_of("m", "n")
-    push(lane.queues["m"], request(1, 0.1))
-    push(lane.queues["n"], request(2, 0.9, model="n"))
-    lane.queues["m"].ran, lane.queues["n"].ran = 7, 6
-    assert next_queue(lane, 0.0)[:3] == (lane.queues["n"], 1, 1)
-
-
-def test_next_queue_one_that_ran_lately_waits_however_near_its_deadline() -> None:
-    lane = lane_of("m", "n")
-    push(lane.queues["m"], request(1, 0.9))
-    push(lane.queues["n"], request(2, 0.1, model="n"))
-    lane.queues["m"].ran, lane.queues["n"].ran = 6, 7
-    assert next_queue(lane, 0.0)[:3] == (lane.queues["m"], 1, 1)
-
-
-def test_next_queue_none_has_run_takes_the_earliest_deadline() -> None:
-    lane = lane_of("m", "n")
-    push(lane.queues["m"], request(1, 0.9))
-    push(lane.queues["n"], request(2, 0.1, model="n"))
-    assert next_queue(lane, 0.0)[:3] == (lane.queues["n"], 1, 1)
+    for number, (name, last, deadline) in enumerate(zip("mn", ran, deadlines, strict=True)):
+        push(lane.queues[name], request(number, deadline, model=name))
+        lane.queues[name].ran = last
+    assert next_queue(lane, 0.0)[:3] == (lane.queues[model], 1, 1)
 
 
 def test_next_queue_only_batches_held_back_says_when_the_first_is_due() -> None:

@@ -72,11 +72,11 @@ def arrive(dispatcher: Dispatcher, now: float, *requests: Request) -> list[Comma
 A = lane(LANE_A, LaneModel(model="m", latencies=linear(4)))
 
 
-def test_an_idle_lane_runs_what_arrives_at_once() -> None:
+def test_dispatcher_idle_lane_runs_a_request_at_once() -> None:
     assert runs(arrive(started(A), 0.0, request(1))) == [[1]]
 
 
-def test_what_arrives_while_the_lane_is_busy_makes_the_next_batch() -> None:
+def test_dispatcher_requests_to_a_busy_lane_form_the_next_batch() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, *(request(i) for i in range(6)))
     commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
@@ -84,14 +84,14 @@ def test_what_arrives_while_the_lane_is_busy_makes_the_next_batch() -> None:
     assert ends(commands) == {0: Outcome.SERVED}
 
 
-def test_the_lane_goes_on_before_the_answers_are_written() -> None:
+def test_dispatcher_next_batch_starts_before_responses_are_written() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))
     commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
     assert [type(command) for command in commands] == [Run, Reply]
 
 
-def test_what_cannot_be_done_in_time_is_refused_at_arrival() -> None:
+def test_dispatcher_request_that_cannot_meet_its_deadline_is_rejected() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
     (reply,) = arrive(dispatcher, 0.0, request(1, within=0.015))
@@ -108,13 +108,13 @@ def test_what_cannot_be_done_in_time_is_refused_at_arrival() -> None:
         (request(1, size=5), words.TOO_LARGE),
     ],
 )
-def test_what_no_lane_can_take_is_refused_with_the_reason(asked: Request, reason: str) -> None:
+def test_dispatcher_request_without_a_suitable_lane_is_rejected_with_the_reason(asked: Request, reason: str) -> None:
     (reply,) = arrive(started(A), 0.0, asked)
     assert isinstance(reply, Reply)
     assert reply.reason == reason
 
 
-def test_without_a_worker_that_is_up_everything_is_refused() -> None:
+def test_dispatcher_without_a_running_worker_rejects_everything() -> None:
     dispatcher = Dispatcher()
     dispatcher.handle(Applied((A,)), 0.0)
     (reply,) = arrive(dispatcher, 0.0, request(1))
@@ -122,7 +122,7 @@ def test_without_a_worker_that_is_up_everything_is_refused() -> None:
     assert reply.reason == words.NO_WORKER
 
 
-def test_a_request_expires_at_its_deadline_by_timer_while_the_lane_is_busy() -> None:
+def test_dispatcher_deadline_on_a_busy_lane_expires_the_request() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
     commands = arrive(dispatcher, 0.0, request(1, within=0.030))
@@ -130,13 +130,13 @@ def test_a_request_expires_at_its_deadline_by_timer_while_the_lane_is_busy() -> 
     assert ends(dispatcher.handle(Woke(LANE_A, 0.030), 0.030)) == {1: Outcome.EXPIRED}
 
 
-def test_a_timer_that_comes_early_is_set_again() -> None:
+def test_dispatcher_early_timer_is_set_again() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, within=0.030))
     assert dispatcher.handle(Woke(LANE_A, 0.030), 0.029) == [WakeAt(LANE_A, 0.030)]
 
 
-def test_a_head_that_can_no_longer_make_it_is_dropped_for_those_that_can() -> None:
+def test_dispatcher_late_head_is_dropped_for_requests_that_can_finish() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, within=0.030), request(2, within=0.1))
     commands = dispatcher.handle(Finished(LANE_A, 1), 0.025)  # late: 14 ms over
@@ -144,7 +144,7 @@ def test_a_head_that_can_no_longer_make_it_is_dropped_for_those_that_can() -> No
     assert runs(commands) == [[2]]
 
 
-def test_a_batch_stays_small_enough_for_its_earliest_deadline() -> None:
+def test_dispatcher_batch_is_limited_by_its_earliest_deadline() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
     arrive(dispatcher, 0.0, request(1, within=0.0262), *(request(i, within=0.2) for i in (2, 3, 4)))
@@ -152,7 +152,7 @@ def test_a_batch_stays_small_enough_for_its_earliest_deadline() -> None:
     assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.013)) == [[1, 2]]
 
 
-def test_with_a_full_batch_waiting_a_late_head_is_dropped_rather_than_the_batch_made_small() -> None:
+def test_dispatcher_late_head_before_a_full_batch_is_dropped() -> None:
     dispatcher = started(lane(LANE_A, LaneModel(model="m", latencies=linear(8))))
     arrive(dispatcher, 0.0, request(0), request(1, within=0.034), *(request(i, within=0.2) for i in range(2, 10)))
     # The first batch took 18 ms instead of 11: from now on one row counts as 13.6 ms, two as 14.9 and eight as 22.3.
@@ -162,26 +162,26 @@ def test_with_a_full_batch_waiting_a_late_head_is_dropped_rather_than_the_batch_
     assert runs(commands) == [[2, 3, 4, 5, 6, 7, 8, 9]]
 
 
-def test_rows_count_not_requests() -> None:
+def test_dispatcher_batch_limit_counts_rows() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, size=3), request(2, size=2), request(3, size=1))
     assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[1]]
 
 
-def test_urgent_requests_overtake() -> None:
+def test_dispatcher_higher_priority_overtakes() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, priority=1), request(2, priority=1), request(3, priority=0))
     commands = dispatcher.handle(Finished(LANE_A, 1), 0.011)
     assert runs(commands) == [[3, 1, 2]]
 
 
-def test_a_shorter_deadline_overtakes_within_a_priority() -> None:
+def test_dispatcher_earlier_deadline_overtakes_within_a_priority() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1, within=0.2), request(2, within=0.1))
     assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[2, 1]]
 
 
-def test_linger_holds_a_batch_back_until_it_is_full_or_time_is_up() -> None:
+def test_dispatcher_queue_delay_ends_when_full_or_elapsed() -> None:
     spec = lane(LANE_A, LaneModel(model="m", latencies=linear(2), max_queue_delay=0.020))
     dispatcher = started(spec)
     assert arrive(dispatcher, 0.0, request(0)) == [WakeAt(LANE_A, 0.020)]
@@ -192,14 +192,14 @@ def test_linger_holds_a_batch_back_until_it_is_full_or_time_is_up() -> None:
     assert runs(dispatcher.handle(Woke(LANE_A, 0.020), 0.020)) == [[0]]
 
 
-def test_linger_ends_early_where_the_deadline_asks_for_it() -> None:
+def test_dispatcher_queue_delay_ends_early_for_a_deadline() -> None:
     dispatcher = started(lane(LANE_A, LaneModel(model="m", latencies=linear(4), max_queue_delay=0.020)))
     (wake,) = arrive(dispatcher, 0.0, request(0, within=0.025))
     assert isinstance(wake, WakeAt)
     assert wake.time == pytest.approx(0.025 - 0.012)
 
 
-def test_models_of_a_lane_take_turns_however_much_one_is_asked_for() -> None:
+def test_dispatcher_models_of_a_lane_alternate_under_any_load() -> None:
     shared = lane(LANE_A, LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
     dispatcher = started(shared)
     arrive(dispatcher, 0.0, *(request(i, within=1) for i in range(9)))
@@ -210,7 +210,7 @@ def test_models_of_a_lane_take_turns_however_much_one_is_asked_for() -> None:
     assert order == [[10, 11], [1, 2], [12], [3, 4]]
 
 
-def test_requests_go_to_the_lane_that_will_be_done_first() -> None:
+def test_dispatcher_requests_go_to_the_lane_that_finishes_first() -> None:
     slow = lane(LANE_A, LaneModel(model="m", latencies=linear(4, fixed=0.015)))
     fast = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
     dispatcher = started(slow, fast)
@@ -221,7 +221,7 @@ def test_requests_go_to_the_lane_that_will_be_done_first() -> None:
     ]
 
 
-def test_a_request_lost_with_its_worker_is_tried_once_more_elsewhere() -> None:
+def test_dispatcher_request_lost_with_its_worker_is_retried_once_elsewhere() -> None:
     other = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
     dispatcher = started(A, other)
     arrive(dispatcher, 0.0, request(1))
@@ -231,7 +231,7 @@ def test_a_request_lost_with_its_worker_is_tried_once_more_elsewhere() -> None:
     assert (reply.outcome, reply.reason) == (Outcome.FAILED, words.DIED_TWICE)
 
 
-def test_lanes_that_die_together_get_nothing_of_each_other() -> None:
+def test_dispatcher_lanes_that_die_together_get_no_retries() -> None:
     """They share a device or a process: what one held would be lost a second time on another."""
     model = LaneModel(model="m", latencies=linear(1))
     dispatcher = started(lane(LANE_A, model), lane(LANE_B, model), lane(LANE_C, model))
@@ -244,7 +244,7 @@ def test_lanes_that_die_together_get_nothing_of_each_other() -> None:
     assert [lane.up for lane in dispatcher.lanes.values()] == [False, False, True]
 
 
-def test_a_lost_request_waits_for_its_own_worker_where_there_is_no_other() -> None:
+def test_dispatcher_lost_request_without_another_lane_waits_for_its_worker() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(1))
     assert dispatcher.handle(Died(LANE_A, "killed"), 0.005) == [WakeAt(LANE_A, 0.1)]
@@ -279,7 +279,7 @@ def test_time_that_other_models_were_lent_is_not_counted_on() -> None:
     assert learnt[0] == pytest.approx(learnt[1]) and learnt[0] > 0
 
 
-def test_a_model_that_fails_a_batch_fails_its_requests_and_no_other() -> None:
+def test_dispatcher_failed_batch_fails_only_its_requests() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))
     commands = dispatcher.handle(Failed(LANE_A, 1, "no such thing"), 0.005)
@@ -287,7 +287,7 @@ def test_a_model_that_fails_a_batch_fails_its_requests_and_no_other() -> None:
     assert runs(commands) == [[1]]
 
 
-def test_a_request_that_the_model_cannot_answer_fails_alone() -> None:
+def test_dispatcher_request_error_fails_only_that_request() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1), request(2))
     dispatcher.handle(Finished(LANE_A, 1), 0.011)
@@ -296,7 +296,7 @@ def test_a_request_that_the_model_cannot_answer_fails_alone() -> None:
     assert [c.reason for c in commands if isinstance(c, Reply)] == ["no such row", ""]
 
 
-def test_callers_that_leave_are_answered_once_and_hurt_nobody() -> None:
+def test_dispatcher_cancelled_request_is_answered_once() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1), request(2))
     assert ends(dispatcher.handle(Cancelled(0), 0.001)) == {0: Outcome.CANCELLED}  # runs already
@@ -307,7 +307,7 @@ def test_callers_that_leave_are_answered_once_and_hurt_nobody() -> None:
     assert ends(commands) == {}
 
 
-def test_news_of_a_batch_that_is_gone_changes_nothing() -> None:
+def test_dispatcher_late_events_of_a_lost_batch_are_ignored() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
     assert dispatcher.handle(Finished(LANE_A, 7), 0.001) == []
@@ -315,7 +315,7 @@ def test_news_of_a_batch_that_is_gone_changes_nothing() -> None:
     assert dispatcher.handle(Woke(LANE_A, 0.001), 0.001) == []
 
 
-def test_a_lane_that_is_taken_out_finishes_its_batch_and_hands_on_what_waits() -> None:
+def test_dispatcher_removed_lane_finishes_its_batch_and_hands_over_its_queue() -> None:
     other = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))
@@ -328,7 +328,7 @@ def test_a_lane_that_is_taken_out_finishes_its_batch_and_hands_on_what_waits() -
     assert set(dispatcher.lanes) == {LANE_B}
 
 
-def test_what_waits_for_a_model_that_is_taken_out_is_told_to_try_again() -> None:
+def test_dispatcher_requests_of_a_removed_model_are_unavailable() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1))
     (reply,) = [command for command in dispatcher.handle(Applied(()), 0.001) if isinstance(command, Reply)]
@@ -336,11 +336,11 @@ def test_what_waits_for_a_model_that_is_taken_out_is_told_to_try_again() -> None
     assert ends(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == {0: Outcome.SERVED}
 
 
-def test_an_idle_lane_that_is_taken_out_is_drained_at_once() -> None:
+def test_dispatcher_removed_idle_lane_is_drained_at_once() -> None:
     assert started(A).handle(Applied(()), 0.0) == [Drained(LANE_A)]
 
 
-def test_a_batch_that_is_larger_than_the_new_plan_allows_is_answered_all_the_same() -> None:
+def test_dispatcher_batch_above_the_limit_of_the_new_plan_is_answered() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0), request(1), request(2))
     assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[1, 2]]
@@ -348,7 +348,7 @@ def test_a_batch_that_is_larger_than_the_new_plan_allows_is_answered_all_the_sam
     assert ends(dispatcher.handle(Finished(LANE_A, 2), 0.023)) == {1: Outcome.SERVED, 2: Outcome.SERVED}
 
 
-def test_what_waits_with_more_rows_than_the_new_plan_allows_ends_and_holds_nobody_up() -> None:
+def test_dispatcher_queued_request_above_the_limit_of_the_new_plan_is_rejected() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(1, within=1.0), request(2, size=3, within=1.0), request(3, within=1.0))
     commands = dispatcher.handle(Applied((lane(LANE_A, LaneModel(model="m", latencies=linear(2))),)), 0.001)
@@ -358,7 +358,7 @@ def test_what_waits_with_more_rows_than_the_new_plan_allows_ends_and_holds_nobod
     assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[3]]
 
 
-def test_what_was_lost_with_its_worker_is_not_tried_again_in_batches_that_the_new_plan_forbids() -> None:
+def test_dispatcher_retry_respects_the_batch_limit_of_the_new_plan() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(1, size=3, within=1.0))
     dispatcher.handle(Applied((lane(LANE_A, LaneModel(model="m", latencies=linear(2))),)), 0.001)
@@ -366,7 +366,7 @@ def test_what_was_lost_with_its_worker_is_not_tried_again_in_batches_that_the_ne
     dispatcher.invariants()
 
 
-def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
+def test_dispatcher_observed_slowdown_changes_admission() -> None:
     dispatcher = started(A)
     for batch in range(1, 40):
         now = float(batch)
@@ -377,7 +377,7 @@ def test_a_lane_learns_how_slow_it_is_and_admits_accordingly() -> None:
     assert runs(arrive(dispatcher, 51.0, request(100, 51.0, within=0.0221))) == [[100]]
 
 
-def test_a_backlog_is_promised_no_more_time_than_others_were_seen_to_leave_it() -> None:
+def test_dispatcher_backlog_is_admitted_by_observed_turns_of_others() -> None:
     """In every round another model takes a batch, and it comes while the first one runs: nobody sees it wait."""
     shared = lane(LANE_A, LaneModel(model="m", latencies=linear(2)), LaneModel(model="n", latencies=linear(2)))
 
@@ -400,7 +400,7 @@ def test_a_backlog_is_promised_no_more_time_than_others_were_seen_to_leave_it() 
     assert third_round(20) is Outcome.REJECTED
 
 
-def test_one_wild_batch_does_not_close_a_lane_for_good() -> None:
+def test_dispatcher_single_slow_batch_does_not_close_a_lane() -> None:
     dispatcher = started(A)
     arrive(dispatcher, 0.0, request(0))
     dispatcher.handle(Finished(LANE_A, 1), 100.0)
@@ -466,7 +466,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_every_request_ends_exactly_once_whatever_happens(steps: list[tuple[str, int, float]]) -> None:
+def test_dispatcher_over_random_events_ends_every_request_once(steps: list[tuple[str, int, float]]) -> None:
     story = Story()
     story.feed(Applied(LANES))
     for step, (what, pick, wait) in enumerate(steps):

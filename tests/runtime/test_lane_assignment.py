@@ -24,14 +24,14 @@ def moved(layout: LaneMatcher, *partitions: Partition, number: int = 0) -> list[
     return list(layout.lanes)
 
 
-def test_what_both_plans_have_keeps_its_lane_and_no_name_comes_twice() -> None:
+def test_lane_assignment_equal_partitions_keep_their_lanes_with_unique_ids() -> None:
     layout = LaneMatcher()
     assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu-0/0", "cpu-0/1"]
     assert moved(layout, partition(500, "b"), partition(500, "c")) == ["cpu-0/1", "cpu-0/2"]
     assert moved(layout, partition(500, "a"), partition(500, "b")) == ["cpu-0/3", "cpu-0/1"]
 
 
-def test_another_share_device_set_of_models_or_a_larger_batch_needs_a_new_lane() -> None:
+def test_lane_assignment_changed_partition_needs_a_new_lane() -> None:
     layout = LaneMatcher()
     assert moved(layout, partition(500, "a")) == ["cpu-0/0"]
     assert moved(layout, partition(400, "a")) == ["cpu-0/1"]
@@ -42,14 +42,14 @@ def test_another_share_device_set_of_models_or_a_larger_batch_needs_a_new_lane()
     assert moved(layout, partition(400, "a", batch=3), number=1) == ["cpu-1/3"]
 
 
-def test_two_partitions_alike_are_two_lanes() -> None:
+def test_lane_assignment_identical_partitions_are_two_lanes() -> None:
     layout = LaneMatcher()
     assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu-0/0", "cpu-0/1"]
     assert moved(layout, partition(500, "a")) == ["cpu-0/0"]
     assert moved(layout, partition(500, "a"), partition(500, "a")) == ["cpu-0/0", "cpu-0/2"]
 
 
-def test_a_model_whose_file_changed_needs_a_new_worker() -> None:
+def test_lane_assignment_changed_model_file_needs_a_new_worker() -> None:
     layout = LaneMatcher()
     moved(layout, partition(500, "a"), partition(500, "b"))
     plan = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=(partition(500, "b"),)),))
@@ -58,7 +58,7 @@ def test_a_model_whose_file_changed_needs_a_new_worker() -> None:
     assert list(layout.match(plan, [spec])) == ["cpu-0/1"]
 
 
-def test_all_workers_of_a_partition_stay_or_go_together() -> None:
+def test_lane_assignment_workers_of_a_partition_stay_together() -> None:
     def workers(count: int, layout: LaneMatcher) -> list[str]:
         placement = Placement(model="a", batch=4, rate=1.0, duty=0.05, latency=0.05, procs=count)
         cut = Partition(share=500, placements=(placement,))

@@ -24,18 +24,18 @@ def plan(**changes: object) -> Plan:
     return Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 3), partitions=(partition, partition)),))
 
 
-def test_a_lane_for_each_partition_with_the_latencies_of_its_batches() -> None:
+def test_lane_specs_each_partition_has_a_lane_with_batch_latencies() -> None:
     model = LaneModel(model="m", latencies=(0.002, 0.003), max_queue_delay=0.001, rate=7.0)
     expected = tuple(LaneSpec(id=id_, models=(model,)) for id_ in (LaneId.parse("cpu-3/0"), LaneId.parse("cpu-3/1")))
     assert lane_specs(plan(), MODELS, PROFILES) == expected
 
 
-def test_the_slowdown_of_the_plan_holds_for_smaller_batches_too() -> None:
+def test_lane_specs_planned_slowdown_applies_to_smaller_batches() -> None:
     lane = lane_specs(plan(latency=0.0045), MODELS, PROFILES)[0]
     assert lane.models[0].latencies == pytest.approx((0.003, 0.0045))
 
 
-def test_a_plan_that_does_not_fit_is_refused() -> None:
+def test_lane_specs_of_an_unprofiled_plan_raise() -> None:
     with pytest.raises(PlanError, match=r"^the plan places 'm', which is not among the models other; plan again$"):
         lane_specs(plan(), {"other": Model(name="other", slo=1.0)}, {})
     for latency in (0.0, -0.001, math.inf):
@@ -53,7 +53,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         lane_specs(plan(procs=0), MODELS, PROFILES)
 
 
-def test_a_lane_for_each_worker_of_a_partition() -> None:
+def test_lane_specs_each_worker_of_a_partition_has_a_lane() -> None:
     """Of three workers that share a partition each takes 5 ms, and two have the second model, too."""
     points = [Point(share=400, batch=1, latency=0.003 + 0.001 * n, memory=0, procs=n) for n in (1, 2, 3)]
     profiles = {(name, "cpu"): Profile(name, "cpu", points) for name in "ab"}

@@ -24,14 +24,14 @@ def recorded() -> list[bytes]:
     return [log_line(now, event, dispatcher.handle(event, now)) for now, event in events]
 
 
-def test_a_log_replays_with_the_same_commands() -> None:
+def test_replay_of_a_log_gives_the_same_commands() -> None:
     replayed = replay(recorded())
     assert replayed.difference == ""
     assert replayed.events == 5
     assert replayed.outcomes == {("m", "served"): 1}
 
 
-def test_what_happened_is_read_as_it_was_written() -> None:
+def test_read_log_returns_written_events() -> None:
     cancelled = [Reply((Request(1, "m", 0.1, 0.1 + 0.2, size=2, priority=3),), Outcome.CANCELLED, "the caller left")]
     (entry,) = read_log([log_line(0.2, Arrived(Request(2, "n", 0.2, 1 / 3)), [*cancelled])])
     assert entry.event == Arrived(Request(2, "n", 0.2, 1 / 3))
@@ -41,7 +41,7 @@ def test_what_happened_is_read_as_it_was_written() -> None:
     ]
 
 
-def test_a_replay_stops_at_the_first_line_that_differs_and_shows_both() -> None:
+def test_replay_stops_at_the_first_difference_and_shows_both() -> None:
     lines = recorded()
     lines[3] = lines[3].replace(b'"time":1.25', b'"time":9.25')
     replayed = replay(lines, "x.jsonl")
@@ -61,6 +61,6 @@ def test_a_replay_stops_at_the_first_line_that_differs_and_shows_both() -> None:
         (recorded()[:4] + recorded()[:1], r"^x:5: time goes backwards, from 0\.25 to 0\.0$"),
     ],
 )
-def test_what_is_no_log_is_refused_with_the_line(lines: list[bytes], message: str) -> None:
+def test_read_log_of_other_text_names_the_line(lines: list[bytes], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replay(lines, "x")

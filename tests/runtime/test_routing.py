@@ -60,7 +60,7 @@ def by_asking_all(lanes: dict[LaneId, Lane], request: Request, now: float) -> tu
     alike=st.booleans(),
     plain=st.booleans(),
 )
-def test_it_goes_where_asking_every_lane_says(seed: int, lanes: int, alike: bool, plain: bool) -> None:
+def test_routing_chooses_the_lane_that_exhaustive_search_does(seed: int, lanes: int, alike: bool, plain: bool) -> None:
     rng = np.random.default_rng(seed)
     specs = fleet(lanes, alike)
     dispatcher = Dispatcher()

@@ -30,7 +30,7 @@ def stories(build: Path) -> tuple[Path, list[str]]:
 
 @pytest.mark.slow  # compiles for a minute
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler")
-def test_it_decides_the_same(tmp_path: Path) -> None:
+def test_compiled_dispatcher_gives_the_same_commands(tmp_path: Path) -> None:
     pure, source, build = tmp_path / "pure", tmp_path / "source", tmp_path / "build"
     for tree in (pure, source):
         shutil.copytree(ROOT / "cotenant", tree / "cotenant", ignore=shutil.ignore_patterns("__pycache__", "*.so"))

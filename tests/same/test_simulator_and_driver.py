@@ -118,7 +118,7 @@ async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Ten
 
 @pytest.mark.parametrize("load", [0.3, 0.9, 3.0])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_both_get_the_same_commands(load: float, seed: int) -> None:
+def test_simulator_and_driver_get_the_same_commands(load: float, seed: int) -> None:
     requests = arrivals(load, seed)
     loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
     try:

@@ -74,7 +74,7 @@ def rows(report: Report) -> dict[str, ModelReport]:
     return {row.model: row for row in report.models}
 
 
-def test_a_change_of_plan_changes_how_targets_are_split() -> None:
+def test_simulate_new_plan_changes_the_slo_budgets() -> None:
     dispatcher, rests = Dispatcher(), []
 
     def handle(event: Event, now: float) -> list[Command]:
@@ -89,7 +89,7 @@ def test_a_change_of_plan_changes_how_targets_are_split() -> None:
         simulate(PROBLEM, PLAN, ALONE, seconds=20, changes=[(10.0, msgspec.structs.replace(PLAN, split={}))])
 
 
-def test_one_request_at_a_time_takes_its_longest_way() -> None:
+def test_simulate_one_request_at_a_time_takes_the_longest_path() -> None:
     found = rows(simulate(PROBLEM, PLAN, ALONE, seconds=200))
     chain = found["chain"]
     assert chain.outcomes["served"] == 200
@@ -101,7 +101,7 @@ def test_one_request_at_a_time_takes_its_longest_way() -> None:
     assert found["read"].outcomes["served"] == pytest.approx(200, rel=0.2)
 
 
-def test_what_is_drawn_does_not_depend_on_the_plan_nor_on_others() -> None:
+def test_simulate_draws_are_independent_of_plan_and_other_sources() -> None:
     specs = [msgspec.structs.replace(CHAIN, name=name) for name in ("one", "two")]
     for applications in (specs, specs[::-1]):
         fanned = drawn_fanouts(applications, seed=3)
@@ -112,14 +112,14 @@ def test_what_is_drawn_does_not_depend_on_the_plan_nor_on_others() -> None:
         assert set(drawn_now or ()) == {0, 2}
 
 
-def test_a_model_is_asked_directly_and_by_an_application() -> None:
+def test_simulate_model_with_direct_and_application_requests_counts_both() -> None:
     found = rows(simulate(PROBLEM, PLAN, seconds=100))
     assert found["name"].offered == pytest.approx(3 * found["chain"].offered + 2.0, rel=0.2)
     assert (found["name"].target, found["name"].required) == (0.2, 0.99)
     assert (found["find"].target, found["find"].required) == (0.08, 0.0), "it promised nobody anything"
 
 
-def test_one_stage_that_is_too_slow_breaks_the_whole() -> None:
+def test_simulate_slow_stage_violates_the_application_slo() -> None:
     slow = msgspec.structs.replace(PROBLEM, profiles={**PROBLEM.profiles, ("read", "cpu"): profile("read", 0.25)})
     plan = msgspec.structs.replace(
         PLAN,
@@ -135,14 +135,14 @@ def test_one_stage_that_is_too_slow_breaks_the_whole() -> None:
     assert chain.outcomes["expired"] == pytest.approx(100, rel=0.3), "those that read anything"
 
 
-def test_callers_of_an_application_wait_for_the_whole() -> None:
+def test_simulate_closed_loop_callers_wait_for_whole_applications() -> None:
     found = rows(
         simulate(PROBLEM, PLAN, Workload({"chain": ClosedLoop(callers=1), "name": ClosedLoop(callers=1)}), seconds=20)
     )
     assert found["chain"].mean == pytest.approx(1 / found["chain"].offered, rel=0.01)
 
 
-def test_every_request_ends_and_one_seed_gives_one_report() -> None:
+def test_simulate_applications_of_one_seed_give_one_report() -> None:
     busy = Workload.poisson({"chain": 200.0})
     report = simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
     assert report == simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
@@ -151,14 +151,14 @@ def test_every_request_ends_and_one_seed_gives_one_report() -> None:
     assert chain.outcomes["rejected"] + chain.outcomes["expired"] > 0
 
 
-def test_nobody_is_asked_for_what_is_not_there() -> None:
+def test_simulate_unknown_application_is_rejected() -> None:
     with pytest.raises(PlanError, match=r"^no model 'chains' in this problem"):
         simulate(PROBLEM, PLAN, Workload({"chains": Uniform(1.0)}), seconds=1)
 
 
 @pytest.mark.parametrize("fanout", [Fixed(2), Poisson(2.0)])
 @pytest.mark.parametrize("rate", [20.0, 60.0])
-def test_the_forecast_of_the_whole_is_near_what_the_simulator_sees(fanout: Fixed | Poisson, rate: float) -> None:
+def test_forecast_of_applications_is_close_to_the_simulator(fanout: Fixed | Poisson, rate: float) -> None:
     """Partitions of their own: what the forecast says of models that share one is another matter."""
     stages = (
         Stage(name="find", model="find"),
@@ -176,7 +176,7 @@ def test_the_forecast_of_the_whole_is_near_what_the_simulator_sees(fanout: Fixed
     assert expected.p99 == pytest.approx(seen.p99, rel=0.5)
 
 
-def test_an_application_that_nobody_asks_for_slows_no_other() -> None:
+def test_simulate_unused_application_slows_no_model() -> None:
     crowd = Application(name="crowd", slo=0.2, stages=(Stage(name="many", model="find", fanout=Fixed(10)),))
     both = msgspec.structs.replace(PROBLEM, applications=(CHAIN, crowd), rates=PROBLEM.rates | {"crowd": 0.0})
     plan = msgspec.structs.replace(PLAN, split=PLAN.split | {"crowd": {"many": 0.2}})
@@ -184,7 +184,7 @@ def test_an_application_that_nobody_asks_for_slows_no_other() -> None:
 
 
 @pytest.mark.parametrize("objective", ["devices", pytest.param("rate", marks=pytest.mark.slow)])
-def test_the_simulator_agrees_to_plans_of_applications(objective: str) -> None:
+def test_plans_of_applications_pass_validation(objective: str) -> None:
     asked = msgspec.structs.replace(PROBLEM, objective=objective)
     plan = plan_problem(asked, "elastic")
     assert plan.scale > 1 if objective == "rate" else plan.scale == 1

@@ -34,20 +34,20 @@ def made_up(breaks: float, half: float = 0.0) -> list[float]:
 
 
 @pytest.mark.parametrize("breaks", [0.05, 0.7, 1.0, 1.2, 9.0])
-def test_bisection_finds_where_a_promise_breaks(breaks: float) -> None:
+def test_capacity_bisection_finds_the_load_that_violates_an_slo(breaks: float) -> None:
     low, multiple, high = made_up(breaks)
     assert multiple <= breaks * (1 + 1e-9) < multiple * 1.0101
     assert low == multiple == high
 
 
-def test_what_is_not_sure_is_the_interval() -> None:
+def test_capacity_uncertain_loads_form_the_interval() -> None:
     low, multiple, high = made_up(1.5, half=0.002)
     assert low <= 1.5 * 0.8 < low * 1.0101
     assert multiple <= 1.5 < multiple * 1.0101
     assert high <= 1.5 * 1.2 < high * 1.0101
 
 
-def test_what_never_breaks_and_what_always_does() -> None:
+def test_capacity_without_violation_is_infinite_and_without_success_zero() -> None:
     def always(mean: float) -> float:
         found = find_capacity(lambda multiple: LoadLevel(multiple=multiple, models={"a": Attainment(mean, 0.0, 0.99)}))
         assert found.low == found.multiple == found.high
@@ -57,7 +57,7 @@ def test_what_never_breaks_and_what_always_does() -> None:
     assert always(0.5) == 0.0
 
 
-def test_a_level_is_the_mean_over_seeds_with_students_interval() -> None:
+def test_capacity_level_is_the_mean_over_seeds_with_a_t_interval() -> None:
     workload = Workload.poisson({"a": 40.0})
     looks = [SimulationTask(problem=PROBLEM, plan=PLAN, workload=workload, seconds=3, seed=seed) for seed in range(3)]
     reports = [run_simulation(look) for look in looks]
@@ -75,7 +75,7 @@ def test_a_level_is_the_mean_over_seeds_with_students_interval() -> None:
     assert attainment_at(1.0, changed[:1]).models["a"].half == 0.0
 
 
-def test_the_highest_rates_are_planned_for() -> None:
+def test_peak_rates_are_the_highest_of_the_workload() -> None:
     workload = Workload(
         {
             "steady": Gamma(20.0, 2.0),

@@ -29,44 +29,44 @@ def callers(source: ClosedLoop, until: float = math.inf) -> ClosedLoopCallers:
     return ClosedLoopCallers("m", source, np.random.default_rng(0), 1.0, itertools.count(), until)
 
 
-def test_a_single_stream_is_served_back_to_back() -> None:
+def test_closed_loop_single_stream_is_served_back_to_back() -> None:
     row = played(single_stream("m"), 0.03, 0.04)
     assert row.outcomes["served"] == math.ceil(100 / 0.03)
     assert row.p50 == pytest.approx(0.03, rel=0.01)
     assert row.batch == 1.0
 
 
-def test_a_query_of_many_samples_is_answered_before_the_next() -> None:
+def test_closed_loop_multi_sample_query_finishes_before_the_next() -> None:
     row = played(multi_stream("m"), *(0.01 + 0.01 * n for n in range(1, 5)))
     # Eight samples at once are one, which finds the lane free, then four and three.
     query = 0.02 + 0.05 + 0.04
     assert row.outcomes["served"] == 8 * math.ceil(100 / query)
 
 
-def test_all_samples_of_an_offline_run_come_at_once_and_fill_batches() -> None:
+def test_offline_scenario_sends_all_samples_at_once_in_full_batches() -> None:
     row = played(offline("m", 4001), *(0.01 + 0.01 * n for n in range(1, 9)))
     assert row.outcomes["served"] == 4001
     # One runs alone, as the lane is free when it comes.
     assert row.p999 == pytest.approx(0.02 + 500 * 0.09, rel=0.01)
 
 
-def test_the_server_scenario_is_poisson() -> None:
+def test_server_scenario_is_poisson() -> None:
     assert server("m", 30.0) == Workload({"m": Poisson(30.0)})
 
 
-def test_callers_who_think_are_as_many_as_little_says() -> None:
+def test_closed_loop_callers_with_think_time_follow_littles_law() -> None:
     """N callers are in service or thinking: N = rate · (latency + think) (Little 1961)."""
     row = played(Workload({"m": ClosedLoop(20, think=1.0)}), 0.004, seconds=500.0)
     assert row.mean is not None
     assert row.offered * (row.mean + 1.0) == pytest.approx(20, rel=0.03)
 
 
-def test_the_run_ends_though_callers_would_go_on() -> None:
+def test_closed_loop_run_ends_although_callers_continue() -> None:
     row = played(Workload({"m": ClosedLoop(3)}), 0.01, 0.011, 0.012, seconds=2.0)
     assert row.offered == row.served
 
 
-def test_who_is_refused_comes_back_after_a_while_rather_than_at_once() -> None:
+def test_closed_loop_rejected_caller_backs_off() -> None:
     row = played(Workload({"m": ClosedLoop(2)}), 0.5, slo=0.1, seconds=100.0)
     assert row.outcomes["rejected"] == 200
     told = callers(ClosedLoop(1))
@@ -77,7 +77,7 @@ def test_who_is_refused_comes_back_after_a_while_rather_than_at_once() -> None:
     assert last == Request(2, "m", 20.0 + RETRY, 21.0 + RETRY)
 
 
-def test_the_next_query_follows_when_the_last_sample_has_ended_and_not_after_the_end() -> None:
+def test_closed_loop_next_query_follows_the_last_sample() -> None:
     told = callers(ClosedLoop(1, samples=3), until=50.0)
     first = told.first()
     assert [request.arrived for request in first] == [0.0, 0.0, 0.0]
@@ -89,7 +89,7 @@ def test_the_next_query_follows_when_the_last_sample_has_ended_and_not_after_the
     assert told.next(Reply(tuple(second), Outcome.SERVED), 50.0) == []
 
 
-def test_closed_and_open_sources_share_a_run_and_one_seed_gives_one_report() -> None:
+def test_simulate_closed_and_open_sources_of_one_seed_give_one_report() -> None:
     lanes = (
         LaneSpec(
             id=LaneId.parse("cpu-0/0"),

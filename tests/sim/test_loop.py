@@ -36,12 +36,12 @@ def ends(requests: list[Request], events: list[tuple[float, Event]]) -> list[tup
     return found
 
 
-def test_batches_take_their_time_and_answers_come_when_they_are_done() -> None:
+def test_play_batches_take_their_latency_and_answer_at_their_end() -> None:
     requests = [Request(number, "m", at, at + 10) for number, at in enumerate((0.5, 0.6, 0.7))]
     assert ends(requests, []) == [(1.5, 0, Outcome.SERVED), (3.0, 1, Outcome.SERVED), (3.0, 2, Outcome.SERVED)]
 
 
-def test_a_death_loses_the_batch_but_not_the_request() -> None:
+def test_play_worker_death_loses_the_batch_but_no_request() -> None:
     requests = [Request(0, "m", 0.5, 10.0)]
     events: list[tuple[float, Event]] = [
         (1.0, Died(LaneId.parse("cpu-0/0"), "test")),
@@ -63,7 +63,7 @@ def test_play_batch_lost_with_its_worker_never_finishes() -> None:
     assert heard[-2:] == [(1.0, "Died"), (4.0, "Woke")]
 
 
-def test_what_follows_from_a_reply_arrives_when_it_says() -> None:
+def test_play_follow_up_of_a_response_arrives_at_its_time() -> None:
     told: list[tuple[float, int]] = []
 
     def ended(reply: Reply, now: float) -> list[Request]:
@@ -75,12 +75,12 @@ def test_what_follows_from_a_reply_arrives_when_it_says() -> None:
     assert last >= 4.5
 
 
-def test_a_request_that_waits_in_vain_expires_on_its_deadline() -> None:
+def test_play_request_that_waits_too_long_expires_at_its_deadline() -> None:
     events: list[tuple[float, Event]] = [(1.0, Died(LaneId.parse("cpu-0/0"), "test"))]
     assert ends([Request(0, "m", 0.5, 3.0)], events) == [(3.0, 0, Outcome.EXPIRED)]
 
 
-def test_the_dispatcher_hears_events_in_the_order_of_time_and_arrivals_last() -> None:
+def test_play_events_are_in_time_order_with_arrivals_last() -> None:
     heard: list[tuple[float, str]] = []
     dispatcher = Dispatcher()
 
@@ -98,7 +98,7 @@ def test_the_dispatcher_hears_events_in_the_order_of_time_and_arrivals_last() ->
     assert last == heard[-1][0]
 
 
-def test_what_else_happens_may_depend_on_what_came_before() -> None:
+def test_play_other_events_may_depend_on_earlier_ones() -> None:
     """A worker that comes up only when a reply has been seen."""
     told: list[float] = []
 

@@ -22,7 +22,7 @@ def doubled(number: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_come_in_the_order_of_tasks_and_errors_as_they_are(jobs: int) -> None:
+def test_task_pool_results_are_in_task_order_and_errors_are_raised(jobs: int) -> None:
     with task_pool(jobs) as workers:
         results = workers.all(doubled, [3, 1, 2])
         assert [number for number, _ in results] == [6, 2, 4]

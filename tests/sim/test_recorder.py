@@ -43,7 +43,7 @@ def told(story: list[tuple[float, Event, list[Command]]], slots: dict[LaneId, La
     return recorder.timeline()
 
 
-def test_each_interval_has_what_happened_in_it() -> None:
+def test_recorder_interval_holds_what_happened_in_it() -> None:
     """One device, half of it a lane: a request runs from 0.5 to 2.5 s while another waits until it expires at 3 s."""
     first, second = request(0, 0.5), request(1, 1.0)
     story: list[tuple[float, Event, list[Command]]] = [
@@ -72,7 +72,7 @@ def test_each_interval_has_what_happened_in_it() -> None:
     assert line.answers == 1
 
 
-def test_a_device_counts_from_when_its_lanes_are_told_until_they_are_drained() -> None:
+def test_recorder_device_counts_from_its_first_lane_until_drained() -> None:
     slots = {
         LaneId.parse("v100-0/0"): LanePlace(DeviceId("v100", 0), 1000, 2.0),
         LaneId.parse("t4-0/0"): LanePlace(DeviceId("t4", 0), 1000, None),
@@ -93,7 +93,7 @@ def recorded(seconds: float) -> tuple[Report, Timeline]:
     return simulate(PROBLEM, PLAN, seconds=seconds, handle=recorder), recorder.timeline()
 
 
-def test_a_recorded_run_is_the_same_run() -> None:
+def test_recorder_does_not_change_the_run() -> None:
     report, line = recorded(20.0)
     assert report == simulate(PROBLEM, PLAN, seconds=20.0)
     assert len(line.waiting) == 60
@@ -105,7 +105,7 @@ def test_a_recorded_run_is_the_same_run() -> None:
     assert line.utilisation == pytest.approx(work / 2, rel=0.01)  # each runs on half of the device
 
 
-def test_slots_know_what_their_device_costs() -> None:
+def test_lane_places_have_share_and_price_of_their_device() -> None:
     placement = Placement(model="a", batch=1, rate=1.0, duty=0.1, latency=0.1)
     cuts = tuple(Partition(share=share, placements=(placement,)) for share in (600, 400))
     plan = Plan(planner="hand", devices=(Device(id=DeviceId("v100", 3), partitions=cuts),))

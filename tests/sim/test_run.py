@@ -53,25 +53,25 @@ def row(report: Report, name: str) -> ModelReport:
     return next(row for row in report.models if row.model == name)
 
 
-def test_one_seed_gives_one_report_and_another_seed_another() -> None:
+def test_simulate_report_depends_only_on_the_seed() -> None:
     assert simulate(PROBLEM, PLAN, seconds=5, seed=3) == simulate(PROBLEM, PLAN, seconds=5, seed=3)
     assert simulate(PROBLEM, PLAN, seconds=5, seed=3) != simulate(PROBLEM, PLAN, seconds=5, seed=4)
 
 
-def test_a_model_on_a_partition_of_its_own_does_not_notice_what_others_are_asked() -> None:
+def test_simulate_isolated_model_is_independent_of_other_loads() -> None:
     before = simulate(PROBLEM, PLAN, seconds=5)
     after = simulate(PROBLEM, PLAN, Workload.poisson({"a": 300.0, "b": 20.0}), seconds=5)
     assert row(before, "a") == row(after, "a")
     assert row(before, "b") != row(after, "b")
 
 
-def test_a_plan_within_its_means_keeps_its_promises() -> None:
+def test_simulate_plan_within_capacity_meets_its_slos() -> None:
     for plan in (PLAN, SHARED):
         report = simulate(PROBLEM, plan, seconds=20)
         assert all(model.attainment is not None and model.attainment > 0.99 for model in report.models)
 
 
-def test_a_report_has_the_targets_that_callers_were_given() -> None:
+def test_simulate_report_has_the_targets_of_callers() -> None:
     asked = Workload({"a": Poisson(300.0), "b": Poisson(900.0)}, {"a": 0.06, "b": math.inf})
     report = simulate(PROBLEM, PLAN, asked, seconds=5)
     assert (row(report, "a").target, row(report, "b").target) == (0.06, None)
@@ -80,7 +80,7 @@ def test_a_report_has_the_targets_that_callers_were_given() -> None:
     assert Report.from_json(report.to_json()) == report
 
 
-def test_batches_are_observed_with_their_noise_and_what_the_server_adds() -> None:
+def test_simulate_batches_are_observed_with_noise_and_overhead() -> None:
     quiet = row(simulate(PROBLEM, PLAN, seconds=20), "b")
     assert quiet.observed == quiet.predicted
     noisy = row(simulate(PROBLEM, PLAN, seconds=20), "a")
@@ -92,19 +92,19 @@ def test_batches_are_observed_with_their_noise_and_what_the_server_adds() -> Non
     assert slower.observed == pytest.approx(slower.predicted + 0.001)
 
 
-def test_a_model_without_a_lane_is_refused() -> None:
+def test_simulate_model_without_a_lane_is_rejected() -> None:
     half = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=SPLIT[:1]),))
     unplaced = row(simulate(PROBLEM, half, seconds=2), "b")
     assert unplaced.outcomes["rejected"] == sum(unplaced.outcomes.values()) > 0
     assert unplaced.attainment == 0
 
 
-def test_a_rate_for_a_model_that_is_not_there_is_refused() -> None:
+def test_simulate_rate_of_an_unknown_model_is_rejected() -> None:
     with pytest.raises(PlanError, match=r"^no model 'c' in this problem; it has a, b$"):
         simulate(PROBLEM, PLAN, Workload.poisson({"c": 1.0}), seconds=1)
 
 
-def test_a_death_costs_time_and_a_restart_ends_it() -> None:
+def test_simulate_worker_death_costs_time_until_its_restart() -> None:
     whole = row(simulate(PROBLEM, PLAN, seconds=10), "a")
     broken = row(
         simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=1.0)]),
@@ -115,7 +115,7 @@ def test_a_death_costs_time_and_a_restart_ends_it() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
-def test_every_arrival_ends_exactly_once(factor: float) -> None:
+def test_simulate_every_arrival_ends_exactly_once(factor: float) -> None:
     """Whatever breaks, comes back or not, and whatever plan comes next: also of those who wait for their answers."""
     arrived: list[int] = []
     replied: Counter[int] = Counter()
@@ -153,7 +153,7 @@ def test_every_arrival_ends_exactly_once(factor: float) -> None:
     assert sum(sum(model.outcomes.values()) for model in report.models) == len(arrived)
 
 
-def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much() -> None:
+def test_simulate_shared_lane_under_overload_keeps_its_goodput() -> None:
     """One of them is asked for ten times as much as the other, whose batches come between its own."""
     latencies = tuple(0.004 + 0.001 * rows for rows in range(1, 17))
     lane = LaneSpec(
@@ -171,7 +171,7 @@ def test_a_lane_that_two_models_share_keeps_its_goodput_when_asked_for_too_much(
     assert all(goodput(times) > 0.75 * within for times in (1.2, 1.5, 2.0))
 
 
-def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
+def test_simulate_lane_without_batching_is_an_m_d_1_queue() -> None:
     """M/D/1: a mean wait of rho / (2 (1 - rho)) services (Pollaczek 1930, Khinchine 1932)."""
     lanes = (LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="m", latencies=(0.01,)),)),)
     models = (Model(name="m", slo=math.inf),)
@@ -183,14 +183,14 @@ def test_a_lane_without_batching_is_the_queue_of_the_textbook() -> None:
         assert report.models[0].mean == pytest.approx(expected, rel=0.05)
 
 
-def test_batches_take_what_the_problem_says_whatever_the_plan_believes() -> None:
+def test_simulate_batch_latencies_come_from_the_problem_and_not_the_plan() -> None:
     world = msgspec.structs.replace(PROBLEM, interference=ConstantMargin(1.5))
     seen = row(simulate(world, PLAN, seconds=10), "b")
     assert seen.observed is not None and seen.predicted is not None
     assert seen.observed == pytest.approx(1.5 * seen.predicted)
 
 
-def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
+def test_noise_has_the_measured_median_and_spread() -> None:
     lane = LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="a", latencies=(0.01,)),))
     service = Service([lane], 0, {(LaneId.parse("cpu-0/0"), "a"): BatchTimes((0.01,), Noise(0.3))})
     taken = [
@@ -203,7 +203,7 @@ def test_noise_has_the_median_and_the_spread_that_were_measured() -> None:
     assert next(Noise().draws(np.random.default_rng(0))) == 1
 
 
-def test_noise_goes_through_the_levels_that_were_measured() -> None:
+def test_noise_interpolates_measured_quantiles() -> None:
     features = {"cv_pct": 40.0, "p10_ms": 9.0, "p90_ms": 15.0, "p99_ms": 40.0}
     draws = Noise.of(features, 0.01).draws(np.random.default_rng(0))
     taken = np.array([next(draws) for _ in range(50_000)])
@@ -213,7 +213,7 @@ def test_noise_goes_through_the_levels_that_were_measured() -> None:
     assert Noise.of({}, 0.01) == Noise()
 
 
-def test_workers_start_as_long_as_was_profiled() -> None:
+def test_simulate_worker_start_takes_the_profiled_time() -> None:
     def loaded(points: tuple[Point, ...]) -> list[Point]:
         return [msgspec.structs.replace(point, features={"start_s": 1.0}) for point in points]
 
@@ -226,7 +226,7 @@ def test_workers_start_as_long_as_was_profiled() -> None:
     assert at_once.attainment == pytest.approx(0.99, abs=0.004)  # what the delay before a restart costs, 0.1 s of 10
 
 
-def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:
+def test_simulate_link_adds_the_transfer_time_of_bytes() -> None:
     lane = LaneSpec(id=LaneId.parse("cpu-0/0"), models=(LaneModel(model="a", latencies=(0.01, 0.02)),))
     overhead = Overhead(per_batch=0.001, per_request=0.0001, bandwidth=1e9, sizes={"a": 6e5})
     service = Service([lane], overhead=overhead)
@@ -235,7 +235,7 @@ def test_what_comes_by_a_link_takes_the_time_of_its_bytes() -> None:
     assert took == pytest.approx(0.02 + 0.001 + 0.0001 + 2 * 6e-4)
 
 
-def test_a_plan_for_other_devices_is_refused() -> None:
+def test_simulate_plan_for_other_devices_is_rejected() -> None:
     where = Device(id=DeviceId("tpu", 0), partitions=SPLIT)
     with pytest.raises(
         PlanError, match=r"^the plan is for other devices: tpu: the problem has no devices of this kind"
@@ -266,7 +266,7 @@ def _plan(draw: st.DataObject, number: int) -> Plan:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: st.DataObject) -> None:
+def test_simulate_random_failures_and_plans_end_every_request_once(data: st.DataObject) -> None:
     ended: Counter[int] = Counter()
     arrived: set[int] = set()
     dispatcher = Dispatcher()
@@ -304,7 +304,7 @@ def test_whatever_fails_and_whichever_plans_follow_each_request_ends_once(data: 
     assert sum(sum(model.outcomes.values()) for model in report.models) == len(arrived)
 
 
-def test_old_and_new_workers_share_the_memory_of_a_device() -> None:
+def test_simulate_old_and_new_workers_share_device_memory() -> None:
     """A worker takes 400 MiB: two stand on 1 GiB, but while they make way for two others there are four."""
     points = [msgspec.structs.replace(point, memory=400 << 20) for point in profile("a", 0.0).points]
     profiles = {(name, "cpu"): Profile(name, "cpu", points) for name in "ab"}
@@ -323,7 +323,7 @@ def test_old_and_new_workers_share_the_memory_of_a_device() -> None:
         changed(1 << 30)
 
 
-def test_workers_that_run_at_once_answer_as_the_forecast_has_it() -> None:
+def test_simulate_parallel_workers_agree_with_the_forecast() -> None:
     """Batches take half as long again beside another worker, so that two answer a third more than one."""
     points = [
         Point(share=1000, batch=rows, latency=(0.004 + 0.001 * rows) * (1 + procs) / 2, memory=1, procs=procs)

@@ -32,7 +32,7 @@ def ran(number: int, rows: int, start: float, end: float) -> list[LogLine]:
     ]
 
 
-def test_batches_last_from_their_start_to_their_end_within_the_time() -> None:
+def test_collect_observations_batches_last_from_start_to_end() -> None:
     lines = [*ran(1, 1, 0.5, 0.6), *ran(2, 2, 1.0, 1.25), *ran(3, 2, 1.5, 1.7), *ran(4, 1, 1.9, 2.1)]
     ((key, took),) = collect_observations(lines, 1.0, 2.0).batches.items()
     assert key == (LaneId.parse("cpu-0/0"), "a")
@@ -41,7 +41,7 @@ def test_batches_last_from_their_start_to_their_end_within_the_time() -> None:
     assert [batch.seconds for batch in took] == pytest.approx([0.25, 0.2])
 
 
-def test_requests_last_from_their_arrival_to_their_answer_if_they_are_served() -> None:
+def test_collect_observations_served_requests_last_from_arrival_to_response() -> None:
     first, late, other, never = (Request(n, "ab"[n == 2], 1.0 + n / 10, 9.0) for n in range(4))
     lines = [
         LogLine(1.5, Finished(LaneId.parse("cpu-0/0"), 1), [Reply((first, late), Outcome.SERVED)]),
@@ -59,7 +59,7 @@ def batches(took: dict[int, list[float]]) -> list[ObservedBatch]:
     return [ObservedBatch(0.0, rows, seconds) for rows, all_ in took.items() for seconds in all_]
 
 
-def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
+def test_fit_batch_times_frequent_sizes_are_observed_and_others_on_a_line() -> None:
     took = {(LaneId.parse("cpu-0/0"), "a"): batches({1: [0.025] * 100, 3: [0.033] * 5})}
     known = fit_batch_times([LANE], took)[LANE.id, "a"]
     # Twice what was predicted, and 5 ms for each batch.
@@ -67,13 +67,13 @@ def test_sizes_that_ran_often_are_as_seen_and_others_on_a_line() -> None:
     assert known.noise.quantiles == pytest.approx((1.0,) * len(known.noise.probabilities))
 
 
-def test_one_size_alone_says_how_many_times_as_long() -> None:
+def test_fit_batch_times_of_one_size_scale_the_profile() -> None:
     known = fit_batch_times([LANE], {(LaneId.parse("cpu-0/0"), "a"): batches({2: [0.018, 0.018, 0.018]})})[LANE.id, "a"]
     assert known.latencies == pytest.approx((0.015, 0.018, 0.021, 0.024))
     assert fit_batch_times([LANE], {(LaneId.parse("cpu-9/0"), "a"): batches({1: [1.0]})}) == {}
 
 
-def test_what_falls_with_size_is_taken_as_fixed() -> None:
+def test_fit_batch_times_that_fall_with_size_are_constant() -> None:
     took = {(LaneId.parse("cpu-0/0"), "a"): batches({1: [0.020] * 5, 4: [0.018] * 5})}
     first, *_, last = fit_batch_times([LANE], took)[LANE.id, "a"].latencies
     assert first == pytest.approx(last) == pytest.approx(0.019, rel=0.02)
@@ -92,7 +92,7 @@ def logged() -> tuple[list[LogLine], Handle]:
     return lines, handle
 
 
-def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
+def test_simulate_with_observed_times_observes_the_same() -> None:
     lines, handle = logged()
 
     real = {(LaneId.parse("cpu-0/0"), "a"): BatchTimes(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
@@ -111,7 +111,7 @@ def test_the_simulator_takes_what_was_observed_and_observes_the_same() -> None:
     assert np.interp(0.9, again.noise.probabilities, again.noise.quantiles) == pytest.approx(1.28, abs=0.05)
 
 
-def test_batches_run_again_as_they_did() -> None:
+def test_recorded_batches_replay_in_order() -> None:
     """With a spell in which they take four times as long: the same requests wait, to the last one."""
     lines, handle = logged()
     starts = tuple(n / 10 for n in range(600))
@@ -128,7 +128,7 @@ def test_batches_run_again_as_they_did() -> None:
     assert row(whole, "a").attainment != a.attainment  # slow ones here and there are not a slow spell
 
 
-def test_of_the_batches_around_the_one_of_as_many_rows_counts() -> None:
+def test_recorded_batches_use_the_nearest_batch_of_equal_rows() -> None:
     record = RecordedBatches((0.010, 0.020), (1.0, 2.0, 3.0), (1, 2, 1), (1.5, 2.0, 3.0))
     assert record.takes(1, 0.0) == pytest.approx(0.015)
     assert record.takes(2, 0.5) == pytest.approx(0.030)  # there is none of two rows near

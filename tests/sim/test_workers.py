@@ -159,7 +159,7 @@ def test_worker_that_fails_again_before_it_is_up_waits_for_the_longer_failure() 
     assert watched.story() == [*START, *died, (9.5, "ready cpu-0/0"), (9.5, "ready cpu-0/1")]
 
 
-def test_change_starts_what_is_new_beside_what_is_there_and_switches_at_once() -> None:
+def test_rollout_starts_new_lanes_beside_old_and_switches_at_once() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
     watched.workers.change([(5.0, plan("b", "c"))])
     assert watched.story() == [
@@ -184,7 +184,7 @@ def test_last_of_the_plans_requested_during_a_rollout_is_next() -> None:
 
 
 @pytest.mark.parametrize("part", ["cpu-0", "cpu-0/1"])
-def test_failure_of_what_starts_rolls_back(part: str) -> None:
+def test_rollout_with_a_failed_start_rolls_back(part: str) -> None:
     """The old lane serves on, as long as its own device is there."""
     watched = Watched(plan("a"), startup=2.0)
     watched.workers.change([(5.0, plan("b"))])
@@ -193,7 +193,7 @@ def test_failure_of_what_starts_rolls_back(part: str) -> None:
     assert watched.outcomes() == [(1, "completed"), (2, "rolled-back")]
 
 
-def test_plan_whose_workers_cannot_start_changes_nothing() -> None:
+def test_rollout_whose_workers_cannot_start_changes_nothing() -> None:
     watched = Watched(plan("a"))
     watched.workers.fail([Failure(parts=(DeviceId.parse("cpu-0"),), time=4.0)])
     watched.workers.change([(5.0, plan("b")), (6.0, plan("a"))])
@@ -236,7 +236,7 @@ def test_control_sees_rates_and_its_plans_come_into_force() -> None:
     ]
 
 
-def test_failure_of_what_is_not_there_is_refused() -> None:
+def test_failure_of_an_unknown_target_is_rejected() -> None:
     watched = Watched(plan("a", "b"))
     with pytest.raises(
         ConfigError, match=r"^a failure of cpu-1: no partition is there; the plan has cpu-0/0, cpu-0/1$"
@@ -252,7 +252,7 @@ def test_failure_of_what_is_not_there_is_refused() -> None:
         (1.0, -1.0, r"^a failure of cpu-0 that ends after -1 s; take 0 or more$"),
     ],
 )
-def test_a_failure_at_no_time_is_refused(time: float, back: float, message: str) -> None:
+def test_failure_at_an_invalid_time_is_rejected(time: float, back: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Failure(parts=(DeviceId.parse("cpu-0"),), time=time, back=back)
 
@@ -274,7 +274,7 @@ class Asks:
         self.told.append(plan)
 
 
-def test_change_without_memory_for_old_and_new_is_an_error_when_it_begins() -> None:
+def test_rollout_without_memory_for_both_plans_is_an_error() -> None:
     watched = Watched(plan("a", "b"), startup=2.0, memory=3)
     watched.workers.change([(1.0, plan("a", "c"))])  # three at once
     assert watched.story()[-1] == (3.0, "applied cpu-0/0 cpu-0/2")
@@ -284,7 +284,7 @@ def test_change_without_memory_for_old_and_new_is_an_error_when_it_begins() -> N
         watched.story()
 
 
-def test_control_hears_of_a_plan_that_memory_does_not_hold() -> None:
+def test_control_is_told_of_plans_that_do_not_fit_memory() -> None:
     first = plan("a", "b")
     watched, control = Watched(first, memory=3), Asks(plan("c", "d"))
     watched.workers.control(control, dict, until=1.5)
@@ -292,7 +292,7 @@ def test_control_hears_of_a_plan_that_memory_does_not_hold() -> None:
     assert control.told == [first]
 
 
-def test_control_hears_of_a_plan_that_was_rolled_back() -> None:
+def test_control_is_told_of_plans_that_were_rolled_back() -> None:
     first = plan("a")
     watched, control = Watched(first, startup=2.0), Asks(plan("b"))
     watched.workers.control(control, dict, until=1.5)

@@ -15,7 +15,7 @@ SIZES = st.integers(1, 5 * PAGE)
 
 
 @given(steps=st.lists(st.one_of(SIZES, st.just(0)), max_size=60), seed=st.integers(0, 2**32 - 1))
-def test_no_two_live_blocks_overlap_and_all_come_back(steps: list[int], seed: int) -> None:
+def test_arena_live_blocks_never_overlap_and_all_return(steps: list[int], seed: int) -> None:
     """A step is a size to allocate, or 0 to drop a block at random."""
     rng = np.random.default_rng(seed)
     arena = Arena(16 * PAGE)
@@ -37,7 +37,7 @@ def test_no_two_live_blocks_overlap_and_all_come_back(steps: list[int], seed: in
     arena.close()
 
 
-def test_a_full_arena_gives_none() -> None:
+def test_arena_full_allocates_none() -> None:
     arena = Arena(2 * PAGE)
     first, second = arena.allocate(1), arena.allocate(PAGE)
     assert first is not None and second is not None
@@ -50,7 +50,7 @@ def test_a_full_arena_gives_none() -> None:
     arena.close()
 
 
-def test_whatever_looks_at_a_block_keeps_it() -> None:
+def test_arena_block_is_kept_while_it_is_referenced() -> None:
     arena = Arena(PAGE)
     block = arena.allocate(64)
     assert block is not None
@@ -66,7 +66,7 @@ def test_whatever_looks_at_a_block_keeps_it() -> None:
     arena.close()
 
 
-def test_a_block_in_a_cycle_comes_back_with_it() -> None:
+def test_arena_block_in_a_reference_cycle_returns() -> None:
     arena = Arena(PAGE)
     cycle: list[object] = [arena.allocate(1)]
     cycle.append(cycle)
@@ -76,7 +76,7 @@ def test_a_block_in_a_cycle_comes_back_with_it() -> None:
     arena.close()
 
 
-def test_a_second_mapping_sees_the_same_bytes() -> None:
+def test_arena_second_mapping_sees_the_same_bytes() -> None:
     arena = Arena(4 * PAGE)
     held = arena.allocate(PAGE)
     block = arena.allocate(5)

@@ -56,7 +56,7 @@ def run(runner: Runner, arrays: list[Array], memory: mmap.mmap, room: tuple[int,
 
 
 @pytest.mark.parametrize("room", [NO_ROOM, (4096, 1 << 19)])
-def test_each_request_gets_its_own_rows(folder: Path, memory: mmap.mmap, room: tuple[int, int]) -> None:
+def test_batch_each_request_gets_its_rows(folder: Path, memory: mmap.mmap, room: tuple[int, int]) -> None:
     runner = load(graphs.identity(folder / "identity.onnx", 1000))
     rng = np.random.default_rng(0)
     arrays = [rng.random((rows, 1000), np.float32) for rows in (1, 3, 2)]
@@ -66,7 +66,7 @@ def test_each_request_gets_its_own_rows(folder: Path, memory: mmap.mmap, room: t
 
 @settings(max_examples=30, deadline=None)
 @given(shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=12))
-def test_requests_of_many_shapes_all_get_their_answer(folder: Path, shapes: list[tuple[int, int]]) -> None:
+def test_batch_requests_of_many_shapes_all_get_outputs(folder: Path, shapes: list[tuple[int, int]]) -> None:
     runner = load(graphs.lookup(folder / "lookup.onnx"))
     rng = np.random.default_rng(1)
     arrays = [rng.integers(0, 4, shape) for shape in shapes]
@@ -76,7 +76,7 @@ def test_requests_of_many_shapes_all_get_their_answer(folder: Path, shapes: list
 
 
 @pytest.mark.parametrize("bad", [[0], [3], [0, 1, 6], range(7)])
-def test_a_bad_request_costs_no_other_its_answer(folder: Path, memory: mmap.mmap, bad: list[int]) -> None:
+def test_batch_bad_request_fails_alone(folder: Path, memory: mmap.mmap, bad: list[int]) -> None:
     runner = load(graphs.lookup(folder / "lookup.onnx"))
     arrays = [np.array([[index % 4, 9 if index in bad else 1]]) for index in range(7)]
     for index, answer in enumerate(run(runner, arrays, memory)):
@@ -87,7 +87,7 @@ def test_a_bad_request_costs_no_other_its_answer(folder: Path, memory: mmap.mmap
             assert answer.tolist() == [[index % 4 * 10, 10]]
 
 
-def test_strings_cross_both_ways(folder: Path, memory: mmap.mmap) -> None:
+def test_batch_strings_round_trip(folder: Path, memory: mmap.mmap) -> None:
     runner = load(graphs.strings(folder / "strings.onnx"))
     arrays = [np.array([["a", ""]], object), np.array([["é\0x", "long " * 50], ["", "b"]], object)]
     assert [got.tolist() for got in run(runner, arrays, memory)] == [array.tolist() for array in arrays]
@@ -101,13 +101,13 @@ def test_strings_cross_both_ways(folder: Path, memory: mmap.mmap) -> None:
         (b"\x09\0\0\0a", "BYTES of shape [1, 2] end after 0 of 2 elements"),
     ],
 )
-def test_strings_that_are_none_are_refused(folder: Path, memory: mmap.mmap, data: bytes, reason: str) -> None:
+def test_batch_invalid_strings_are_rejected(folder: Path, memory: mmap.mmap, data: bytes, reason: str) -> None:
     runner = load(graphs.strings(folder / "strings.onnx"))
     answers = BatchBuilder(runner, memory, NO_ROOM).run([[TensorPart("x", "BYTES", (1, 2), memoryview(data))]])
     assert answers == [reason]
 
 
-def test_inputs_in_the_arena_at_any_byte(folder: Path, memory: mmap.mmap) -> None:
+def test_batch_inputs_at_any_offset_of_the_arena_are_read(folder: Path, memory: mmap.mmap) -> None:
     runner = load(graphs.identity(folder / "identity.onnx", 16))
     sent = np.arange(16, dtype=np.float32).reshape(1, 16)
     memory[4099 : 4099 + 64] = sent.tobytes()
@@ -118,7 +118,7 @@ def test_inputs_in_the_arena_at_any_byte(folder: Path, memory: mmap.mmap) -> Non
             np.testing.assert_array_equal(value(answer[0], memory), sent)
 
 
-def test_a_large_output_takes_its_room_or_travels_in_line(folder: Path, memory: mmap.mmap) -> None:
+def test_batch_large_output_uses_its_block_or_travels_inline(folder: Path, memory: mmap.mmap) -> None:
     runner = load(graphs.identity(folder / "large.onnx", LARGE // 4))
     request = [part(np.ones((1, LARGE // 4), np.float32))]
     (placed,) = BatchBuilder(runner, memory, (8192, LARGE)).run([request])
@@ -127,9 +127,7 @@ def test_a_large_output_takes_its_room_or_travels_in_line(folder: Path, memory: 
     assert isinstance(inside[0], TensorPart) and inside[0].data is not None and len(inside[0].data) == LARGE
 
 
-def test_large_outputs_of_several_batches_are_placed_one_behind_the_other_and_aligned(
-    folder: Path, memory: mmap.mmap
-) -> None:
+def test_batch_large_outputs_of_several_batches_are_consecutive_and_aligned(folder: Path, memory: mmap.mmap) -> None:
     width = LARGE // 4 + 1
     builder = BatchBuilder(load(graphs.identity(folder / "odd.onnx", width)), memory, (8192, 3 * LARGE))
     starts = []
@@ -140,12 +138,12 @@ def test_large_outputs_of_several_batches_are_placed_one_behind_the_other_and_al
     assert starts == [8192, 8192 + aligned(4 * width)]
 
 
-def test_an_output_without_rows_is_answered_one_request_at_a_time(folder: Path, memory: mmap.mmap) -> None:
+def test_batch_output_without_rows_runs_requests_one_by_one(folder: Path, memory: mmap.mmap) -> None:
     runner = load(graphs.total(folder / "total.onnx"))
     assert run(runner, [np.full((1, 2), n, np.float32) for n in (1, 2, 3)], memory) == [2, 4, 6]
 
 
-def test_a_model_without_a_batch_dimension_runs_each_request(folder: Path, memory: mmap.mmap) -> None:
+def test_batch_model_without_batch_dimension_runs_each_request(folder: Path, memory: mmap.mmap) -> None:
     model = WorkerModel(
         name="t",
         path=graphs.total(folder / "total.onnx").path,
@@ -156,7 +154,7 @@ def test_a_model_without_a_batch_dimension_runs_each_request(folder: Path, memor
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", None])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_load_runner_of_an_invalid_model_raises(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)
@@ -165,14 +163,14 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None) -> N
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_that_cannot_run_is_not_ready(folder: Path) -> None:
+def test_load_runner_of_a_model_that_fails_its_warmup_raises(folder: Path) -> None:
     model = graphs.identity(folder / "identity.onnx", 16)
     wrong = WorkerModel(name="m", path=model.path, max_batch=4, inputs=(TensorSpec("x", "FP32", (-1, 7)),))
     with pytest.raises(ModelError, match=r"^model 'm' cannot run a batch of 4: Got invalid dimensions for input: x"):
         load(wrong)
 
 
-def test_a_fake_model_repeats_what_is_alike_and_fills_the_rest(memory: mmap.mmap) -> None:
+def test_fake_runner_repeats_matching_inputs_and_fills_the_rest(memory: mmap.mmap) -> None:
     inputs = (TensorSpec("x", "FP32", (-1, 2)),)
     outputs = (TensorSpec("y", "FP32", (-1, 2)), TensorSpec("z", "INT64", (-1, -1, 3)))
     runner, _ = runners.load_runner(
@@ -184,7 +182,7 @@ def test_a_fake_model_repeats_what_is_alike_and_fills_the_rest(memory: mmap.mmap
     assert runner.minimum_seconds(1) == 0.5
 
 
-def test_a_fake_model_without_latencies_is_refused() -> None:
+def test_fake_runner_without_latencies_is_rejected() -> None:
     model = WorkerModel(name="f", max_batch=3, inputs=(), latencies=(0.1, 0.2))
     with pytest.raises(
         ModelError, match=r"^model 'f' has latencies for 2 rows, and 3 as its largest batch; profile it up to there$"
@@ -192,7 +190,7 @@ def test_a_fake_model_without_latencies_is_refused() -> None:
         runners.load_runner(model, threads=1, fake=True)
 
 
-def test_onnx_on_a_gpu_needs_a_build_that_can(folder: Path) -> None:
+def test_onnx_runner_on_a_gpu_needs_a_gpu_build(folder: Path) -> None:
     model = graphs.identity(folder / "identity.onnx", 16)
     reason = "runs nothing on a GPU; install onnxruntime-gpu in its place, or serve the model as TorchScript or torch"
     with pytest.raises(ModelError, match=rf"identity\.onnx: ONNX Runtime \S+ here {reason}.export$"):

@@ -20,14 +20,14 @@ class Machine:
         self.now += cpu / speed
 
 
-def test_a_batch_takes_its_processor_time_over_the_rate() -> None:
+def test_throttle_batch_takes_its_cpu_time_over_the_rate() -> None:
     machine = Machine()
     throttle = CpuThrottle(0.25, lambda: machine.used)
     machine.work(0.010)
     assert throttle.charge(0.0) == pytest.approx((0.040, 0.010))
 
 
-def test_what_is_used_between_two_batches_is_charged_to_the_second() -> None:
+def test_throttle_cpu_time_between_batches_counts_for_the_next() -> None:
     machine = Machine()
     throttle = CpuThrottle(0.5, lambda: machine.used)
     machine.work(0.001)
@@ -37,7 +37,7 @@ def test_what_is_used_between_two_batches_is_charged_to_the_second() -> None:
     assert (due - started, cost) == pytest.approx((0.022, 0.011))
 
 
-def test_time_overslept_is_given_back_within_bounds() -> None:
+def test_throttle_oversleep_is_credited_within_bounds() -> None:
     machine = Machine()
     throttle = CpuThrottle(0.5, lambda: machine.used)
     throttle.ended(due=1.0, now=1.004)
@@ -48,7 +48,7 @@ def test_time_overslept_is_given_back_within_bounds() -> None:
     assert throttle.charge(2.0)[0] == pytest.approx(2.0 + 0.2 - MAX_CREDIT)
 
 
-def test_idle_time_earns_nothing() -> None:
+def test_throttle_idle_time_is_not_credited() -> None:
     machine = Machine()
     throttle = CpuThrottle(0.5, lambda: machine.used)
     machine.used += 0.010
@@ -59,7 +59,7 @@ def test_idle_time_earns_nothing() -> None:
 
 
 @given(rate=st.floats(0.05, 0.95), seed=st.integers(0, 2**32 - 1))
-def test_a_busy_worker_obeys_its_rate(rate: float, seed: int) -> None:
+def test_throttle_busy_worker_keeps_its_rate(rate: float, seed: int) -> None:
     """Batches of all sizes, wakes that come late, a processor that others slow down at times."""
     rng = np.random.default_rng(seed)
     machine = Machine()

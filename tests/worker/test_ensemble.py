@@ -52,7 +52,7 @@ def described(root: Path, config: str) -> Ensemble:
     return describe_ensemble(find_model(root, "street"), INFOS, {"bad": "its file is empty", "nest": NESTED})
 
 
-def test_steps_are_ordered_by_what_they_take(tmp_path: Path) -> None:
+def test_ensemble_steps_are_ordered_by_their_inputs(tmp_path: Path) -> None:
     street = described(tmp_path, CONFIG)
     assert [(step.name, step.after) for step in street.steps] == [("find", ()), ("name", ("find",))]
     assert street.info == ModelInfo(
@@ -66,7 +66,7 @@ def test_steps_are_ordered_by_what_they_take(tmp_path: Path) -> None:
     assert street.application(0.5).length({"find": 0.2, "name": 0.3}) == pytest.approx(0.5)
 
 
-def test_a_model_may_be_a_step_twice(tmp_path: Path) -> None:
+def test_ensemble_may_use_a_model_twice(tmp_path: Path) -> None:
     again = """{ model_name: "name" model_version: -1
     input_map { key: "x" value: "boxes" } output_map { key: "y" value: "more" } }, { model_name: "find" """
     street = described(tmp_path, CONFIG.replace('{ model_name: "find" ', again))
@@ -77,7 +77,7 @@ def test_a_model_may_be_a_step_twice(tmp_path: Path) -> None:
     ]
 
 
-def test_an_ensemble_needs_no_folder_for_its_version(tmp_path: Path) -> None:
+def test_ensemble_needs_no_version_folder(tmp_path: Path) -> None:
     described(tmp_path, CONFIG)
     (entry,) = scan_repository(tmp_path)
     assert (entry.version, entry.platform, entry.reason) == ("1", "ensemble", "")
@@ -141,7 +141,7 @@ STEP = "ensemble_scheduling.step"
         ),
     ],
 )
-def test_a_mistake_is_named_with_the_file_and_the_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_ensemble_mistake_names_the_file_and_the_key(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in CONFIG
     with pytest.raises(ModelError, match="^" + re.escape(f"{tmp_path}/street/config.pbtxt: {message}")):
         described(tmp_path, CONFIG.replace(old, new, 1))
@@ -150,7 +150,7 @@ def test_a_mistake_is_named_with_the_file_and_the_key(tmp_path: Path, old: str, 
 EACH = CONFIG.replace("find", "search").replace("dims: [ 10 ]", "dims: [ -1, 10 ]")
 
 
-def test_a_step_with_batches_in_an_ensemble_without_runs_for_each_row(tmp_path: Path) -> None:
+def test_ensemble_without_batches_runs_batched_steps_for_each_row(tmp_path: Path) -> None:
     street = described(tmp_path, EACH)
     assert [(step.name, step.each) for step in street.steps] == [("search", False), ("name", True)]
     assert (street.info.max_batch_size, street.info.outputs[0].shape) == (0, (-1, 10))
@@ -159,7 +159,7 @@ def test_a_step_with_batches_in_an_ensemble_without_runs_for_each_row(tmp_path: 
     assert (after.counted, after.fanout.mean) == (True, 1.0)
 
 
-def test_how_many_rows_there_are_usually_stands_in_the_parameters(tmp_path: Path) -> None:
+def test_ensemble_parameters_give_the_usual_number_of_rows(tmp_path: Path) -> None:
     street = described(tmp_path, EACH + 'parameters { key: "items" value { string_value: "2.5" } }')
     assert street.application(1.0).stages[1].fanout.mean == 2.5
 
@@ -192,7 +192,9 @@ def test_how_many_rows_there_are_usually_stands_in_the_parameters(tmp_path: Path
         ),
     ],
 )
-def test_rows_that_cannot_be_run_one_by_one(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_ensemble_rows_that_cannot_run_one_by_one_are_rejected(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     assert old in EACH
     config = EACH.replace(old, new, 1)
     if '"given"' in new:
@@ -201,7 +203,7 @@ def test_rows_that_cannot_be_run_one_by_one(tmp_path: Path, old: str, new: str, 
         described(tmp_path, config)
 
 
-def test_steps_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
+def test_ensemble_cycle_names_its_steps(tmp_path: Path) -> None:
     config = """platform: "ensemble"
 input [ { name: "in" } ]
 output [ { name: "one" } ]
@@ -231,7 +233,7 @@ ensemble_scheduling { step [
         ),
     ],
 )
-def test_what_is_no_ensemble_stops_nothing_else(tmp_path: Path, config: str, message: str) -> None:
+def test_ensemble_invalid_config_costs_no_other_model(tmp_path: Path, config: str, message: str) -> None:
     (tmp_path / "street").mkdir()
     (tmp_path / "street" / "config.pbtxt").write_text(config)
     (entry,) = scan_repository(tmp_path)

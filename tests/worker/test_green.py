@@ -55,15 +55,15 @@ def ran(script: str, gpus: str = "h200", **options: Any) -> list[Any]:
         ("v100", [2] * 40),
     ],
 )
-def test_a_device_is_split_into_its_least_groups(gpu: str, sizes: list[int]) -> None:
+def test_green_device_is_split_into_minimum_groups(gpu: str, sizes: list[int]) -> None:
     assert ran("out(processors.sizes)", gpu) == [sizes]
 
 
-def test_a_driver_that_does_not_tell_the_least_size_is_split_alike() -> None:
+def test_green_driver_without_a_minimum_size_is_split_equally() -> None:
     assert ran("out(processors.sizes)", driver="550.54/12.5") == [[8] * 16 + [4]]
 
 
-def test_streams_run_on_the_groups_that_they_were_asked_for() -> None:
+def test_green_streams_run_on_the_requested_groups() -> None:
     told = ran("""
 with processors.stream((0, 1, 2)) as one, processors.stream((5, 9)) as other, processors.stream((0, 1, 2)) as third:
     out([groups(one), groups(other), groups(third), len({one, other, third})])
@@ -74,7 +74,7 @@ out(counts()["splits"])
     assert told == [[[0, 1, 2], [5, 9], [0, 1, 2], 3], list(range(17)), 1]
 
 
-def test_streams_and_contexts_are_made_once_and_used_again() -> None:
+def test_green_streams_and_contexts_are_created_once() -> None:
     told = ran("""
 with processors.stream((0, 1)):
     first = counts()
@@ -91,7 +91,7 @@ out([first["contexts"], counts()["contexts"], len(seen), counts()["streams"], co
     assert seen == streams == 30 and leaked == 0
 
 
-def test_contexts_that_nobody_uses_make_room(tmp_path: Path) -> None:
+def test_green_unused_contexts_are_evicted(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("limit contexts 4\n")
     told = ran(
@@ -115,7 +115,7 @@ out(counts())
     assert told[6] == {"contexts": 1, "streams": 1, "leaked": 0, "splits": 1}
 
 
-def test_many_threads_may_ask_at_once() -> None:
+def test_green_concurrent_requests_are_safe() -> None:
     told = ran("""
 seen = []
 def ask(group):
@@ -138,7 +138,7 @@ out([len(seen), all(seen), counts()["splits"]])
         ({"errors": "cuGreenCtxStreamCreate 2"}, "cuGreenCtxStreamCreate: CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
     ],
 )
-def test_what_the_driver_refuses_is_named(options: dict[str, str], reason: str, tmp_path: Path) -> None:
+def test_green_driver_error_is_named(options: dict[str, str], reason: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text(f"error {options['errors']}\n" if "errors" in options else "")
     (told,) = ran(
@@ -154,7 +154,7 @@ except DeviceError as error:
     assert told.startswith(reason)
 
 
-def test_the_sizes_are_told_to_who_does_not_open_the_device() -> None:
+def test_green_group_sizes_are_known_without_opening_the_device() -> None:
     ask = [sys.executable, "-m", "cotenant.worker.green"]
     there = {**os.environ, **fitted("h200,a100-80gb"), "CUDA_VISIBLE_DEVICES": "1"}
     assert json.loads(subprocess.run(ask, env=there, cwd=ROOT, capture_output=True, check=True).stdout) == [4] * 27
@@ -164,7 +164,7 @@ def test_the_sizes_are_told_to_who_does_not_open_the_device() -> None:
     assert failed.stderr == "cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n"
 
 
-def test_what_is_asked_of_a_real_gpu_runs_over_the_fake_driver() -> None:
+def test_green_checks_of_a_real_gpu_run_over_the_fake_driver() -> None:
     command = [sys.executable, "-m", "pytest", "tests/gpu/test_green.py", "-m", "gpu", "-p", "no:cacheprovider"]
     env = {**os.environ, **fitted("h200")}
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)

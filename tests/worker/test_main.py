@@ -15,7 +15,7 @@ from cotenant.worker.green import Multiprocessors
 from cotenant.worker.wire import Setup, encode_message
 
 
-def test_the_environment_of_a_lane_is_there_before_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_lane_environment_is_set_before_models_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where CUDA looks: in the C library's."""
     monkeypatch.setenv("COTENANT_TOLD", "before")
     seen: list[bytes] = []

@@ -58,7 +58,7 @@ def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkerModel]:
 
 
 @pytest.mark.parametrize("platform", modules.KINDS)
-def test_each_request_gets_its_own_rows(doubles: dict[str, WorkerModel], platform: str) -> None:
+def test_pytorch_each_request_gets_its_rows(doubles: dict[str, WorkerModel], platform: str) -> None:
     runner, footprint = runners.load_runner(doubles[platform], threads=1, fake=False)
     assert footprint == 2 * 64  # two outputs, each aligned
     assert (runner.device, runner.memory) == (0.0, 0)
@@ -72,7 +72,7 @@ def test_each_request_gets_its_own_rows(doubles: dict[str, WorkerModel], platfor
 
 
 @pytest.mark.parametrize("platform", modules.KINDS)
-def test_lanes_share_the_weights_of_a_file(doubles: dict[str, WorkerModel], platform: str) -> None:
+def test_pytorch_lanes_share_the_weights_of_a_file(doubles: dict[str, WorkerModel], platform: str) -> None:
     model = doubles[platform]
     first, second = (load_model(model, torch.device("cpu")) for _ in range(2))
     assert first is second
@@ -91,7 +91,7 @@ def test_lanes_share_the_weights_of_a_file(doubles: dict[str, WorkerModel], plat
         gc.enable()
 
 
-def test_what_is_trained_is_nobody_elses(tmp_path: Path) -> None:
+def test_pytorch_trained_weights_are_not_shared(tmp_path: Path) -> None:
     source = """
 import torch
 class Step(torch.nn.Module):
@@ -116,7 +116,7 @@ class Step(torch.nn.Module):
     assert loss.tolist() == [[0], [0], [0]] and before == [[[4], [4], [4]]]
 
 
-def test_a_batch_without_memory_is_halved_until_it_fits(tmp_path: Path) -> None:
+def test_pytorch_batch_out_of_memory_is_halved_until_it_fits(tmp_path: Path) -> None:
     source = """
 import torch
 class Small(torch.nn.Module):
@@ -142,7 +142,7 @@ class Lost(CpuDevice):
         return "CUDA error: an illegal memory access was encountered"
 
 
-def test_a_broken_context_ends_the_worker(doubles: dict[str, WorkerModel]) -> None:
+def test_pytorch_broken_context_ends_the_worker(doubles: dict[str, WorkerModel]) -> None:
     model = doubles["pytorch_module"]
     runner = Torch(model, Lost(), load_model(model, torch.device("cpu")))
     error = "model 'm' corrupted its CUDA context: CUDA error: an illegal memory access was encountered"
@@ -150,7 +150,7 @@ def test_a_broken_context_ends_the_worker(doubles: dict[str, WorkerModel]) -> No
         run(runner, [np.ones((1, 2), np.float32)] * 3)
 
 
-def test_an_error_of_one_call_is_one_of_its_requests(tmp_path: Path) -> None:
+def test_pytorch_call_error_fails_one_request(tmp_path: Path) -> None:
     source = """
 import torch
 class Picky(torch.nn.Module):
@@ -178,7 +178,7 @@ class Cached(CpuDevice):
         return self.used
 
 
-def test_models_of_a_lane_each_take_what_they_would_alone(tmp_path: Path) -> None:
+def test_pytorch_memory_of_each_model_of_a_lane_is_its_own(tmp_path: Path) -> None:
     place = Cached()
     for platform in ("pytorch_module", "pytorch_libtorch"):
         model = modules.double(tmp_path, platform)
@@ -188,7 +188,7 @@ def test_models_of_a_lane_each_take_what_they_would_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("platform", "opens"), [("pytorch_libtorch", "torch.jit.load"), ("pytorch_export", "torch.export.load")]
 )
-def test_weights_without_memory_are_told_as_such(
+def test_pytorch_weights_out_of_memory_are_reported_as_such(
     doubles: dict[str, WorkerModel], monkeypatch: pytest.MonkeyPatch, platform: str, opens: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -219,7 +219,7 @@ class Recorder(CpuDevice):
         return result, replay
 
 
-def test_recorded_sizes_are_replayed_and_others_computed(doubles: dict[str, WorkerModel]) -> None:
+def test_pytorch_recorded_sizes_replay_and_others_run_eagerly(doubles: dict[str, WorkerModel]) -> None:
     model = doubles["pytorch_module"]
     place = Recorder()
     graphs = WorkerModel(**{it: getattr(model, it) for it in model.__struct_fields__} | {"graphs": (1, 4, 4, 64)})
@@ -233,7 +233,7 @@ def test_recorded_sizes_are_replayed_and_others_computed(doubles: dict[str, Work
     assert runner.memory == 0
 
 
-def test_inputs_of_no_fixed_size_are_not_recorded(tmp_path: Path) -> None:
+def test_pytorch_inputs_of_dynamic_size_are_not_recorded(tmp_path: Path) -> None:
     spec = (TensorSpec("x", "FP32", (-1, -1)),)
     source = "import torch\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
     model = modules.python(tmp_path, source, inputs=spec, outputs=spec, graphs=(1, 2))
@@ -242,7 +242,7 @@ def test_inputs_of_no_fixed_size_are_not_recorded(tmp_path: Path) -> None:
     assert place.recorded == 0
 
 
-def test_inputs_by_name_and_outputs_by_name(tmp_path: Path) -> None:
+def test_pytorch_named_inputs_and_outputs_are_matched(tmp_path: Path) -> None:
     source = """
 import torch
 class Named(torch.nn.Module):
@@ -255,7 +255,7 @@ class Named(torch.nn.Module):
     assert [(name, array.tolist()) for name, array in answers] == [("y", [[1, 1]]), ("total", [[0]])]
 
 
-def test_bf16_comes_back_as_it_went(tmp_path: Path) -> None:
+def test_pytorch_bf16_round_trips(tmp_path: Path) -> None:
     source = "import torch\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
     specs = (TensorSpec("x", "BF16", (-1, 2)),)
     runner = load(modules.python(tmp_path, source, inputs=specs, outputs=specs))
@@ -282,7 +282,7 @@ def test_bf16_comes_back_as_it_went(tmp_path: Path) -> None:
         ("raise ValueError", "ValueError"),
     ],
 )
-def test_a_module_that_cannot_run_is_not_ready(tmp_path: Path, body: str, reason: str) -> None:
+def test_pytorch_module_that_fails_its_warmup_raises(tmp_path: Path, body: str, reason: str) -> None:
     source = f"import torch\nclass Wrong(torch.nn.Module):\n    def forward(self, x):\n        {body}\n"
     with pytest.raises(ModelError, match=f"^model 'm' cannot run a batch of 8: {re.escape(reason)}$"):
         load(modules.python(tmp_path, source))
@@ -301,7 +301,7 @@ def test_a_module_that_cannot_run_is_not_ready(tmp_path: Path, body: str, reason
         ),
     ],
 )
-def test_a_file_that_makes_no_module(tmp_path: Path, source: str, reason: str) -> None:
+def test_pytorch_file_without_a_module_is_rejected(tmp_path: Path, source: str, reason: str) -> None:
     with pytest.raises(ModelError) as raised:
         load(modules.python(tmp_path, source))
     assert str(raised.value).startswith(f"{tmp_path}/model.py{reason}")
@@ -316,7 +316,7 @@ def test_a_file_that_makes_no_module(tmp_path: Path, source: str, reason: str) -
     ],
 )
 @pytest.mark.parametrize("content", [b"", b"no model", None])
-def test_what_is_no_model_is_refused(tmp_path: Path, platform: str, reason: str, content: bytes | None) -> None:
+def test_pytorch_invalid_file_is_rejected(tmp_path: Path, platform: str, reason: str, content: bytes | None) -> None:
     path = tmp_path / modules.KINDS[platform]
     if content is None:
         reason = "cannot load it: No such file or directory"
@@ -327,7 +327,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, platform: str, reason: str,
     assert "\n" not in str(raised.value)
 
 
-def test_weights_of_a_class_lie_beside_it(tmp_path: Path) -> None:
+def test_pytorch_class_weights_are_read_from_the_same_folder(tmp_path: Path) -> None:
     """As Triton's Python models of PyTorch have them."""
     torch.save({"factor": torch.tensor(5.0)}, tmp_path / "model.pt")
     assert run(load(modules.python(tmp_path, modules.SOURCE)), [np.ones((1, 2), np.float32)]) == [[[5, 5]]]
@@ -338,7 +338,7 @@ class Positions(torch.nn.Module):
         return x + torch.arange(2, device=x.device)
 
 
-def test_what_a_traced_module_makes_is_made_on_its_device(tmp_path: Path) -> None:
+def test_pytorch_traced_module_creates_tensors_on_its_device(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -349,14 +349,16 @@ def test_what_a_traced_module_makes_is_made_on_its_device(tmp_path: Path) -> Non
     assert run(load(modules.written(path, "pytorch_libtorch", outputs=y)), [np.ones((1, 2), np.float32)]) == [[[1, 2]]]
 
 
-def test_no_gpu_is_said_plainly(doubles: dict[str, WorkerModel]) -> None:
+def test_pytorch_without_a_gpu_raises_device_error(doubles: dict[str, WorkerModel]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(DeviceError, match=r"^PyTorch .* sees no GPU: .*; see `cotenant devices`$"):
         runners.load_runner(doubles["pytorch_module"], threads=1, fake=False, stream=0)
 
 
-def test_a_missing_pytorch_names_the_extra(doubles: dict[str, WorkerModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_not_installed_names_the_extra(
+    doubles: dict[str, WorkerModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cotenant.worker.runners.pytorch", None)
     with pytest.raises(
         ModelError, match=r"model\.pt: PyTorch is not installed; run `pip install 'cotenant\[torch\]'`$"
@@ -364,6 +366,6 @@ def test_a_missing_pytorch_names_the_extra(doubles: dict[str, WorkerModel], monk
         load(doubles["pytorch_libtorch"])
 
 
-def test_only_models_that_need_pytorch_import_it() -> None:
+def test_pytorch_is_not_imported_by_the_worker() -> None:
     program = "import sys, cotenant, cotenant.worker.main, cotenant.worker.batch; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -55,7 +55,7 @@ def received(pieces: list[bytes]) -> list[bytes]:
     sizes=st.lists(st.sampled_from([0, 1, 100, 65500, 65536, 300_000]), min_size=1, max_size=6),
     cut=st.integers(500, 70_000),
 )
-def test_messages_survive_any_cut_of_the_stream(sizes: list[int], cut: int) -> None:
+def test_wire_messages_survive_any_split_of_the_stream(sizes: list[int], cut: int) -> None:
     runs = [run_of(bytes([index]) * size) for index, size in enumerate(sizes)]
     stream = b"".join(encode_message(run) for run in runs)
     messages = received([stream[at : at + cut] for at in range(0, len(stream), cut)])
@@ -74,15 +74,15 @@ def test_messages_survive_any_cut_of_the_stream(sizes: list[int], cut: int) -> N
         BatchResult(3, [[TensorPart("y", "FP32", (2,), None, 4096, 8)], "no such index"], TIMING),
     ],
 )
-def test_what_a_worker_says_comes_back_as_it_was(message: FromWorker) -> None:
+def test_wire_worker_messages_round_trip(message: FromWorker) -> None:
     (data,) = received([bytes(encode_message(message))])
     assert msgspec.msgpack.decode(data, type=FromWorker) == message
 
 
-def test_latency_is_all_that_a_batch_took() -> None:
+def test_timing_latency_is_the_sum_of_its_parts() -> None:
     assert TIMING.latency == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0, 0), (1, 64), (64, 64), (65, 128)])
-def test_aligned(size: int, expected: int) -> None:
+def test_aligned_rounds_up(size: int, expected: int) -> None:
     assert aligned(size) == expected

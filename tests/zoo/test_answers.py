@@ -16,14 +16,14 @@ def answer(run: Run, model: str, seed: int = 0) -> tuple[str, str]:
     return question.what, question.read([run(model, inputs) for inputs in question.requests])
 
 
-def test_digits_are_read(run: Run) -> None:
+def test_digits_example_is_classified(run: Run) -> None:
     for seed in range(5):
         what, said = answer(run, "digits", seed)
         match = re.fullmatch(r"read a (\d) \((\d+)% sure\): it is a (\d)", said)
         assert re.fullmatch(r"held-out row \d+ of digits", what) and match and match[1] == match[3]
 
 
-def test_the_nearest_sentence_is_found(run: Run) -> None:
+def test_minilm_example_finds_the_nearest_sentence(run: Run) -> None:
     what, said = answer(run, "minilm")
     assert what == "'How do I get my money back?'"
     assert re.fullmatch(r"nearest is 'Refunds are paid out within a week\.' \(0\.\d\d; the next 0\.\d\d\)", said)
@@ -39,23 +39,23 @@ def test_the_nearest_sentence_is_found(run: Run) -> None:
         ("ssd_mobilenet", r"1,917 boxes, the surest number \d+ of class \d+ \(its weights are seeded\)"),
     ],
 )
-def test_every_kind_answers(run: Run, model: str, pattern: str) -> None:
+def test_example_of_every_kind_has_an_answer(run: Run, model: str, pattern: str) -> None:
     _, said = answer(run, model)
     assert re.fullmatch(pattern, said), said
 
 
 @pytest.mark.parametrize("model", ZOO)
-def test_requests_are_of_one_row(model: str) -> None:
+def test_example_requests_have_one_row(model: str) -> None:
     question = answers.example_request(model, np.random.default_rng(0))
     assert question.requests and all(tensor.shape[0] == 1 for inputs in question.requests for tensor in inputs)
 
 
-def test_an_unknown_model() -> None:
+def test_example_of_an_unknown_model_raises() -> None:
     with pytest.raises(ConfigError, match=r"^no model 'vgg17' in the zoo; did you mean 'vgg16'\?"):
         answers.example_request("vgg17", np.random.default_rng(0))
 
 
-def test_photo_stands_upright_with_its_channels_first() -> None:
+def test_photo_example_is_upright_with_channels_first() -> None:
     question = answers.example_request("mobilenet_v2", np.random.default_rng(0))
     photo = load_sample_image(question.what)
     edge = min(photo.shape[:2])

@@ -18,7 +18,7 @@ from tests.zoo.conftest import Run
 SMALL = ["lenet", "wine"]
 
 
-def test_every_model_is_what_its_config_says_and_runs(models: Path, run: Run) -> None:
+def test_build_every_model_matches_its_config_and_runs(models: Path, run: Run) -> None:
     entries = repository.scan_repository(models)
     assert len(entries) == 7
     for entry in entries:
@@ -32,7 +32,7 @@ def test_every_model_is_what_its_config_says_and_runs(models: Path, run: Run) ->
             assert output.shape == (2, *spec.shape[1:]) and np.isfinite(output.array()).all()
 
 
-def test_the_second_time_nothing_is_built(tmp_path: Path) -> None:
+def test_build_again_builds_nothing(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     first = zoo.build_models(tmp_path, SMALL, progress=lambda *it: told.append(it))
     second = zoo.build_models(tmp_path, SMALL)
@@ -43,7 +43,7 @@ def test_the_second_time_nothing_is_built(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".zoo.lock", "lenet", "wine"]
 
 
-def test_a_seed_gives_the_same_model_whatever_is_built_beside_it(tmp_path: Path) -> None:
+def test_build_model_of_one_seed_is_independent_of_others(tmp_path: Path) -> None:
     def lenet(names: list[str], seed: int) -> bytes:
         return {it.name: it for it in zoo.build_models(tmp_path, names, seed)}["lenet"].path.read_bytes()
 
@@ -52,7 +52,7 @@ def test_a_seed_gives_the_same_model_whatever_is_built_beside_it(tmp_path: Path)
     assert lenet(["wine", "lenet"], 0) == first
 
 
-def test_what_is_broken_is_built_anew(tmp_path: Path) -> None:
+def test_build_corrupt_model_is_built_again(tmp_path: Path) -> None:
     (built,) = zoo.build_models(tmp_path, ["lenet"])
     whole = built.path.read_bytes()
     shutil.rmtree(built.path.parent)
@@ -61,7 +61,7 @@ def test_what_is_broken_is_built_anew(tmp_path: Path) -> None:
     assert again.fresh and again.path.read_bytes() == whole
 
 
-def test_a_model_of_the_user_stays(tmp_path: Path) -> None:
+def test_build_keeps_a_model_of_the_user(tmp_path: Path) -> None:
     file = tmp_path / "lenet" / "1" / "model.onnx"
     file.parent.mkdir(parents=True)
     file.write_text("mine")
@@ -71,7 +71,7 @@ def test_a_model_of_the_user_stays(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
 
 
-def test_a_name_that_is_not_there(tmp_path: Path) -> None:
+def test_build_unknown_name_raises(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"^no model 'resnet5' in the zoo; did you mean 'resnet50'\?; it has digits, "
     ):
@@ -79,14 +79,14 @@ def test_a_name_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_build_unwritable_directory_raises(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     error = f"cannot write models into '{tmp_path}/file/models': Not a directory; name another folder"
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}$"):
         zoo.build_models(tmp_path / "file" / "models", SMALL)
 
 
-def test_one_builder_at_a_time(tmp_path: Path) -> None:
+def test_build_while_another_process_builds_raises(tmp_path: Path) -> None:
     with (tmp_path / ".zoo.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match=r"^another process is building models in .*; wait until it is done$"):
@@ -96,7 +96,7 @@ def test_one_builder_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "model"), [("onnx", "lenet"), ("sklearn", "wine"), ("safetensors.numpy", "minilm")]
 )
-def test_a_missing_package_names_the_extra(
+def test_build_without_a_package_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, model: str
 ) -> None:
     for module in [name for name in sys.modules if name.startswith("cotenant.zoo.")]:
@@ -106,7 +106,7 @@ def test_a_missing_package_names_the_extra(
         zoo.build_models(tmp_path, [model])
 
 
-def test_the_demo_is_worth_showing() -> None:
+def test_demo_models_have_targets_weights_and_summaries() -> None:
     assert len(zoo.DEMO) == 8
     for recipe in zoo.ZOO.values():
         assert recipe.slo > 0 and recipe.weight > 0 and recipe.summary

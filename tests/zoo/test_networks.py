@@ -43,7 +43,7 @@ def one_thread() -> None:
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
-def test_size_and_shapes(name: str) -> None:
+def test_network_has_the_documented_size_and_output_shapes(name: str) -> None:
     """On no device: nothing is computed. A step of training needs real weights."""
     network = networks.NETWORKS[name]
     with torch.device("meta"), torch.no_grad():
@@ -57,7 +57,7 @@ def test_size_and_shapes(name: str) -> None:
     assert [tuple(it.shape) for it in outputs] == [(3, *shape) for _, shape in network.outputs.values()]
 
 
-def test_ssd_mobilenet_is_the_one_of_onnx() -> None:
+def test_ssd_mobilenet_equals_the_onnx_network() -> None:
     """6.8 million weights, as in MobileNet's table 13."""
     module = networks.NETWORKS["ssd_mobilenet"].make()
     assert round(sum(weight.numel() for weight in module.parameters()) / 1e6, 1) == 6.8
@@ -86,7 +86,7 @@ def built(root: Path, name: str, seed: int = 0) -> tuple[WorkerModel, dict[str, 
         ),
     ],
 )
-def test_served_as_it_is_drawn(tmp_path: Path, name: str) -> None:
+def test_network_served_from_its_files_equals_the_drawn_one(tmp_path: Path, name: str) -> None:
     """From its files, in batches of one and two rows, which tracing had not seen; rows do not touch each other."""
     model, inputs = built(tmp_path, name)
     small = WorkerModel(**{it: getattr(model, it) for it in model.__struct_fields__} | {"max_batch": 2})
@@ -112,7 +112,7 @@ def test_served_as_it_is_drawn(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_a_seed_gives_the_same_weights_whatever_was_drawn_before() -> None:
+def test_seeded_network_weights_depend_only_on_the_seed() -> None:
     def weight(seed: int) -> torch.Tensor:
         torch.rand(3)
         return next(networks.seeded_network("lenet", seed).parameters())
@@ -122,7 +122,7 @@ def test_a_seed_gives_the_same_weights_whatever_was_drawn_before() -> None:
     torch.random.set_rng_state(state)
 
 
-def test_either_kind_takes_the_place_of_the_other(tmp_path: Path) -> None:
+def test_build_other_format_replaces_the_model(tmp_path: Path) -> None:
     kinds = []
     for as_torch in (False, True, True, False):
         (model,) = zoo.build_models(tmp_path, ["lenet"], torch=as_torch)
@@ -131,7 +131,7 @@ def test_either_kind_takes_the_place_of_the_other(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "lenet" / "1").iterdir()] == ["model.onnx"]
 
 
-def test_a_training_step_is_a_python_module(tmp_path: Path) -> None:
+def test_training_step_is_written_as_a_python_module(tmp_path: Path) -> None:
     model, _ = built(tmp_path, "bert_train")
     assert model.gradients and model.platform == "pytorch_module" and model.path.endswith("/1/model.py")
     assert Path(model.path).read_text() == (
@@ -141,7 +141,7 @@ def test_a_training_step_is_a_python_module(tmp_path: Path) -> None:
     )
 
 
-def test_every_recipe_has_its_network() -> None:
+def test_recipes_all_have_a_network() -> None:
     assert list(zoo.TORCH) == list(networks.NETWORKS)
     assert len(zoo.GPULET) == 9 and set(zoo.GPULET) | set(zoo.KACE) < set(zoo.TORCH)
     for recipe in zoo.TORCH.values():
@@ -157,6 +157,6 @@ def test_every_recipe_has_its_network() -> None:
         ("vit_trains", True, "no model 'vit_trains' in the zoo; did you mean 'vit_train'?; it has lenet, "),
     ],
 )
-def test_a_name_that_is_not_there(tmp_path: Path, name: str, as_torch: bool, error: str) -> None:
+def test_network_of_an_unknown_name_raises(tmp_path: Path, name: str, as_torch: bool, error: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(error)}"):
         zoo.build_models(tmp_path, [name], torch=as_torch)

@@ -14,7 +14,7 @@ from tests.zoo.conftest import Run
 
 
 @pytest.mark.parametrize(("name", "least"), [("digits", 0.97), ("cancer", 0.92), ("wine", 0.9)])
-def test_right_on_rows_that_it_never_saw(models: Path, run: Run, name: str, least: float) -> None:
+def test_trained_model_is_accurate_on_held_out_rows(models: Path, run: Run, name: str, least: float) -> None:
     known = trained.load_dataset(name)
     entry = repository.find_model(models, name)
     rows = known.held_out_x
@@ -28,13 +28,13 @@ def test_right_on_rows_that_it_never_saw(models: Path, run: Run, name: str, leas
 
 
 @pytest.mark.parametrize("name", ["digits", "cancer", "wine"])
-def test_no_row_is_in_both_parts(name: str) -> None:
+def test_dataset_has_no_row_in_both_parts(name: str) -> None:
     known = trained.load_dataset(name)
     train, held_out = ({row.tobytes() for row in part} for part in (known.x, known.held_out_x))
     assert not train & held_out and len(known.held_out_y) > 40
 
 
-def test_the_forest_is_scikit_learns(models: Path, run: Run) -> None:
+def test_forest_equals_that_of_scikit_learn(models: Path, run: Run) -> None:
     """Thresholds are float64 there and float32 here; no row may fall on the other side of one."""
     graph = Graph("cancer", np.random.default_rng([0, *b"cancer"]))
     known = trained.load_dataset("cancer")
@@ -44,7 +44,7 @@ def test_the_forest_is_scikit_learns(models: Path, run: Run) -> None:
     np.testing.assert_allclose(ours.array(), theirs, atol=1e-5)
 
 
-def test_an_interrupted_training_leaves_no_half_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_training_raises_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
