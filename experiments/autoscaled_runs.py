@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from cotenant.control.scaling import Scaler, ScalingOptions
+from cotenant.control.scaling.scaler import Scaler, ScalingOptions
 from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.measure.report import Report

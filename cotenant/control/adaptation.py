@@ -129,7 +129,8 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rates: requests/s to plan for, by model or application; offered: what is offered now, which is less. slowdowns: how
     much longer batches take than profiled, for reasons that no profile or predictor knows, by model; 1 where a model is
     missing. current: the plan in force. devices: those that are there. launching: by kind, how many more are on their
-    way. step: the first to try.
+    way. step: the first to try. fill: use all devices, for the largest multiple of the rates that they serve, instead
+    of the fewest that serve the rates.
     """
 
     number: int
@@ -140,6 +141,7 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     devices: tuple[DeviceId, ...]
     launching: dict[str, int] = {}
     step: SolveStep = SolveStep.KEEP
+    fill: bool = False
     reason: str = ""
 
 

@@ -145,7 +145,8 @@ def _holds(works: Sequence[RoundShare], batches: Sequence[int]) -> bool:
 def _multiples(works: Sequence[RoundShare], batches: Sequence[int]) -> list[float]:
     """The multiple of its rate that each model sustains in such rounds."""
     length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
-    return [batch / (work.rate * length) if work.rate else math.inf for work, batch in zip(works, batches, strict=True)]
+    rows = [work.rate * length for work in works]  # 0 for a rate next to nothing
+    return [batch / least if least else math.inf for least, batch in zip(rows, batches, strict=True)]
 
 
 def _grown(batches: tuple[int, ...], index: int) -> tuple[int, ...]:

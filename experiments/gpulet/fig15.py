@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.control.scaling import ScalingOptions
+from cotenant.control.scaling.scaler import ScalingOptions
 from cotenant.planners.portfolio import choose_planner
 from cotenant.planning import plan as plan_problem
 from cotenant.render.figure import COLOURS, figure_for, save_figure

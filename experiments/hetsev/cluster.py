@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cotenant.control.scaling import ScalingOptions
+from cotenant.control.scaling.scaler import ScalingOptions
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE

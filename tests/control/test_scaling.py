@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cotenant.control.scaling import Scaler, ScalingOptions
+from cotenant.control.scaling.scaler import Scaler, ScalingOptions
 from cotenant.core.application import Application, Fixed, Stage
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan

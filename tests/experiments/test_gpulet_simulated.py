@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant.control.scaling import ScalingOptions
+from cotenant.control.scaling.scaler import ScalingOptions
 from cotenant.core.plan import Plan
 from cotenant.planners.check import check
 from cotenant.predictors import ConstantMargin, Load

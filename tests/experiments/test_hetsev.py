@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.control.scaling import ScalingOptions
+from cotenant.control.scaling.scaler import ScalingOptions
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
