@@ -16,9 +16,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen in an interval that ended at `time`.
 
     seconds: its length. rates: requests/s offered, by model or application. utilisation: part of all ready devices
-    during which batches ran, from 0 to 1. concurrency: requests waiting or being executed at its end, by
-    model or application; over many intervals their mean is that over time. ready: devices by kind. wanted: what the policy answered at its end, by kind;
-    empty where it was not asked.
+    during which batches ran, from 0 to 1. concurrency: requests waiting or being executed at its end, by model or
+    application; over many intervals their mean is that over time. ready: devices by kind. wanted: what the policy
+    answered at its end, by kind; empty where it was not asked.
     """
 
     time: float
