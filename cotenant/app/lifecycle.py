@@ -20,6 +20,7 @@ from cotenant.errors import ConfigError
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
+from cotenant.live.limits import Limits, metrics_limits
 from cotenant.live.server import Server
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,12 @@ async def running(
             log=log,
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
-        http = HttpServer(server, page=server.page, status=server.status, reload=reloader.reload_for_caller)
-        metrics, grpc = HttpServer(server, only_metrics=True), GrpcServer(server)
+        limits = Limits(body=settings.max_body, memory=settings.max_memory)
+        http = HttpServer(
+            server, page=server.page, status=server.status, reload=reloader.reload_for_caller, limits=limits
+        )
+        metrics = HttpServer(server, only_metrics=True, limits=metrics_limits())
+        grpc = GrpcServer(server, message_size=settings.max_body)
         try:
             metrics_host = settings.metrics_host or settings.host
             addresses = Addresses(

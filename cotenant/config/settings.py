@@ -64,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     warm_workers: pre-started worker processes for each set of libraries that models need.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
     max_queue_delay: seconds, for models that set none themselves; None: 0.
+    max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
     """
 
@@ -88,6 +89,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     warm_workers: int
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
+    max_body: int
+    max_memory: int
     grace: float
     event_log: Path | None
     log_level: LogLevel
@@ -148,6 +151,8 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     warm_workers: int = 1
     rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
+    max_body: str = "64MiB"
+    max_memory: str = "1GiB"
     grace: str | int | float = "10s"
     event_log: str | None = None
     log_level: str = "warning"
@@ -197,6 +202,8 @@ def read_settings(path: Path | str | None = None) -> Settings:
         max_queue_delay=None
         if file.max_queue_delay is None
         else units.parse_seconds(str(file.max_queue_delay), f"{place}: max_queue_delay"),
+        max_body=_bytes(file.max_body, f"{place}: max_body"),
+        max_memory=_bytes(file.max_memory, f"{place}: max_memory"),
         grace=units.parse_seconds(str(file.grace), f"{place}: grace"),
         event_log=None if file.event_log is None else base / file.event_log,
         log_level=check_one_of(file.log_level, LogLevel, f"{place}: log_level"),
@@ -241,6 +248,14 @@ def _cuts(backend: BackendName, file: _SettingsFile, place: str) -> tuple[int, .
             raise ConfigError(f"{place}: mps.cuts: MPS takes whole percentages only, not {units.show_share(broken[0])}")
         return cuts
     return parse_cuts(file.cpu.cuts, f"{place}: cpu.cuts")
+
+
+def _bytes(text: str, place: str) -> int:
+    """Return a size in bytes that gRPC can hold to, too."""
+    size = units.parse_memory(text, place)
+    if place.endswith("max_body") and not 1 << 10 <= size < 1 << 31:
+        raise ConfigError(f"{place}: {text!r} must be at least 1KiB and less than 2GiB")
+    return size
 
 
 def _spares(value: int, place: str) -> int:

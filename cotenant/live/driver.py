@@ -289,6 +289,9 @@ def _whole(request: Request, parts: StageTensors) -> Tensors | RequestError:
         return parts.outputs()
     except RequestError as error:
         return FailedError(f"request for model '{request.model}' failed: {error}")
+    except Exception:
+        logger.exception("the outputs of request %d for '%s' do not fit together", request.id, request.model)
+        return FailedError(f"request for model '{request.model}' failed: its outputs do not fit together")
 
 
 def _error(request: Request, reply: Reply) -> RequestError:

@@ -29,7 +29,7 @@ from cotenant.errors import (
     UnsupportedError,
 )
 from cotenant.live.grpc_health import INFERENCE_SERVICE, add_health_and_reflection
-from cotenant.live.limits import MAX_FIELDS, MAX_LISTED, MAX_RANK
+from cotenant.live.limits import MAX_BODY, MAX_FIELDS, MAX_LISTED, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
     UNEXPECTED,
@@ -81,9 +81,9 @@ _CONTENTS = {
 
 
 class GrpcServer:
-    """Serve a core over gRPC. message_size: of the largest request or response, in bytes."""
+    """Serve a core over gRPC. message_size: of the largest request, in bytes."""
 
-    def __init__(self, core: Core, *, message_size: int = _MESSAGE_SIZE) -> None:
+    def __init__(self, core: Core, *, message_size: int = MAX_BODY) -> None:
         self._core = core
         self._message_size = message_size
         self._server: grpc.aio.Server | None = None
@@ -93,7 +93,7 @@ class GrpcServer:
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._message_size),
-                ("grpc.max_send_message_length", self._message_size),
+                ("grpc.max_send_message_length", _MESSAGE_SIZE),
                 ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a helper
             ]
         )

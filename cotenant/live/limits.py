@@ -6,10 +6,10 @@ Those of `Limits` are chosen for a server; the constants hold for every request.
 from __future__ import annotations
 
 import resource
-import sys
 
 import msgspec
 
+MAX_BODY = 1 << 26  # bytes of a request, unless the settings say otherwise
 MAX_RANK = 32  # dimensions of a tensor; NumPy had no more before its version 2
 MAX_ELEMENTS = 1 << 40  # of a tensor, an empty dimension not counted; with it, each dimension is bounded
 MAX_STRINGS = 1 << 18  # elements of a BYTES tensor: each costs as much as a hundred bytes of another
@@ -20,24 +20,53 @@ MAX_DIGITS = 19  # of an integer in a header: what 64 bits hold
 MAX_ERROR = 600  # characters of an error: gRPC's clients read 8 KiB of it, where one may take 12 bytes
 
 
+MAX_RATIO = 100  # of a body unpacked to what it was compressed to
+MIN_INFLATED = 1 << 20  # bytes that a body may unpack to whatever it was compressed to
+
+_FILES = 1 << 20  # that are shared out where the system sets no limit
+
+
 def _default_connections() -> int:
-    """Three in four of the files that this process may open: workers, models and gRPC need some, too."""
+    """Half of the files that this process may open. Metrics get a sixteenth; the rest is for gRPC and the workers."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if files == resource.RLIM_INFINITY else files * 3 // 4
+    return (_FILES if files == resource.RLIM_INFINITY else files) // 2
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Sizes in bytes, times in seconds, kept to within one second.
 
-    body, head: of a request. connections: open at once; more are rejected. idle_timeout: of a connection between two
+    body, head: of a request; a trailer counts as a head. json: of the part of a body that is JSON, a byte of which can
+    take sixteen once it is read. memory: of all large bodies and responses at once; above it, requests are rejected.
+    connections: open at once; more are rejected. idle_timeout: of a connection between two
     requests. head_timeout: for the head of a request. stall_timeout: without progress within a body or a response.
     body_rate: a body may take twice `stall_timeout`, and as long as so many bytes/s take.
     """
 
-    body: int = 1 << 30
+    body: int = MAX_BODY
+    json: int = 1 << 24
     head: int = 1 << 16
+    memory: int = 1 << 30
     connections: int = msgspec.field(default_factory=_default_connections)
     idle_timeout: int = 75
     head_timeout: int = 10
     stall_timeout: int = 30
-    body_rate: int = 1 << 10
+    body_rate: int = 1 << 16
+
+
+def metrics_limits() -> Limits:
+    """Return the limits of an address that has metrics only, which take no body and few callers."""
+    return Limits(body=1 << 16, memory=1 << 26, connections=max(_default_connections() // 8, 4))
+
+
+class MemoryBudget:
+    """Count the bytes of memory that callers hold at once: bodies being received or served, responses being sent."""
+
+    __slots__ = ("total", "used")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+
+    @property
+    def exceeded(self) -> bool:
+        return self.used > self.total

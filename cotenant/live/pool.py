@@ -445,7 +445,9 @@ class Pool:
         return lane in self._lanes and bool(self._lanes[lane].launch.process)
 
     def sample(self) -> None:
-        """Sample the processor time of all workers; of one at work, when its batch ends."""
+        """Sample the processor time of all workers; of one at work, when its batch ends. Memory that nobody holds any
+        more goes back, too: without a further request there would be nothing else to do that."""
+        self._arena.reclaim()
         for line, worker in self._workers.items():
             worker.sample_due = line in self._flights
             if not worker.sample_due:

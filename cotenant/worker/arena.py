@@ -1,7 +1,8 @@
 """Memory that the server shares with its workers, so that large tensors cross without a copy.
 
 A block lives as long as anything references it: its view, a slice of it, an array on it. Blocks are therefore never
-freed by hand, and none can be read after it has a new owner. The memory is sparse: untouched pages cost nothing.
+freed by hand, and none can be read after it has a new owner. The memory is sparse: untouched pages cost nothing, and
+those that are free again go back to the system, but for the lowest `KEPT`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 PAGE = 4096
+KEPT = 128 << 20  # bytes whose pages stay: to give them back and take them anew costs as much as to write them
 
 
 class Block:
@@ -58,8 +60,7 @@ class Arena:
 
     def allocate(self, size: int) -> Block | None:
         """Allocate a block of `size` ≥ 1 bytes; None if no hole is large enough."""
-        while self._dropped:
-            self._reclaim(self._dropped.popleft())
+        self.reclaim()
         need = -(-size // PAGE) * PAGE
         index = next((index for index, (start, end) in enumerate(self._free) if end - start >= need), None)
         if index is None:
@@ -79,9 +80,13 @@ class Arena:
     @property
     def free(self) -> int:
         """Bytes that belong to no block."""
+        self.reclaim()
+        return sum(end - start for start, end in self._free)
+
+    def reclaim(self) -> None:
+        """Take back the blocks that were dropped, and give memory above `KEPT` back to the system."""
         while self._dropped:
             self._reclaim(self._dropped.popleft())
-        return sum(end - start for start, end in self._free)
 
     def close(self) -> None:
         """Close the file descriptor; the memory itself is freed with the last block."""
@@ -90,6 +95,8 @@ class Arena:
     def _reclaim(self, lease: _Lease) -> None:
         start, end = lease.start, lease.end
         del self._leases[start]
+        if end > KEPT:
+            self._give_back(max(start, KEPT), end)
         index = bisect.bisect(self._free, (start, end))
         if index < len(self._free) and self._free[index][0] == end:
             end = self._free.pop(index)[1]
@@ -97,6 +104,12 @@ class Arena:
             index -= 1
             start = self._free.pop(index)[0]
         self._free.insert(index, (start, end))
+
+    def _give_back(self, start: int, end: int) -> None:
+        # A file in a folder that cannot have holes keeps its pages; so does a system that has none to make.
+        if hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_REMOVE, start, end - start)
 
 
 def map_memory(fd: int, size: int) -> mmap.mmap:

@@ -412,7 +412,7 @@ def test_connection_closes_or_stays_as_its_version_and_header_say(server: HttpSe
         (b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", False, "close"),
         (b"GET /v2 HTTP/1.0\r\n\r\n", False, "close"),
         (b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", True, "keep-alive"),
-        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", False, "close"),
+        (b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", True, None),
     ):
         wire = Wire(server)
         answer = ask(wire, asked)
@@ -591,6 +591,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 def test_compressed_body_is_unpacked_or_rejected(front: Running) -> None:
     body = json.dumps({"inputs": [ONE]}).encode()
+    large = zlib.compress(bytes(1 << 20))
     bomb = zlib.compress(bytes(3 << 20))
     for data, encoding, status in (
         (gzip.compress(body), "gzip", 200),
@@ -598,7 +599,9 @@ def test_compressed_body_is_unpacked_or_rejected(front: Running) -> None:
         (body, "identity", 200),
         (gzip.compress(body)[:-9], "gzip", 400),
         (b"no gzip", "gzip", 400),
-        (bomb, "deflate", 500),
+        (gzip.compress(body) + b"more", "gzip", 400),
+        (large, "deflate", 500),
+        (bomb, "deflate", 413),
     ):
         with connected(front) as sock:
             sock.sendall(request("POST", INFER, data, Content_Encoding=encoding, Connection="close"))
@@ -645,7 +648,7 @@ def test_caller_that_closes_its_socket_cancels_its_request(front: Running) -> No
 
 def test_rejection_reaches_a_caller_that_is_still_sending(front: Running) -> None:
     with connected(front) as sock:
-        sock.sendall(b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (INFER.encode(), 1 << 40))
+        sock.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (INFER.encode(), 1 << 40))
         sock.sendall(bytes(1 << 20))
         assert [answer.status for answer in answers(read_all(sock))] == [413]
 

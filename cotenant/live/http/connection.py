@@ -10,7 +10,7 @@ from typing import Any, cast
 import httptools
 
 from cotenant.live.http.request_cycle import RequestCycle
-from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.http.request_handler import TOO_MUCH, RequestHandler
 from cotenant.live.limits import MAX_DIGITS, Limits
 from cotenant.live.oip import UNEXPECTED
 
@@ -31,9 +31,14 @@ _HEADERS = frozenset(
         b"content-encoding",
         b"content-length",
         b"expect",
+        b"host",
         b"inference-header-content-length",
+        b"transfer-encoding",
+        b"upgrade",
     )
 )
+# A request may have several lines of these, which together are one list.
+_LISTS = frozenset((b"accept", b"accept-encoding", b"connection", b"upgrade"))
 
 
 class _Rejected(Exception):  # noqa: N818
@@ -105,15 +110,18 @@ class Connection(asyncio.BufferedProtocol):
         self._read_paused = False
         self._active = self._begun = table.now
         self._unsent = 0
+        self._unread = 0  # bytes of responses that the caller has not taken
+        self._held = 0  # bytes of the body that is being received, as far as they are counted
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._expect_request()
 
     def _expect_request(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
-        self._in_head = self._in_body = False
+        self._in_head = self._in_body = self._upgrading = False
         self._direct = False  # what comes in goes straight into the body
-        self._head_size = 0
+        self._overhead = 0  # bytes since the parser last told of anything but headers
+        self._progress = False
         self._body: bytes | bytearray | memoryview = b""
         self._block: Any = None
         self._length = self._filled = self._start = 0
@@ -128,8 +136,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
-        self._body, self._block = b"", None
+        self._drop_body()
         self._cancel_pending()
+        self._handler.memory.used -= self._unread
+        self._unread = 0
         self._table.remove(self)
 
     def eof_received(self) -> bool:
@@ -148,15 +158,17 @@ class Connection(asyncio.BufferedProtocol):
         self._active = self._table.now
         if self._direct:
             self._filled += count
-            if self._filled == self._length:
+            self._held += count
+            self._handler.memory.used += count
+            if self._handler.memory.exceeded:
+                self._cut_off(503, TOO_MUCH)
+            elif self._filled == self._length:
                 self.on_message_complete()
                 self._expect_request()
             return
-        before = self._headers
+        self._progress = False
         try:
-            self._parser.feed_data(self._table.buffer[:count])
-        except httptools.HttpParserUpgrade:
-            return  # answered as if it had not asked
+            self._feed(self._table.buffer[:count])
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, _Rejected):
                 self._cut_off(error.__context__.status, str(error.__context__))
@@ -166,12 +178,30 @@ class Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self._cut_off(400, f"not HTTP/1.1: {error}")
         else:
-            if self._in_head and self._headers is before:
-                self._head_size += count
-                if self._head_size > self._table.limits.head:
-                    self._cut_off(431, f"the head of this request is above {self._table.limits.head} bytes")
-            elif self._in_body and isinstance(self._body, memoryview):
+            if self._in_body and isinstance(self._body, memoryview):
                 self._direct = True
+            elif self._progress:
+                self._overhead = 0
+            elif self._in_head or self._in_body:
+                self._overhead += count
+                if self._overhead > self._table.limits.head:
+                    self._cut_off(431, f"the head or trailer of this request is above {self._table.limits.head} bytes")
+
+    def _feed(self, data: memoryview) -> None:
+        """Parse bytes. The protocol never changes: a request to upgrade it is read again as if it had not asked."""
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._upgrading:
+                    return
+                rest = data[upgrade.args[0] :]
+            head = [self._parser.get_method() + b" " + self._url + b" HTTP/1.1"]
+            head += [name + b": " + value for name, value in self._headers.items() if name != b"upgrade"]
+            self._expect_request()
+            self._parser.feed_data(b"\r\n".join([*head, b"", b""]))
+            data = rest
 
     def pause_writing(self) -> None:
         self._write_blocked = True
@@ -179,13 +209,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._write_blocked = False
+        self._handler.memory.used -= self._unread
+        self._unread = 0
         self._control_flow()
 
     # The parser calls these.
 
     def on_message_begin(self) -> None:
-        self._in_head = True
-        self._head_size = 0
+        self._in_head = self._progress = True
         self._begun = self._table.now
         self._url = b""
         self._headers = {}
@@ -196,21 +227,35 @@ class Connection(asyncio.BufferedProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # Not from the trailer of a chunked body.
         if self._in_head and (name := name.lower()) in _HEADERS:
+            if name in self._headers:
+                if name not in _LISTS:
+                    raise _Rejected(400, f"more than one {name.decode()}")
+                value = self._headers[name] + b", " + value
             self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
+        self._in_head, self._in_body, self._progress = False, True, True
         headers, limits = self._headers, self._table.limits
+        if b"upgrade" in headers and self._parser.should_upgrade():
+            return  # it comes again
+        if b"host" not in headers or b"connection" in headers or not self._parser.should_keep_alive():
+            self._check_version()
+        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
+            raise _Rejected(501, "the transfer encoding is not known here; there is chunked, alone")
         self._body, self._block, self._filled, self._start = b"", None, 0, 0
         self._length = int(headers.get(b"content-length", 0))
         if self._length > limits.body:
             raise _Rejected(413, f"a body of {self._length} bytes; at most {limits.body} are taken")
         if self._length >= _MIN_DIRECT and b"content-encoding" not in headers:
             self._allocate_body()
-        if b"expect" in headers and not self._pending and not self._discarding and self.transport is not None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if b"expect" in headers:
+            if headers[b"expect"].lower() != b"100-continue":
+                raise _Rejected(417, "what this request expects is not known here; there is 100-continue")
+            if not self._pending and not self._discarding and self.transport is not None:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
+        self._progress = True
         body, start = self._body, self._filled
         self._filled = end = start + len(data)
         if isinstance(body, memoryview):
@@ -221,8 +266,12 @@ class Connection(asyncio.BufferedProtocol):
             if not isinstance(body, bytearray):
                 self._body = body = bytearray(body)
             body += data
+            self._held += len(data)
+            self._handler.memory.used += len(data)
             if end > self._table.limits.body:
                 raise _Rejected(413, f"a body of more than {self._table.limits.body} bytes, which are the most")
+            if self._handler.memory.exceeded:
+                raise _Rejected(503, TOO_MUCH)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -231,10 +280,15 @@ class Connection(asyncio.BufferedProtocol):
         parser = self._parser
         request = RequestCycle(self, parser.get_method(), self._url, self._headers)
         if not parser.should_keep_alive() or parser.should_upgrade():
+            if parser.should_upgrade() and request.method != b"CONNECT":
+                self._upgrading = True
+                return
             self._discarding = request.closes = True
         elif b"connection" in self._headers:
             request.http_1_0 = parser.get_http_version() == "1.0"
         request.body, request.block, request.start = self._body, self._block, self._start
+        if self._held:
+            request.held, self._held = self._held, 0
         self._body, self._block = b"", None
         self._pending.append(request)
         self._handler.start(request)
@@ -247,6 +301,12 @@ class Connection(asyncio.BufferedProtocol):
         """Tell whether the server drains, and this is the last request of the connection."""
         return self._table.draining and bool(self._pending) and self._pending[-1] is cycle
 
+    def hold(self, cycle: RequestCycle, size: int) -> None:
+        """Count so many bytes of memory until the response is sent."""
+        if self.transport is not None:
+            cycle.held += size
+            self._handler.memory.used += size
+
     def flush(self) -> None:
         """Send the responses that are complete, up to the first that is not."""
         transport, pending = self.transport, self._pending
@@ -257,7 +317,10 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(response[0])
             else:
                 transport.writelines(response)
-            if pending.popleft().closes:
+            sent = pending.popleft()
+            if sent.held:
+                self._release(sent)
+            if sent.closes:
                 self._discarding = True
                 self._cancel_pending()
                 if self._cut_short and transport.can_write_eof():
@@ -305,6 +368,14 @@ class Connection(asyncio.BufferedProtocol):
 
     # Our own.
 
+    def _check_version(self) -> None:
+        """Reject a version that is not spoken here, and a request of HTTP/1.1 without a host."""
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _Rejected(505, f"HTTP/{version} is not spoken here; there is HTTP/1.1")
+        if version == "1.1" and b"host" not in self._headers:
+            raise _Rejected(400, "no Host, which every request of HTTP/1.1 has")
+
     def _allocate_body(self) -> None:
         """Choose the memory of a large body: what workers share for a binary one, with its first tensor aligned."""
         route = self._handler.route(self._url)
@@ -329,8 +400,21 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._discarding = self._cut_short = True
         self._in_head = self._in_body = self._direct = False
-        self._body, self._block = b"", None
+        self._drop_body()
         self._last_request(self._url).reject(status, message)
+
+    def _drop_body(self) -> None:
+        self._body, self._block = b"", None
+        self._handler.memory.used -= self._held
+        self._held = 0
+
+    def _release(self, request: RequestCycle) -> None:
+        """Count a request's memory no more, unless the caller has still to take its response."""
+        if self._write_blocked:
+            self._unread += request.held
+        else:
+            self._handler.memory.used -= request.held
+        request.held = 0
 
     def _last_request(self, url: bytes) -> RequestCycle:
         request = RequestCycle(self, b"", url, {})
@@ -342,6 +426,8 @@ class Connection(asyncio.BufferedProtocol):
         """Cancel what has no response yet: nobody will read it."""
         pending, self._pending = self._pending, deque()
         for request in pending:
+            self._handler.memory.used -= request.held
+            request.held = 0
             if request.handle is not None and request.response is None:
                 self._handler.core.cancel(request.handle)
 

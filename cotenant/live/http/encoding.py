@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Sequence
 
+from cotenant.live.limits import MAX_RATIO, MIN_INFLATED
 from cotenant.live.oip import Data
 
 
@@ -33,6 +34,11 @@ def deflate(body: Sequence[Data], encoding: bytes) -> bytes:
     return b"".join([*map(packer.compress, body), packer.flush()])
 
 
+def inflated_limit(size: int, limit: int) -> int:
+    """Return how many bytes a body of `size` bytes may unpack to, where no body may have more than `limit`."""
+    return min(limit, max(MIN_INFLATED, MAX_RATIO * size))
+
+
 def inflate(body: Data, limit: int) -> bytes | None:
     """Return the unpacked body, None where it has more than `limit` bytes. Raises zlib.error."""
     unpacker = zlib.decompressobj(47)  # zlib or gzip, as its head says
@@ -41,4 +47,6 @@ def inflate(body: Data, limit: int) -> bytes | None:
         return None
     if not unpacker.eof:
         raise zlib.error("it ends too early")
+    if unpacker.unused_data:
+        raise zlib.error("something follows its end")
     return data

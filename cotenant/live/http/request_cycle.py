@@ -32,6 +32,10 @@ class Channel(Protocol):
         """Tell whether the server closes the connection after this response, which is its last."""
         ...
 
+    def hold(self, cycle: RequestCycle, size: int) -> None:
+        """Count so many bytes of memory until the response is sent."""
+        ...
+
     def flush(self) -> None:
         """Send the responses that are complete, in the order of their requests."""
         ...
@@ -40,7 +44,8 @@ class Channel(Protocol):
 class RequestCycle:
     """A request and its response.
 
-    block, start: the shared memory that holds the body, from byte `start` on. closes: the connection closes after the
+    block, start: the shared memory that holds the body, from byte `start` on. held: bytes of memory that it is counted
+    to hold. closes: the connection closes after the
     response. http_1_0: the caller has to be told that it stays open. handle: of the inference request, to cancel it.
     response: its parts in order; None until it is complete.
     """
@@ -53,6 +58,7 @@ class RequestCycle:
         "format",
         "handle",
         "headers",
+        "held",
         "http_1_0",
         "info",
         "method",
@@ -71,10 +77,16 @@ class RequestCycle:
         self.body: Data = b""
         self.block: Any = None
         self.start = 0
+        self.held = 0
         self.closes = False
         self.http_1_0 = False
         self.handle: int | None = None
         self.response: Sequence[Data] | None = None
+
+    def json_size(self) -> int:
+        """Return the bytes of the body that are JSON. Raises InvalidError."""
+        header = _header_length(self.headers)
+        return len(self.body) if header is None else header
 
     def infer(self, core: Core, model: str, version: str) -> None:
         """Submit the body as an inference request; `done` writes the response."""
@@ -184,6 +196,7 @@ class RequestCycle:
             self.response = (b"".join((start, *body)),)
         else:
             self.response = (start, *body)
+            channel.hold(self, size)
         channel.flush()
 
 

@@ -8,23 +8,28 @@ import zlib
 from typing import Any
 
 from cotenant.errors import CotenantError
-from cotenant.live.http.encoding import inflate
+from cotenant.live.http.encoding import inflate, inflated_limit
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.routes import Route, Services, find_route, metrics
+from cotenant.live.limits import Limits, MemoryBudget
 
-_ROUTES = 4096  # URLs whose routes are remembered
+_ROUTES = 1024  # URLs whose routes are remembered
+_MAX_URL = 512  # bytes of such a URL
+
+TOO_MUCH = "the bodies of all requests take too much memory now; try again"
 
 
 class RequestHandler:
-    """Handle the requests of all connections. only_metrics: every other path is unknown. max_body: bytes of a body,
-    unpacked."""
+    """Handle the requests of all connections. only_metrics: every other path is unknown. memory: what their bodies and
+    responses take."""
 
-    def __init__(self, services: Services, *, only_metrics: bool, max_body: int) -> None:
+    def __init__(self, services: Services, *, only_metrics: bool, limits: Limits) -> None:
         self.core = services.core
+        self.memory = MemoryBudget(limits.memory)
         self._services = services
         self._only_metrics = only_metrics
-        self._max_body = max_body
-        self._routes: dict[bytes, Route | None] = {}
+        self._limits = limits
+        self._routes: dict[bytes, Route] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, request: RequestCycle) -> None:
@@ -37,9 +42,6 @@ class RequestHandler:
             request.fail_unexpectedly(error)
 
     def _start(self, request: RequestCycle) -> None:
-        if b"content-encoding" in request.headers:
-            self._inflate(request)
-            return
         route = self.route(request.url)
         if route is None:
             request.reject(404, "Not Found")
@@ -47,6 +49,14 @@ class RequestHandler:
         method = b"GET" if request.method == b"HEAD" else request.method
         if method not in route.handlers:
             request.reject(405, "Method Not Allowed", b"Allow: %s\r\n" % b", ".join(route.handlers))
+        elif b"content-encoding" in request.headers:
+            self._inflate(request)
+        elif len(request.body) > self._limits.json and request.json_size() > self._limits.json:
+            request.reject(
+                413, f"JSON of more than {self._limits.json} bytes, which are the most; send tensors in binary"
+            )
+        elif self.memory.exceeded:
+            request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
         elif (handler := route.handlers[method]) is None:
             request.infer(self.core, route.model, route.version)
         else:
@@ -64,12 +74,13 @@ class RequestHandler:
         try:
             return self._routes[url]
         except KeyError:
-            if len(self._routes) >= _ROUTES:
-                self._routes.clear()
             route = find_route(url)
-            if self._only_metrics and route is not None and metrics not in route.handlers.values():
-                route = None
-            self._routes[url] = route
+            if route is None or (self._only_metrics and metrics not in route.handlers.values()):
+                return None
+            if len(url) <= _MAX_URL:
+                if len(self._routes) >= _ROUTES:
+                    self._routes.clear()
+                self._routes[url] = route
             return route
 
     async def stop(self) -> None:
@@ -89,6 +100,12 @@ class RequestHandler:
             request.reject(415, f"content encoding {encoding!r} is not known here; there are gzip and deflate")
             return
 
+        most = inflated_limit(len(request.body), self._limits.body)
+        request.channel.hold(request, most)
+        if self.memory.exceeded:
+            request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
+            return
+
         def unpacked(work: asyncio.Future[bytes | None]) -> None:
             error = work.exception()
             if isinstance(error, zlib.error):
@@ -99,10 +116,11 @@ class RequestHandler:
                 return
             body = work.result()
             if body is None:
-                request.reject(413, f"a body of more than {self._max_body} bytes, unpacked, which are the most")
+                request.reject(413, f"a body of more than {most} bytes, unpacked, which are the most for this one")
             elif request.channel.transport is not None:
+                request.channel.hold(request, len(body) - most)
                 request.body = body
                 self.start(request)
 
-        work = asyncio.get_running_loop().run_in_executor(None, inflate, request.body, self._max_body)
+        work = asyncio.get_running_loop().run_in_executor(None, inflate, request.body, most)
         work.add_done_callback(unpacked)

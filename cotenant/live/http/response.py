@@ -26,10 +26,12 @@ _REASONS = {
     408: "Request Timeout",
     413: "Content Too Large",
     415: "Unsupported Media Type",
+    417: "Expectation Failed",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
 }
 _STATUS: dict[type[CotenantError], int] = {
     MalformedError: 500,  # as Triton has it

@@ -33,7 +33,7 @@ class HttpServer:
     ) -> None:
         limits = limits or Limits()
         services = Services(core=core, page=page, status=status, reload=reload)
-        self._handler = RequestHandler(services, only_metrics=only_metrics, max_body=limits.body)
+        self._handler = RequestHandler(services, only_metrics=only_metrics, limits=limits)
         self._connections = ConnectionTable(self._handler, limits)
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
