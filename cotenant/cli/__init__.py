@@ -26,12 +26,15 @@ def main() -> None:
 def _run() -> None:
     from cotenant.cli.commands import app
     from cotenant.cli.interrupt import Interrupted
+    from cotenant.cli.log_format import LogFormatter
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the locale cannot write is a question mark, and no traceback
             stream.reconfigure(errors="replace")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime tells its makers what it runs, unless it is told
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         app(prog_name="cotenant")
     except CotenantError as error:

@@ -27,6 +27,7 @@ from cotenant.control.events import (
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
+from cotenant.live.descriptors import DescriptorReserve
 from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time
 from cotenant.live.share_audit import ShareAudit
 from cotenant.live.warm_pool import WarmPool, WorkerTemplate
@@ -132,6 +133,7 @@ class Pool:
         self._processes: set[WorkerProcess] = set()  # all of which something is left, warm ones too
         self._shared: dict[str, WorkerProcess] = {}  # by their names
         self._lending = _Lending(arena)
+        self._descriptors = DescriptorReserve()
         self._warm = WarmPool(warm_workers, self._begin)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # no longer than this pool; lanes may outlast `close`
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,6 +184,7 @@ class Pool:
         await asyncio.gather(*self._tasks)
         await asyncio.gather(*(process.stop("the server has stopped") for process in self._processes))
         self._lending.stop()
+        self._descriptors.close()
 
     def _worker(self, lane: LaneId, incarnation: int) -> _Worker | None:
         """The worker, unless its end has been told."""
@@ -233,7 +236,8 @@ class Pool:
         if worker.killed:
             return worker.killed
         launch = lane.launch
-        line = worker.line = WorkerConnection(self._process(lane), answered=self._answered)
+        with self._descriptors.lent():
+            line = worker.line = WorkerConnection(self._process(lane), answered=self._answered)
         self._workers[line] = worker
         line.send(
             Setup(
@@ -315,7 +319,8 @@ class Pool:
         return process
 
     def _begin(self, name: str, template: WorkerTemplate, ahead: Sequence[str] | None = None) -> WorkerProcess:
-        process = WorkerProcess(name, self._arena.fd, left=self._left, shared=template.shared, ahead=ahead)
+        with self._descriptors.lent():
+            process = WorkerProcess(name, self._arena.fd, left=self._left, shared=template.shared, ahead=ahead)
         self._processes.add(process)
         process.gone.add_done_callback(lambda gone: self._processes.discard(process))
         return process
