@@ -142,10 +142,10 @@ async def prepared(pool: SupervisedPool, warm_workers: int) -> None:
     """Until so many processes have been started ahead."""
     try:
         async with asyncio.timeout(AHEAD):
-            while pool.ahead < warm_workers:
+            while pool.warm_workers < warm_workers:
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise WorkerError(f"{pool.ahead} of {warm_workers} processes were started ahead within {AHEAD:g} s") from None
+        raise WorkerError(f"{pool.warm_workers} of {warm_workers} processes were ready within {AHEAD:g} s") from None
 
 
 async def _change(

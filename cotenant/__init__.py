@@ -1,12 +1,12 @@
-"""Serve many models on few shared accelerators, each within its latency target.
+"""Serve many models on few shared accelerators, each within its latency SLO.
 
 The operations of the command line, as functions on the same values:
 
     problem = cotenant.read_problem(Path("problem.toml"))
     plan = cotenant.plan(problem)                        # validated by simulation
-    cotenant.check(plan, problem)                        # what it violates: nothing
-    cotenant.forecast(plan, problem)                     # what it will do under Poisson arrivals
-    cotenant.simulate(problem, plan, seconds=60)         # and what the server's own dispatcher makes of it
+    cotenant.check(plan, problem)                        # its violations: []
+    cotenant.forecast(plan, problem)                     # predicted under Poisson arrivals
+    cotenant.simulate(problem, plan, seconds=60)         # with the server's own dispatcher
 
 Names are imported on first use: a worker process, which imports this package too, needs none of them.
 """
@@ -173,5 +173,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """With what was not used yet, for help() and whoever completes names."""
+    """List names that were not imported yet as well, for help() and completion."""
     return sorted({*globals(), *__all__})

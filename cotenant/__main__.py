@@ -1,4 +1,4 @@
-"""python -m cotenant"""
+"""Run the command line: python -m cotenant."""
 
 from cotenant.cli import main
 

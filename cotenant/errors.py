@@ -1,9 +1,9 @@
-"""Everything that Cotenant raises on purpose.
+"""Define every error that Cotenant raises on purpose.
 
     CotenantError
     ├── ConfigError        a file, a flag or an environment that cannot be used as it is
-    ├── PlanError          a problem that makes no sense (not: too little room, which a plan reports)
-    ├── ModelError         a model that cannot be loaded: no model, an unsupported opset, no shape
+    ├── PlanError          an invalid problem (too little capacity is no error: a plan reports it)
+    ├── ModelError         a model that cannot be loaded: not a model, an unsupported opset, no shape
     ├── RolloutError       a plan revision that did not come into force: superseded, aborted, too little memory
     ├── WorkerError        a worker that did not start, died, or failed a batch
     ├── DeviceError        a GPU, or its driver, that is absent, lost, or cannot do what is asked of it
@@ -11,7 +11,7 @@
         ├── MalformedError     not the protocol: no JSON, a tensor too short
         ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
         ├── NotFoundError      no such model or version
-        ├── UnavailableError   refused, expired or nowhere to run; may be tried again
+        ├── UnavailableError   rejected, expired or no worker ready; may be retried
         ├── UnsupportedError   a part of the protocol that this server does not offer
         ├── CancelledError     the caller left
         └── FailedError        the model or its worker failed

@@ -85,7 +85,7 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
         ("rate = 200", "rate = 1\nmax_queue_delay = 5", "models[0].max_queue_delay: '5' has no unit of time"),
         ('"devices"', '"speed"', "objective: 'speed' is not known; take 'devices' or 'rate'"),
         ('"none"', '"linear"', "interference: 'linear' is not known; take 'none' or"),
-        ('"none"', '{ model = "margin", factor = 0.5 }', "interference: a margin has a factor of at least 1: {"),
+        ('"none"', '{ model = "margin", factor = 0.5 }', "interference: a margin needs a factor of at least 1: {"),
         (
             '"none"',
             '{ model = "gaussian-process", fit = "pairs.csv", quantile = 1.5 }',

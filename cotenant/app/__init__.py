@@ -1,1 +1,1 @@
-"""From settings to a running server, for the command line and for programs of others alike."""
+"""Turn settings into a running server, for the command line and for Python programs."""

@@ -1,4 +1,4 @@
-"""Tensors of the protocol from and to numpy arrays."""
+"""Convert tensors of the protocol from and to numpy arrays."""
 
 from __future__ import annotations
 

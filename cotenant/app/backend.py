@@ -1,4 +1,4 @@
-"""The backend that runs a server's partitions."""
+"""Create the backend that runs a server's partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cotenant.errors import DeviceError
 
 
 def create_backend(settings: Settings) -> Backend:
-    """Return the backend that settings name. Raises DeviceError for a GPU that is missing or cannot be cut that way."""
+    """Return the backend that settings name. Raises DeviceError for a GPU that is missing or cannot be partitioned that
+    way."""
     if settings.backend == "cpu":
         return Cpu(enforcement=settings.enforcement, reserve=settings.reserve, lend=settings.lend)
     if settings.backend == "fake":

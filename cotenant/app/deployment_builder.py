@@ -1,4 +1,4 @@
-"""From a model repository and settings to a deployment: describe the models, profile what was not profiled, plan."""
+"""Build a deployment from a model repository and settings: describe the models, profile them where needed, plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Broken = dict[str, str]  # models that cannot be served, with the reason
 class DeploymentBuilder:
     """Build deployments of any of the models in a repository. Models are profiled once, on the backend's devices.
 
-    force: measure what was measured in an earlier run, too.
+    force: measure again what was measured in an earlier run.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class DeploymentBuilder:
 
     @asynccontextmanager
     async def switched(self, settings: Settings) -> AsyncIterator[Deployment]:
-        """Build the deployment of other settings, which are in force from now on unless the block fails. The backend
-        stays as it is."""
+        """Build the deployment of other settings, which apply from now on unless the block fails. The backend stays the
+        same."""
         before = self._settings, self._given
         self._settings, self._given = settings, _given_profiles(settings)
         try:

@@ -1,4 +1,4 @@
-"""A server and its front ends, from the first listening socket to the last worker's end."""
+"""Run a server and its front ends, from the first listening socket to the end of the last worker."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cotenant.live.server import Server
 
 logger = logging.getLogger(__name__)
 
-WORKER_GRACE = 1.0  # seconds that workers have to exit, once no request is in flight or the grace is over
+WORKER_GRACE = 1.0  # seconds for workers to exit, once no request is in flight or the grace is over
 
 
 class Assembly(NamedTuple):
-    """All that a server is started from."""
+    """Hold everything that a server is started from."""
 
     settings: Settings
     backend: Backend
@@ -44,7 +44,7 @@ async def assemble(
     models: Collection[str] | None = None,
     progress: Progress = ignore_progress,
 ) -> Assembly:
-    """Build the deployment that settings ask for: profile what was not profiled, and plan.
+    """Build the deployment that settings ask for: profile the models where needed, and plan.
 
     models: those to serve; None: all of the repository. Raises CotenantError.
     """
@@ -58,9 +58,10 @@ async def running(
     read: Callable[[], Settings] | None = None,
     on_reload: Callable[[Settings], None] | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """Run a server within the block: it is up at its beginning, and drained and stopped at its end, whatever happens.
+    """Run a server within the block: it is ready when the block begins, and drained and stopped when it ends, also by
+    an exception.
 
-    read: returns the settings as they are now, for a reload; None: those of the assembly. on_reload: told of the
+    read: returns the settings as they are now, for a reload; None: those of the assembly. on_reload: called with the
     settings that a reload has put in force.
 
     Sockets come first, so that a port in use is known before any model is loaded. Raises ConfigError, WorkerError,
@@ -107,7 +108,7 @@ async def _listen(front_end: HttpServer | GrpcServer, host: str, port: int) -> s
 
 @contextmanager
 def _event_log(path: Path | None) -> Iterator[BinaryIO | None]:
-    """Open the event log. What does not fit on its disk any more is no reason for a server to fail."""
+    """Open the event log. A log that does not fit on its disk any more does not stop the server."""
     if path is None:
         yield None
         return

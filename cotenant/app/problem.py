@@ -1,4 +1,4 @@
-"""The problem that a server's planner solves: targets and rates of its models, from settings and profiles."""
+"""Derive the problem that a server's planner solves: targets and rates of its models, from settings and profiles."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import Ensemble
 from cotenant.worker.repository import Entry
 
-# A model without a target gets twice the latency of a batch of DEFAULT_ROWS (or the largest that was worth measuring)
-# on DEFAULT_SHARE ‰ of a device, and at least MIN_DEFAULT_SLO seconds: below that, what a busy machine adds would be
-# most of it. The papers' rule takes 32 rows on a whole device, which is long where that is a CPU.
+# A model without a target gets twice the latency of a batch of DEFAULT_ROWS (or the largest profiled one) on
+# DEFAULT_SHARE ‰ of a device, and at least MIN_DEFAULT_SLO seconds: below that, the noise of a busy machine would
+# dominate. The papers' rule takes 32 rows on a whole device, which is long where that is a CPU.
 DEFAULT_ROWS = 8
 DEFAULT_SHARE = 500
 MIN_DEFAULT_SLO = 0.05
@@ -67,8 +67,8 @@ def build_problem(
 ) -> Problem:
     """Return the problem of serving these models. samples: of interference, as observed while serving.
 
-    A model without a rate is to be served as often as any other of them; one that only ensembles use, as often as they
-    ask for it, within the longest of their targets.
+    A model without a rate gets the same rate as any other of them; one that only ensembles use, the rate of their
+    requests for it, with the longest of their targets.
     """
     given = {model.name: model for model in settings.models}
     applications = [

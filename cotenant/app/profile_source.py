@@ -1,4 +1,4 @@
-"""Where the profiles of models come from: a file, an earlier measurement on this machine, or one made now."""
+"""Obtain the profiles of models: from a file, an earlier measurement on this machine, or a new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cotenant.worker.repository import Entry, sample_inputs, worker_model
 
 
 class Progress(Protocol):
-    """Is told of each point that was profiled."""
+    """Receive each point that was profiled."""
 
     def __call__(self, model: str, done: int, total: int) -> None: ...
 
@@ -34,7 +34,7 @@ def ignore_progress(model: str, done: int, total: int) -> None:
 class ProfileSource:
     """Give profiles of models on the kinds of a backend's devices.
 
-    force: measure what was measured in an earlier run, too.
+    force: measure again what was measured in an earlier run.
     """
 
     def __init__(self, backend: Backend, kinds: Collection[Kind], progress: Progress, *, force: bool) -> None:
@@ -45,7 +45,7 @@ class ProfileSource:
         self._measured: dict[str, Profile] = {}  # by cache key
 
     async def profiles(self, entry: Entry, info: ModelInfo, given: Profiles) -> list[Profile]:
-        """Return a model's profile on every kind. given: profiles that are not to be measured. Raises ModelError."""
+        """Return a model's profile on every kind. given: profiles to use instead of measurements. Raises ModelError."""
         profiles = []
         for kind in self._kinds:
             known = given.get((entry.name, kind.name))
@@ -97,7 +97,7 @@ class ProfileSource:
 def _runtime(entry: Entry) -> str:
     """Return the library that runs a model, with its version. Raises ModelError where it is not installed."""
     if not entry.platform.startswith("pytorch"):
-        import onnxruntime  # as it is called in all of its distributions; `describe` has opened the model with it
+        import onnxruntime  # named the same in all of its distributions; `describe` has opened the model with it
 
         return f"onnxruntime {onnxruntime.__version__}"
     try:

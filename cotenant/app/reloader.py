@@ -1,4 +1,4 @@
-"""Reload a server's configuration while it runs, on SIGHUP, over HTTP or from Python alike."""
+"""Reload a server's configuration while it runs, on SIGHUP, over HTTP or from Python."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ REJECTED = "reload rejected; keeping the current configuration"
 
 
 class Reloader:
-    """Plan anew by other settings and roll that plan out, one reload at a time.
+    """Plan for changed settings and roll out that plan, one reload at a time.
 
-    settings: those that the server was started with. read: returns the settings as they are at that moment.
-    on_reload: told of the settings that a reload has put in force.
+    settings: those that the server was started with. read: returns the current settings. on_reload: called with the
+    settings that a reload has put in force.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Reloader:
         self._lock = asyncio.Lock()
 
     async def reload(self, settings: Settings | None = None) -> None:
-        """Serve by other settings; None: those that are read now.
+        """Apply other settings; None: read them again.
 
         Raises CotenantError, with nothing changed: ConfigError for settings that need a restart.
         """

@@ -1,4 +1,4 @@
-"""A server that is up, as the program that runs it sees it."""
+"""Operate a running server from the program that runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cotenant.measure.report import Report
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to reach a server, as ``host:port``, with the ports that it was given."""
+    """Hold the addresses of a server, as ``host:port``, with the ports that it was given."""
 
     http: str
     grpc: str
@@ -37,7 +37,7 @@ class RunningServer:
 
     @property
     def deployment(self) -> Deployment:
-        """The models that are offered and the plan in force."""
+        """Return the models that are offered and the plan in force."""
         return self._server.deployment
 
     async def status(self) -> Status:
@@ -72,7 +72,8 @@ class RunningServer:
             raise
 
     async def load(self, model: str) -> None:
-        """Serve one more model of the repository. Raises FailedError, with nothing changed, where it has no room."""
+        """Serve one more model of the repository. Raises FailedError, with nothing changed, where no capacity is left
+        for it."""
         await self._server.load(model, {})
 
     async def unload(self, model: str) -> None:
@@ -80,7 +81,7 @@ class RunningServer:
         await self._server.unload(model, {})
 
     async def reload(self, settings: Settings | None = None) -> None:
-        """Plan anew by other settings and roll that plan out; None: by the settings as they are read now.
+        """Plan for other settings and roll out that plan; None: read the settings again.
 
         Raises CotenantError, with nothing changed: ConfigError for settings that need a restart.
         """

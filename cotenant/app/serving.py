@@ -26,7 +26,7 @@ from cotenant.live.status import Status
 T = TypeVar("T")
 
 STOPPED = "the server has stopped: its `with` block is over"
-STOP_CHECK = 1.0  # seconds between two looks at whether the server still runs that is to answer
+STOP_CHECK = 1.0  # seconds between two checks whether the server still runs
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def serving(
 
     source: settings, a settings file, or a model repository, which is served with the default settings on free ports;
     None: the default settings. models: those to serve; None: all of the repository. backend: in place of the one that
-    the settings name. progress: told of each point that is profiled.
+    the settings name. progress: receives each point that is profiled.
 
     Raises CotenantError where the server does not start. At the end of the block, also after an exception, it accepts
     no further requests, answers those in flight within the settings' grace, and stops its workers.
@@ -133,11 +133,11 @@ class _ServerThread:
         self._thread.start()
 
     def server(self) -> BackgroundServer:
-        """Wait until the server is up. Raises what kept it from starting."""
+        """Wait until the server is up. Raises the error that kept it from starting."""
         return self._started.result()
 
     def stop(self) -> None:
-        """Leave the context, which drains a server that is up, and wait for the end. Raises what went wrong there."""
+        """Leave the context, which drains a server that is up, and wait for the end. Raises the error of that."""
         with suppress(RuntimeError):  # the loop is closed: it has ended by itself
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self._ended.result()

@@ -1,4 +1,4 @@
-"""The settings of a server, from what its user names: a file, a model repository, or nothing."""
+"""Read the settings of a server from a file, a model repository, or the defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.errors import ConfigError
 
 Source = Settings | Path | str | None
 
-# What can change while a server runs; for anything else it has to be started again.
+# What can change while a server runs; anything else needs a restart.
 RELOADABLE = frozenset(
     {"model_repository", "profiles", "planner", "objective", "interference", "max_queue_delay", "log_level", "models"}
 )
@@ -30,9 +30,7 @@ def settings_from(source: Source) -> Settings:
 
 
 def check_reloadable(current: Settings, wanted: Settings) -> None:
-    """Raise ConfigError where a server would have to be started again for other settings."""
+    """Raise ConfigError where other settings need a restart of the server."""
     changed = [name for name in Settings.__struct_fields__ if getattr(current, name) != getattr(wanted, name)]
     if fixed := [name for name in changed if name not in RELOADABLE]:
-        raise ConfigError(
-            f"what the server was started with cannot change: {', '.join(fixed)}; start it again for that"
-        )
+        raise ConfigError(f"what the server was started with cannot change: {', '.join(fixed)}; restart the server")

@@ -1,4 +1,4 @@
-"""How a partition is made real: a share of a device for one worker process. No backend knows models or requests."""
+"""Turn partitions into reality: give one worker process a share of a device. No backend knows models or requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.core.model import Kind
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process of one partition is started with.
+    """Describe what a worker process of one partition is started with.
 
     env: added to the environment before CUDA is called for the first time. cores: the only cores it may run on; empty:
     any. threads: for one batch. cpu_limit: processor seconds per second that the worker holds itself to, by ending each
@@ -51,20 +51,20 @@ class Backend(Protocol):
 
     @property
     def divides(self) -> bool:
-        """Whether several workers of a partition divide its share among them, so that each is opened with its part; or
-        else each is opened with the whole of it, in the same partition."""
+        """Return whether several workers of a partition divide its share among them, so that each is opened with its
+        part; otherwise each is opened with the whole share, in the same partition."""
         ...
 
     def fleet(self) -> tuple[Kind, ...]:
-        """The devices of this machine."""
+        """Return the devices of this machine."""
         ...
 
     def isolation(self) -> str:
-        """In a few words, for people: what holds a worker to its share."""
+        """Return what isolates partitions, in a few words for people."""
         ...
 
     def capacity_fingerprint(self) -> str:
-        """In words that change when it does: what one device amounts to."""
+        """Return a text that changes when the capacity of one device does."""
         ...
 
     def with_ceilings(self) -> Backend:
@@ -73,25 +73,27 @@ class Backend(Protocol):
         ...
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
-        """Set a partition of that share (‰) up, for a worker that is about to start. It may stand where lanes are that
+        """Open a partition of that share (‰) for a worker that is about to start. It may reuse the place of lanes that
         are `leaving`: they close once this one has taken over. Raises DeviceError, ConfigError.
 
-        Like `attach` and `close` it may take its time, and none of them is called while another is under way; but the
-        other methods are, from other threads."""
+        Like `on_worker_started` and `close` it may be slow, and none of these is called while another runs; the other
+        methods are called meanwhile, from other threads.
+        """
         ...
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:
-        """The worker of that partition runs as this process. Raises DeviceError, ConfigError."""
+        """Hear that the worker of that partition runs as this process. Raises DeviceError, ConfigError. Raises
+        DeviceError, ConfigError."""
         ...
 
     def close(self, lane: LaneId) -> None:
-        """Take down what `open` set up. Harmless where there is nothing."""
+        """Close the partition that `open` opened. Harmless where there is none. Harmless where there is nothing."""
         ...
 
     def lost(self) -> dict[DeviceId, str]:
-        """By name of the device, why nothing can run on it now. Asked twice a second, so it has to be quick."""
+        """Return by device why nothing can run on it now. Called twice a second, so it has to be quick."""
         ...
 
     def stop(self) -> None:
-        """End what it runs for itself, once nothing is open: the next one may want the same devices."""
+        """Stop the backend's own processes once nothing is open: another backend may use the same devices."""
         ...

@@ -1,4 +1,4 @@
-"""Linux cgroups, versions 1 and 2: read the limits of this process, and set CPU quotas for others."""
+"""Read the limits of this process, and set CPU quotas for others, by Linux cgroups, versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIN_QUOTA = 1_000  # µs, the kernel's minimum
 
 
 class Cgroup:
-    """The cgroup of this process for one controller. mount: the visible root of its hierarchy."""
+    """Locate the cgroup of this process for one controller. mount: the visible root of its hierarchy."""
 
     def __init__(self, folder: Path, mount: Path, version: int) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ def memory_limit() -> float:
 
 
 class Quotas:
-    """A cgroup with a CPU quota for each lane, below `parent`; named after this process, so that the next server
+    """Manage a cgroup with a CPU quota for each lane, below `parent`; named after this process, so that the next server
     recognises what a dead one left."""
 
     def __init__(self, parent: Cgroup) -> None:

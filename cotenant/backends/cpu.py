@@ -1,4 +1,4 @@
-"""Shares of the processors of this machine: a fraction of their time, not of their caches or of memory bandwidth.
+"""Share the processors of this machine: a fraction of their time, not of their caches or of memory bandwidth.
 
 With `enforcement="throttle"` a worker limits itself (`worker.cpu_throttle`), which needs no privileges and makes
 latency grow as 1/share. With `enforcement="quota"` the kernel limits it, through a control group that this user must be
@@ -26,7 +26,7 @@ CUT = 50  # ‰: shares are multiples of it
 
 
 class Cpu:
-    """One device: the cores that this process may use, as far as it may use them.
+    """Partition one device: the cores that this process may use, to the extent of its limits.
 
     reserve: the fraction of their time that is kept for the server itself.
     """
@@ -38,7 +38,7 @@ class Cpu:
         self, *, enforcement: Literal["throttle", "quota"] = "throttle", reserve: float = 0.0, lend: bool = False
     ) -> None:
         if not 0 <= reserve < 1:
-            raise ConfigError(f"reserve: {reserve:g} is no fraction of the cores; give 0 or more, and less than 1")
+            raise ConfigError(f"reserve: {reserve:g} is not a fraction of the cores; give 0 or more, and less than 1")
         self._enforcement = enforcement
         self._reserve = reserve
         self._lend = lend
@@ -52,7 +52,7 @@ class Cpu:
 
     @functools.cached_property
     def capacity(self) -> float:
-        """Processor seconds per second of the whole device."""
+        """Return the processor seconds per second of the whole device."""
         return min(len(self.cores), cgroup.cpu_limit()) * (1 - self._reserve)
 
     def fleet(self) -> tuple[Kind, ...]:
@@ -66,10 +66,9 @@ class Cpu:
     def isolation(self) -> str:
         lent = "; what others leave idle is lent" if self._lend else ""
         if self._enforcement == "quota":
-            by = "weights of processor time" if self._lend else "a quota of processor time in each 10 ms"
-            return f"the kernel, by {by}{lent}"
-        by = "by ending a batch no earlier than its processor time allows; audited from outside"
-        return f"each worker itself, {by}{lent}"
+            by = "CPU weights" if self._lend else "quotas in periods of 10 ms"
+            return f"CPU limits: cgroup {by}, enforced by the kernel{lent}"
+        return f"CPU limits: self-throttling workers, verified by the server{lent}"
 
     def with_ceilings(self) -> Cpu:
         if not self._lend:
@@ -111,7 +110,7 @@ class Cpu:
         pass
 
     def _pin(self, lane: LaneId, threads: int, each: float) -> tuple[int, ...]:
-        """Cores for a lane of that many threads, each busy for that fraction; none where they do not fit."""
+        """Return cores for a lane of that many threads, each busy for that fraction; none where they do not fit."""
         used = dict.fromkeys(self.cores, 0.0)
         for cores, fraction in self._pinned.values():
             for core in cores:

@@ -1,4 +1,4 @@
-"""The fake backend: a worker sleeps for as long as the profile says, and runs nothing."""
+"""Fake a backend: a worker sleeps for as long as the profile says, and runs nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fake:
         return "none"
 
     def isolation(self) -> str:
-        return "nothing: workers sleep for the profiled time"
+        return "no isolation: workers sleep for the profiled time"
 
     def with_ceilings(self) -> Fake:
         return self

@@ -35,7 +35,7 @@ _CONNECTIONS = "32"
 
 
 class Green:
-    """Green contexts on these GPUs."""
+    """Partition these GPUs by green contexts."""
 
     name = "green"
     divides = False

@@ -32,7 +32,7 @@ _PLAIN = re.compile(r"(?:MIG )?(\d+g\.\d+gb)")  # others, such as 1g.18gb+me, ha
 
 
 class _Part(msgspec.Struct):
-    """An instance at run time. made: handles of its compute and GPU instance, if it was created here."""
+    """Hold an instance at run time. made: handles of its compute and GPU instance, if it was created here."""
 
     uuid: str
     profile: str

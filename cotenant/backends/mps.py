@@ -50,7 +50,7 @@ def mps_unavailable(gpu: Gpu, *, static: bool = False) -> str:
 
 
 class Mps:
-    """MPS on these GPUs. All daemons run once this is created, and end with it or with this process.
+    """Partition these GPUs by MPS. All daemons run once this is created, and end with it or with this process.
 
     directory: for pipes and logs, in a private folder; default: the system's temporary folder. memory_limits: a worker
     may allocate no more than its share of the memory. static: dedicated SMs for each worker. protocol: of the control
@@ -90,7 +90,7 @@ class Mps:
 
     @property
     def divides(self) -> bool:
-        """A cap is one of each worker; a static partition takes many."""
+        """Return True for caps, which each worker has of its own; a static partition takes many workers."""
         return not self._static
 
     def stop(self) -> None:
@@ -159,7 +159,7 @@ class Mps:
 
 
 def _too_small(gpu: Gpu, share: int) -> bool:
-    """Whether a share is less than one SM; never, if the driver does not report SMs."""
+    """Return whether a share is less than one SM; never, if the driver does not report SMs."""
     return 0 < share * gpu.multiprocessors < WHOLE
 
 
@@ -169,7 +169,7 @@ def _chunks(gpu: Gpu) -> int:
 
 
 class _Device:
-    """A GPU and its daemon, watched by a thread. workers: process ids by lane; 0: not started yet."""
+    """Hold a GPU and its daemon, watched by a thread. workers: process ids by lane; 0: not started yet."""
 
     def __init__(self, name: DeviceId, gpu: Gpu, daemon: MpsDaemon) -> None:
         self.name = name

@@ -51,8 +51,11 @@ _PARTITION = re.compile(r"\b(?:GPU|MIG)-[\w-]+/\S+")
 
 
 class MpsProcess(msgspec.Struct, frozen=True):
-    """A running MPS daemon or server. pipe: its pipe directory; None: the default. devices: those visible to its
-    clients; None: all, or unknown because it is another user's."""
+    """Describe a running MPS daemon or server.
+
+    pipe: its pipe directory; None: the default. devices: those visible to its clients; None: all, or unknown because it
+    is another user's.
+    """
 
     pid: int
     name: str
@@ -67,7 +70,7 @@ class MpsProcess(msgspec.Struct, frozen=True):
 
 
 def mps_processes() -> Iterator[MpsProcess]:
-    """The daemons and servers of MPS, of whatever user, but without those that only ask a daemon something."""
+    """Return the daemons and servers of MPS, of any user, but without control clients."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
@@ -145,8 +148,8 @@ def control_version() -> int:
 
 
 class DaemonFolder:
-    """A private folder for daemons, locked while this process lives. Creating one also ends the daemons that a killed
-    process left, and removes their folder."""
+    """Create a private folder for daemons, locked while this process lives; also end the daemons that a killed process
+    left, and remove their folder."""
 
     def __init__(self, directory: Path | None = None) -> None:
         root = Path(tempfile.gettempdir()) if directory is None else directory
@@ -229,7 +232,10 @@ def _gone(pids: list[int]) -> bool:
 
 
 class StaticPartition(msgspec.Struct, frozen=True):
-    """SMs dedicated to some clients. id: their CUDA_MPS_SM_PARTITION. name: chosen here. chunks: of SMs."""
+    """Describe SMs dedicated to some clients.
+
+    id: their CUDA_MPS_SM_PARTITION. name: chosen here. chunks: of SMs.
+    """
 
     id: str
     name: str
@@ -237,7 +243,7 @@ class StaticPartition(msgspec.Struct, frozen=True):
 
 
 class MpsDaemon:
-    """The MPS daemon of one GPU. folder: its private folder. static: clients get dedicated SMs."""
+    """Control the MPS daemon of one GPU. folder: its private folder. static: clients get dedicated SMs."""
 
     def __init__(self, folder: Path, uuid: str, *, protocol: Protocol = 2, static: bool = False) -> None:
         self.folder = folder
@@ -252,7 +258,7 @@ class MpsDaemon:
 
     @property
     def client(self) -> dict[str, str]:
-        """The environment that makes a process a client."""
+        """Return the environment that makes a process a client."""
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self._pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
@@ -282,10 +288,10 @@ class MpsDaemon:
         _end(self.folder)
 
     def health_error(self, clients: Mapping[LaneId, int]) -> str:
-        """Why nothing can run there, and for whose fault; empty where all is well. clients: processes by what they are
-        called, which may change meanwhile.
+        """Return why nothing can run there, and which client is at fault; empty where all is well. clients: names by
+        process id; they may change meanwhile.
 
-        The server is asked only when it has logged something, and every few seconds: a daemon logs each question.
+        The server is queried only when it has logged something, and every few seconds: a daemon logs each query.
         """
         if reason := self._ended():
             return reason
@@ -387,7 +393,7 @@ class MpsDaemon:
             time.sleep(_POLL)
 
     def _begin(self) -> None:
-        """Have the daemon start a server."""
+        """Make the daemon start a server."""
         if self._protocol == 3:
             self._ask(f"server create {_NAME} --uid={os.getuid()} --allowed-devices={self._uuid}")
         else:
@@ -436,7 +442,7 @@ class MpsDaemon:
         return ran.stdout
 
     def _environment(self) -> dict[str, str]:
-        """The environment without an operator's settings for clients, which would limit all of ours."""
+        """Return the environment without an operator's settings for clients, which would limit all of ours."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         return kept | {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "pipe"),

@@ -1,4 +1,4 @@
-"""The capacity of a plan in the simulator: in a sentence, as a table and as a figure."""
+"""Show the capacity of a plan in the simulator: in a sentence, as a table and as a figure."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def fetch_status(address: str) -> Status:
     try:
         return msgspec.json.decode(fetch(address, "/cotenant/status"), type=Status, dec_hook=_parse_identity)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{address} answers with something that is no status: {error}") from None
+        raise ConfigError(f"{address} returns something other than a status: {error}") from None
 
 
 def _parse_identity(kind: type[Any], value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`cotenant colocate`: which candidates to co-locate with a target, by each policy."""
+"""Show which candidates each policy chooses to co-locate with a target: `cotenant colocate`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ SHOWN = 20  # choices
 
 
 class ColocateOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of co-located models. score: the policy's; measured: the sum of throughputs; of_best: over the oracle's."""
+    """Describe a set of co-located models.
+
+    score: the policy's; measured: the sum of throughputs; of_best: over the oracle's.
+    """
 
     policy: str
     colocated: list[str]
@@ -112,7 +115,7 @@ def colocate(
 
 
 class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that policies choose by. sets: of neighbours; runs: that were measured."""
+    """Hold the data by which policies choose. sets: of co-located models; runs: measured ones."""
 
     target: Load
     sets: list[ColocatedSet]

@@ -1,4 +1,4 @@
-"""The commands, one function each. What takes long to import is imported where it is used."""
+"""Define the commands, one function each. Slow imports happen where they are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cotenant plan --compare`: plan a problem with several planners, and show how they compare."""
+"""Plan a problem with several planners, and compare the results: `cotenant plan --compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cotenant demo`: build, profile, plan, serve and load real models, on shares of this machine's CPU."""
+"""Build, profile, plan, serve and load real models, on shares of this machine's CPU: `cotenant demo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cotenant devices`: what this machine has, what runs on it now, and in which ways it can be shared."""
+"""Show what this machine has, what runs on it now, and in which ways it can be partitioned: `cotenant devices`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ INDENT = 4
 
 
 class CpuInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """capacity: processor seconds per second that this process may use. memory: bytes. can: by way to hold workers to
-    their shares, why not; empty where it can."""
+    """Describe the CPU. capacity: processor seconds per second that this process may use. memory: bytes. can: by way of
+    enforcing shares, why it is unavailable; empty where it is available."""
 
     name: str
     cores: int
@@ -36,8 +36,8 @@ class CpuInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU. name: as a device of plans. reading: None where it does not answer any more, for that reason. can: by
-    backend, why not; empty where it can."""
+    """Describe a GPU. name: as a device of plans. reading: None where it does not respond any more, for that reason.
+    can: by backend, why it is unavailable; empty where it is available."""
 
     name: str
     gpu: Gpu
@@ -48,8 +48,8 @@ class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """driver, cuda: versions, empty where there is no driver; then reason says what would be needed. torch: the version
-    of PyTorch, which models on a GPU need; empty where it is not installed."""
+    """Describe this machine. driver, cuda: versions, empty without a driver; reason then says what is missing. torch:
+    the version of PyTorch, which models on a GPU need; empty where it is not installed."""
 
     cpu: CpuInfo
     driver: str

@@ -1,10 +1,10 @@
-"""How many files this process may have open."""
+"""Raise the number of files that this process may have open."""
 
 from __future__ import annotations
 
 import resource
 
-FILES = 1 << 16  # that a server may have open at once, where the system lets it; 1,024 are usual, for any program
+FILES = 1 << 16  # open files that a server may need, where the system allows it; the usual default is 1,024
 
 
 def raise_file_limit() -> None:

@@ -1,4 +1,4 @@
-"""`cotenant fit`: from samples of pairs to a predictor in a file, or to a table of how good each predictor is."""
+"""Fit a predictor to samples of pairs, or compare the errors of predictors: `cotenant fit`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.render.table import table
 
 REPEATS = 5
-# Sets that others measured, where a checkout has them, and the function that reads their samples.
+# Published sets that a checkout may have, and the function that reads their samples.
 PUBLISHED = {"v100": "pairs", "a100": "pairs", "kace": "samples"}
 
 
@@ -174,7 +174,7 @@ def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample
 
 
 def save_verdicts(verdicts: Sequence[PredictionErrors], path: Path) -> None:
-    """The 90th percentile of the error as bars, by predictor and what was held out. Raises as `save_plan` does."""
+    """Draw the 90th percentile of the error as bars, by predictor and held-out set. Raises as `save_plan` does."""
     known = [verdict for verdict in verdicts if verdict.p90 is not None]
     names = list(dict.fromkeys(verdict.predictor for verdict in known))
     kinds = list(dict.fromkeys(verdict.held_out for verdict in known))

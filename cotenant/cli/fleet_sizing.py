@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cotenant.planning.fleet_sizing import SizingResult
     from cotenant.sim.capacity import Capacity
 
-STEPS = 5  # multiples of the load that are sized, from today's to the one asked for
+STEPS = 5  # multiples of the load to size, from today's to the requested one
 
 
 def report_growth(

@@ -1,4 +1,4 @@
-"""`cotenant infer`: send one inference request to a running server."""
+"""Send one inference request to a running server: `cotenant infer`."""
 
 from __future__ import annotations
 

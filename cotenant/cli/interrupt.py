@@ -1,4 +1,4 @@
-"""Ctrl-C, in its own file because every command needs it and few can afford to import a server."""
+"""Handle Ctrl-C; in its own file because every command needs it and few can afford to import a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A signal asked the program to end. number: of the signal."""
+    """Report that a signal asked the program to end. number: of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -19,7 +19,7 @@ class Interrupted(Exception):  # noqa: N818
 
 @asynccontextmanager
 async def interruptible() -> AsyncIterator[asyncio.Event]:
-    """Within, the first SIGINT or SIGTERM sets the event and cancels what runs; the next ends the process at once."""
+    """Set the event and cancel the block on the first SIGINT or SIGTERM; the next one ends the process at once."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     first = 0
@@ -28,7 +28,7 @@ async def interruptible() -> AsyncIterator[asyncio.Event]:
     def on_signal(number: int) -> None:
         nonlocal first
         if asked.is_set():
-            os._exit(128 + number)  # workers follow: their parent is gone
+            os._exit(128 + number)  # workers exit when their parent does
         asked.set()
         first = number
         if task is not None:

@@ -100,7 +100,7 @@ def with_time_limit(time_limit: float | None, problem: Any) -> Any:
 def _served_settings(
     folder: Path | None, settings: Path | None, model_repository: Path | None, planner: str | None = None
 ) -> Any:
-    """Settings for planning without a problem file. folder: a model repository given in its place."""
+    """Return settings for planning without a problem file. folder: a model repository given in its place."""
     if folder is not None:
         _check_one_repository(folder, model_repository)
     return load_settings(settings, folder or model_repository, planner)
@@ -126,7 +126,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def write_file(path: Path, text: str, *, quiet: bool = False) -> None:
-    """All of it or, where that fails, nothing: what was there before stays until then."""
+    """Write a file atomically: the previous content stays until the new one is complete."""
     part = path.parent / f".{path.name}.new"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

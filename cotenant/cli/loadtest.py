@@ -1,4 +1,4 @@
-"""`cotenant loadtest`: open-loop random load on a running server."""
+"""Send open-loop random load to a running server: `cotenant loadtest`."""
 
 from __future__ import annotations
 

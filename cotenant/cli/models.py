@@ -1,4 +1,4 @@
-"""`cotenant models`: list, load and unload the models of a running server."""
+"""List, load and unload the models of a running server: `cotenant models`."""
 
 from __future__ import annotations
 

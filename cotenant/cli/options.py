@@ -1,4 +1,4 @@
-"""Arguments and options of several commands, spelled as in the settings file and in environment variables."""
+"""Define arguments and options of several commands, spelled as in the settings file and in environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of commands: tables and progress for people, JSON for programs."""
+"""Print the output of commands: tables and progress for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 console = Console()
 if not console.is_terminal and "COLUMNS" not in os.environ:
-    console.width = 150  # not a terminal: room for all columns
+    console.width = 150  # not a terminal: wide enough for all columns
 aside = Console(stderr=True)  # progress and notes
 
 
@@ -49,11 +49,11 @@ def show_json(value: object) -> None:
         value if isinstance(value, bytes) else msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
     )
     console.file.write(text.decode() + "\n")
-    console.file.flush()  # the program that started this one may wait for it
+    console.file.flush()  # the parent process may wait for it
 
 
 def forecast_table(forecast: Forecast, targets: Iterable[Model | Application]) -> Table:
-    """Tabulate what a plan is predicted to attain under Poisson arrivals, by model and application."""
+    """Tabulate the predicted SLO attainment of a plan under Poisson arrivals, by model and application."""
     predictions = forecast.models | forecast.applications
     rows = table("predicted, under Poisson arrivals", "model", ">goodput/s", ">p50", ">p99", ">target", ">attainment")
     for target in targets:

@@ -1,4 +1,4 @@
-"""`cotenant profile --pairs`: models of a repository side by side, as samples for `cotenant fit`."""
+"""Measure co-located models of a repository, as samples for `cotenant fit`: `cotenant profile --pairs`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from cotenant.worker.repository import sample_inputs, worker_model
 
 
 def record_pairs(deployment: Any, backend: Backend, path: Path, count: int | None) -> None:
-    """Measure pairs of the deployment's models into a CSV file, as they come. Those it has are not measured again."""
+    """Measure pairs of the deployment's models, appending to a CSV file. Pairs that it has are not measured again."""
     if backend.name == "fake":
-        raise ConfigError("backend fake runs nothing that could be measured; take the backend cpu, or one of a GPU")
+        raise ConfigError(
+            "the backend fake runs no models, so there is nothing to measure; use the backend cpu, or one for GPUs"
+        )
     kinds = deployment.problem.fleet
     runs = [run for kind in kinds for run in candidate_pairs(deployment.problem.profiles, kind)]
     if not runs:
-        raise ConfigError("no two models run within a quarter of a second side by side; there is nothing to measure")
+        raise ConfigError("no two co-located models run within a quarter of a second; there is nothing to measure")
     samples = existing_samples(path)
     done = measured_pairs(runs, samples)
     wanted = enough_samples(runs) if count is None else min(count, len(runs))
@@ -44,11 +46,11 @@ def record_pairs(deployment: Any, backend: Backend, path: Path, count: int | Non
             samples.extend(together)
             write_file(path, write_samples(samples), quiet=True)
             finished += 1
-            told("side by side", finished, wanted)
+            told("co-located", finished, wanted)
 
     with progress_bars("running") as progress:
         asyncio.run(run_all(ProfileProgress(progress)))
-    _say(f"{len(samples)} samples in {path}; `cotenant fit {path} --profiles PROFILES` makes a predictor of them")
+    _say(f"{len(samples)} samples in {path}; `cotenant fit {path} --profiles PROFILES` fits a predictor to them")
 
 
 def _say(text: str) -> None:
@@ -56,7 +58,7 @@ def _say(text: str) -> None:
 
 
 def existing_samples(path: Path) -> list[Sample]:
-    """What was measured before, if anything. Raises ConfigError for a file of something else."""
+    """Return the samples in a file that exists; none without a file. Raises ConfigError for any other content."""
     return read_samples_file(path) if path.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""`cotenant plan`: show a plan, what it would change, and why it is as it is."""
+"""Show a plan, what it would change, and why it was chosen: `cotenant plan`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cotenant.render.plan_table import plan_bars, plan_table
 from cotenant.render.provenance import provenance_view
 from cotenant.render.table import table
 
-MEMORY_SHOWN = 0.5  # fraction of a device's memory in use from which it is shown
+MEMORY_SHOWN = 0.5  # fraction of a device's memory in use from which on it is shown
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan and what is to be shown of it. current, file: the current plan, and where it was read."""
+    """Hold a plan and what to show of it. current, file: the current plan, and where it was read."""
 
     problem: Problem
     plan: Plan
@@ -38,8 +38,7 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_from_current(planner: str, problem: Problem, current: Plan, *, portfolio: bool = True) -> tuple[Problem, Plan]:
-    """Return the problem and its plan, made from one in force, of which models and kinds that the problem does not
-    have are left out."""
+    """Return the problem and its plan, made from the plan in force without models and kinds that the problem lacks."""
     asked = msgspec.structs.replace(problem, current=_known(current, problem))
     return asked, renumber_devices(plan_problem(asked, planner, portfolio=portfolio), current)
 
@@ -58,11 +57,11 @@ def _known(current: Plan, problem: Problem) -> Plan:
 
 
 def explain_with_gains(problem: Problem, plan: Plan, *, portfolio: bool = True) -> Explanation:
-    """Explain a plan, with what a little more of something would gain: the planner plans a few times more for that."""
+    """Explain a plan, with what relaxing constraints would gain: each of these is planned again."""
     problem = without_applications(problem, plan.split)
     explanation = explain(plan, problem)
     gains = []
-    with progress_bars("what would help:", transient=True) as progress:
+    with progress_bars("what relaxing constraints would gain:", transient=True) as progress:
         if aside.is_terminal:
             progress.start()
         relaxed = probes(explanation, problem)

@@ -1,4 +1,4 @@
-"""Rates as the command line gives them."""
+"""Parse rates given on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cotenant reload`: a running server reads its settings again."""
+"""Make a running server read its settings again: `cotenant reload`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cotenant reproduce`: reproduce figures of the papers with the experiments of a checkout.
+"""Reproduce figures of the papers with the experiments of a checkout: `cotenant reproduce`.
 
 An experiment is a module `experiments/<paper>/<figure>.py` with TITLE, `run(options) -> rows` and `plot(rows, path)`;
 a row is a struct, and its fields are the columns. Experiments are not part of the package: they need a checkout, and
@@ -38,7 +38,7 @@ def reproduce(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Reproduce figures of the papers, beside the published numbers. Needs a checkout and its data."""
+    """Reproduce figures of the papers next to the published numbers. Needs a checkout and its data."""
     known = experiment_titles()
     if listed:
         if json:
@@ -89,14 +89,14 @@ def experiment_titles() -> dict[str, str]:
 
 
 def experiment_module(name: str) -> Any:
-    """The module of an experiment, from the folder beside the package."""
+    """Return the module of an experiment, from the folder next to the package."""
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
     return importlib.import_module(f"experiments.{name.replace('/', '.')}")
 
 
 def rows_table(title: str, rows: Sequence[msgspec.Struct]) -> Table:
-    """The fields of the rows as columns, numbers on the right."""
+    """Return the fields of the rows as columns, numbers right-aligned."""
     fields = rows[0].__struct_fields__ if rows else ()
     cells = [[getattr(row, field) for field in fields] for row in rows]
     kinds = [{type(value) for value in column} for column in zip(*cells, strict=True)]

@@ -1,4 +1,4 @@
-"""`cotenant serve`: plan and serve a model repository until interrupted; SIGHUP reloads the configuration."""
+"""Plan and serve a model repository until interrupted; SIGHUP reloads the configuration: `cotenant serve`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cotenant.render.plan_table import plan_bars, plan_table
 
 
 async def run(read: Callable[[], Settings], *, json: bool) -> None:
-    """Serve until SIGTERM; raises Interrupted on Ctrl-C. read: returns the settings, as they are at that moment.
+    """Serve until SIGTERM; raises Interrupted on Ctrl-C. read: returns the current settings.
 
     json: print the addresses and the plan as JSON, once the server is up, instead of a table.
     """
@@ -45,7 +45,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
         async with running(assembly, read, on_reload) as server:
             tune_for_latency()
             if json:
-                # In one line: whoever started us reads it, and knows that it has all.
+                # On one line: the parent process that reads it knows that it is complete.
                 plan = msgspec.Raw(server.deployment.plan.to_json())
                 up = msgspec.json.encode({"addresses": server.addresses, "plan": plan})
                 show_json(msgspec.json.format(up, indent=-1))
@@ -117,7 +117,7 @@ def show_deployment(deployment: Deployment, isolation: str) -> None:
     console.print(plan_bars(plan))
     if plan.split:
         console.print("", split_table(plan, problem), "", sep="\n")
-    console.print(f"isolation: {isolation}", highlight=False)
+    console.print(isolation, highlight=False)
     for name, reason in deployment.broken.items():
         print_labelled("not served:", f"{name}: {reason}")
     warn_extrapolations(plan, problem)

@@ -1,4 +1,4 @@
-"""`cotenant simulate`: a plan under random arrivals in virtual time, and scenarios."""
+"""Simulate a plan under random arrivals in virtual time, and compare scenarios: `cotenant simulate`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def simulate(
 
 def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, scale: float, file: Path | None = None) -> Any:
     """Return the workload to simulate, its rates times `scale`: that of a file, or the rates that the plan was made
-    for, of which it may leave some unserved."""
+    for, even where it leaves some unserved."""
     from cotenant.cli.rates import chosen_rates
     from cotenant.planning.what_if import planned_rates
     from cotenant.workload import Workload

@@ -1,4 +1,4 @@
-"""`cotenant status`: what a server serves, on which partitions, how well, and how it came to that plan."""
+"""Show what a server serves, on which partitions, how well, and how it came to that plan: `cotenant status`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def status_view(status: Status) -> RenderableType:
     models = table("models", "model", "state", *numbers, "other outcomes")
     for row in status.rows(plan):
         models.add_row(*(escape(cell) for cell in row))
-    title = f"partitions; isolation: {status.isolation}"
+    title = f"partitions; {status.isolation}"
     usage = (">share", ">used", ">memory", ">restarts")
     workers = table(title, "partition", "worker", *usage, "models", "last failure")
     for worker in status.workers:

@@ -1,10 +1,10 @@
-"""`cotenant validate`: the same plan and the same arrivals through the live server and through the simulator.
+"""Send the same arrivals to the same plan on a live server and in the simulator: `cotenant validate`.
 
-The server is a process of its own, as when it serves. Each load is sent twice, and two things are asked of the
-simulator. With the very batches of the second run, each as slow as it was then, what is left between the two is the
-simulator's own: who waits for whom, and what is refused (known as the correlated inspection of a trace-driven model).
-And what it would have foretold from the first run alone; that cannot be nearer than the two live runs are to each
-other, which is shown beside it: on a shared machine batches take a tenth longer in some minutes.
+The server is a process of its own, as in production. Each load is sent twice, and simulated twice. Once with the
+recorded batch latencies of the second run: the remaining difference is the simulator's own error in queueing and
+admission (correlated inspection of a trace-driven model). And once with the latencies of the first run alone: this
+prediction cannot be closer than the two live runs are to each other, which is shown next to it, since on a shared
+machine batch latencies drift by a tenth within minutes.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from cotenant.workload import Workload
 
 SCALES = (0.3, 0.6, 0.9, 1.2)
-CLOSE = 0.05  # relative difference of latencies, or points of attainment, that is shown as agreement
-MIN_REQUESTS = 200  # of a model; with fewer, chance moves a p99 by more than CLOSE
-MAX_LAG = 0.01  # seconds of send lag, above which something else uses the machine
+CLOSE = 0.05  # relative difference of latencies, or points of attainment, shown as agreement
+MIN_REQUESTS = 200  # minimum requests of a model; with fewer, chance moves a p99 by more than CLOSE
+MAX_LAG = 0.01  # seconds of send lag above which another load uses the machine
 STOP_TIMEOUT = 10.0  # seconds
 ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs at one load. Each report is of the same arrivals.
+    """Compare the runs at one load. Each report is of the same arrivals.
 
     live: of the second run; first: of the one before it. simulated: with the batch latencies of the second run, each
     when it ran. predicted: with the distribution of batch latencies of the first run.
@@ -233,9 +233,12 @@ def batch_time_drift(before: Observations, after: Observations) -> dict[str, flo
 
 
 class OutsideTime(msgspec.Struct, frozen=True):
-    """Seconds that requests of a model spend outside of the dispatcher: on sockets, being read and written, and in the
-    load generator. What callers saw over what its event log tells of the same requests, by mean and by quantile: the
-    few that wait long for a processor are late at the p99 and not at the median."""
+    """Measure the seconds that requests of a model spend outside of the dispatcher: on sockets, being read and written,
+    and in the load generator.
+
+    What callers saw over what its event log tells of the same requests, by mean and by quantile: the few that wait long
+    for a processor are late at the p99 and not at the median.
+    """
 
     mean: float = 0.0
     p50: float = 0.0
@@ -278,7 +281,7 @@ def _with_outside_time(report: Report, outside: Mapping[str, OutsideTime], names
 
 
 def result_view(result: Result) -> RenderableType:
-    """Tabulate each load, and sum up how far apart runs are."""
+    """Tabulate each load, and summarise the differences between runs."""
     parts: list[RenderableType] = []
     for it in result.loads:
         slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in it.slowdowns.items())

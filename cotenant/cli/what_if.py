@@ -1,4 +1,4 @@
-"""`cotenant simulate --what-if`: compare the plan in force with scenarios."""
+"""Compare the plan in force with scenarios: `cotenant simulate --what-if`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_what_ifs(
     jobs: int,
     json: bool,
 ) -> None:
-    """Plan and simulate each scenario, and show them beside the plan given."""
+    """Plan and simulate each scenario, and show them next to the given plan."""
     trials = [ScenarioTask(label=NOW, question=question, plan=plan, seconds=seconds, seed=seed)]
     for scenario in changes:
         label = ",".join(change.text for change in scenario)

@@ -1,6 +1,6 @@
-"""Files that people write, as the values the rest works with: units are read here.
+"""Read files that people write into values, with their units.
 
-An error gives the file, the key and what to write instead.
+An error names the file, the key and what to write instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`[[applications]]` of a problem: graphs of models with one target (core/application.py)."""
+"""Read `[[applications]]` of a problem: graphs of models with one target (core/application.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.errors import ConfigError, PlanError
 
 
 class FanoutEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """`{ poisson = 1.5 }`, or `{ counts = [0, 1, 4], chances = [0.2, 0.5, 0.3] }`."""
+    """Read `{ poisson = 1.5 }`, or `{ counts = [0, 1, 4], chances = [0.2, 0.5, 0.3] }`."""
 
     poisson: float | None = None
     counts: tuple[int, ...] | None = None
@@ -19,7 +19,7 @@ class FanoutEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StageEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """name: the model's where not given."""
+    """Read a stage. name: defaults to the model's."""
 
     model: str
     name: str | None = None

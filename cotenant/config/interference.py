@@ -1,4 +1,4 @@
-"""The key `interference` of a problem or of settings: which predictor estimates slowdowns.
+"""Read the key `interference` of a problem or of settings: which predictor estimates slowdowns.
 
 The key is read at once; the predictor is built once profiles are known, since it learns from them.
 """
@@ -28,10 +28,11 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PredictorChoice(msgspec.Struct, frozen=True):
-    """A predictor that was asked for. model: a name of PREDICTORS, or `alone`, or `margin` with its factor.
+    """Choose a predictor.
 
-    fit: samples of pairs (CSV) to fit it to, or what `cotenant fit` made of them (JSON). quantile: of the slowdowns it
-    holds possible, that planners reckon with. place: of the key, for messages.
+    model: a name of PREDICTORS, or `alone`, or `margin` with its factor. fit: samples of pairs (CSV) to fit it to, or
+    what `cotenant fit` made of them (JSON). quantile: of the predicted distribution of slowdowns, for planners. place:
+    of the key, for messages.
     """
 
     model: str
@@ -88,12 +89,12 @@ def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
         raise ConfigError(f"{place}: {error}; write it as {EXAMPLE}") from None
     if entry.model == "margin":
         if value.keys() != {"model", "factor"} or not 1 <= (entry.factor or 0) < float("inf"):
-            raise ConfigError(f'{place}: a margin has a factor of at least 1: {{ model = "margin", factor = 1.2 }}')
+            raise ConfigError(f'{place}: a margin needs a factor of at least 1: {{ model = "margin", factor = 1.2 }}')
         return PredictorChoice("margin", place, factor=float(entry.factor or 1))
     if entry.model not in PREDICTORS:
         raise ConfigError(f"{place}.model: {entry.model!r} is not known; take {known}")
     if entry.factor is not None:
-        raise ConfigError(f"{place}: {entry.model!r} has no factor, which is what a margin has; leave it out")
+        raise ConfigError(f"{place}: {entry.model!r} takes no factor, unlike a margin; leave it out")
     if entry.fit is None:
         raise ConfigError(f"{place}: {entry.model!r} has to be fitted to samples of pairs: {EXAMPLE}")
     if entry.quantile is not None and entry.model not in QUANTILES:

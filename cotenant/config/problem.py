@@ -1,4 +1,4 @@
-"""A problem: what a planner is asked (docs/reference.md, "Problem")."""
+"""Read a problem: the input of a planner (docs/reference.md, "Problem")."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cotenant.planners import Objective, Problem
 
 
 class _ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """slo: may be missing where applications use the model; theirs count then."""
+    """Read a model. slo: may be missing where applications use the model; their SLOs apply then."""
 
     name: str
     slo: str | int | float | None = None
@@ -60,7 +60,7 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_problem(path: Path | str) -> Problem:
-    """What a planner is asked, from a TOML file (docs/reference.md, "Problem"). Raises ConfigError."""
+    """Read a problem from a TOML file (docs/reference.md, "Problem"). Raises ConfigError."""
     path = Path(path)
     file = decode_toml(read_text(path), _ProblemFile, path)
     profiles: dict[tuple[str, str], Profile] = {}

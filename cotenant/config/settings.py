@@ -1,4 +1,4 @@
-"""The settings of a server. Every default stands here."""
+"""Read the settings of a server, with all their defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is told of one model. None: the server chooses.
+    """Configure one model. None: the server chooses.
 
     slo, max_queue_delay: seconds. rate: requests/s to expect.
     """
@@ -42,7 +42,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How MPS is used; see `backends.mps`. directory: for its pipes and logs; None: the system's temporary one."""
+    """Configure MPS; see `backends.mps`. directory: for its pipes and logs; None: the system's temporary one."""
 
     static: bool = False
     memory_limits: bool = False
@@ -51,7 +51,7 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a server. The defaults are those of `read_settings(None)`.
+    """Hold the settings of a server. The defaults are those of `read_settings(None)`.
 
     profiles: a CSV file; None: what was measured on this machine.
     objective: None: the largest multiple of the rates if any model has no rate, else the fewest devices.
@@ -164,7 +164,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_settings(path: Path | str | None = None) -> Settings:
-    """A server's settings from a TOML file, or the defaults. Paths in it are relative to it. Raises ConfigError."""
+    """Read a server's settings from a TOML file, or the defaults. Paths are relative to it. Raises ConfigError."""
     path = None if path is None else Path(path)
     file = _SettingsFile() if path is None else decode_toml(read_text(path), _SettingsFile, path)
     place = "settings" if path is None else str(path)
@@ -265,7 +265,7 @@ def _spares(value: int, place: str) -> int:
 
 
 def _reserve(value: str | float, place: str) -> float:
-    """Like any fraction, but 0 is allowed and 1 is not."""
+    """Parse a fraction; 0 is allowed and 1 is not."""
     if value in (0, "0", "0%"):
         return 0.0
     fraction = units.parse_fraction(value, place)

@@ -1,4 +1,4 @@
-"""TOML files as structs. Errors name the file, the key and what to write instead."""
+"""Read TOML files as structs. Errors name the file, the key and what to write instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from cotenant.core import units
 from cotenant.errors import ConfigError
 
-LEAST_RATE, MOST_RATE = 1e-6, 1e7  # requests/s: two in a month, and some 100,000 GPUs full
+LEAST_RATE, MOST_RATE = 1e-6, 1e7  # = requests/s: two in a month, and the capacity of some 100,000 GPUs
 
 
 def check_one_of(value: str, literal: Any, place: str) -> Any:
@@ -67,7 +67,7 @@ def decode_toml(text: str, type_: type[File], path: Path) -> File:
 
 
 def _other_file(entries: Mapping[str, Any], known: Collection[str]) -> str:
-    """Say so where a problem was given as the settings of a server, or settings as a problem."""
+    """Report a problem that was given as the settings of a server, or settings given as a problem."""
     if "devices" in entries and "model_repository" in known:
         return "is a problem, not a server's settings: it has [[devices]]; give it to `cotenant plan`"
     if "model_repository" in entries and "devices" in known:
@@ -129,7 +129,7 @@ def parse_target(text: str | float, place: str) -> float:
 
 
 def parse_rate(rate: float, place: str) -> float:
-    """Requests/s, if a planner can reckon with that; what is no rate at all is for others to refuse."""
+    """Parse requests/s within the range of planners; the caller checks whether it is a rate at all."""
     if 0 < rate < LEAST_RATE or MOST_RATE < rate < math.inf:
         raise ConfigError(
             f"{place}: {rate:g} requests/s; what can be planned for is 0, and {LEAST_RATE:g} to {MOST_RATE:g}"

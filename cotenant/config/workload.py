@@ -1,4 +1,4 @@
-"""Workload files: arrival processes and traces by model, and failures."""
+"""Read workload files: arrival processes and traces by model, and failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Duration = str | int | float
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Keys that every entry may have."""
+    """Hold the keys that every entry may have."""
 
     model: str
     arrivals: str = "poisson"
@@ -222,7 +222,7 @@ def _at(place: str) -> Iterator[None]:
 
 
 class _Traces:
-    """Reads each trace once, however many entries take their part of it. base: folder that files are relative to.
+    """Read each trace once, however many entries use a part of it. base: folder that files are relative to.
 
     entries: all there are, so that of what counts minutes only the names are kept that somebody asks for.
     """

@@ -1,7 +1,7 @@
-"""What the rollout and the supervisor are told, what they want done, and what they say to each other.
+"""Define the events, commands and messages of the rollout and the supervisor.
 
-Values only, so that a log of them is the whole story. A worker *incarnation* is one process, or one thread of a shared
-process, that serves a lane; its number is never used again, so that late news of an earlier one is recognised.
+Values only, so that a log of them is complete. A worker *incarnation* is one process, or one thread of a shared
+process, that serves a lane; its number is never reused, so that late events of an earlier one are recognised.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from cotenant.control.revision import PlannedLane, PlanRevision, RolloutDuration
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.runtime import events as runtime
 
-# From the rollout to the supervisor, or from whoever has no rollout.
+# From the rollout, or a caller without one, to the supervisor.
 
 
 class StartLane(msgspec.Struct, frozen=True, tag=True):
     """Start the worker of a lane that has none.
 
-    leaving: lanes that stop once this one has taken over; it may stand where they are. retry: a first start that fails
-    is tried again like any other; otherwise it ends in `StartFailed`.
+    leaving: lanes that stop once this one has taken over; it may reuse their place. retry: a failed first start is
+    retried like any other; otherwise it ends in `StartFailed`.
     """
 
     lane: LaneId
@@ -39,13 +39,13 @@ class StopLane(msgspec.Struct, frozen=True, tag=True):
 
 
 class LaneReady(msgspec.Struct, frozen=True, tag=True):
-    """The lane's worker is up and warm: for the first time, or again."""
+    """Report that a lane's worker is ready, for the first time or after a restart."""
 
     lane: LaneId
 
 
 class LanesDown(msgspec.Struct, frozen=True, tag=True):
-    """The workers of lanes that were ready are gone at one moment, and what they ran is lost. They are started again,
+    """Report that the workers of ready lanes exited at the same moment, and their batches are lost. They are restarted,
     unless that was `expected`: the lanes are stopping."""
 
     lanes: tuple[LaneId, ...]
@@ -54,14 +54,14 @@ class LanesDown(msgspec.Struct, frozen=True, tag=True):
 
 
 class LaneLost(msgspec.Struct, frozen=True, tag=True):
-    """The lane's device is lost; its worker is started again when the device is back."""
+    """Report that a lane's device is lost; the worker is restarted when the device is back."""
 
     lane: LaneId
     reason: str
 
 
 class LaneFailed(msgspec.Struct, frozen=True, tag=True):
-    """The lane's worker died too often in a row and is not started again, unless by `ReviveLane`."""
+    """Report that a lane permanently failed: too many deaths in a row. It is not restarted, except by `ReviveLane`."""
 
     lane: LaneId
     reason: str
@@ -69,14 +69,14 @@ class LaneFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """A lane did not get ready for the first time. Nothing of it is left."""
+    """Report that a lane did not get ready for the first time. Nothing of it is left."""
 
     lane: LaneId
     reason: str
 
 
 class LaneStopped(msgspec.Struct, frozen=True, tag=True):
-    """Nothing of the lane is left."""
+    """Report that nothing of the lane is left."""
 
     lane: LaneId
 
@@ -93,7 +93,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkersExited(msgspec.Struct, frozen=True, tag=True):
-    """Workers are gone, expected or not, or could not be set up: one, or all of a process that they shared.
+    """Report that workers exited, whether expected or not, or could not be set up: one, or all that shared a process.
 
     workers: lane and incarnation of each. reason: that of `KillWorker` where one was killed.
     """
@@ -103,7 +103,7 @@ class WorkersExited(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
-    """The system had no resources for one more process, which is no fault of the lane's."""
+    """Report that the system lacked the resources for one more process, which is no fault of the lane's."""
 
     lane: LaneId
     incarnation: int
@@ -111,7 +111,7 @@ class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerBusy(msgspec.Struct, frozen=True, tag=True):
-    """A worker has been at work on a batch since then; said now and then. batch: in words."""
+    """Report that a worker has been running a batch since a time; sent periodically. batch: in words."""
 
     lane: LaneId
     incarnation: int
@@ -120,14 +120,14 @@ class WorkerBusy(msgspec.Struct, frozen=True, tag=True):
 
 
 class PartitionClosed(msgspec.Struct, frozen=True, tag=True):
-    """What was set up for a lane is taken down, as `ClosePartition` asked."""
+    """Report that a lane's partition is closed, as `ClosePartition` asked."""
 
     lane: LaneId
     incarnation: int
 
 
 class DevicesLost(msgspec.Struct, frozen=True, tag=True):
-    """Nothing can run on these devices now, for the reason of each: one, or all of a node."""
+    """Report why nothing can run on these devices now: one device, or all of a node."""
 
     devices: dict[DeviceId, str]
 
@@ -137,13 +137,13 @@ class DeviceRestored(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReviveLane(msgspec.Struct, frozen=True, tag=True):
-    """Try a permanently failed lane again, as if it had never failed."""
+    """Retry a permanently failed lane, as if it had never failed."""
 
     lane: LaneId
 
 
 class Woke(msgspec.Struct, frozen=True, tag=True):
-    """The `time` that a `WakeAt` asked for has come. A stale one is harmless, and so is one that comes early."""
+    """Report that the `time` of a `WakeAt` has come. A stale one is harmless, and so is an early one."""
 
     lane: LaneId
     time: float
@@ -167,7 +167,7 @@ SupervisorEvent = (
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
-    """Start a worker for a lane. fresh: set its partition up first, anew if it was before. leaving: see `StartLane`."""
+    """Start a worker for a lane. fresh: open its partition first, again if it was open. leaving: see `StartLane`."""
 
     lane: LaneId
     incarnation: int
@@ -176,7 +176,7 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class KillWorker(msgspec.Struct, frozen=True, tag=True):
-    """End a worker now. abandon: its end is not waited for, and nothing that it says is heard any more."""
+    """Kill a worker now. abandon: do not wait for its end, and ignore whatever it reports."""
 
     lane: LaneId
     incarnation: int
@@ -193,14 +193,14 @@ class RetireWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClosePartition(msgspec.Struct, frozen=True, tag=True):
-    """Take down what was set up for a lane; no worker is left in it. incarnation: of its last worker."""
+    """Close the partition of a lane, which has no worker left. incarnation: of its last worker."""
 
     lane: LaneId
     incarnation: int
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag=True):
-    """Say `Woke(lane, time)` at that time."""
+    """Send `Woke(lane, time)` at that time."""
 
     lane: LaneId
     time: float
@@ -208,18 +208,20 @@ class WakeAt(msgspec.Struct, frozen=True, tag=True):
 
 SupervisorCommand = SpawnWorker | KillWorker | RetireWorker | ClosePartition | WakeAt | LaneNews
 
-# To the rollout, from whoever makes plans and from the dispatcher.
+# To the rollout, from the planner and from the dispatcher.
 
 
 class Requested(msgspec.Struct, frozen=True, tag=True):
-    """This revision is wanted from now on."""
+    """Request that this revision be in force from now on."""
 
     revision: PlanRevision
 
 
 class Assigned(msgspec.Struct, frozen=True, tag=True):
-    """The lanes of a revision, as `Assign` asked. capacity: bytes of memory of each device where that is known.
-    applications: as in `runtime.events.Applied`."""
+    """Report the lanes of a revision, as `Assign` asked.
+
+    capacity: bytes of memory of each device where that is known. applications: as in `runtime.events.Applied`.
+    """
 
     number: int
     lanes: tuple[PlannedLane, ...]
@@ -228,27 +230,27 @@ class Assigned(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unassignable(msgspec.Struct, frozen=True, tag=True):
-    """A revision has no lanes on the devices that there are."""
+    """Report that a revision has no lanes on the present devices."""
 
     number: int
     reason: str
 
 
 class Switched(msgspec.Struct, frozen=True, tag=True):
-    """The dispatcher has been told what `Switch` asked; the new lanes are in force."""
+    """Report that the dispatcher was told as `Switch` asked; the new lanes are in force."""
 
     number: int
 
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):
-    """The operator wants a revision no more. One that is in force already stays."""
+    """Abort a revision on behalf of the operator. One that is in force already stays."""
 
     number: int
     reason: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Stop all lanes, each within `grace` seconds; nothing is started any more."""
+    """Shut down: stop all lanes, each within `grace` seconds; nothing is started any more."""
 
     reason: str
     grace: float
@@ -260,8 +262,8 @@ RolloutEvent = Requested | Assigned | Unassignable | Switched | Aborted | Shutdo
 
 
 class Assign(msgspec.Struct, frozen=True, tag=True):
-    """Say which lanes a revision has, `Assigned` or `Unassignable`: those of partitions that are in force already keep
-    their names, and with them their workers."""
+    """Ask for the lanes of a revision; the answer is `Assigned` or `Unassignable`. Lanes of partitions that are in
+    force already keep their names, and with them their workers."""
 
     revision: PlanRevision
 
@@ -273,8 +275,8 @@ class Dispatch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
-    """Tell the dispatcher all of this at one moment, then say `Switched`. both: the old lanes and the new, so that what
-    waits can move. ready: all new ones. new: the lanes of the new revision alone."""
+    """Tell the dispatcher all of this at one moment, then send `Switched`. both: the old lanes and the new, so that
+    waiting requests can move. ready: all new ones. new: the lanes of the new revision alone."""
 
     number: int
     both: runtime.Applied
@@ -283,7 +285,8 @@ class Switch(msgspec.Struct, frozen=True, tag=True):
 
 
 class RolloutEnded(msgspec.Struct, frozen=True, tag=True):
-    """A rollout ended, in its revision or back in the one before. reason: for people, empty where it completed."""
+    """Report how a rollout ended: in its revision, or back in the one before. reason: for people, empty where it
+    completed."""
 
     revision: PlanRevision
     outcome: RolloutOutcome

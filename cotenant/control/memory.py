@@ -1,4 +1,4 @@
-"""The one memory rule of rollouts: the workers that a device holds at once must fit its memory."""
+"""Enforce the one memory rule of rollouts: the workers that a device holds at once must fit its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.core.units import show_memory
 
 
 def shortages(lanes: Iterable[PlannedLane], capacity: Mapping[DeviceId, int]) -> dict[DeviceId, str]:
-    """By device, how far the workers of these lanes exceed its memory, in words. What is not known is not counted: a
+    """Return by device, in words, how far the workers of these lanes exceed its memory. Unknown amounts count as 0: a
     device is short of memory only where that is certain."""
     needs: Counter[DeviceId] = Counter()
     for lane in lanes:

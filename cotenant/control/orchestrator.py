@@ -1,7 +1,6 @@
-"""The rollout and the supervisor as one machine: what they say to each other stays inside.
+"""Combine rollout and supervisor into one state machine: messages between them stay inside.
 
-Drivers feed it all that happens and perform what it answers; there is one of them for the simulator and one for the
-live server, and neither routes anything.
+Its drivers, one in the simulator and one in the live server, feed it all events and carry out its commands.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Command = RolloutCommand | SupervisorCommand
 
 
 class Orchestrator:
-    """Feed it events in the order of time; perform what it answers, in order. News of lanes (`LaneNews`) is among that,
-    for logs and metrics; the rollout has had it already."""
+    """Decide changes of plan and the life of workers. Feed it events in order of time; carry out its commands in order.
+    These include news of lanes (`LaneNews`), for logs and metrics; the rollout has received them already."""
 
     def __init__(self, rollout: Rollout | None = None, supervisor: Supervisor | None = None) -> None:
         self.rollout = rollout or Rollout()

@@ -1,4 +1,4 @@
-"""A plan revision, the lanes that it wants, and how the rollout of one ended. Values only."""
+"""Define a plan revision, the lanes that it wants, and how its rollout ended. Values only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cotenant.runtime.lane_assignment import LaneAssignment
 
 
 class PlanRevision(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan with where it comes from.
+    """Identify a plan, with its origin.
 
-    number: larger than that of every revision before it. problem: what the plan solves; None where nobody knows.
-    reason: why it was made, for people. base: the number of the revision that it changes by one step, such as one more
-    model; it is worth nothing if that one never comes into force. None: it stands for itself.
+    number: larger than that of every revision before it. problem: what the plan solves; None where unknown. reason: why
+    it was made, for people. base: the number of the revision that it changes by one step, such as one more model; it is
+    void if that one never comes into force. None: it is independent.
     """
 
     number: int
@@ -31,16 +31,16 @@ class PlanRevision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def validation(self) -> Validation | None:
-        """What the simulator saw of the plan; None where it was not simulated, or nobody knows."""
+        """Return the result of the validation by simulation; None where there was none, or it is unknown."""
         provenance = self.plan.provenance
         return None if provenance is None else provenance.validation
 
 
 class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane as a revision wants it: one worker of one partition.
+    """Describe a lane as a revision wants it: one worker of one partition.
 
-    spec: what the dispatcher is told of it. share: ‰ of its device. memory: bytes of the device that its worker needs;
-    None where that is not known.
+    spec: for the dispatcher. share: ‰ of its device. memory: bytes of the device that its worker needs; None where that
+    is not known.
     """
 
     id: LaneId
@@ -51,7 +51,7 @@ class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_lane(lane: LaneAssignment, problem: Problem) -> PlannedLane:
-    """A matched lane as a rollout sees it, with the memory of its worker as the problem's profiles have it."""
+    """Return a matched lane as a rollout sees it, with the memory of its worker by the problem's profiles."""
     kind = lane.device.kind
     return PlannedLane(
         id=lane.spec.id,
@@ -63,13 +63,13 @@ def planned_lane(lane: LaneAssignment, problem: Problem) -> PlannedLane:
 
 
 def memory_capacity(plan: Plan, problem: Problem) -> dict[DeviceId, int]:
-    """Bytes of memory of each device of a plan. Those cut by MIG are left out: there each instance has its own."""
+    """Return the bytes of memory of each device of a plan, except MIG devices: there each instance has its own."""
     kinds = {device.id: problem.kind(device.kind) for device in plan.devices}
     return {name: kind.memory for name, kind in kinds.items() if kind.geometry is None}
 
 
 class Phase(StrEnum):
-    """Where a rollout is.
+    """Name the phase that a rollout is in.
 
     assign: its lanes are being named. prepare: new workers start and warm up. switch: they take over. drain: the old
     lanes finish and stop. rollback: what was new stops, and what left to make room returns. shutdown: all lanes stop.
@@ -84,7 +84,7 @@ class Phase(StrEnum):
 
 
 class RolloutOutcome(StrEnum):
-    """How a rollout ended: `COMPLETED` in the new revision, every other in the one before.
+    """Name how a rollout ended: `COMPLETED` in the new revision, every other in the one before.
 
     rolled-back: a worker did not come up. rejected: it was never begun, for want of memory or of a device. superseded:
     a later revision was requested before it began. outdated: the revision that it builds on did not come into force.
@@ -100,9 +100,12 @@ class RolloutOutcome(StrEnum):
 
 
 class RolloutDurations(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds in each phase, 0 for one that was not reached. queued: behind the rollout before. prepare: until all new
-    workers were ready, or one failed. switch: until the dispatcher had the new lanes. drain: until the old workers had
-    stopped. rollback: from the failure until only the old revision was left."""
+    """Measure the seconds in each phase, 0 for one that was not reached.
+
+    queued: behind earlier rollouts. prepare: until all new workers were ready, or one failed. switch: until the
+    dispatcher had the new lanes. drain: until the old workers had stopped. rollback: from the failure until only the
+    old revision was left.
+    """
 
     queued: float = 0.0
     prepare: float = 0.0
@@ -112,10 +115,10 @@ class RolloutDurations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryPolicy(StrEnum):
-    """What to do where a device cannot hold the old and the new workers at once.
+    """Choose what to do where a device cannot hold the old and the new workers at once.
 
     refuse: stay in the old revision. gap: drain and stop the old workers of that device before the new ones start; its
-    models are not served from there meanwhile. oversubscribe: start them all the same.
+    models are not served from there meanwhile. oversubscribe: start them anyway.
     """
 
     REFUSE = "refuse"

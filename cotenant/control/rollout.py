@@ -1,10 +1,10 @@
 """Decide each step from one plan revision to the next, without losing a request.
 
 Make before break: new lanes start and warm up beside the old, take over at one moment, and only then the old ones drain
-and stop. Where one does not come up all new ones stop, and the old revision was never left. One rollout is under way at
-a time; of the revisions that are requested meanwhile the last is next. One rollout serves the simulator and the live
-server: events in, commands out; it never waits and reads no clock. Every requested revision ends in exactly one
-`RolloutEnded`: `_end` and `_end_unbegun` are the places that say so.
+and stop. Where one does not come up all new ones stop, and the old revision was never left. One rollout is in progress
+at a time; of the revisions requested meanwhile, the last is next. The simulator and the live server run the same
+rollout: events in, commands out; it never waits and reads no clock. Every requested revision ends in exactly one
+`RolloutEnded`: only `_end` and `_end_unbegun` return one.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from cotenant.runtime.events import ApplicationSpec, Applied, Died, Drained, Rea
 
 
 class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """memory: what to do where a device cannot hold the old and the new workers at once. grace: seconds that the worker
-    of a drained lane has to exit."""
+    """Set the options of rollouts. memory: what to do where a device cannot hold the old and the new workers at once.
+    grace: seconds that the worker of a drained lane has to exit."""
 
     memory: MemoryPolicy = MemoryPolicy.REFUSE
     grace: float = 1.0
 
 
 class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """desired: the revision that is wanted. in_force: the one that serves; None before the first. requested: lanes that
-    the supervisor was asked for. observed: those of them that are ready. phase: of the rollout under way, None where
-    there is none, and rolling_out: its revision's number."""
+    """Describe the state of rollouts. desired: the revision that is wanted. in_force: the one that serves; None before
+    the first. requested: lanes that the supervisor was asked for. observed: those of them that are ready. phase: of the
+    rollout in progress, None where there is none, and rolling_out: its revision's number."""
 
     desired: PlanRevision | None
     in_force: PlanRevision | None
@@ -75,7 +75,7 @@ class _Queued(msgspec.Struct, frozen=True):
 
 
 class _Active:
-    """The rollout under way."""
+    """Hold the rollout in progress."""
 
     def __init__(self, queued: _Queued, now: float) -> None:
         self.revision = queued.revision
@@ -111,7 +111,7 @@ class _Active:
 
 
 class Rollout:
-    """Feed it events in the order of time; perform what it answers, in order.
+    """Decide the steps of rollouts. Feed it events in order of time; carry out its commands in order.
 
     lanes: those in force, as their revision wants them.
     """
@@ -127,7 +127,7 @@ class Rollout:
         self._active: _Active | None = None
         self._next: _Queued | None = None
         self._latest = 0  # the largest number requested so far
-        self._closed = ""  # why nothing is begun any more
+        self._closed = ""  # the reason, once nothing is started any more
 
     def handle(self, event: RolloutEvent, now: float) -> list[RolloutCommand]:
         """Decide what to do about an event at the time `now`, in seconds of any monotonic clock."""
@@ -175,7 +175,7 @@ class Rollout:
 
     @property
     def desired(self) -> PlanRevision | None:
-        """The revision that is wanted; after a rollout that failed, the one before it."""
+        """Return the revision that is wanted; after a failed rollout, the one before it."""
         if self._next is not None:
             return self._next.revision
         if self._active is not None and self._active.phase in (Phase.ASSIGN, Phase.PREPARE):
@@ -207,7 +207,7 @@ class Rollout:
             commands.append(Assign(self._active.revision))
 
     def _in_phase(self, number: int, *phases: Phase) -> _Active | None:
-        """The rollout under way, if it is of this revision and in one of these phases."""
+        """Return the rollout in progress, if it is of this revision and in one of these phases."""
         active = self._active
         return active if active is not None and active.revision.number == number and active.phase in phases else None
 
@@ -285,7 +285,7 @@ class Rollout:
             commands.append(StartLane(lane.id, lane.device, leaving, retry))
 
     def _advance(self, now: float, commands: list[RolloutCommand]) -> None:
-        """Take the next step of the rollout under way, where nothing stands in its way."""
+        """Take the next step of the rollout in progress, unless something is still missing."""
         active = self._active
         if active is None:
             return
@@ -348,7 +348,7 @@ class Rollout:
     def _roll_back(
         self, active: _Active, outcome: RolloutOutcome, reason: str, now: float, commands: list[RolloutCommand]
     ) -> None:
-        """Go back to the revision in force, which was never left but on devices that had no room for both."""
+        """Roll back to the revision in force, whose lanes still serve except on devices that could not hold both."""
         active.outcome, active.reason = outcome, reason
         active.enter(Phase.ROLLBACK, now)
         shadows = [key for key in active.shadows if key in self._workers]
@@ -369,7 +369,7 @@ class Rollout:
         self._advance(now, commands)
 
     def _restore(self, active: _Active, now: float, commands: list[RolloutCommand]) -> None:
-        """Once all that was new is gone, start again what had to leave for it."""
+        """Restart the lanes that had left to make room, once all new lanes are gone."""
         if active.stopping:
             return
         absent = [lane for key, lane in active.taken_out.items() if key not in self._workers]
@@ -396,7 +396,7 @@ class Rollout:
             commands.append(Dispatch(Died(names[0], reason, tuple(names[1:]))))
 
     def _gone_for_now(self, lane: LaneId, reason: str, now: float, commands: list[RolloutCommand]) -> None:
-        """A lane's worker comes back late or never."""
+        """Handle a lane whose worker comes back late or never."""
         active = self._active
         if active is not None and active.phase is Phase.PREPARE and lane in active.shadows:
             self._roll_back(active, RolloutOutcome.ROLLED_BACK, _not_up(lane, reason), now, commands)

@@ -1,5 +1,4 @@
-"""Decide when workers start, are restarted, killed, declared permanently failed, and what becomes of them when their
-device is lost.
+"""Decide when workers start, restart, are killed or declared permanently failed, also when their device is lost.
 
 One supervisor serves the simulator and the live server: events in, commands out. It never waits, reads no clock and
 owns no process. Every `StartLane` ends in `LaneReady`, `StartFailed`, `LaneLost`, `LaneFailed` or, where it was stopped
@@ -45,12 +44,12 @@ from cotenant.errors import WorkerError
 
 
 class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations are in seconds.
+    """Configure the supervisor. Durations are in seconds.
 
     first_delay: until a dead worker is started again; doubles with each quick death in a row, up to longest_delay.
-    steady: a worker that was ready for so long did not die quickly. lives: quick deaths in a row after which a lane has
-    permanently failed. start_timeout: that a worker has to become ready. hang_timeout: that a batch may take before its
-    worker is killed.
+    steady: a worker that was ready for this long did not die quickly. lives: quick deaths in a row after which a lane
+    has permanently failed. start_timeout: that a worker has to become ready. hang_timeout: that a batch may take before
+    its worker is killed.
     """
 
     first_delay: float = 0.1
@@ -62,8 +61,11 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneState(StrEnum):
-    """starting: never ready so far. restarting: waits for its back-off delay, or its worker loads again. lost: its
-    device is. failed: permanently. stopping: leaves, or what a failed start left is taken down."""
+    """Name the state of a lane.
+
+    starting: never ready so far. restarting: waits for its back-off delay, or its worker loads again. lost: its device
+    is. failed: permanently. stopping: leaves, or what a failed start left is taken down.
+    """
 
     STARTING = "starting"
     READY = "ready"
@@ -74,8 +76,8 @@ class LaneState(StrEnum):
 
 
 class SupervisedLane(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane as the supervisor sees it. incarnation: of its worker, 0 where it has none. restarts: starts after the
-    first. reason: of its last death."""
+    """Describe a lane as the supervisor sees it. incarnation: of its worker, 0 where it has none. restarts: starts
+    after the first. reason: of its last death."""
 
     lane: LaneId
     device: DeviceId
@@ -95,19 +97,19 @@ class _Lane:
         self.worker = 0  # the incarnation that runs, 0 where none does
         self.up = False  # whether that one got ready
         self.last = 0  # the incarnation that was spawned last
-        self.fresh = True  # its partition is to be set up (again) before the next worker starts
-        self.due = math.inf  # when it is to be looked at again
+        self.fresh = True  # its partition has to be opened (again) before the next worker starts
+        self.due = math.inf  # when to check it again
         self.since = 0.0  # when it became ready
         self.quick_deaths = 0  # in a row
         self.refusals = 0  # by the system, since it was ready
         self.restarts = 0
         self.killed = False  # its worker was, and has not exited yet
         self.reason = ""
-        self.start_failed = False  # what stops it is a start that failed, and not whoever wanted it stopped
+        self.start_failed = False  # a failed start stops it, rather than a request
 
 
 class Supervisor:
-    """Feed it events in the order of time; perform what it answers, in order."""
+    """Decide the life of workers. Feed it events in order of time; carry out its commands in order."""
 
     def __init__(self, options: SupervisorOptions | None = None) -> None:
         self.options = options or SupervisorOptions()
@@ -143,7 +145,7 @@ class Supervisor:
                 return self._revive(lane, now)
 
     def lanes(self) -> dict[LaneId, SupervisedLane]:
-        """What is observed, by lane."""
+        """Return the observed lanes by name."""
         return {
             lane.id: SupervisedLane(
                 lane=lane.id,
@@ -157,16 +159,16 @@ class Supervisor:
         }
 
     def state(self, lane: LaneId) -> LaneState | None:
-        """None where there is no such lane."""
+        """Return the state of a lane; None where there is no such lane."""
         known = self._lanes.get(lane)
         return None if known is None else known.state
 
     @property
     def lost(self) -> dict[DeviceId, str]:
-        """By device, why nothing can run on it."""
+        """Return by device why nothing can run on it."""
         return dict(self._lost)
 
-    # What is asked for
+    # Requests
 
     def _start(self, start: StartLane, now: float) -> list[SupervisorCommand]:
         if start.lane in self._lanes:
@@ -204,10 +206,10 @@ class Supervisor:
         reason = self._lost.get(lane.device)
         return self._restart(lane, now) if reason is None else self._lose(lane, reason)
 
-    # What workers do
+    # Workers
 
     def _current(self, lane_id: LaneId, incarnation: int) -> _Lane | None:
-        """The lane that this incarnation serves; None for late news."""
+        """Return the lane that this incarnation serves; None for late events."""
         lane = self._lanes.get(lane_id)
         return lane if lane is not None and lane.worker and lane.worker == incarnation else None
 
@@ -241,7 +243,7 @@ class Supervisor:
         return commands
 
     def _without_workers(self, lanes: list[_Lane], reason: str) -> list[SupervisorCommand]:
-        """Take the workers from lanes, all before anybody hears of it: what one ran must not be tried on another."""
+        """Take down the workers of lanes, all before any is reported: no batch may be retried on them."""
         down: dict[bool, list[LaneId]] = {False: [], True: []}
         for lane in lanes:
             if lane.up:
@@ -276,14 +278,14 @@ class Supervisor:
         return self._give_back(lane)
 
     def _give_back(self, lane: _Lane) -> list[SupervisorCommand]:
-        """Take down what the first start of a lane left."""
+        """Close the partition of a lane whose first start failed."""
         lane.state = LaneState.STOPPING
         lane.start_failed = True
         lane.due = math.inf
         return [ClosePartition(lane.id, lane.last)]
 
     def _back_off(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
-        """Start a lane's worker again after a while, or not any more."""
+        """Restart a lane's worker after a back-off delay, or declare it permanently failed."""
         if lane.quick_deaths >= self.options.lives:
             lane.state = LaneState.FAILED
             lane.due = math.inf
@@ -330,10 +332,11 @@ class Supervisor:
         del self._lanes[lane.id]
         return [StartFailed(lane.id, lane.reason) if lane.start_failed else LaneStopped(lane.id)]
 
-    # What devices do
+    # Devices
 
     def _devices_lost(self, devices: Mapping[DeviceId, str]) -> list[SupervisorCommand]:
-        """Give up all their workers at once: one that waits for a driver may not exit for long, killed or not."""
+        """Give up all workers of lost devices at once: one that is blocked in a driver may not exit for long, killed or
+        not."""
         lost = {device: reason for device, reason in devices.items() if device not in self._lost}
         self._lost |= lost
         lanes = [lane for lane in self._lanes.values() if lane.device in lost]

@@ -1,4 +1,4 @@
-"""Applications: graphs of models that one request passes through, with one SLO for the whole.
+"""Model applications: graphs of models that one request passes through, with one SLO for the whole.
 
 A stage is a model, the stages that it follows, and its fan-out, a number of requests. A stage after exactly one other
 sends that many for each finished request of the other, together: the objects detected in a picture are classified one
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from cotenant.errors import PlanError
 
-MAX_REQUESTS = 10_000  # that one request may fan out to; more is taken for a typo
-PROBABILITY_TOLERANCE = 1e-9  # for probabilities written as decimals
+MAX_REQUESTS = 10_000  # maximum number of requests that one request may fan out to; more is taken for a typo
+PROBABILITY_TOLERANCE = 1e-9  # tolerance for probabilities written as decimals
 
 
 class Fixed(msgspec.Struct, frozen=True, tag=True):
-    """A constant number of requests."""
+    """Fan out to a constant number of requests."""
 
     count: int = 1
 
@@ -46,7 +46,7 @@ class Fixed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Poisson(msgspec.Struct, frozen=True, tag=True):
-    """A Poisson number of requests, as of independent detections."""
+    """Fan out to a Poisson number of requests, as of independent detections."""
 
     mean: float
 
@@ -62,7 +62,7 @@ class Poisson(msgspec.Struct, frozen=True, tag=True):
 
 
 class Choice(msgspec.Struct, frozen=True, tag=True):
-    """One of several counts, each with its probability; these add up to 1."""
+    """Fan out to one of several counts, each with its probability; these add up to 1."""
 
     counts: tuple[int, ...]
     chances: tuple[float, ...]
@@ -86,7 +86,7 @@ Fanout = Fixed | Poisson | Choice
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of an application.
+    """Describe one model of an application.
 
     name: of the stage, unique in its application; after: names of stages that it follows. counted: at run time, the
     number of requests is the number of results of the stage before it; the fan-out is what to plan for. Such a stage
@@ -101,7 +101,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A graph of models.
+    """Describe a graph of models.
 
     slo: latency target in seconds, from the arrival to the last response; attainment: the fraction of requests that
     must meet it.

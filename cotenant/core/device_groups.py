@@ -1,4 +1,4 @@
-"""Groups of identical devices: a fleet of a thousand is a few device configurations, each many times."""
+"""Group identical devices: a fleet of a thousand is a few device configurations, each many times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.core.plan import Device, Plan
 
 
 class DeviceGroup(msgspec.Struct, frozen=True):
-    """Devices with the same partitions and placements, rates to three digits. device: the first of them."""
+    """Group devices with the same partitions and placements, rates to three digits. device: the first of them."""
 
     device: Device
     count: int

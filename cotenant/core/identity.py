@@ -1,4 +1,4 @@
-"""Names of devices and lanes: values with one spelling each, which is built and parsed here and nowhere else.
+"""Name devices and lanes: values with one spelling each, which is built and parsed here and nowhere else.
 
 | | on this machine | on another node |
 |---|---|---|
@@ -25,7 +25,7 @@ _LANE = re.compile(rf"(?P<device>.+)/(?P<slot>{_NUMBER})(?:\.(?P<worker>[2-9]|[1
 
 
 class _Identity(str):
-    """A string with parts, which nobody can change, and by which it is ordered."""
+    """Compare and order a string by its parts; immutable."""
 
     __slots__ = ()
 
@@ -33,10 +33,10 @@ class _Identity(str):
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__} {self!r} is immutable; make another")
+        raise AttributeError(f"{type(self).__name__} {self!r} is immutable; create another")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__} {self!r} is immutable; make another")
+        raise AttributeError(f"{type(self).__name__} {self!r} is immutable; create another")
 
     def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
         return type(self).parse, (str(self),)

@@ -1,4 +1,4 @@
-"""MIG geometries: which instances fit one GPU together. A set is legal by placement, not by sum.
+"""Describe MIG geometries: which instances fit one GPU together. A set is legal by placement, not by sum.
 
 An instance occupies consecutive memory slices, and may start only at some of them (NVIDIA MIG user guide, supported
 profiles; `nvidia-smi mig -lgipp`). Its share is its sevenths (an A30's quarters) of the multiprocessors, rounded down.
@@ -24,7 +24,7 @@ _DESCRIBED = "mig of "
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """A MIG instance profile.
+    """Describe a MIG instance profile.
 
     share: ‰; memory: bytes; slices: memory slices that it occupies; starts: slices at which it may start.
     """

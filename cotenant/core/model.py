@@ -1,4 +1,4 @@
-"""Models that users register, and kinds of devices."""
+"""Describe models that users register, and kinds of devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.core.units import WHOLE
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model and its SLO.
+    """Describe a model and its SLO.
 
     slo: latency target in seconds, from arrival to response.
     attainment: the fraction of requests that must meet it.
@@ -24,7 +24,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of device.
+    """Describe a type of device.
 
     count: how many at most; None: as many as needed.
     memory: bytes on each.

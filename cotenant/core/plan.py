@@ -1,4 +1,4 @@
-"""A plan: which model runs on which partition of which device, with what largest batch.
+"""Represent a plan: which model runs on which partition of which device, with what largest batch.
 
 The classes below also define the file: `Plan.to_json` and `Plan.from_json` use the format of docs/reference.md
 ("Plan"), with shares in percent and durations in milliseconds.
@@ -18,7 +18,7 @@ from cotenant.errors import ConfigError
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one partition.
+    """Place one model on one partition.
 
     batch: its largest batch there. rate: requests/s that it is planned to serve. duty: length of one round of the
     partition in seconds; latency: of one batch of that size under co-location, in seconds. procs: concurrent workers of
@@ -34,14 +34,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition of a device. share: ‰; its placements share it in time."""
+    """Describe a partition of a device. share: ‰; its placements share it in time."""
 
     share: int
     placements: tuple[Placement, ...]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device and its partitions."""
+    """Describe a device and its partitions."""
 
     id: DeviceId
     partitions: tuple[Partition, ...]
@@ -57,7 +57,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs where, and what is not served.
+    """Describe what runs where, and what is not served.
 
     devices: those that are used. unserved: the rate of each model that could not be placed, where above 0. scale: the
     multiple of the requested rates that is served; 1 when all are. bound: a proven limit on the objective, where the

@@ -1,4 +1,4 @@
-"""Differences between two plans: which partitions stay, and which workers start and stop.
+"""Compute the differences between two plans: which partitions stay, and which workers start and stop.
 
 A partition keeps its workers if it stays on the same device with the same share and models, and no batch grows.
 Everything else is a new worker next to the old one, which then stops; the finer distinctions below, such as a resized
@@ -26,7 +26,7 @@ LocatedPartition = tuple[DeviceId, Partition]  # a partition, and its device
 
 
 class PartitionChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The change of one partition. device, origin: where it will be, and where it was."""
+    """Describe the change of one partition. device, origin: where it will be, and where it was."""
 
     verb: Verb
     device: DeviceId | Literal[""] = ""
@@ -36,7 +36,7 @@ class PartitionChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """All changes between two plans. rates: requests/s before and after, of each model whose rate changes."""
+    """Hold all changes between two plans. rates: requests/s before and after, of each model whose rate changes."""
 
     devices_added: tuple[DeviceId, ...]
     devices_removed: tuple[DeviceId, ...]

@@ -1,4 +1,4 @@
-"""Profiles: measured latency and memory of a model on a kind of device, interpolated between measured points.
+"""Interpolate profiles: measured latency and memory of a model on a kind of device.
 
 Between measured points the latency is linear in the batch and linear in 1/share (work that scales plus work that does
 not). Measurements are noisy, so the grid is first made monotone: a point may not be faster than one with fewer rows or
@@ -28,7 +28,7 @@ MAX_BATCH = 1 << 16  # a curve has an entry for each batch up to it
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement. share: ‰; latency: seconds for one batch; memory: bytes; features: further columns."""
+    """Hold one measurement. share: ‰; latency: seconds for one batch; memory: bytes; features: further columns."""
 
     share: int
     batch: int
@@ -39,7 +39,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile:
-    """The profile of one model on one kind of device.
+    """Hold the profile of one model on one kind of device.
 
     `curve(share)[n - 1]` is the latency of n rows in seconds; curves are computed on first use and cached.
     """
@@ -142,7 +142,7 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
     header = [column.strip() for column in next(rows, (1, []))[1]]
     missing = [column for column in REQUIRED if column not in header]
     if len(header) == 1 and (separator := next((separator for separator in ";\t|" if separator in header[0]), "")):
-        raise ConfigError(f"{place}:1: {separator!r} stands between the columns; write commas, and points in numbers")
+        raise ConfigError(f"{place}:1: {separator!r} separates the columns; write commas, and points in numbers")
     if missing:
         raise ConfigError(f"{place}:1: column {missing[0]!r} is missing; a profile has {', '.join(REQUIRED)}")
     if len(set(header)) != len(header):
@@ -178,7 +178,7 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
         if procs < 1 or procs != int(procs):
             raise ConfigError(f"{place}:{line}: procs {procs:g} is not a whole number of at least 1")
         if max(latency, memory) > MAX_VALUE:
-            raise ConfigError(f"{place}:{line}: a latency or memory above {MAX_VALUE:g} is more than there can be")
+            raise ConfigError(f"{place}:{line}: a latency or memory above {MAX_VALUE:g} is out of range")
         if latency <= 0:
             raise ConfigError(f"{place}:{line}: latency_ms {latency * 1e3:g} must lie above 0")
         if memory < 0:

@@ -1,4 +1,4 @@
-"""How a plan came about: the candidates, the headroom, and what its validation by simulation saw. Values only."""
+"""Record how a plan came about: the candidates, the headroom, and its validation by simulation. Values only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import msgspec
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Plans of one source that were compared for a plan, and the best of them.
+    """Compare plans of one source for a plan; this is the best of them.
 
-    source: a planner, a stage of one, or what it was asked for instead, such as "geometry; targets x 0.8". value: what
-    the objective counts of the best: devices, cost per hour, or the multiple of the rates, for evenly spaced requests;
-    None where it was not worth finding out.
-    unserved: requests/s that it leaves out. plans: how many there were. rejected: why the best was not taken; empty
-    for the one that was.
+    source: a planner, a stage of one, or a variant of its problem, such as "geometry; targets x 0.8". value: what the
+    objective counts of the best: devices, cost per hour, or the multiple of the rates, for evenly spaced requests; None
+    where it was not worth finding out. unserved: requests/s that it leaves out. plans: how many there were. rejected:
+    why the best was not taken; empty for the one that was.
     """
 
     source: str
@@ -23,7 +22,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WorstAttainment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The SLO attainment of the model or application that is farthest below its objective, or nearest to it."""
+    """Name the model or application whose SLO attainment is farthest below its objective, or nearest to it."""
 
     name: str
     attainment: float
@@ -31,11 +30,10 @@ class WorstAttainment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the simulator saw of a plan. passed: whether no SLO was missed by more than chance would have it.
+    """Summarise the validation of a plan by simulation. passed: whether no SLO was missed by more than chance explains.
 
-    seeds: of the runs; a run ends early once its verdict is as good as sure. requests: that were answered or missed in
-    them. plans, runs: that were simulated before this plan was settled on, its own included. worst: None where no
-    request came.
+    seeds: of the runs; a run ends early once its verdict is nearly certain. requests: answered or missed in them.
+    plans, runs: simulated before this plan was chosen, its own included. worst: None without requests.
     """
 
     passed: bool
@@ -47,7 +45,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a plan came about.
+    """Record how a plan came about.
 
     source: the candidate that the plan was made from. candidates: all that were compared, at the rates and targets
     planned for. headroom: by model, the multiple of its rate that was planned for, above 1, so that random arrivals

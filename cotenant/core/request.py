@@ -1,4 +1,4 @@
-"""A request as the dispatcher sees it: the front end holds the tensors."""
+"""Describe a request as the dispatcher sees it: the front end holds the tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Outcome(enum.Enum):
-    """How a request ended; each ends exactly once."""
+    """Name how a request ended; each ends exactly once."""
 
     SERVED = "served"  # answered; whether within target is for `measure` to say
     REJECTED = "rejected"  # at arrival: it could not meet its deadline
@@ -17,7 +17,8 @@ class Outcome(enum.Enum):
 
 
 class Request:
-    """A request. arrived, deadline: seconds of the driver's clock. size: rows, the first dimension of its tensors.
+    """Describe a request. arrived, deadline: seconds of the driver's clock. size: rows, the first dimension of its
+    tensors.
 
     priority: 0 is the most urgent; higher numbers run when nothing more urgent waits for the same model.
 

@@ -1,4 +1,4 @@
-"""A named tensor as raw bytes, and the datatypes of the Open Inference Protocol."""
+"""Represent named tensors as raw bytes, and the datatypes of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A tensor as bytes.
+    """Hold a tensor as bytes.
 
     data: little-endian, row-major, without padding; for BYTES, each element is a uint32 length and its bytes. block,
     start: where the data lies in memory that workers share, if it does: at byte `start` of `block`
@@ -47,7 +47,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """An input or output of a model. shape: batch dimension included, -1 where any size is valid."""
+    """Describe an input or output of a model. shape: batch dimension included, -1 where any size is valid."""
 
     name: str
     datatype: str
@@ -55,7 +55,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's metadata in the protocol.
+    """Describe a model's metadata in the protocol.
 
     max_batch_size: the largest first dimension; 0 where the model has no batch dimension. labels: class names of an
     output, by its name.

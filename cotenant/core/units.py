@@ -14,7 +14,7 @@ from cotenant.errors import ConfigError
 
 WHOLE = 1000  # one device, in thousandths
 
-_LARGEST = 1e15  # in any unit: 30 million years, or more memory than exists; and far from overflow
+_LARGEST = 1e15  # in any unit: 30 million years, or more memory than exists; far from overflow
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)\s*")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -25,7 +25,7 @@ def _split(text: str, place: str, example: str) -> tuple[float, str]:
     if match is None:
         raise ConfigError(f"{place}: {text!r} is not a quantity; write it as {example}")
     if float(match[1]) > _LARGEST:
-        raise ConfigError(f"{place}: {text!r} is more than there can be; write it as {example}")
+        raise ConfigError(f"{place}: {text!r} is out of range; write it as {example}")
     return float(match[1]), match[2]
 
 
@@ -50,7 +50,7 @@ def parse_fraction(text: str | float, place: str) -> float:
     if isinstance(text, str):
         value, unit = _split(text, place, '"99%" or 0.99')
         if unit not in ("", "%"):
-            raise ConfigError(f'{place}: {text!r} is no fraction; write it as "99%" or 0.99')
+            raise ConfigError(f'{place}: {text!r} is not a fraction; write it as "99%" or 0.99')
         value = value / 100 if unit == "%" else value
     else:
         value = float(text)

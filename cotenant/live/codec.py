@@ -1,4 +1,4 @@
-"""Inference requests and responses as HTTP carries them: JSON, and binary tensors behind it.
+"""Encode and decode inference requests and responses of HTTP: JSON, followed by binary tensors.
 
 The binary tensor extension: a body is JSON, then the raw tensors of those inputs that state a `binary_data_size`, in
 their order. A header says how long the JSON is; where it says 0, the whole body is the one input of the model.

@@ -1,4 +1,4 @@
-"""Drive an orchestrator on the event loop: carry its commands out, and tell it what comes of them.
+"""Drive an orchestrator on the event loop: carry out its commands, and report the results to it.
 
 It decides nothing.
 """
@@ -39,12 +39,13 @@ from cotenant.worker.arena import Arena
 
 logger = logging.getLogger(__name__)
 
-TICK = 0.5  # seconds between two looks at all workers and devices
+TICK = 0.5  # seconds between two checks of all workers and devices
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """state: starting, ready, restarting, lost (its device is), or failed (permanently).
+    """Describe the state of a lane's worker.
 
+    state: starting, ready, restarting, lost (its device is), or failed (permanently).
     share: ‰ that it should keep to; used_share: ‰ that it used of late, None where that is not known. over_share: it
     used more than its share. reason: of its last death. memory: bytes that are its process's own, which may be that of
     other lanes, too; only in a `Status`, since to know them takes reading /proc.
@@ -63,9 +64,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControlDriver:
-    """perform: is given the commands that are not for the transport: news of lanes, and what a rollout wants.
+    """Carry out the orchestrator's commands, and report events to it.
 
-    setups: what each lane is started with; known before it starts.
+    perform: receives the commands that are not for the transport, about lanes and rollouts. setups: what each lane is
+    started with, set before it starts.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class ControlDriver:
     ) -> None:
         self.pool = self.make_pool(backend, arena, batches, warm_workers)
         self.setups: dict[LaneId, LaneSetup] = {}
-        # Whether a lane that has stopped may start again, as one that made room for a rollout.
+        # Whether a stopped lane may start again, as one that made room for a rollout.
         self.keeps: Callable[[LaneId], bool] = lambda lane: False
         self._clock = clock
         self._handle = orchestrator.handle
@@ -94,12 +96,12 @@ class ControlDriver:
         self._wakes: set[asyncio.TimerHandle] = set()
 
     def make_pool(self, backend: Backend, arena: Arena, batches: BatchListener, warm_workers: int) -> Pool:
-        """Make the transport. Tests in virtual time have another."""
+        """Create the transport; tests in virtual time override this."""
         return Pool(backend, arena, self.feed, batches, warm_workers=warm_workers)
 
     def feed(self, event: Event) -> None:
-        """Tell the machine, and do what it says. What happens meanwhile waits for its turn, so that events keep their
-        order. A command that fails is logged, and costs no other."""
+        """Give the orchestrator an event, and carry out its commands. Events that these cause are queued, so that
+        events keep their order. A command that fails is logged, and does not affect the others."""
         self._pending.append(event)
         if self._busy:
             return
@@ -126,7 +128,7 @@ class ControlDriver:
                 self.feed(Unassignable(revision.number, reason))
 
     def watch(self) -> None:
-        """Look at all workers and devices now and then, from now on."""
+        """Check all workers and devices periodically from now on."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
 
@@ -138,7 +140,7 @@ class ControlDriver:
         await self.pool.close()
 
     def status(self) -> list[WorkerStatus]:
-        """Of all lanes but those that are stopping."""
+        """Return the status of all lanes that are not stopping."""
         return [
             self._status(lane.lane, lane.state, lane.restarts, lane.reason)
             for lane in self._supervisor.lanes().values()
@@ -147,7 +149,7 @@ class ControlDriver:
 
     def _status(self, lane: LaneId, state: LaneState, restarts: int, reason: str) -> WorkerStatus:
         setup, ready = self.setups[lane], state is LaneState.READY
-        audit = self.pool.audit(lane) if ready else None  # else it is of a worker that is gone
+        audit = self.pool.audit(lane) if ready else None  # otherwise it is of a worker that is gone
         pid = self.pool.pid(lane) if ready else None
         return WorkerStatus(
             lane=lane,

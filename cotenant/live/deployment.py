@@ -1,4 +1,4 @@
-"""What a server serves: the models that a repository offers, and the plan that says where they run."""
+"""Describe what a server serves: the models of a repository, and the plan that says where they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cotenant.worker.wire import WorkerModel
 
 
 class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the repository that can be served, or an ensemble of models."""
+    """Describe a model of the repository that can be served, or an ensemble of models."""
 
     entry: Entry
     info: ModelInfo
@@ -28,8 +28,8 @@ class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """The models of a repository, a plan, and the problem that it solves. Ensembles are its applications, as long as
-    the plan splits their targets.
+    """Combine the models of a repository, a plan, and the problem that it solves. Ensembles are applications if the
+    plan splits their targets.
 
     broken: models of the repository that cannot be served, with the reason; none of them is offered.
     """
@@ -44,13 +44,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         assert not both, f"models both offered and broken: {', '.join(sorted(both))}"
 
 
-# From the names of the models to serve, and the samples of interference that were observed, to a deployment: profiles
-# what was not profiled yet, and plans.
+# Prepares a deployment from the names of the models to serve and the observed interference samples: profiles models
+# without a profile, and plans.
 Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Deployment]]
 
 
 def with_planned_batches(deployment: Deployment) -> Deployment:
-    """Return the deployment with models that take as many rows as the largest batch that the plan has for them."""
+    """Return the deployment with each model's largest batch as planned."""
     batches: dict[str, int] = {}
     for _, _, placement in deployment.plan.placements():
         batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
@@ -70,7 +70,7 @@ def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
 
 
 def without_model(deployment: Deployment, name: str) -> Deployment:
-    """Return the deployment with a plan that does not place a model, and is the same for all others."""
+    """Return the deployment without a model in its plan, and unchanged for all others."""
     devices = []
     for device in deployment.plan.devices:
         partitions = [
@@ -96,7 +96,7 @@ def applications_of(deployment: Deployment) -> tuple[ApplicationSpec, ...]:
 
 
 def worker_models(deployment: Deployment, lane: LaneSpec) -> list[WorkerModel]:
-    """Return the models that the worker of a lane loads, with the batches and latencies that the plan has for them."""
+    """Return the models for the worker of a lane to load, with the planned batches and latencies."""
     return [
         msgspec.structs.replace(
             worker_model(deployment.offered[held.model].entry, deployment.offered[held.model].info),
@@ -108,7 +108,7 @@ def worker_models(deployment: Deployment, lane: LaneSpec) -> list[WorkerModel]:
 
 
 def serves(deployment: Deployment, name: str) -> bool:
-    """Tell whether the plan has room for a model, or for all models of an ensemble."""
+    """Return whether the plan places a model, or all models of an ensemble."""
     offered = deployment.offered.get(name)
     models = {name} if offered is None or offered.ensemble is None else offered.ensemble.models
     return all(deployment.plan.rate(model) for model in models)

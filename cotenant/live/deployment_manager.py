@@ -1,4 +1,4 @@
-"""Which deployment is to be in force: the first, another after a reload, one more model, one model less."""
+"""Decide which deployment to serve: the first, another after a reload, one model more, one model less."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.live.serving_state import ServingState
 
 
 class DeploymentManager:
-    """Say what is to be served; rollouts do the rest.
+    """Request deployments; rollouts put them into force. prepare: plans a deployment for models to be loaded.
 
     prepare: plans a deployment for models to be loaded.
     """
@@ -28,11 +28,11 @@ class DeploymentManager:
         self._rollouts = rollouts
         self._observer = observer
         self._prepare = prepare
-        self._changing = asyncio.Lock()  # models that are loaded and unloaded take turns
+        self._changing = asyncio.Lock()  # loads and unloads take turns
 
     async def start(self) -> None:
-        """Start the workers of the first deployment. Raises WorkerError or RolloutError, with nothing left behind,
-        where it does not come into force."""
+        """Start the workers of the first deployment. Raises WorkerError or RolloutError, with nothing left behind, if
+        that fails."""
         try:
             await self._rollouts.apply(self._state.deployment, "start of the server")
         except CotenantError:
@@ -40,7 +40,7 @@ class DeploymentManager:
             raise
 
     async def stop(self, grace: float) -> None:
-        """Stop all workers, each after the batch that it is at work on, within `grace` seconds."""
+        """Stop all workers, each after its batch in flight, within `grace` seconds."""
         await self._rollouts.shutdown(grace)
 
     async def apply(self, deployment: Deployment, reason: str = "reload") -> None:
@@ -49,7 +49,7 @@ class DeploymentManager:
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Serve one more model: plan again with it, and switch to that plan. Raises FailedError, with nothing changed,
-        where it cannot be served, or where one that is served would have to leave."""
+        where it cannot be served or would displace a served model."""
         if "config" in parameters or any(key.startswith("file:") for key in parameters):
             raise UnsupportedError(
                 f"model '{name}': load takes no configuration or files; put them into the repository"
@@ -66,7 +66,7 @@ class DeploymentManager:
                         f"no share of the devices is free that serves '{wanted}' within its target; "
                         "unload another model, or give it more time"
                     )
-            # What was unloaded before, or cannot be served, stays in the index; `prepare` looked at the others only.
+            # Models that were unloaded or cannot be served stay in the index; `prepare` considered only the others.
             return with_models_of(current, deployment)
 
         async with self._transition("load", name):
@@ -85,7 +85,7 @@ class DeploymentManager:
             await self._change(without, f"unload of {name}")
 
     async def _change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
-        """Change the deployment by one step; again, where another came into force before that could be done."""
+        """Apply one change to the deployment; again, if another deployment came into force meanwhile."""
         while True:
             await self._rollouts.idle()
             base, current = self._rollouts.desired

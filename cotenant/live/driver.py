@@ -1,5 +1,7 @@
-"""Carry out the dispatcher's commands on a running event loop. The driver decides nothing, and answers every caller in
-one place, `_reply`."""
+"""Carry out the dispatcher's commands on a running event loop.
+
+The driver decides nothing, and answers every caller in one place, `_reply`.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,13 @@ logger = logging.getLogger(__name__)
 Tensors = tuple[Tensor, ...]
 Answered = Callable[[Tensors | RequestError], None]
 
-# uvloop rounds its timers to milliseconds, and a wake that comes early has to be asked for again.
+# uvloop rounds timers to milliseconds; a timer that fires early has to be set again.
 ROUNDING = 0.0005
 GAIN = 1 / 8  # of the exponential average of how long responses take to write
 
 
 class Observer(Protocol):
-    """Is told of everything that is worth counting. Times are of the driver's clock, durations in seconds."""
+    """Receive everything that is worth counting. Times are of the driver's clock, durations in seconds."""
 
     def ended(self, reply: Reply, now: float) -> None: ...
 
@@ -60,14 +62,15 @@ class StageTensors(Protocol):
     def inputs(self, number: int, item: int) -> Tensors: ...
 
     def made(self, number: int, outputs: Tensors) -> dict[int, int]:
-        """Return how many requests each later stage gets, for those whose number the outputs decide. Raises
+        """Return how many requests each later stage gets, for stages whose number the outputs decide. Raises
         RequestError."""
         ...
 
     def take(self, number: int, item: int, outputs: Tensors) -> None: ...
 
     def outputs(self) -> Tensors:
-        """Return the outputs of the application. Raises RequestError where those of its stages do not fit together."""
+        """Return the outputs of the application. Raises RequestError where the outputs of its stages do not fit
+        together."""
         ...
 
 
@@ -100,9 +103,9 @@ class Driver:
         self._log = log
         self._rounding = rounding
         self._loop = asyncio.get_running_loop()
-        self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of the requests that have not ended
-        self._parts: dict[int, StageTensors] = {}  # of those that are of applications
-        self._stages: dict[int, tuple[StageTensors, int]] = {}  # of those that are of stages, with the stage's number
+        self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of requests in flight
+        self._parts: dict[int, StageTensors] = {}  # of those for applications
+        self._stages: dict[int, tuple[StageTensors, int]] = {}  # of those for stages, with the stage's number
         self._running: dict[LaneId, tuple[Run, float]] = {}  # by lane, and since when
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
@@ -134,7 +137,7 @@ class Driver:
         size: int = 1,
         priority: int = 0,
     ) -> int:
-        """Submit a request to be answered `within` so many seconds. Return its id, perhaps after `answered` was called.
+        """Submit a request to be answered `within` seconds. Return its id, perhaps after `answered` was called.
 
         inputs: for an application, the tensors of its stages.
         """
@@ -155,7 +158,7 @@ class Driver:
             self.feed(Cancelled(request_id))
 
     def tell(self, event: Applied | Ready | Died) -> None:
-        """What becomes of lanes."""
+        """Tell the dispatcher of a change of lanes."""
         self.feed(event)
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
@@ -199,8 +202,8 @@ class Driver:
 
     def feed(self, event: Event, answers: dict[int, Tensors] | None = None) -> None:
         """Give the dispatcher an event, and carry out its commands. Events that these cause (a response may let its
-        connection go on with the next request) wait for their turn, so that events keep their order. A command that
-        fails is logged, and costs no other."""
+        connection continue with the next request) are queued, so that events keep their order. A command that fails is
+        logged, and does not affect the others."""
         self._pending.append((event, answers or {}))
         if self._busy:
             return
@@ -208,7 +211,7 @@ class Driver:
         try:
             while self._pending:
                 event, ready = self._pending.popleft()
-                if isinstance(event, Died):  # not before its turn: until then the dispatcher may give the lane a batch
+                if isinstance(event, Died):  # until this event's turn, the dispatcher may give the lane a batch
                     for lane in (event.lane, *event.others):
                         self._running.pop(lane, None)
                 now = self._clock()
@@ -228,7 +231,7 @@ class Driver:
             self._busy = False
 
     def _write(self, log: BinaryIO, line: bytes) -> None:
-        """Write a line of the event log; serving goes on without a log that cannot be written."""
+        """Write a line of the event log; serving continues if that fails."""
         try:
             log.write(line)
         except OSError as error:
@@ -274,7 +277,7 @@ class Driver:
                 else:
                     answered(answers[request.id] if parts is None else _whole(request, parts))
             except Exception:
-                # One response that cannot be written must not cost the others theirs, nor the lane its next batch.
+                # One response that cannot be written must not cost others theirs, nor the lane its next batch.
                 logger.exception("the answer to request %d for model '%s' was lost", request.id, request.model)
 
 

@@ -1,4 +1,4 @@
-"""The tensors of one request of an ensemble, on their way from step to step."""
+"""Hold the tensors of one request of an ensemble between its steps."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class EnsembleTensors:
         self._rows: dict[str, dict[int, Tensor]] = {}  # outputs of such a step, by name and row
 
     def inputs(self, number: int, item: int) -> tuple[Tensor, ...]:
-        """Return the inputs of the step with that number; one row of them, where it runs for each."""
+        """Return the inputs of the step with that number; one row of them, where it runs per row."""
         step = self._ensemble.steps[number]
         given = [_renamed(self._tensors[theirs], own) for own, theirs in step.inputs.items()]
         return tuple(_row(tensor, item) if step.each else tensor for tensor in given)
 
     def made(self, number: int, outputs: Sequence[Tensor]) -> dict[int, int]:
-        """Return, by step, how many rows the steps run for that run for each row of this one's outputs. Raises
-        FailedError where the outputs do not agree, or have too many."""
+        """Return by step, for steps that run per row of this step's outputs, the number of rows. Raises FailedError
+        where outputs differ in rows, or have too many."""
         step = self._ensemble.steps[number]
         return {
             later: self._count(other, step, outputs)
@@ -55,7 +55,7 @@ class EnsembleTensors:
         return count
 
     def take(self, number: int, item: int, outputs: Sequence[Tensor]) -> None:
-        """Keep the outputs of the step with that number; of that row, where it runs for each."""
+        """Keep the outputs of the step with that number; of that row, where it runs per row."""
         step = self._ensemble.steps[number]
         for tensor in outputs:
             if tensor.name in step.outputs:
@@ -70,7 +70,7 @@ class EnsembleTensors:
         return tuple(self._tensors.get(spec.name) or self._concatenated(spec) for spec in self._ensemble.info.outputs)
 
     def _concatenated(self, spec: TensorSpec) -> Tensor:
-        """Concatenate rows in their order; none, in the shape that they would have, where there are none."""
+        """Concatenate rows in order; without rows, return an empty tensor of the right shape."""
         rows = [row for _, row in sorted(self._rows.get(spec.name, {}).items())]
         rest = rows[0].shape[1:] if rows else tuple(max(0, size) for size in spec.shape[1:])
         if any(row.shape[1:] != rest for row in rows):

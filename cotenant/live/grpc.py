@@ -1,4 +1,4 @@
-"""The gRPC front end: GRPCInferenceService as Triton has it, with gRPC's health and reflection services."""
+"""The gRPC front end: Triton's GRPCInferenceService, with gRPC's health and reflection services."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from cotenant.protocol import messages
 
 logger = logging.getLogger(__name__)
 
-_MESSAGE_SIZE = (1 << 31) - 1  # bytes; the most that gRPC's setting can say
+_MESSAGE_SIZE = (1 << 31) - 1  # bytes; the largest that gRPC's setting allows
 _MAX_STREAMED = 64  # requests of one stream that may wait for their responses
 
 _CODES: dict[type[CotenantError], grpc.StatusCode] = {
@@ -89,12 +89,12 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to serve; return the port, which is a free one where 0 was asked for. Raises ConfigError."""
+        """Start to serve; return the port (a free one for port 0). Raises ConfigError. Raises ConfigError."""
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._message_size),
                 ("grpc.max_send_message_length", _MESSAGE_SIZE),
-                ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a helper
+                ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a worker process
             ]
         )
         server.add_generic_rpc_handlers((self._inference(),))
@@ -106,12 +106,12 @@ class GrpcServer:
             raise ConfigError(
                 f"cannot serve gRPC on {address}; choose another address or port, or stop what holds it"
             ) from None
-        self._server = server  # now: who is cancelled while it starts has to stop it, too
+        self._server = server  # set now: a caller cancelled during the start has to stop it
         await server.start()
         return bound
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls, finish those under way within `grace` seconds, then break off what is left."""
+        """Reject new calls, finish those in flight within `grace` seconds, then abort the rest."""
         if self._server is not None:
             await self._server.stop(grace)
 
@@ -190,7 +190,7 @@ class GrpcServer:
     async def _stream(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        """Submit requests as they come, and respond in their order."""
+        """Submit requests as they arrive, and respond in order."""
         waiting: asyncio.Queue[tuple[str, asyncio.Future[bytes]] | None] = asyncio.Queue()
         room = asyncio.Semaphore(_MAX_STREAMED)
 
@@ -229,7 +229,7 @@ class GrpcServer:
                 await reader
             while not waiting.empty():
                 if (item := waiting.get_nowait()) is not None and not item[1].cancel():
-                    item[1].exception()  # nobody will read it, and asyncio should not complain of that
+                    item[1].exception()  # nobody reads it, and asyncio would complain
 
     # The other methods. Each takes the message and returns the fields of its response.
 
@@ -276,7 +276,7 @@ class GrpcServer:
         return {"model_name": name, "isUnloaded": True}
 
     def _trace_setting(self, message: Any) -> Mapping[str, Any]:
-        # No value means: back to the default.
+        # No value resets to the default.
         update = {name: _single_or_list(setting.value) for name, setting in message.settings.items()}
         settings = self._core.trace_setting(message.model_name, update or None)
         return {
@@ -302,7 +302,7 @@ class GrpcServer:
 
 
 def _parse(message: Any, wire: bytes) -> Any:
-    # Not left to gRPC, which would say UNKNOWN.
+    # Without this, gRPC would answer UNKNOWN.
     try:
         return message.FromString(wire)
     except DecodeError:
@@ -365,8 +365,8 @@ def _check_version(version: str) -> None:
 
 
 def _repository_model(message: Any) -> str:
-    """Return the model that a repository request names: KServe's dialect has its name where Triton's has that of the
-    repository."""
+    """Return the model that a repository request names. In KServe's dialect, its name is where Triton's has the
+    repository's."""
     if message.model_name and message.repository_name:
         raise UnsupportedError("there is one model repository; leave repository_name empty")
     name: str = message.model_name or message.repository_name
@@ -459,8 +459,8 @@ def _contents(given: Any, expected: int) -> bytes:
 
 
 def _write_response(request: InferRequest, response: InferResponse, outputs: Sequence[Tensor]) -> bytes:
-    """Return the wire form of a ModelInferResponse. The tensors are appended to what protobuf wrote, which would write
-    the same but copy them twice."""
+    """Return the wire form of a ModelInferResponse. Tensors are appended to protobuf's output; protobuf would write the
+    same, but copy them twice."""
     head = messages.ModelInferResponse(
         model_name=response.model,
         model_version=response.version,
@@ -484,5 +484,5 @@ def _parts(number: int, data: Data) -> tuple[bytes, Data]:
     return bytes(head), data
 
 
-# Behind the wire form of a response it adds this parameter: it is the only one to its request.
+# Appended to the wire form of a response, this adds the only parameter that a response has.
 _FINAL = messages.ModelInferResponse(parameters={"triton_final_response": {"bool_param": True}}).SerializeToString()

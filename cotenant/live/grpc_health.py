@@ -1,4 +1,4 @@
-"""gRPC's health and reflection services, as probes such as grpc_health_probe and tools such as grpcurl ask for them."""
+"""Serve gRPC's health and reflection services, for probes such as grpc_health_probe and tools such as grpcurl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def add_health_and_reflection(server: grpc.aio.Server, core: Core) -> None:
-    """Let a server say whether its core is ready, and which services, methods and messages it has."""
+    """Add health (whether the core is ready) and reflection (services, methods and messages) to a gRPC server."""
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(core), server)
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         messages.pool.AddSerializedFile(file.serialized_pb)

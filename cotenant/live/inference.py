@@ -1,4 +1,4 @@
-"""The path of a request from a front end to the dispatcher, and back."""
+"""Pass requests from a front end to the dispatcher, and outcomes back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cotenant.live.oip import Done, InferRequest, InferResponse
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_state import ServingState
 
-POLL_INTERVAL = 0.001  # seconds between two polls of the workers while callers keep the event loop busy
-DRAIN_INTERVAL = 0.01  # seconds between two looks at the requests in flight of a server that drains
+POLL_INTERVAL = 0.001  # seconds between two polls of workers while callers keep the event loop busy
+DRAIN_INTERVAL = 0.01  # seconds between two checks for requests in flight while the server drains
 
 
 class InferenceService:

@@ -15,7 +15,7 @@ from cotenant.live.statistics import DurationSum
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 
-TOLERANCE = 0.1  # of a batch's time in which another lane may have been both busy and idle
+TOLERANCE = 0.1  # fraction of a batch's time, in which another lane may have been both busy and idle
 MIN_BATCHES = 10  # of a sample
 RECENT_BATCHES = 64  # of a co-located lane, which may have run during one batch
 MAX_COMBINATIONS = 4096  # of co-located loads that are remembered

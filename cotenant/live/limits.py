@@ -1,4 +1,4 @@
-"""What callers may send and take: every limit of the front ends, with its default.
+"""Limit what callers may send and take: every limit of the front ends, with its default.
 
 Those of `Limits` are chosen for a server; the constants hold for every request.
 """
@@ -27,7 +27,7 @@ _FILES = 1 << 20  # that are shared out where the system sets no limit
 
 
 def _default_connections() -> int:
-    """Half of the files that this process may open. Metrics get a sixteenth; the rest is for gRPC and the workers."""
+    """Allow half of the files that this process may open. Metrics get a sixteenth; gRPC and workers need the rest."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (_FILES if files == resource.RLIM_INFINITY else files) // 2
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: Triton's names where the meaning is the same, and what nobody else exports."""
+"""Export metrics for Prometheus: under Triton's names where the meaning is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of the repository as front ends see them: metadata, configuration, versions, readiness."""
+"""Present the models of the repository to front ends: metadata, configuration, versions, readiness."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ModelRepository:
         self._rollouts = rollouts
 
     def model(self, name: str, version: str = "") -> ModelInfo:
-        """Return the metadata of a model. Raises NotFoundError for an unknown name or version, and for a model that
-        cannot be served, with the reason."""
+        """Return the metadata of a model. Raises NotFoundError for an unknown name or version, and, with the reason,
+        for a model that cannot be served."""
         deployment = self._state.deployment
         offered = deployment.offered.get(name)
         if offered is None:
@@ -38,7 +38,7 @@ class ModelRepository:
         return info
 
     def ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model can take requests. An unknown one cannot."""
+        """Return whether a model can take requests; False for an unknown one."""
         offered = self._state.deployment.offered.get(name)
         return offered is not None and version in ("", offered.info.version) and self._readiness(name)[0] == "READY"
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 as values: what the HTTP and gRPC front ends share."""
+"""Define the Open Inference Protocol v2 as values, shared by the HTTP and gRPC front ends."""
 
 from __future__ import annotations
 

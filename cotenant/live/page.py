@@ -1,4 +1,4 @@
-"""The web page at ``/``: the plan, the models, the workers and the rollouts."""
+"""Render the web page at ``/``: the plan, the models, the workers and the rollouts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def render_page(status: Status) -> str:
     return (
         f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Cotenant</title>'
         f"<style>{STYLE}</style><h1>Cotenant</h1>"
-        f"<p>Plan by {escape(plan.planner)}; isolation: {escape(status.isolation)}.</p>"
+        f"<p>Plan by {escape(plan.planner)}. {escape(status.isolation)}.</p>"
         f"<p>Rollout: {escape(status.rollout.sentence())}.</p>{''.join(bars)}"
         "<table><tr><th>model<th>state<th>target<th>planned/s<th>served<th>mean<th>attainment<th>other outcomes</tr>"
         f"{''.join(models)}</table>"

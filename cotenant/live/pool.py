@@ -1,7 +1,6 @@
-"""Transport between the server and its workers: start processes, connect to them, hand batches over, end them.
+"""Transport between the server and its workers: start processes, connect to them, hand over batches, end them.
 
-It decides nothing. The supervisor says what is to be done, and hears what came of it; whoever gives batches hears what
-they came to.
+It decides nothing: the supervisor commands it and is told the results; a listener is told the results of batches.
 """
 
 from __future__ import annotations
@@ -44,26 +43,29 @@ _T = TypeVar("_T")
 
 
 class BatchListener(Protocol):
-    """Told from the event loop, never from within `Pool.run`."""
+    """Receive the results of batches, from the event loop and never from within `Pool.run`."""
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
-        """answers: the outputs of each request of the batch, or why the model failed on that one."""
+        """Receive the answers of a batch: each request's outputs, or why the model failed on it."""
         ...
 
     def failed(self, lane: LaneId, batch: int, reason: str) -> None:
-        """The model failed on every request of this batch; the worker lives."""
+        """Hear that the model failed on every request of a batch; the worker lives."""
         ...
 
 
 class LaneSetup(msgspec.Struct, frozen=True):
-    """What a lane is started with. share: ‰ of its device."""
+    """Describe what a lane is started with. share: ‰ of its device."""
 
     share: int
     models: tuple[WorkerModel, ...]
 
 
 class _Flight(msgspec.Struct):
-    """A batch under way. kept: what must stay in memory meanwhile. room: for its large outputs. requests: how many."""
+    """Hold a batch in flight.
+
+    kept: what must stay in memory meanwhile. room: arena memory for its large outputs. requests: their number.
+    """
 
     batch: int
     model: str
@@ -75,27 +77,27 @@ class _Flight(msgspec.Struct):
 
 
 class _Worker:
-    """An incarnation."""
+    """Track one incarnation of a lane's worker."""
 
     def __init__(self, lane: _Lane, incarnation: int) -> None:
         self.lane = lane
         self.incarnation = incarnation
         self.line: WorkerConnection | None = None
         self.ready = False
-        self.killed = ""  # why
+        self.killed = ""  # the reason, once it was killed
         self.retiring = False
-        self.over = False  # its end has been told
-        self.sample_due = False  # of processor time, when its batch ends: in the midst of one more is used than earned
+        self.over = False  # its end was reported
+        self.sample_due = False  # sample CPU time when its batch ends: amid a batch it has used more than it has earned
 
 
 class _Lane:
-    """A partition, and the worker that was started in it last."""
+    """Hold a partition and its latest worker."""
 
     def __init__(self, name: LaneId, setup: LaneSetup) -> None:
         self.name = name
         self.share = setup.share
         self.models = {model.name: model for model in setup.models}
-        self.launch = Launch()  # until the backend has said
+        self.launch = Launch()  # until the backend opens it
         self.opened = False
         self.slot: int | None = None  # on the lending board
         self.worker: _Worker | None = None
@@ -103,14 +105,15 @@ class _Lane:
 
     @property
     def process(self) -> WorkerProcess | None:
-        """That of its worker, if it is ready."""
+        """Return the process of its worker; None unless that is ready."""
         worker = self.worker
         return worker.line.process if worker is not None and worker.ready and not worker.over and worker.line else None
 
 
 class Pool:
-    """tell: what happens to workers. warm_workers: processes that are kept ready for lanes that start, of each template
-    that lanes have. All methods belong to the event loop.
+    """Start, stop and talk to the workers of lanes. All methods belong to the event loop.
+
+    tell: receives the events for the supervisor. warm_workers: pre-started processes per worker template.
     """
 
     def __init__(
@@ -130,12 +133,12 @@ class Pool:
         self._lanes: dict[LaneId, _Lane] = {}
         self._workers: dict[WorkerConnection, _Worker] = {}
         self._flights: dict[WorkerConnection, _Flight] = {}
-        self._processes: set[WorkerProcess] = set()  # all of which something is left, warm ones too
-        self._shared: dict[str, WorkerProcess] = {}  # by their names
+        self._processes: set[WorkerProcess] = set()  # processes that have not exited, pre-started ones included
+        self._shared: dict[str, WorkerProcess] = {}  # by name
         self._lending = _Lending(arena)
         self._descriptors = DescriptorReserve()
         self._warm = WarmPool(warm_workers, self._begin)
-        self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # no longer than this pool; lanes may outlast `close`
+        self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # ends with this pool; lanes may outlast `close`
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Workers
@@ -143,8 +146,8 @@ class Pool:
     def spawn(
         self, lane: LaneId, incarnation: int, setup: LaneSetup, *, fresh: bool, leaving: Collection[LaneId] = ()
     ) -> None:
-        """Start a worker: `WorkerReady` follows, or `WorkersExited`, or `WorkerRefused`. fresh: set its partition up
-        first. leaving: see `Backend.open`."""
+        """Start a worker; `WorkerReady`, `WorkersExited` or `WorkerRefused` follows. fresh: open its partition first.
+        leaving: see `Backend.open`."""
         held = self._lanes.get(lane)
         if held is None:
             held = self._lanes[lane] = _Lane(lane, setup)
@@ -153,8 +156,8 @@ class Pool:
         self._spawn_task(self._start(worker, fresh, leaving))
 
     def kill(self, lane: LaneId, incarnation: int, reason: str, *, abandon: bool = False) -> None:
-        """End a worker now, and with it all that share its process; but for one that is only starting, others stay.
-        abandon: nothing is heard of it any more."""
+        """Kill a worker, and with it all that share its process; but where it is only starting, the others stay.
+        abandon: report nothing of it any more."""
         worker = self._worker(lane, incarnation)
         if worker is None:
             return
@@ -162,24 +165,24 @@ class Pool:
         worker.over = abandon
         line = worker.line
         if line is None:
-            return  # as soon as there is one
+            return  # killed once it has a process
         if worker.ready or line.process.lines <= {line}:
             line.process.kill(reason)
         line.give_up(reason)
 
     def retire(self, lane: LaneId, incarnation: int, grace: float) -> None:
-        """Let a worker finish its batch and exit, within `grace` seconds."""
+        """Retire a worker: let it finish its batch and exit within `grace` seconds."""
         worker = self._worker(lane, incarnation)
         if worker is not None and worker.line is not None:
             worker.retiring = True
             self._spawn_task(self._retire(worker, worker.line, grace))
 
     def close_partition(self, lane: LaneId, incarnation: int) -> None:
-        """Take down what was set up for a lane: `PartitionClosed` follows."""
+        """Close a lane's partition; `PartitionClosed` follows."""
         self._spawn_task(self._close_partition(lane, incarnation))
 
     async def close(self) -> None:
-        """End what has no lane any more: warm processes, and those that are about to exit."""
+        """End processes without a lane: pre-started ones, and those about to exit."""
         self._warm.keep(set())
         await asyncio.gather(*self._tasks)
         await asyncio.gather(*(process.stop("the server has stopped") for process in self._processes))
@@ -187,7 +190,7 @@ class Pool:
         self._descriptors.close()
 
     def _worker(self, lane: LaneId, incarnation: int) -> _Worker | None:
-        """The worker, unless its end has been told."""
+        """Return the worker of that incarnation unless its end was reported."""
         held = self._lanes.get(lane)
         worker = None if held is None else held.worker
         return worker if worker is not None and worker.incarnation == incarnation and not worker.over else None
@@ -198,8 +201,8 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     async def _in_turn(self, call: Callable[[*_Args], _T], *args: *_Args) -> _T:
-        """What the backend does, in a thread: a driver may take its time. One after the other, as they were asked for,
-        and to its end, also where nobody stays to hear of it."""
+        """Run a call of the backend in its thread, since drivers are slow: one at a time, in order, and to its end even
+        if the caller is cancelled."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._turns, call, *args))
 
     async def _start(self, worker: _Worker, fresh: bool, leaving: Collection[LaneId]) -> None:
@@ -229,7 +232,7 @@ class Pool:
         self._exited([worker], reason)
 
     async def _until_ready(self, worker: _Worker, fresh: bool, leaving: Collection[LaneId]) -> str:
-        """Why the worker did not get ready; empty where it did."""
+        """Wait until a worker is ready; return "" or the reason why it is not."""
         lane = worker.lane
         if fresh:
             await self._open(lane, leaving)
@@ -257,7 +260,7 @@ class Pool:
         failure = await line.started
         if not failure and not worker.killed:
             await self._in_turn(self._backend.on_worker_started, lane.name, line.process.pid)
-        # It may have died or been killed since, before this task had its turn.
+        # It may have died, or been killed, before this task resumed.
         if line.gone.done():
             return line.gone.result()
         return worker.killed or failure
@@ -270,9 +273,9 @@ class Pool:
         self._lending.open(lane)
 
     async def _retire(self, worker: _Worker, line: WorkerConnection, grace: float) -> None:
-        """Tell its end only now: the process of a last lane is gone then, and its memory free."""
+        """Stop a worker, and report its end once its process is gone and its memory free."""
         await line.stop(grace)
-        if line in self._flights and not worker.over:  # its process goes on for others, and so does the batch
+        if line in self._flights and not worker.over:  # its process, and so the batch, goes on for other lanes
             self.unfinished.add(worker.lane.name)
         self._exited([worker], line.gone.result() if line.gone.done() else f"it did not stop within {grace:g} s")
 
@@ -287,17 +290,17 @@ class Pool:
         self._tell(PartitionClosed(lane, incarnation))
 
     def _left(self, lines: Sequence[WorkerConnection], reason: str) -> None:
-        """Workers are gone, expected or not, ready or not."""
+        """Handle the end of workers, whether expected or not."""
         workers = [self._workers.pop(line) for line in lines]
         for worker, line in zip(workers, lines, strict=True):
             self._lending.clear(worker.lane)
             if self._flights.pop(line, None) is not None and not worker.over:
                 self.unfinished.add(worker.lane.name)
-        # Who starts or retires a worker sees it itself.
+        # Tasks that start or retire a worker report its end themselves.
         self._exited([worker for worker in workers if worker.ready and not worker.retiring], reason)
 
     def _exited(self, workers: Sequence[_Worker], reason: str) -> None:
-        """Tell the end of workers once, together."""
+        """Report the end of workers once, together."""
         ended = [worker for worker in workers if not worker.over]
         for worker in ended:
             worker.over = True
@@ -307,7 +310,7 @@ class Pool:
     # Processes
 
     def _process(self, lane: _Lane) -> WorkerProcess:
-        """The process that is to serve a lane."""
+        """Return the process for a lane: a shared one, a pre-started one, or a new one."""
         name = lane.launch.process
         shared = self._shared.get(name)
         if shared is not None and not shared.ending:
@@ -318,15 +321,15 @@ class Pool:
             self._shared[name] = process
         return process
 
-    def _begin(self, name: str, template: WorkerTemplate, ahead: Sequence[str] | None = None) -> WorkerProcess:
+    def _begin(self, name: str, template: WorkerTemplate, preload: Sequence[str] | None = None) -> WorkerProcess:
         with self._descriptors.lent():
-            process = WorkerProcess(name, self._arena.fd, left=self._left, shared=template.shared, ahead=ahead)
+            process = WorkerProcess(name, self._arena.fd, left=self._left, shared=template.shared, preload=preload)
         self._processes.add(process)
         process.gone.add_done_callback(lambda gone: self._processes.discard(process))
         return process
 
     def _template(self, lane: _Lane) -> WorkerTemplate:
-        """What a process needs that serves a lane, with all others that are to share it."""
+        """Return the template of a lane's process, with the models of all lanes that share it."""
         process = lane.launch.process
         served = [each for each in self._lanes.values() if each.launch.process == process] if process else [lane]
         models = [(model, each.launch.fake) for each in served for model in each.models.values()]
@@ -334,19 +337,20 @@ class Pool:
         return WorkerTemplate(bool(process), frozenset(modules))
 
     def keep_warm(self) -> None:
-        """Have processes ready for lanes like those that there are."""
+        """Keep processes pre-started for lanes like the present ones."""
         self._warm.keep({self._template(lane) for lane in self._lanes.values()})
 
     @property
-    def ahead(self) -> int:
-        """How many processes wait for lanes to start."""
+    def warm_workers(self) -> int:
+        """Return the number of pre-started processes."""
         return self._warm.ready
 
     # Batches
 
     def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Payload]) -> None:
-        """Give a lane its next batch: the input tensors of each request. It holds none, and its worker is ready; one
-        whose end is only about to be heard of loses it. Raises WorkerError for a lane that cannot take it."""
+        """Give a lane its next batch: the input tensors of each request. The lane must be idle and its worker ready. A
+        batch given to a worker whose death was not reported yet is lost with it. Raises WorkerError for a lane that
+        cannot take the batch."""
         held = self._lanes.get(lane)
         worker = None if held is None else held.worker
         if (
@@ -372,20 +376,20 @@ class Pool:
         self._lending.has_work(held, True)
 
     def poll(self) -> None:
-        """Take what workers have answered by now. The event loop comes to that as well, but not before all callers
-        that had something to say: where those are more than it can bear, lanes would wait for it and run nothing."""
+        """Receive the answers that have arrived. The event loop does so too, but only after all callers that have data:
+        under overload, lanes would wait for it and run nothing."""
         for line in list(self._flights):
             line.receive()
 
     def busy(self) -> Iterator[WorkerBusy]:
-        """The batches under way."""
+        """Yield the batches in flight."""
         for line, flight in list(self._flights.items()):
             worker = self._workers[line]
             batch = f"a batch of {flight.rows} of {flight.model!r}"
             yield WorkerBusy(worker.lane.name, worker.incarnation, flight.since, batch)
 
     def _part(self, tensor: Tensor, kept: list[object]) -> TensorPart:
-        """How a tensor travels. Whatever the worker looks at stays in `kept`."""
+        """Encode a tensor for the worker; whatever the worker reads stays in `kept`."""
         kept.append(tensor)
         size = len(tensor.data)
         if tensor.block is not None:
@@ -434,24 +438,24 @@ class Pool:
             return
         self._batches.finished(lane.name, flight.batch, answers, answer.timing)
 
-    # What is seen from outside
+    # Observation
 
     def pid(self, lane: LaneId) -> int | None:
-        """The process of a lane whose worker is ready."""
+        """Return the process id of a lane's worker; None unless it is ready."""
         process = self._lanes[lane].process if lane in self._lanes else None
         return None if process is None else process.pid
 
     def audit(self, lane: LaneId) -> ShareAudit | None:
-        """What its worker uses of the processors; None where that is not its share."""
+        """Return the audit of a lane's CPU use; None where its share is not of CPU time."""
         return self._lanes[lane].audit if lane in self._lanes else None
 
     def shares_process(self, lane: LaneId) -> bool:
-        """Whether the lane's process may serve others, too."""
+        """Return whether the lane's process may serve other lanes."""
         return lane in self._lanes and bool(self._lanes[lane].launch.process)
 
     def sample(self) -> None:
-        """Sample the processor time of all workers; of one at work, when its batch ends. Memory that nobody holds any
-        more goes back, too: without a further request there would be nothing else to do that."""
+        """Sample the CPU time of all workers; of a busy one, when its batch ends. Also reclaim dropped memory, which
+        otherwise only the next request would."""
         self._arena.reclaim()
         for line, worker in self._workers.items():
             worker.sample_due = line in self._flights
@@ -510,7 +514,7 @@ class _Lending:
 
 
 def _learn(line: WorkerConnection, flight: _Flight, answer: BatchResult) -> None:
-    """These outputs were larger than their room: leave more to the next."""
+    """Raise the footprint of a model whose outputs were larger than their room."""
     parts = [
         part for parts in answer.requests if not isinstance(parts, str) for part in parts if part.datatype != "BYTES"
     ]

@@ -1,4 +1,4 @@
-"""Worker processes, and our end of the socket of each lane that they serve."""
+"""Manage worker processes and the server's end of each lane's socket."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from cotenant.worker.wire import (
 
 logger = logging.getLogger(__name__)
 
-# One thread for one core: a numeric library that makes threads of its own would take more than the share. And none
-# spins while it waits for the others: that is processor time that the share would pay for.
+# One thread per core: a numeric library that started threads of its own would exceed the share. No thread spins while
+# it waits: spinning would use up CPU time of the share.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -39,20 +39,20 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 _CPUCLOCK_SCHED = 2  # the clock of CPU time in nanoseconds, of those that Linux has for a process
-_POLL = 0.005  # seconds between two looks at a process that has closed its socket
-_SLOW = 0.1  # the same, once it was killed: one that waits for a driver can take for ever to go
-_LINGER = 2.0  # seconds that such a process, or a killed one, has to be gone
+_POLL = 0.005  # seconds between two checks whether a process that has closed its socket has exited
+_SLOW = 0.1  # the same, once it was killed: one that is blocked in a driver may never exit
+_LINGER = 2.0  # seconds within which such a process, or a killed one, must exit
 
 _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 class ProcessLimitError(WorkerError):
-    """The system has no room for one more process now, and may have later."""
+    """Say that the system cannot run one more process now, and may be able to later."""
 
 
 @contextlib.contextmanager
 def _counted(name: str) -> Iterator[None]:
-    """Within, what the system refuses for being too much is a NoRoomError."""
+    """Raise ProcessLimitError where the system refuses a resource within this context."""
     try:
         yield
     except OSError as error:
@@ -61,12 +61,13 @@ def _counted(name: str) -> Iterator[None]:
 
 
 class WorkerProcess:
-    """Starts at once, or raises NoRoomError. It serves one lane, over its standard input, and ends with it; or, where
-    it is `shared`, any number, each over a socket of its own that it is handed, and ends after the last.
+    """Start a worker process. Raises ProcessLimitError. It serves one lane over its standard input, and exits with it;
+    a `shared` process serves any number, each over a socket that it is handed, and exits after the last.
 
-    `gone` becomes the reason why it ended, once nothing is left of it. name: whose it is, for the log. arena: the
-    descriptor that it inherits. left: called with the lanes that have ended in it, at one moment, and why. ahead: it is
-    nobody's yet, imports these modules while nobody waits for it, and serves who takes it then; None: it is wanted now.
+    `gone` becomes the reason why the process exited, once nothing is left of it. name: of its lane or device, for the
+    log. arena: the descriptor that it inherits. left: called with the lanes that ended at the same moment, and why.
+    preload: modules that a pre-started process imports before a lane takes it; None for a process that serves a lane at
+    once.
     """
 
     def __init__(
@@ -76,13 +77,13 @@ class WorkerProcess:
         *,
         left: Callable[[Sequence[WorkerConnection], str], None],
         shared: bool = False,
-        ahead: Sequence[str] | None = None,
+        preload: Sequence[str] | None = None,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = loop.create_future()
         self.lines: set[WorkerConnection] = set()
-        self.ending = False  # it takes no further lane
-        self.waits = False  # it was started ahead, has all that it was to have, and is nobody's
+        self.ending = False  # accepts no further lane
+        self.waits = False  # pre-started, ready, and not taken yet
         self._reaping = False
         self._name = name
         self._left = left
@@ -96,7 +97,7 @@ class WorkerProcess:
             self._output, printed = os.pipe()
             theirs.callback(os.close, printed)
             ours.callback(os.close, self._output)
-            program = ["cotenant.worker.main"] if ahead is None else ["cotenant.worker.prestart", ",".join(ahead)]
+            program = ["cotenant.worker.main"] if preload is None else ["cotenant.worker.prestart", ",".join(preload)]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *program, str(arena), str(os.getpid()), *["shared"] * shared],
                 stdin=other.fileno(),
@@ -104,17 +105,17 @@ class WorkerProcess:
                 stderr=printed,
                 pass_fds=(arena,),
                 env={**os.environ, **_ENVIRONMENT},
-                process_group=0,  # Ctrl-C is for the server alone, which tells its workers
+                process_group=0,  # Ctrl-C is for the server alone, which stops its workers
             )
-            ours.pop_all()  # they stay
+            ours.pop_all()  # the server's ends stay open
         self.pid = self._process.pid
         os.set_blocking(self._output, False)
         loop.add_reader(self._output, self._listen)
-        if ahead is not None:
+        if preload is not None:
             loop.add_reader(self._connection, self._watch)
 
     def take(self, name: str) -> bool:
-        """Whether it was started ahead, waits, and lives; then it is for whoever has that name."""
+        """Take a pre-started process under a new name; return False where it is not ready or has died."""
         if not self.waits or self._process.poll() is not None:
             return False
         self._loop.remove_reader(self._connection)
@@ -123,12 +124,12 @@ class WorkerProcess:
         return True
 
     def connect(self) -> socket.socket:
-        """Our end of the socket of one more lane. Raises NoRoomError where there can be none."""
+        """Return the server's end of a socket for one more lane. Raises ProcessLimitError."""
         if not self._shared:
             return self._connection
         with _counted(self._name):
             ours, theirs = socket.socketpair()
-        with theirs, contextlib.suppress(OSError):  # it died: then `ours` is at its end
+        with theirs, contextlib.suppress(OSError):  # the process died: then `ours` reads as closed
             socket.send_fds(self._connection, [b"\0"], [theirs.fileno()])
         return ours
 
@@ -139,31 +140,31 @@ class WorkerProcess:
             self._process.kill()
 
     async def stop(self, reason: str) -> None:
-        """Kill it, unless it is about to exit, and wait until nothing is left of it; not for ever, since one that waits
-        for a driver stays."""
+        """Kill the process unless it is about to exit, and wait until nothing is left of it. The wait is bounded: a
+        process that is blocked in a driver may stay."""
         if not self._reaping:
             self.kill(reason)
         await asyncio.wait([self.gone], timeout=2 * _LINGER)
 
     def forget(self, line: WorkerConnection) -> None:
-        """A lane of it has ended."""
+        """Forget a lane that has ended; the process ends with its last."""
         self.lines.discard(line)
         if not self.lines and not self.gone.done():
             self.end()
 
     def end(self) -> None:
-        """It is about to exit, if only with our help: it has closed a socket, or has no lane any more."""
+        """Help the process exit after it has closed a socket or lost its last lane."""
         self.ending = True
         if self._reaping:
             return
         self._reaping = True
         if self._shared:
-            with contextlib.suppress(OSError):  # it is gone already
+            with contextlib.suppress(OSError):  # it has exited already
                 self._connection.shutdown(socket.SHUT_WR)
         self._reap(self._loop.time() + _LINGER)
 
     def _watch(self) -> None:
-        """Nobody has taken it yet. It says one byte, when it is ready to be."""
+        """Read the byte that a pre-started process sends once it is ready."""
         with contextlib.suppress(BlockingIOError):
             try:
                 self.waits = bool(self._connection.recv(1, socket.MSG_DONTWAIT))
@@ -174,7 +175,7 @@ class WorkerProcess:
                 self.end()
 
     def _listen(self) -> None:
-        """What it prints is for the log; its last words say why it died."""
+        """Log the output of the process, and keep its last line as the reason of a death."""
         try:
             data = os.read(self._output, 1 << 16)
         except BlockingIOError:
@@ -207,7 +208,7 @@ class WorkerProcess:
         self._connection.close()
 
     def clear(self, lines: Sequence[WorkerConnection], reason: str) -> None:
-        """Nothing is left of these lanes in it; whoever listens hears of them together."""
+        """Clear lanes of which nothing is left in the process, and report them together."""
         cleared = [line for line in lines if line.clear(reason)]
         if cleared:
             self._left(cleared, reason)
@@ -221,7 +222,7 @@ class WorkerProcess:
 
 
 class WorkerConnection:
-    """Our end of one lane's socket to the process that serves it.
+    """Hold the server's end of one lane's socket to the process that serves it.
 
     `started` becomes "" when the lane is ready, or the reason why it will never be; `gone` becomes the reason why it
     ended, once nothing of it runs any more. answered: called with each answer and the size of its message.
@@ -240,8 +241,8 @@ class WorkerConnection:
         self.footprints: dict[str, int] = {}
         self._answered = answered
         self._unsent = bytearray()
-        self._ended = False  # its stream
-        self._closed = False  # in good order
+        self._ended = False  # end of stream
+        self._closed = False  # the worker closed the lane in good order
         self._connection = process.connect()
         self._connection.setblocking(False)
         self._inbox = Inbox(self._connection)
@@ -249,7 +250,7 @@ class WorkerConnection:
         loop.add_reader(self._connection.fileno(), self.receive)
 
     def send(self, message: ToWorker) -> None:
-        """Never blocks; what the socket does not take now follows later."""
+        """Send a message without blocking: what the socket does not accept now follows later."""
         data = encode_message(message)
         if not self._unsent:
             data = self._push(data)
@@ -258,13 +259,13 @@ class WorkerConnection:
         self._unsent += data
 
     def retire(self) -> None:
-        """The lane finishes what it runs, answers, and ends."""
-        with contextlib.suppress(OSError):  # it is gone already
+        """Let the lane finish its batch, answer, and end."""
+        with contextlib.suppress(OSError):  # it has exited already
             self._connection.shutdown(socket.SHUT_WR)
 
     async def stop(self, grace: float) -> None:
-        """Retire it, and wait until it is gone. After `grace` seconds, or where it is not even ready, its process is
-        killed; where that serves other lanes it is left to end by itself, and has no answer to give any more."""
+        """Retire the lane, and wait until it is gone. Where it is not ready, or after `grace` seconds, its process is
+        killed; a process that serves other lanes is left to exit by itself, and sends no more answers."""
         alone = self.process.lines <= {self}
         if self.started.done() or not alone:
             self.retire()
@@ -276,13 +277,13 @@ class WorkerConnection:
             await asyncio.wait([self.process.gone], timeout=2 * _LINGER)
 
     def _push(self, data: bytearray) -> bytearray:
-        """What the socket does not take of it."""
+        """Return what the socket did not accept."""
         try:
             return data[self._connection.send(data) :]
         except BlockingIOError:
             return data
         except (BrokenPipeError, ConnectionResetError):
-            return bytearray()  # it died, as `receive` is about to find out
+            return bytearray()  # the process died, as `receive` will find out
 
     def _flush(self) -> None:
         self._unsent = self._push(self._unsent)
@@ -290,7 +291,7 @@ class WorkerConnection:
             self._loop.remove_writer(self._connection.fileno())
 
     def receive(self) -> None:
-        """Take what it has said. Never blocks; the event loop calls this as soon as it comes to it."""
+        """Receive messages without blocking. Called by the event loop when the socket is readable."""
         if self._ended:
             return
         try:
@@ -338,11 +339,11 @@ class WorkerConnection:
             self.started.set_result(reason)
 
     def give_up(self, reason: str) -> None:
-        """Wait no longer for it to be ready. Harmless where it is."""
+        """Stop waiting for the lane to be ready. Harmless where it is."""
         self._settle(reason)
 
     def clear(self, reason: str) -> bool:
-        """Whether something of it was left, which now is not."""
+        """Clear the lane; return False where that was done before."""
         if self.gone.done():
             return False
         self._ended = True

@@ -1,4 +1,4 @@
-"""Drive rollouts on the event loop: name the lanes of a revision, tell the dispatcher, answer whoever asked for it.
+"""Drive rollouts on the event loop: name the lanes of a revision, tell the dispatcher, answer the caller.
 
 It decides nothing: that is the orchestrator's.
 """
@@ -73,11 +73,11 @@ class RolloutDriver:
         self._control.keeps = self._may_start_again
         self._matcher = LaneMatcher()
         self._revisions = itertools.count(1)
-        self._deployments: dict[int, Deployment] = {}  # by revision: those in force, under way, or queued
-        self._assigned = 0  # the revision whose lanes were asked for last
+        self._deployments: dict[int, Deployment] = {}  # revisions in force, in progress, or queued
+        self._assigned = 0  # the revision whose lanes were requested last
         self._wanted: dict[LaneId, LaneAssignment] = {}  # its lanes until its rollout ends; those in force afterwards
-        self._callers: dict[int, asyncio.Future[RolloutEnded | None]] = {}  # None: it is in force
-        self._idle = asyncio.Event()  # no rollout is under way
+        self._callers: dict[int, asyncio.Future[RolloutEnded | None]] = {}  # None: in force
+        self._idle = asyncio.Event()  # no rollout is in progress
         self._idle.set()
         self._empty = asyncio.Event()  # all lanes have stopped
 
@@ -85,7 +85,7 @@ class RolloutDriver:
 
     @property
     def desired(self) -> tuple[int | None, Deployment]:
-        """The deployment that is wanted, and the number of its revision; None before the first."""
+        """Return the deployment that is wanted, and the number of its revision; None before the first."""
         revision = self._orchestrator.rollout.desired
         return (None, self._state.deployment) if revision is None else (revision.number, self._of(revision))
 
@@ -94,14 +94,14 @@ class RolloutDriver:
         return self._orchestrator.rollout.status()
 
     async def idle(self) -> None:
-        """Wait until no rollout is under way."""
+        """Wait until no rollout is in progress."""
         await self._idle.wait()
 
     async def apply(self, deployment: Deployment, reason: str, *, base: int | None = None) -> None:
         """Request a deployment, and wait until it is in force; old lanes drain afterwards. base: see `PlanRevision`.
 
         Raises WorkerError where a new worker does not become ready, and RolloutError where it does not come into force
-        for another reason; the deployment before stays in force.
+        for another reason; the previous deployment stays in force.
         """
         self._control.watch()
         number = next(self._revisions)
@@ -125,14 +125,14 @@ class RolloutDriver:
 
     async def shutdown(self, grace: float) -> None:
         """Stop all lanes, each within `grace` seconds; none starts any more."""
-        self._empty.clear()  # the last model may have been unloaded, and another loaded since
+        self._empty.clear()  # since then, the last model may have been unloaded and another loaded
         self._control.feed(Shutdown("the server stops", grace))
         if self._supervisor.lanes():
             await self._empty.wait()
         await self._control.close()
 
     def drained(self, lane: LaneId) -> None:
-        """Hear from the dispatcher of a lane that holds nothing any more."""
+        """Hear from the dispatcher that a lane is drained."""
         self._control.feed(Drained(lane))
 
     # Workers
@@ -142,7 +142,7 @@ class RolloutDriver:
         self._control.pool.run(lane, batch, model, payloads)
 
     def poll(self) -> None:
-        """Take what workers have answered by now."""
+        """Receive the answers that have arrived."""
         self._control.pool.poll()
 
     def workers(self) -> list[WorkerStatus]:
@@ -150,7 +150,7 @@ class RolloutDriver:
         return self._control.status()
 
     def is_ready(self, lane: LaneId) -> bool:
-        """Tell whether the lane can take a batch, or is at work on one."""
+        """Return whether the lane is ready for a batch, or busy with one."""
         return self._supervisor.state(lane) is LaneState.READY
 
     # Commands
@@ -169,7 +169,7 @@ class RolloutDriver:
                 self._empty.set()
 
     def _may_start_again(self, lane: LaneId) -> bool:
-        """Tell whether a lane is one of the revision in force, or of the one under way."""
+        """Return whether a lane belongs to the revision in force or in progress."""
         return lane in self._matcher.lanes or lane in self._wanted
 
     def _of(self, revision: PlanRevision) -> Deployment:
@@ -193,12 +193,12 @@ class RolloutDriver:
         self._control.feed(Assigned(revision.number, lanes, capacity, applications_of(deployment)))
 
     def _share(self, lane: LaneAssignment) -> int:
-        """The share that a worker is held to."""
+        """Return the share that enforces a worker's limit."""
         return lane.partition.share // (workers_per_partition(lane.partition) if self._divides else 1)
 
     def _planned(self, deployment: Deployment) -> tuple[tuple[PlannedLane, ...], dict[DeviceId, int]]:
-        """The lanes wanted, and the memory of devices. Where lanes share a process they share the models' weights: what
-        they need together is not known."""
+        """Return the wanted lanes, and the memory of devices. Lanes that share a process share the models' weights;
+        their total memory is unknown."""
         lanes = tuple(planned_lane(lane, deployment.problem) for lane in self._wanted.values())
         capacity = memory_capacity(deployment.plan, deployment.problem)
         for name, lane in self._matcher.lanes.items():
@@ -207,7 +207,7 @@ class RolloutDriver:
         return lanes, capacity
 
     def _unchanged(self, model: str, deployment: Deployment) -> bool:
-        """Tell whether a model's file is the one that is being served."""
+        """Return whether a model's file is the one that is being served."""
         current = self._state.deployment.offered
         return model in current and current[model].entry == deployment.offered[model].entry
 
@@ -240,7 +240,7 @@ class RolloutDriver:
             self._idle.set()
         for name in [name for name in self._control.setups if self._supervisor.state(name) is None]:
             if not self._may_start_again(name):
-                del self._control.setups[name]  # it was never started
+                del self._control.setups[name]  # never started
         self._answer(number, ended)
 
     def _answer(self, number: int, ended: RolloutEnded | None) -> None:

@@ -1,4 +1,4 @@
-"""How rollouts ended, and how long their phases took, since the server started."""
+"""Count how rollouts ended, and how long their phases took, since the server started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server: its parts, put together, and what the front ends see of them."""
+"""Compose a server of its parts, and present it to the front ends."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Server:
         await self._inference.drain(grace)
 
     async def stop(self, grace: float) -> None:
-        """Stop all workers, each after the batch that it is at work on, within `grace` seconds."""
+        """Stop all workers, each after its batch in flight, within `grace` seconds."""
         await self._deployments.stop(grace)
 
     # The deployment

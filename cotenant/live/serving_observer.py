@@ -1,4 +1,4 @@
-"""What the driver reports, counted by model and by lane, and collected as samples of interference."""
+"""Count by model and by lane what the driver reports, and collect interference samples."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ServingObserver:
         load = Load(model, assignment.device.kind, rows, assignment.partition.share)
         co_located = {name: other for name, other in self._state.lanes.items() if name.device == lane.device}
         if any(workers_per_partition(other.partition) > 1 for other in co_located.values()):
-            return  # workers of one partition slow each other, too, which its profile has in it already
+            return  # the profile already includes the interference between workers of one partition
         others = {name: self._busy_since(name) for name in co_located if name != lane}
         since, lent = now - seconds, timing.lent > 0
         self._interference.ran(lane, load, since=since, now=now, alone=alone, others=others, lent=lent)

@@ -1,4 +1,4 @@
-"""What is served at this moment: written by the deployment manager, read by the other parts of the server."""
+"""Hold what is served now: written by the deployment manager, read by the other parts of the server."""
 
 from __future__ import annotations
 

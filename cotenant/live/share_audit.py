@@ -1,4 +1,4 @@
-"""Audit what workers use of their share of the processors, from outside: a worker limits itself, and may not."""
+"""Audit workers' CPU use from outside: workers limit themselves, and may fail to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cotenant.core.units import show_share
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 2.0  # seconds over which a used share is taken, at least
-EXCESS = 30  # ‰ above its share from which on a worker uses more than that
+WINDOW = 2.0  # minimum seconds over which a used share is averaged
+EXCESS = 30  # ‰ above its share beyond which a worker is over its share
 
 
 class ShareAudit:
@@ -32,7 +32,7 @@ class ShareAudit:
         self._samples: deque[tuple[float, float]] = deque()  # time, and processor time used until then
 
     def sample(self, used: float, now: float) -> None:
-        """Take note of the processor seconds that the worker has used until now."""
+        """Record the CPU seconds that the worker has used so far."""
         samples = self._samples
         samples.append((now, used))
         while len(samples) > 2 and now - samples[1][0] >= WINDOW:

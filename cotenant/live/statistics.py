@@ -1,4 +1,4 @@
-"""What a server counts of each model: `/stats`, gRPC's ModelStatistics, the metrics and the status all read it."""
+"""Count a server's requests and batches by model, for `/stats`, gRPC's ModelStatistics, the metrics and the status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `cotenant status` shows: models, plan, partitions, workers and rollouts of a server."""
+"""Describe a server at one moment, as `cotenant status` shows it: models, plan, partitions, workers and rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server at one moment, for people, programs and Prometheus."""
+"""Report a server's state to people, programs and Prometheus."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Workers without a plan: started and stopped by name, and supervised meanwhile. For profiling and measurements,
-so shares are ceilings."""
+"""Start and stop workers by name, without a plan, and supervise them.
+
+For profiling and measurements, so shares are ceilings.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,20 @@ from cotenant.worker.wire import WorkerModel
 
 
 class Listener(BatchListener, Protocol):
-    """Told from the event loop, never from within `SupervisedPool.run`."""
+    """Hear of lanes, from the event loop and never from within `SupervisedPool.run`."""
 
     def ready(self, lane: LaneId) -> None:
-        """The lane's worker is up and warm: for the first time, or again."""
+        """Hear that a lane's worker is ready, for the first time or after a restart."""
         ...
 
     def died(self, lane: LaneId, reason: str) -> None:
-        """The lane's worker is gone, and what it ran is lost. `ready` follows, unless it dies again and again."""
+        """Hear that a lane's worker died, and its batch is lost. `ready` follows, unless the lane permanently fails."""
         ...
 
 
 class SupervisedPool:
-    """warm_workers: processes that are kept ready for lanes that start, of each template that lanes have. All methods
-    belong to the event loop."""
+    """Run and supervise workers. warm_workers: pre-started processes per worker template. All methods belong to the
+    event loop."""
 
     def __init__(
         self,
@@ -47,21 +49,21 @@ class SupervisedPool:
         options: SupervisorOptions | None = None,
         warm_workers: int = 0,
     ) -> None:
-        orchestrator = Orchestrator(supervisor=Supervisor(options))  # to which no revision is given
+        orchestrator = Orchestrator(supervisor=Supervisor(options))  # lanes outside of any plan revision
         self._supervisor = orchestrator.supervisor
         self._listener = listener
         self._driver = ControlDriver(
             orchestrator, self._perform, backend.with_ceilings(), arena, listener, warm_workers=warm_workers
         )
-        self._started: dict[LaneId, asyncio.Future[str]] = {}  # why it did not get ready; empty where it did
+        self._started: dict[LaneId, asyncio.Future[str]] = {}  # why it is not ready; empty where it is
         self._stopped: dict[LaneId, asyncio.Future[None]] = {}
         self._closed = False
 
     async def start(
         self, lane: LaneId, share: int, models: Sequence[WorkerModel], *, leaving: Collection[LaneId] = ()
     ) -> None:
-        """leaving: lanes that stop once this one has taken over. Raises WorkerError, with the reason, where the worker
-        does not become ready; nothing is left of it then."""
+        """Start a lane and wait until its worker is ready. leaving: lanes that stop once this one has taken over.
+        Raises WorkerError, with the reason and with nothing left behind."""
         if self._closed:
             raise WorkerError(f"the worker of {lane} did not start: the server stops")
         if self._supervisor.state(lane) is not None:
@@ -93,27 +95,27 @@ class SupervisedPool:
         await self._driver.close()
 
     def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Payload]) -> None:
-        """Give a lane its next batch: the input tensors of each request. It holds none, and its worker is ready."""
+        """Give a lane its next batch: the input tensors of each request. The lane must be idle and its worker ready."""
         state = self._supervisor.state(lane)
         if state not in (LaneState.READY, None):
             raise WorkerError(f"lane '{lane}' cannot take batch {batch}: its worker is {state}")
         self._driver.pool.run(lane, batch, model, payloads)
 
     def poll(self) -> None:
-        """Take what workers have answered by now."""
+        """Receive the answers that have arrived."""
         self._driver.pool.poll()
 
     def shares_process(self, lane: LaneId) -> bool:
-        """Whether the lane's process may serve others, too."""
+        """Return whether the lane's process may serve other lanes."""
         return self._driver.pool.shares_process(lane)
 
     @property
-    def ahead(self) -> int:
-        """How many processes wait for lanes to start."""
-        return self._driver.pool.ahead
+    def warm_workers(self) -> int:
+        """Return the number of pre-started processes."""
+        return self._driver.pool.warm_workers
 
     def status(self) -> list[WorkerStatus]:
-        """The memory of workers is read here and now: nobody is served meanwhile."""
+        """Return the status of workers. It reads their memory on the event loop: nobody is served meanwhile."""
         return [
             worker if worker.pid is None else msgspec.structs.replace(worker, memory=private_memory(worker.pid))
             for worker in self._driver.status()

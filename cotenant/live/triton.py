@@ -1,4 +1,4 @@
-"""Triton's view of a server: the configuration of a model, and the trace and log settings, which are fixed."""
+"""Present a server as Triton does: a model's configuration, and the trace and log settings, which are fixed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Worker processes that are started ahead: a lane that takes one has only its models to load.
+"""Keep worker processes pre-started: a lane that takes one has only its models to load.
 
-What they have behind them is the interpreter and its libraries, which with PyTorch is most of a start. They have no
-model and no CUDA context, and so take no device memory; what a share is under MPS is read when a context is made.
+They have started the interpreter and imported its libraries, which with PyTorch is most of a start. They have no model
+and no CUDA context, and so take no device memory; under MPS, a client's share is read when its context is created.
 """
 
 from __future__ import annotations
@@ -20,58 +20,59 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerTemplate(NamedTuple):
-    """What a process has from its start. shared: it can serve many lanes. modules: those that it has imported."""
+    """Describe what a pre-started process has loaded. shared: it can serve many lanes. modules: those that it has
+    imported."""
 
     shared: bool
     modules: frozenset[str]
 
 
 class WarmPool:
-    """count: how many there are to be of each outfit. begin: starts one, by its name, outfit and the modules that it is
-    to import ahead."""
+    """Keep `count` pre-started processes per worker template. begin: starts one, given its name, its template and the
+    modules to import."""
 
     def __init__(self, count: int, begin: Callable[[str, WorkerTemplate, Sequence[str]], WorkerProcess]) -> None:
         self._count = count
         self._begin = begin
         self._kept: defaultdict[WorkerTemplate, list[WorkerProcess]] = defaultdict(list)
-        self._failed: set[WorkerTemplate] = set()  # not tried again before a process of that outfit was needed
+        self._failed: set[WorkerTemplate] = set()  # not retried until a process of that template is needed
 
     @property
     def ready(self) -> int:
-        """How many wait for a lane."""
+        """Return the number of pre-started processes that wait for a lane."""
         return sum(process.waits for processes in self._kept.values() for process in processes)
 
-    def take(self, outfit: WorkerTemplate, name: str) -> WorkerProcess | None:
-        """One that is ready, which is then no spare any more, but the process of whoever has that name."""
-        self._failed.discard(outfit)
-        for process in self._kept[outfit]:
+    def take(self, template: WorkerTemplate, name: str) -> WorkerProcess | None:
+        """Take a process that is ready out of the pool and name it after its new owner; None where none is ready."""
+        self._failed.discard(template)
+        for process in self._kept[template]:
             if process.take(name):
-                self._kept[outfit].remove(process)
+                self._kept[template].remove(process)
                 return process
         return None
 
     def keep(self, wanted: Set[WorkerTemplate]) -> None:
-        """Have as many as there are to be of these outfits, and none of others; those that are missing are started."""
-        for outfit in self._kept.keys() - wanted:
-            for process in self._kept.pop(outfit):
+        """Fill the pool for these templates, and end processes of all others."""
+        for template in self._kept.keys() - wanted:
+            for process in self._kept.pop(template):
                 process.kill("it is not needed any more")
         if self._count:
-            for outfit in wanted - self._failed:
-                self._fill(outfit)
+            for template in wanted - self._failed:
+                self._fill(template)
 
-    def _fill(self, outfit: WorkerTemplate) -> None:
-        while len(self._kept[outfit]) < self._count:
+    def _fill(self, template: WorkerTemplate) -> None:
+        while len(self._kept[template]) < self._count:
             try:
-                process = self._begin("a spare", outfit, sorted(outfit.modules))
+                process = self._begin("a pre-started worker", template, sorted(template.modules))
             except WorkerError as error:
-                self._failed.add(outfit)
+                self._failed.add(template)
                 logger.warning("%s", error)
                 return
-            self._kept[outfit].append(process)
-            process.gone.add_done_callback(functools.partial(self._left, outfit, process))
+            self._kept[template].append(process)
+            process.gone.add_done_callback(functools.partial(self._left, template, process))
 
-    def _left(self, outfit: WorkerTemplate, process: WorkerProcess, gone: asyncio.Future[str]) -> None:
-        if process in self._kept[outfit]:
-            self._kept[outfit].remove(process)
-            self._failed.add(outfit)
-            logger.warning("a spare worker died, and is missed only by the next lane that starts: %s", gone.result())
+    def _left(self, template: WorkerTemplate, process: WorkerProcess, gone: asyncio.Future[str]) -> None:
+        if process in self._kept[template]:
+            self._kept[template].remove(process)
+            self._failed.add(template)
+            logger.warning("a pre-started worker died; the next lane starts without one: %s", gone.result())

@@ -1,4 +1,4 @@
-"""What chance does to counts of requests that miss their targets."""
+"""Test by the binomial distribution whether chance explains how many requests missed their targets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ CHANCE = 0.05
 
 
 def consistent_with_rate(missed: int, of: int, rate: float, chance: float = CHANCE) -> bool:
-    """Whether so many were missed by no more than chance, where that rate is allowed: who misses at just that rate
-    would miss as many that often, by default in one run of twenty."""
+    """Return whether chance explains that many misses at an allowed rate: misses at exactly that rate would be as many
+    with a probability above `chance`."""
     return rate > 0 and binomial_cdf(missed - 1, of, rate) < 1 - chance
 
 
 def max_misses(of: int, rate: float, chance: float = CHANCE) -> int:
-    """The most that chance may make be missed of so many."""
-    few, many = -1, of + 1  # `few` may be, `many` may not
+    """Return the largest number of misses that chance explains."""
+    few, many = -1, of + 1  # `few` is explained, `many` is not
     while many - few > 1:
         middle = (few + many) // 2
         if middle <= of * rate or consistent_with_rate(middle, of, rate, chance):
@@ -26,8 +26,7 @@ def max_misses(of: int, rate: float, chance: float = CHANCE) -> int:
 
 
 def binomial_cdf(hits: int, tries: int, rate: float) -> float:
-    """How likely so many hits or fewer are, of independent tries that hit at that rate, which is below 1: the binomial
-    distribution."""
+    """Return the probability of at most that many hits in independent tries with a hit rate below 1."""
     if hits < 0:
         return 0.0
     if hits >= tries or rate <= 0:

@@ -1,4 +1,4 @@
-"""A histogram of durations that stays small however long the run. A file of its own, to be compiled."""
+"""Count durations in a histogram that stays small however long the run. A file of its own, to be compiled."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-FLOOR = 1e-6  # seconds; what is shorter counts as this
+FLOOR = 1e-6  # seconds; shorter durations count as this
 GROWTH = 1.02  # of the buckets' bounds: the middle of a bucket is within 1 % of all that fell in
 _BUCKETS = math.ceil(math.log(1e10) / math.log(GROWTH))  # 1 µs to 10,000 s
 _PENDING = 4096
 
 
 class Histogram:
-    """Durations in seconds. Quantiles are within 1 % (or 1 µs); count, total, mean, least and largest are exact.
+    """Count durations in seconds. Quantiles are within 1 % (or 1 µs); count, total, mean, least and largest are exact.
 
     Buckets of equal width on a logarithmic scale, as in DDSketch (Masson et al., VLDB 2019). `extend` only appends:
-    numpy counts some thousands at a time, and whenever something is asked for.
+    numpy counts some thousands at a time, and before any result is computed.
     """
 
     def __init__(self) -> None:

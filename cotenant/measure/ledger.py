@@ -1,4 +1,4 @@
-"""The ledger of outcomes: what the simulator, the load generator and the server count of a model, with one meaning.
+"""Count the outcomes of requests and batches of a model, with one meaning in simulator, load generator and server.
 
 A file of its own, to be compiled.
 """

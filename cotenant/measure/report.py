@@ -1,4 +1,4 @@
-"""The result of a run, model by model."""
+"""Report the result of a run, model by model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cotenant.measure.timeline import Timeline
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model. Rates are per second, durations in seconds; None where there was nothing to measure.
+    """Report one model. Rates are per second, durations in seconds; None where there was nothing to measure.
 
     offered: rate of arrivals; served: of answers; goodput: of answers within the target. attainment: the fraction
     within the target of all requests whose caller stayed; required: what it should be. target: None where callers wait
-    for ever. mean, p50, p99, p999: latency of served requests. outcomes: requests by outcome. rejection_p99: 99th
+    without limit. mean, p50, p99, p999: latency of served requests. outcomes: requests by outcome. rejection_p99: 99th
     percentile of the time to a rejection. batch: mean rows of a batch; predicted, observed: mean latency of a batch.
     """
 
@@ -82,7 +82,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result of a run. source: where the figures come from, ``simulated`` or ``live``.
+    """Report the result of a run. source: where the figures come from, ``simulated`` or ``live``.
 
     seconds: how long requests arrived; later answers are counted too. lag: 99th percentile of the load generator's send
     lag, in seconds; None where it sends in virtual time. timeline: figures over time, where they were recorded.

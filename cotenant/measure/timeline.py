@@ -1,4 +1,4 @@
-"""A run as it went: what was asked and answered, how full queues and devices were, what it cost, by interval."""
+"""Record a run over time: requests, queues, devices and cost, by interval."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Figures of intervals of `step` seconds, from the start of a run; each list has an entry for every interval.
+    """Hold figures of intervals of `step` seconds from the start of a run, one entry per interval.
 
-    offered, goodput, missed: by model, arrivals, answers in time, and other ends (but for requests whose
+    offered, goodput, missed: by model, arrivals, answers within target, and other outcomes (except of requests whose
     caller left), per second. p99: by model, of the answers that came in the interval, in seconds; None where none did.
-    waiting: requests in queues, on average. busy: the fraction of the devices' capacity on which batches ran.
-    devices: how many were in use, on average. cost: per hour, of those; None where no device has a price.
+    waiting: requests in queues, on average. busy: the fraction of the devices' capacity on which batches ran. devices:
+    how many were in use, on average. cost: per hour, of those; None where no device has a price.
     """
 
     step: float = msgspec.field(name="step_s")
@@ -45,7 +45,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def answers(self) -> float:
-        """Answers in time, of all models together."""
+        """The answers within target, of all models together."""
         return math.fsum(math.fsum(rates) for rates in self.goodput.values()) * self.step
 
 

@@ -1,5 +1,5 @@
-"""What a planner is: a function from a `Problem` to a `Plan`. To add one: a file here and a line in PLANNERS, or an
-entry point of a package of yours (see registry.py)."""
+"""Define planners: functions from a `Problem` to a `Plan`. To add one: a file here and a line in PLANNERS, or an entry
+point of your own package (see registry.py)."""
 
 from __future__ import annotations
 

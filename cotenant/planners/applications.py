@@ -1,4 +1,4 @@
-"""Reduce a problem with applications to one of models, which is all that planners know.
+"""Reduce a problem with applications to one of models, the only one that planners solve.
 
 Each stage gets a budget of its application's target (a *split*), each model the tightest budget of its stages and the
 sum of their rates. The split is chosen in `slo_budget.py`.
@@ -19,7 +19,7 @@ from cotenant.planners import Problem
 # Application → stage → seconds of its target; at most the target along every path.
 Split = dict[str, dict[str, float]]
 
-SLO_TOLERANCE = 1e-6  # relative: by which the budgets along a path may exceed its target
+SLO_TOLERANCE = 1e-6  # relative tolerance of the sum of budgets along a path
 
 
 def without_applications(problem: Problem, split: Split) -> Problem:
@@ -32,7 +32,7 @@ def without_applications(problem: Problem, split: Split) -> Problem:
     if not problem.applications:
         return problem
     models = {model.name: model for model in problem.models}
-    # A model without a rate, not even 0, has no SLO of its own.
+    # A model without any rate, not even 0, has no SLO of its own.
     targets = {model.name: model.slo for model in problem.models if model.name in problem.rates}
     for application in problem.applications:
         budgets = budgets_of(application, split)

@@ -1,4 +1,4 @@
-"""Greedy best fit: devices are shared in space only, one model on each partition.
+"""Plan by greedy best fit: devices are shared in space only, one model on each partition.
 
 gpulet paper, section 2.3, its spatial baseline after GSLICE: a model gets the smallest share that sustains its rate
 within its target, on the device where that leaves the least free. A rate beyond every share saturates partitions of the
@@ -30,7 +30,7 @@ from cotenant.planners.capacity import (
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """A partition to be placed. share: ‰; rate: requests/s."""
+    """Describe a partition to be placed. share: ‰; rate: requests/s."""
 
     model: str
     share: int
@@ -60,7 +60,7 @@ def _items(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Item]
     ):
         return []
     saturated = math.floor(rate / max_rates[largest] * (1 + ROUNDING_TOLERANCE))
-    if kind.count is not None:  # No more than these could be placed.
+    if kind.count is not None:  # More than these could not be placed.
         saturated = min(saturated, kind.count * (WHOLE // kind.cuts[0]))
     items = [_Item(model, largest, max_rates[largest])] * saturated
     residual = rate - saturated * max_rates[largest]

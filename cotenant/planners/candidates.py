@@ -1,4 +1,4 @@
-"""What planners record of how a plan came about (`Plan.provenance`)."""
+"""Record how a plan came about (`Plan.provenance`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def objective_value(plan: Plan) -> float:
 
 
 def provenance_of(plan: Plan) -> Provenance:
-    """Return a plan's provenance; of a planner that records none, that it is the planner's only candidate."""
+    """Return a plan's provenance; where its planner records none, the plan as its only candidate."""
     if plan.provenance is not None:
         return plan.provenance
     only = Candidate(source=plan.planner, value=objective_value(plan), unserved=math.fsum(plan.unserved.values()))

@@ -1,4 +1,4 @@
-"""The rate that a partition sustains: the arithmetic that every planner and the check share.
+"""Compute the rate that a partition sustains: the arithmetic that every planner and the check share.
 
 A partition works in rounds. In a round each of its models runs one batch, so a round lasts D = Σ L_m(b_m). It keeps up
 while b_m / D ≥ r_m, and a request that just missed its batch waits one round and then its own batch, so the target is
@@ -22,16 +22,16 @@ from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 from cotenant.predictors import Load
 
-ROUNDING_TOLERANCE = 1e-9  # relative: what sums of floats (rates, rows, seconds) may differ by and be equal
+ROUNDING_TOLERANCE = 1e-9  # relative tolerance of equality for sums of floats (rates, rows, seconds)
 
-# Batches grow to so many times the mean rows of a round, as long as that costs the other models of the partition no
-# more than this fraction of the rate that they could sustain.
+# Maximum batch over the mean rows of a round, and the maximum fraction of the sustainable rate that this may cost the
+# other models of the partition.
 BURST_FACTOR = 3.0
 MAX_BURST_COST = 0.05
 
 
 class RoundShare(msgspec.Struct, frozen=True):
-    """One model's part of a round. curve: seconds of batches 1, 2, …, slowdown included; rate: requests/s."""
+    """Describe one model's part of a round. curve: seconds of batches 1, 2, …, slowdown included; rate: requests/s."""
 
     curve: Sequence[float]
     rate: float
@@ -143,7 +143,7 @@ def _holds(works: Sequence[RoundShare], batches: Sequence[int]) -> bool:
 
 
 def _multiples(works: Sequence[RoundShare], batches: Sequence[int]) -> list[float]:
-    """The multiple of its rate that each model sustains in such rounds."""
+    """Return the multiple of its rate that each model sustains in such rounds."""
     length = sum(work.curve[batch - 1] for work, batch in zip(works, batches, strict=True))
     rows = [work.rate * length for work in works]  # 0 for a rate next to nothing
     return [batch / least if least else math.inf for least, batch in zip(rows, batches, strict=True)]
@@ -154,7 +154,7 @@ def _grown(batches: tuple[int, ...], index: int) -> tuple[int, ...]:
 
 
 def slowdown(problem: Problem, victim: Load, colocated: Sequence[Sequence[Load]]) -> float:
-    """Return the slowdown of a batch by the other partitions of its device: the worst of what each may run."""
+    """Return the slowdown of a batch by the other partitions of its device, each running its worst model."""
 
     def alone_with(load: Load) -> float:
         return problem.interference.slowdown(victim, (load,))
@@ -188,7 +188,8 @@ def median_slowdown(problem: Problem, model: str, kind: Kind, share: int) -> flo
 
 
 class PartitionDraft(msgspec.Struct):
-    """A partition while it is being planned. rates: requests/s by model; procs: workers of a model, where not 1."""
+    """Describe a partition while it is being planned. rates: requests/s by model; procs: workers of a model, where not
+    1."""
 
     share: int
     rates: dict[str, float]
@@ -288,7 +289,8 @@ def _built(
     chosen: Sequence[Sequence[int]],
     latencies: Sequence[Sequence[float]],
 ) -> tuple[Partition, ...] | None:
-    """The partitions of one device with these batches and latencies; None where memory or MIG placements forbid it."""
+    """Return the partitions of one device with these batches and latencies; None where memory or MIG placements forbid
+    it."""
     made = tuple(
         Partition(
             share=cut.share,
@@ -345,7 +347,7 @@ def build_plan(problem: Problem, planner: str, bins: Sequence[DeviceDraft]) -> P
         made = batched_partitions(problem, bin_.kind, bin_.cuts, full=True) or batched_partitions(
             problem, bin_.kind, bin_.cuts
         )
-        assert made is not None, "a planner put together what does not fit"
+        assert made is not None, "a planner combined partitions that do not fit"
         first = numbers.get(bin_.kind.name, 0)
         numbers[bin_.kind.name] = first + bin_.count
         devices += [Device(id=DeviceId(bin_.kind.name, first + n), partitions=made) for n in range(bin_.count)]

@@ -1,6 +1,6 @@
 """Check a plan against a problem: the deterministic test of the papers, for evenly spaced requests.
 
-Nothing that a plan says of itself is trusted: rounds, latencies and memory are computed again from the problem.
+The plan's own figures are not trusted: rounds, latencies and memory are recomputed from the problem.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.capacity import footprint, slowdown
 from cotenant.predictors import Load
 
-# Relative, of rates, latencies and targets: a plan may have been through a file that keeps fewer digits.
+# Relative tolerance of rates, latencies and targets: a plan file keeps fewer digits.
 CHECK_TOLERANCE = 1e-6
 
 Rule = Literal[
@@ -28,33 +28,34 @@ Rule = Literal[
     "rate", "keeps up", "worst case", "latency", "duty", "served", "scale", "split",
 ]  # fmt: skip
 
-# The message of each rule, and how its numbers are shown.
+# The message of each rule, and the format of its numbers.
 _LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
     "kind": ("the problem has no devices of this kind", str),
     "count": ("{value} devices where there are {limit}", "{:g}".format),
-    "id": ("{value} devices of one kind have this number", "{:g}".format),
+    "id": ("{value} devices of one kind have this index", "{:g}".format),
     "partitions": ("{value} partitions where at most {limit} are allowed", "{:g}".format),
-    "cut": ("{value} is no legal share; the nearest is {limit}", lambda value: show_share(round(value))),
+    "cut": ("{value} is not a legal share; the nearest is {limit}", lambda value: show_share(round(value))),
     "sum": ("the partitions add up to {value} of the device", lambda value: show_share(round(value))),
     "geometry": ("MIG has no such instances side by side with the memory that their workers need", str),
     "memory": ("workers need {value} where the device has {limit}", show_memory),
     "model": ("the problem has no such model", str),
     "twice": ("{value} placements on one partition", "{:g}".format),
     "batch": ("batch {value}, where the model and its profile allow 1 to {limit}", "{:g}".format),
-    "profile": ("nothing was measured for this share and batch: latency is unknown", str),
+    "profile": ("this share and batch were not profiled: latency unknown", str),
     "rate": ("a rate of {value} requests/s", "{:g}".format),
-    "keeps up": ("carries {limit} requests/s, is to carry {value}", "{:.6g}".format),
-    "worst case": ("may take {value}, target {limit}", show_seconds),
+    "keeps up": ("sustains {limit} requests/s, is planned for {value}", "{:.6g}".format),
+    "worst case": ("worst-case latency {value}, target {limit}", show_seconds),
     "latency": ("a batch takes {limit}, the plan says {value}", show_seconds),
     "duty": ("a round takes {limit}, the plan says {value}", show_seconds),
-    "served": ("{value} requests/s are served or said to be unserved, {limit} were asked for", "{:.6g}".format),
-    "split": ("its stages together get {value} of a target of {limit}", show_seconds),
-    "scale": ("the plan says it serves {value} of the rates asked for, it serves {limit}", "{:.6g}".format),
+    "served": ("{value} requests/s are served or reported as unserved, {limit} were requested", "{:.6g}".format),
+    "split": ("the budgets of its stages add up to {value}, the target is {limit}", show_seconds),
+    "scale": ("the plan states that it serves {value} of the requested rates, it serves {limit}", "{:.6g}".format),
 }
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A violated rule. where: device, partition or model. value, limit: what the plan has, and what is allowed."""
+    """Describe a violated rule. where: device, partition or model. value, limit: what the plan has, and what is
+    allowed."""
 
     rule: Rule
     where: str
@@ -132,7 +133,7 @@ def _device(device: Device, problem: Problem) -> list[Violation]:
 
 
 def _placement(placement: Placement, partition: Partition, where: str, kind: str, problem: Problem) -> list[Violation]:
-    """What is invalid about a placement, so that its round cannot be computed."""
+    """Return what is invalid about a placement, so that its round cannot be computed."""
     where = f"{where} {placement.model}"
     model = next((model for model in problem.models if model.name == placement.model), None)
     if model is None:
@@ -181,7 +182,8 @@ def _loads(partition: Partition, kind: str) -> list[Load]:
 
 
 def _rates(plan: Plan, problem: Problem) -> list[Violation]:
-    """Served plus unserved is the problem's rate, or the multiple of it that the plan serves where that is more."""
+    """Check that served plus unserved is the problem's rate, or the multiple of it that the plan serves where that is
+    more."""
     found = []
     carried = plan.rates()
     served = {name: carried.get(name, 0.0) for name in problem.rates}

@@ -38,7 +38,7 @@ RULES: Mapping[str, tuple[str, bool]] = {
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A set and its score under a policy; for a rule, the feature itself."""
+    """Hold a set and its score under a policy; for a rule, the feature itself."""
 
     colocated: ColocatedSet
     score: float
@@ -61,7 +61,7 @@ def candidate_sets(
         sets = [each for each in sets if sum(_memory(load, profiles) for load in (target, *each)) <= memory]
     if not sets:
         limit = "" if memory is None else f" within {show_memory(memory)}"
-        raise PlanError(f"no {count} of {len(candidates)} candidates fit beside {target.model!r}{limit}")
+        raise PlanError(f"no {count} of {len(candidates)} candidates fit next to {target.model!r}{limit}")
     return sets
 
 

@@ -14,12 +14,13 @@ from cotenant.planners.applications import rates_of_models, slo_of
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 
-OBJECTIVE_TOLERANCE = 1e-6  # relative: by which devices or costs may differ and be equal
-SCALE_TOLERANCE = 0.005  # relative: by which scales may differ and be equal; they are found no closer
+OBJECTIVE_TOLERANCE = 1e-6  # relative tolerance of equality for devices and costs
+SCALE_TOLERANCE = 0.005  # relative tolerance of equality for scales; they are searched no more precisely
 
 
 class WorstModel(msgspec.Struct, frozen=True):
-    """The served model or application whose predicted attainment is farthest below its objective, or nearest to it."""
+    """Name the served model or application whose predicted attainment is farthest below its objective, or nearest to
+    it."""
 
     model: str
     attainment: float
@@ -27,11 +28,11 @@ class WorstModel(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one planner.
+    """Describe the plan of one planner.
 
-    error: why it has no plan; the rest is then as where nothing is served. value: what the objective counts: devices,
-    cost per hour, or the multiple of the rates. bound: what the planner proves of it. gap: the distance to the best
-    bound of all, as a fraction of that; None without one, or where some rate is unserved. unserved: requests/s by
+    error: why it has no plan; the other fields are then as if nothing were served. value: what the objective counts:
+    devices, cost per hour, or the multiple of the rates. bound: what the planner proves of it. gap: the distance to the
+    best bound of all, as a fraction of that; None without one, or where some rate is unserved. unserved: requests/s by
     model. worst: None where no request is served.
     """
 
@@ -50,12 +51,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def meets_slos(self) -> bool:
-        """Whether every SLO is predicted to be met."""
+        """Return whether every SLO is predicted to be met."""
         return self.worst is None or self.worst.attainment >= self.worst.objective
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """rows: the best first. bound: the best that any planner proves of the objective. summary: the result in words."""
+    """Hold a comparison of planners.
+
+    rows: the best first. bound: the best that any planner proves of the objective. summary: the result in words.
+    """
 
     objective: str
     bound: float | None
@@ -113,17 +117,17 @@ def _worst_model(problem: Problem, plan: Plan) -> WorstModel | None:
 
 
 def _unserved_applications(plan: Plan, problem: Problem) -> set[str]:
-    """Applications one of whose models has unserved rate."""
+    """Return the applications one of whose models has unserved rate."""
     return {application.name for application in problem.applications if application.models() & plan.unserved.keys()}
 
 
 def _counts_devices(problem: Problem) -> bool:
-    """Whether the objective is a number of devices, which is whole."""
+    """Return whether the objective is a number of devices, which is an integer."""
     return problem.objective == "devices" and all(kind.price is None for kind in problem.fleet)
 
 
 def _rank(problem: Problem, row: Row) -> tuple[float, ...]:
-    """Sound plans first, then those that serve everything, then those that meet their SLOs, then the objective."""
+    """Rank sound plans first, then those that serve everything, then those that meet their SLOs, then the objective."""
     if problem.objective == "rate":
         return (len(row.violations), -row.value, row.devices, row.solve_s)
     unserved = sum(row.unserved.values())
@@ -162,7 +166,8 @@ def _summary(problem: Problem, rows: Sequence[Row], bound: float | None) -> str:
 
 
 def _ranking(rows: Sequence[Row], best_text: str, other_text: str, proof: str, tolerance: float) -> str:
-    """Say who is best, and by how much others need more or serve less; within the tolerance they are as good."""
+    """State which planner is best, and how much more the others need or less they serve; plans within the tolerance are
+    tied."""
     best = rows[0]
     ties = [
         row.planner

@@ -1,11 +1,11 @@
-"""The contract of every planner, on any problem: test planners of your own against it, as those of this package are.
+"""Test any planner against the contract of all planners, on random problems.
 
     import pytest
     from cotenant.planners import contract
 
-    @pytest.mark.parametrize("problem", contract.problems(100))
+    @pytest.mark.parametrize("problem", contract.random_problems(100))
     def test_contract(problem):
-        assert contract.breaches(my_planner(problem), problem) == []
+        assert contract.contract_violations(my_planner(problem), problem) == []
 
 A planner serves what it can and reports the rest as unserved; a problem that it does not support is a PlanError. How
 good its plans are is for `cotenant plan --compare` to say.
@@ -28,7 +28,7 @@ from cotenant.predictors import Interference, Load, NoInterference
 
 T = TypeVar("T")
 
-BOUND_TOLERANCE = 1e-6  # relative: by which a plan may beat its own bound, for rounding
+BOUND_TOLERANCE = 1e-6  # relative tolerance by which a plan may beat its own bound, for rounding
 MIB = 1 << 20
 EVERY_5 = tuple(range(50, 1001, 50))
 
@@ -44,7 +44,7 @@ def contract_violations(plan: Plan, problem: Problem) -> list[str]:
 
 
 def _disproved_bound(plan: Plan) -> list[str]:
-    """The bound, where the plan itself disproves it."""
+    """Return the bound, where the plan itself disproves it."""
     if plan.bound is None or plan.unserved:
         return []
     if plan.objective == "rate":
@@ -58,7 +58,7 @@ def _disproved_bound(plan: Plan) -> list[str]:
 
 
 class RandomSource(Protocol):
-    """The source of randomness of a random problem."""
+    """Provide the randomness of a random problem."""
 
     def choice(self, options: Sequence[T]) -> T: ...
     def between(self, low: float, high: float) -> float: ...
@@ -83,7 +83,7 @@ def random_problems(count: int, seed: int = 0) -> list[Problem]:
 
 
 class ProportionalInterference(msgspec.Struct, frozen=True):
-    """Every co-located model slows in proportion to its batch and share."""
+    """Slow every co-located model in proportion to its batch and share."""
 
     factor: float
 

@@ -1,4 +1,4 @@
-"""Elastic partitioning: devices are partitioned as models need it, and partitions time-shared where two fit into one.
+"""Plan by elastic partitioning: partition devices as models need it, and time-share partitions where two fit into one.
 
 gpulet paper, section 4.3, Algorithm 1. Models come in ascending order of rate · SLO. The target share of a model is the
 smaller of the share at the knee of its throughput curve and the smallest share that serves the rest of its rate. It
@@ -57,14 +57,14 @@ def plan(problem: Problem) -> Plan:
 
 
 class _Target(msgspec.Struct, frozen=True):
-    """The partition that a model should get next. share: ‰; rate: requests/s to place on it."""
+    """Describe the partition that a model should get next. share: ‰; rate: requests/s to place on it."""
 
     share: int
     rate: float
 
 
 class _Fleet:
-    """Devices while they are filled. devices: those in use; models' throughputs are cached over all orders."""
+    """Fill devices with models. devices: those in use; models' throughputs are cached over all orders."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -1,4 +1,4 @@
-"""Headroom for random arrivals: plan models for more than their rate until the forecast meets their SLOs.
+"""Add headroom for random arrivals: plan models for more than their rate until the forecast meets their SLOs.
 
 Planners decide for evenly spaced requests. Under Poisson arrivals a plan that is feasible for those may miss SLOs.
 """
@@ -15,7 +15,7 @@ from cotenant.planners.problem import Problem
 from cotenant.planners.rates import at_rates, rescaled_plan
 from cotenant.planners.registry import Planner
 
-HEADROOM_STEP = 1.15  # factor on the rate that a model is planned for, for each time its SLO is forecast to be missed
+HEADROOM_STEP = 1.15  # factor on the planned rate, for each forecast that misses the SLO
 MAX_STEPS = 12
 
 

@@ -1,4 +1,4 @@
-"""Exhaustive search: every way to cut devices into at most two partitions, with the best assignment for each.
+"""Search exhaustively: every way to cut devices into at most two partitions, with the best assignment for each.
 
 gpulet paper, section 5.2: the ideal scheduler tries every combination of the cuts 2:8, 4:6, 5:5 and 10:0 over the GPUs.
 The authors' program runs its own greedy inside each. This one searches for any models on any partition, with rates
@@ -43,17 +43,17 @@ from cotenant.planners.capacity import (
     smallest_batches,
 )
 
-DEFAULT_MAX_PARTITIONS = 2  # on a device, where its kind sets no limit
-MAX_DEVICES = 8  # in a fleet
-MAX_STEPS = 10_000  # of the search, for each fleet
-MAX_SPLIT_COLOCATED = 2  # models that a split serves fully
+DEFAULT_MAX_PARTITIONS = 2  # partitions on a device, where its kind sets no limit
+MAX_DEVICES = 8  # devices in a fleet
+MAX_STEPS = 10_000  # steps of the search for each fleet
+MAX_SPLIT_COLOCATED = 2  # maximum number of models that a split serves fully
 
 # Models with the unserved part of their rates in requests/s, in the order of the problem.
 Rates = tuple[tuple[str, float], ...]
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """A device while it is filled. kind: index in the fleet; cuts: share in ‰ and rates of each partition."""
+    """Describe a device while it is filled. kind: index in the fleet; cuts: share in ‰ and rates of each partition."""
 
     kind: int
     cuts: tuple[tuple[int, Rates], ...] = ()
@@ -126,7 +126,7 @@ def _fleets(problem: Problem) -> list[tuple[int, ...]]:
 
 
 class _Search:
-    """The search for one problem.
+    """Search for plans of one problem.
 
     with_median_slowdown: plan every partition with the median slowdown. share_per_rate: by model and kind, the least
     share in ‰ that one request/s takes (inf: not servable); only models that some kind can serve.
@@ -366,7 +366,7 @@ class _Search:
         return self._serves_cache[key]
 
     def _max_partial_rate(self, kind: int, share: int, rates: Rates, model: str) -> float:
-        """Return the highest requests/s of a model beside others that are served fully."""
+        """Return the highest requests/s of a model together with others that are served fully."""
         key = kind, share, rates, model
         if not self._serves_fully(kind, share, rates):
             return 0.0

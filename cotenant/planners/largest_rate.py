@@ -1,8 +1,9 @@
-"""The largest multiple of the rates that a fleet serves within its SLOs.
+"""Find the largest multiple of the rates that a fleet serves within its SLOs.
 
-A planner that answers this objective itself goes to the very limit of the targets, for evenly spaced requests: its plan
-is lowered until random arrivals keep the SLOs, too. As shorter rounds may leave more headroom, it is asked for tighter
-targets as well, and for less interference. Any other planner is asked for one multiple of the rates after the other.
+A planner that supports this objective plans up to the very limit of the targets, for evenly spaced requests: the
+multiple is then lowered until the SLOs hold under random arrivals as well. Since shorter rounds may leave more
+headroom, it also plans for tighter targets, and for less interference. Any other planner plans for one multiple of the
+rates after the other.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from cotenant.planners.scale_search import (
 )
 from cotenant.predictors import Interference, Load, NoInterference
 
-COARSE_SCALE_RATIO = 1.02  # as SCALE_RATIO, while plans are told apart by an expensive validation
-# What is planned for besides: fractions of the targets, and of the predicted slowdown less 1. Half of the targets
-# leaves headroom for interference and for random arrivals at once.
+COARSE_SCALE_RATIO = 1.02  # replaces SCALE_RATIO while an expensive validation compares plans
+# Alternatives to plan for: fractions of the targets, and of the predicted slowdown less 1. Half of the targets leaves
+# headroom for interference and for random arrivals at once.
 TIGHTENED = ((0.8, 1.0), (0.65, 1.0), (0.65, 0.0), (0.5, 0.0))
 QUICK_TIGHTENED = ((0.8, 0.5), (0.6, 0.0), (0.5, 0.0))  # the same, for the quick planners of a portfolio
 
 
 class ScaledInterference(msgspec.Struct, frozen=True):
-    """A fraction of the slowdown, less 1, that another predictor predicts."""
+    """Predict a fraction of the slowdown, less 1, that another predictor predicts."""
 
     predictor: Interference
     fraction: float
@@ -64,16 +65,16 @@ def largest_scale(
 ) -> Plan:
     """Return the plan for the largest multiple of the rates that is accepted, to 0.5 %.
 
-    quick: other planners of a portfolio, by name, whose plans are taken where they sustain more. accept: given a plan
-    and the problem at its rates. validate: the same of plans that were accepted, where it is expensive: plans with the
-    largest scale are validated first. sound: whether only sound plans are accepted. Whoever accepts others has a
-    better judge than the predicted interference, so that the largest sound scale is not the limit.
+    quick: other planners of a portfolio, by name, whose plans are taken where they sustain more. accept: decides on a
+    plan, given the problem at its rates. validate: a more expensive decision on accepted plans, the largest scales
+    first. sound: whether only sound plans are accepted. A caller that accepts others has a better criterion than the
+    predicted interference, so that the largest sound scale is not the limit.
 
     Raises PlanError where a kind of device has no count.
     """
     unlimited = next((kind.name for kind in problem.fleet if kind.count is None), None)
     if unlimited is not None:
-        raise PlanError(f"the largest rate of endless devices is endless: give kind {unlimited!r} a count")
+        raise PlanError(f"the largest rate of unlimited devices is unlimited: give kind {unlimited!r} a count")
     if not any(problem.rates.values()):
         return msgspec.structs.replace(planner(at_rates(problem, problem.rates)), objective="rate")
     limit = planner(problem)
@@ -91,7 +92,7 @@ def largest_scale(
 
 
 class _Search:
-    """One search for the largest rate, and the record of what was tried."""
+    """Search for the largest rate, and record what was tried."""
 
     def __init__(self, problem: Problem, accept: Accept, validate: Accept | None) -> None:
         self._problem = problem
@@ -101,11 +102,11 @@ class _Search:
         self._tried: list[Candidate] = []
 
     def lowered_from_limit(self, limit: Plan, planner: Planner, quick: Mapping[str, Planner], *, sound: bool) -> Plan:
-        """Return the best plan of a planner whose own answer is `limit`, and of the quick planners."""
+        """Return the best plan of a planner whose own largest-rate plan is `limit`, and of the quick planners."""
         best = self._lowered(limit, self._accept)
         unlowered = best.scale * SCALE_RATIO >= limit.scale and self._is_valid(best)
         if sound and unlowered:
-            return best  # no headroom is needed, so no other plan has more
+            return best  # without a need for headroom, no other plan serves more
         tightened = self._tightened(planner)
         if self._validate is None:
             for plan in tightened:
@@ -135,8 +136,8 @@ class _Search:
         return best
 
     def by_multiples(self, name: str, planner: Planner, above: Plan, ratio: float = SCALE_RATIO) -> Plan:
-        """Return the plan of a planner that is asked for one multiple of the rates after the other, where that
-        sustains more than `above`."""
+        """Return the plan of a planner that plans for one multiple of the rates after the other, if it sustains more
+        than `above`."""
         limit = search_scale(planner, self._problem, serves_all, above=above, below=math.inf)
         if limit.scale <= above.scale * SCALE_RATIO:
             self._tried.append(Candidate(source=name, value=None, rejected="sustains no larger multiple of the rates"))
@@ -198,7 +199,7 @@ class _Search:
 
 
 def _named(plan: Plan) -> Plan:
-    """Return the plan with its planner in its source: one of a portfolio may come from a planner that is asked, too."""
+    """Return the plan with its planner in its source: the same planner may take part in a portfolio and on its own."""
     source = provenance_of(plan).source
     return plan if source.startswith(plan.planner) else with_provenance(plan, source=f"{plan.planner}, {source}")
 

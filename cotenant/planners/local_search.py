@@ -1,4 +1,4 @@
-"""Local search over the partitions of a plan's devices, judged by the forecast.
+"""Improve a plan by local search over the partitions of its devices, guided by the forecast.
 
 The papers' planners give each model the least share that serves evenly spaced arrivals. Under random arrivals models
 may miss SLOs that other partitions of the same device would meet: a free share widens a partition, two partitions that
@@ -17,8 +17,8 @@ from cotenant.planners import Problem
 from cotenant.planners.capacity import PartitionDraft, batched_partitions
 from cotenant.planners.forecast import forecast
 
-MAX_MOVES = 100  # tried for one plan
-MIN_GAIN = 1e-4  # of attainment, summed over models, for which a move is made
+MAX_MOVES = 100  # moves tried for one plan
+MIN_GAIN = 1e-4  # minimum reduction of the summed shortfall of attainment for which a move is made
 
 
 def attainment_shortfall(plan: Plan, problem: Problem) -> dict[str, float]:

@@ -1,8 +1,7 @@
-"""Portfolios: planners that are tried together, so that the plan given is never behind that of a simpler planner.
+"""Combine planners into portfolios, so that the returned plan is never behind that of a simpler planner.
 
-A planner of a paper answers alone. `geometry` is a search within a time limit: the heuristics of the papers cost it
-next to nothing and are sometimes ahead of it, for the largest rate above all. Which planners are tried beside which
-stands here, and nowhere else.
+A planner of a paper plans alone. `geometry` is a search within a time limit: the heuristics of the papers cost next to
+nothing and are sometimes better, above all for the largest rate. Portfolios are defined here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ QUICK = ("elastic", "bestfit", "squishy")
 
 
 class PlannerChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A planner as `cotenant.planning.plan` asks it.
+    """Describe a planner as `cotenant.planning.plan` calls it.
 
-    plan: the planner, with its portfolio inside where it has one. quick: planners by name that are asked, too, where
-    the largest rate is looked for: how much of a plan's rate random arrivals leave is known only after it was made.
+    plan: the planner, with its portfolio inside where it has one. quick: further planners by name for the largest rate:
+    how much of a plan's rate holds under random arrivals is known only once it is made.
     """
 
     name: str

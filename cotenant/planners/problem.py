@@ -1,4 +1,4 @@
-"""The input of every planner: a validated `Problem`."""
+"""Define the input of every planner: a validated `Problem`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ Objective = Literal["devices", "rate"]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a planner may need.
+    """Hold everything that a planner may need.
 
     rates: requests/s from outside, by model or application. objective: "devices" asks for the fewest devices (the least
     cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates that the fleet can
     serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that a planner may
-    search for a better plan. bounded: whether a tight bound is wanted, which takes time to prove. applications: graphs
-    of these models; planners never see any, since their targets are split over the
-    models first.
+    search for a better plan. bounded: whether to spend time on proving a tight bound. applications: graphs of these
+    models; planners never see any, since their targets are split over the models first.
     """
 
     models: tuple[Model, ...]
@@ -44,7 +43,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise PlanError for values that make no sense, so that planners need not check them."""
         if self.objective not in get_args(Objective):
-            raise PlanError(f"no objective {self.objective!r}; there are {' and '.join(get_args(Objective))}")
+            raise PlanError(f"unknown objective {self.objective!r}; there are {' and '.join(get_args(Objective))}")
         _once("model", [model.name for model in self.models])
         _once("kind of device", [kind.name for kind in self.fleet])
         for model in self.models:
@@ -86,7 +85,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         for model in self.models:
             if model.name == name:
                 return model
-        raise PlanError(f"no model {name!r} in this problem; it has {', '.join(m.name for m in self.models)}")
+        raise PlanError(f"unknown model {name!r} in this problem; it has {', '.join(m.name for m in self.models)}")
 
     def kind(self, name: str) -> Kind:
         for kind in self.fleet:
@@ -101,4 +100,4 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 def _once(what: str, names: list[str]) -> None:
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise PlanError(f"two entries for the {what} {name!r}; each may stand once")
+            raise PlanError(f"two entries for the {what} {name!r}; list each once")

@@ -1,4 +1,4 @@
-"""Problems and plans at other rates."""
+"""Derive problems and plans at other rates."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Planners by name: those of this package, and entry points of other packages that are installed.
+"""Find planners by name: those of this package, and entry points of other installed packages.
 
 A package registers a planner in its pyproject.toml:
 
     [project.entry-points."cotenant.planners"]
     mine = "my_package.my_module:plan"
 
-To read what is installed takes longer than most commands take to start. So entry points are read only for a name that
-is none of these, or for all names, and an error in one is raised when it is used.
+Reading the installed packages takes longer than most commands take to start. So entry points are read only for an
+unknown name, or to list all names, and an error in one is raised when it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cotenant.planners.problem import Problem
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# One that answers the objective "rate" itself says so in its plan's objective; any other is asked for fixed rates.
+# A planner that supports the objective "rate" returns it as its plan's objective; any other plans for fixed rates.
 Planner = Callable[[Problem], Plan]
 
 # Name → module with a function `plan(problem) -> Plan`, loaded on use.
@@ -42,14 +42,14 @@ GROUP = "cotenant.planners"
 
 
 def load_planner(name: str) -> Planner:
-    """Load a planner by name. Raises PlanError for an unknown name, listing the known ones, and for one of another
-    package that cannot be loaded."""
+    """Load a planner by name. Raises PlanError for an unknown name, listing the known ones, and for another package's
+    planner that cannot be loaded."""
     if name in PLANNERS:
         planner: Planner = importlib.import_module(PLANNERS[name]).plan
         return planner
     registered = _registered()
     if name not in registered:
-        raise PlanError(f"no planner {name!r}; there are {', '.join(sorted(planner_names()))}")
+        raise PlanError(f"unknown planner {name!r}; there are {', '.join(sorted(planner_names()))}")
     return _loaded(registered[name])
 
 
@@ -60,8 +60,8 @@ def planner_names() -> list[str]:
 
 @cache
 def _registered() -> dict[str, EntryPoint]:
-    """Planners of other packages, by name. Raises PlanError for a name that two would have."""
-    from importlib.metadata import entry_points  # takes as long to import as many a module of ours
+    """Return planners of other packages, by name. Raises PlanError for a name that two register."""
+    from importlib.metadata import entry_points  # takes as long to import as many of our own modules
 
     planners = {}
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
@@ -70,7 +70,7 @@ def _registered() -> dict[str, EntryPoint]:
         if name in PLANNERS or more:
             whose = "cotenant" if name in PLANNERS else _package(more[0])
             raise PlanError(
-                f"planner {name!r} of {_package(first)}: {whose} has one of that name, too; rename one in the entry"
+                f"planner {name!r} of {_package(first)}: {whose} registers the same name; rename one in the entry"
                 f" points of its package, or uninstall it"
             )
         planners[name] = first
@@ -96,7 +96,7 @@ def _loaded(point: EntryPoint) -> Planner:
         except Exception as error:
             raise PlanError(f"{label} failed: {_describe(error)}") from error
         if not isinstance(plan, Plan):
-            raise PlanError(f"{label} gave {type(plan).__name__}, not a Plan")
+            raise PlanError(f"{label} returned {type(plan).__name__}, not a Plan")
         return msgspec.structs.replace(plan, planner=point.name)
 
     return planner
@@ -107,7 +107,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _describe(error: Exception) -> str:
-    """Return the error and its line, for whoever wrote the planner; the line of a failed import says nothing."""
+    """Return the error and its line, for the author of the planner; the line of a failed import is omitted."""
     (*_, last) = traceback.extract_tb(error.__traceback__)
     place = "" if "importlib" in last.filename else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{place}"

@@ -1,4 +1,4 @@
-"""Search over multiples of the rates: the largest at which a plan is accepted."""
+"""Search for the largest multiple of the rates at which a plan is accepted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cotenant.planners.problem import Problem
 from cotenant.planners.rates import at_scale, empty_plan, rescaled_plan
 from cotenant.planners.registry import Planner
 
-# Whether a plan is accepted for the problem at the rates that it is to serve.
+# Decides whether a plan is accepted, given the problem at its rates.
 Accept = Callable[[Plan, Problem], bool]
 
-# A search ends where the least multiple that is rejected is at most so many times the largest that is accepted.
+# Precision: a search ends once the least rejected multiple is at most this many times the largest accepted one.
 SCALE_RATIO = 1.005
-MIN_SCALE = 1e-6  # a multiple of the rates below which no plan is looked for
-LOWERED = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # fractions of a plan's scale that are tried in turn before bisection
+MIN_SCALE = 1e-6  # multiple of the rates below which the search stops
+LOWERED = (1.0, 0.96, 0.92, 0.84, 0.68, 0.36)  # fractions of a plan's scale to try in turn before bisection
 
 
 def is_sound(plan: Plan, problem: Problem) -> bool:
@@ -41,8 +41,8 @@ def serves_all(plan: Plan, problem: Problem) -> bool:
 def search_scale(
     planner: Planner, problem: Problem, accept: Accept, *, above: Plan, below: float, ratio: float = SCALE_RATIO
 ) -> Plan:
-    """Return the plan for the largest accepted multiple of the rates: from that of `above`, which is the answer where
-    no more is accepted, up to `below`, which may be infinite."""
+    """Return the plan for the largest accepted multiple of the rates, searched from that of `above`, which is returned
+    where no more is accepted, up to `below`, which may be infinite."""
     best, low, high = above, above.scale, below
     while high > low * ratio and high > MIN_SCALE:
         scale = (low * 2 or 1.0) if math.isinf(high) else high / 4 if low == 0 else (low + high) / 2
@@ -55,8 +55,8 @@ def search_scale(
 
 
 def accepts_more(planner: Planner, problem: Problem, accept: Accept, above: Plan) -> bool:
-    """Return whether a little more than that plan serves is accepted: where it is not, no more is, and one plan is
-    enough to know it."""
+    """Return whether a plan for slightly more than that plan serves is accepted: where it is not, a single plan ends
+    the search."""
     slightly_more = at_scale(problem, above.scale * SCALE_RATIO)
     return above.scale == 0 or accept(planner(slightly_more), slightly_more)
 
@@ -66,7 +66,7 @@ def largest_accepted_scale(
 ) -> Plan:
     """Return the plan at the largest accepted multiple of the rates, up to what it carries.
 
-    Below that its devices are improved by local search: the less they have to do, the better they can be cut.
+    Below that its devices are improved by local search: at lower rates there are better partitions.
 
     above: a plan that is accepted, and the answer unless a larger multiple is; by default, one that serves nothing.
     """

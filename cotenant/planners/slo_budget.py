@@ -3,7 +3,7 @@
 The longer a model's budget, the larger its batches and the smaller its partitions may be, and the less device time a
 request costs: a decreasing step function (`budget_levels`). Which levels to take, with every path within the target, is
 a small integer program, solved exactly; Nexus (SOSP 2019, section 6.2) does the same for trees by dynamic programming.
-Time that is left goes to all stages in proportion: headroom for random arrivals and for sharing partitions.
+Remaining time goes to all stages in proportion: headroom for random arrivals and for sharing partitions.
 
 The program sees full partitions of one model each, not how models share partitions and devices. So its solutions for
 several assumed slowdowns are compared by the planner itself (`best_budget`).
@@ -29,18 +29,21 @@ from cotenant.planners.largest_rate import largest_scale
 from cotenant.planners.local_search import attainment_shortfall
 from cotenant.planners.scale_search import is_sound
 
-MIN_RATE = 1e-6  # requests/s: of a model without requests, so that a cheaper level still costs less
-BUDGET_STEP = 0.25  # relative: by which the budget of one stage is changed
-MAX_SPLITS = 9  # that are compared
-ASSUMED_SLOWDOWNS = (1.0, 1.3, 1.8)  # times the latency that a batch takes alone, for sharing partitions and devices
-MAX_LEVELS = 60  # of one model
+MIN_RATE = 1e-6  # requests/s assumed for a model without requests, so that a cheaper level still costs less
+BUDGET_STEP = 0.25  # relative changes of the budget of one stage
+MAX_SPLITS = 9  # number of splits to compare
+ASSUMED_SLOWDOWNS = (1.0, 1.3, 1.8)  # factors on the latency of a batch alone, for sharing partitions and devices
+MAX_LEVELS = 60  # budget levels of one model
 COST_TOLERANCE = 1e-9  # relative: by which a level must be cheaper than a shorter one to count
 
 Cost = tuple[float, ...]
 
 
 class BudgetLevel(msgspec.Struct, frozen=True):
-    """needs: seconds of target that a model must have; costs: device time (times its price) for one request."""
+    """Describe a budget level.
+
+    needs: seconds of target that a model must have; costs: device time (times its price) for one request.
+    """
 
     needs: float
     costs: float
@@ -67,7 +70,7 @@ def budget_levels(problem: Problem, model: str, slower: float = 1.0) -> list[Bud
 
 
 def split_slo_budgets(planner: Planner, problem: Problem) -> Split:
-    """Return the split of the applications' targets with which the planner needs least; {} without applications.
+    """Return the split of the applications' targets for which the planner needs least; {} without applications.
 
     Raises PlanError for a target that no split can meet.
     """
@@ -141,10 +144,10 @@ def loosest_budgets(problem: Problem) -> Split:
 
 
 def _near(problem: Problem, split: Split) -> Iterator[Split]:
-    """Splits with one stage's budget changed."""
+    """Yield splits with one stage's budget changed."""
     for application in problem.applications:
         if not any(stage.after for stage in application.stages):
-            continue  # side by side, each has all of it
+            continue  # parallel stages: each has all of it
         for stage in application.stages:
             for factor in (1 + BUDGET_STEP, 1 / (1 + BUDGET_STEP)):
                 seconds = dict(split[application.name])
@@ -172,8 +175,8 @@ def candidate_budgets(problem: Problem) -> list[Split]:
 
 
 def _cheapest(problem: Problem, slower: float) -> dict[str, float] | None:
-    """The targets of the applications' models, in seconds, at which all uses together cost least; None where there are
-    none. One binary variable for each level of each model, and of each stage the time when it ends."""
+    """Return the targets of the applications' models, in seconds, at which all uses together cost least; None where
+    there are none."""
     rates = without_applications(problem, _whole(problem)).rates
     program = highspy.Highs()  # type: ignore[no-untyped-call]
     program.setOptionValue("output_flag", False)
@@ -203,7 +206,7 @@ def _cheapest(problem: Problem, slower: float) -> dict[str, float] | None:
 
 
 def _whole(problem: Problem) -> Split:
-    """The budgets where each stage has the whole target."""
+    """Return budgets that give each stage the whole target."""
     return {
         application.name: {stage.name: application.slo for stage in application.stages}
         for application in problem.applications
@@ -211,12 +214,12 @@ def _whole(problem: Problem) -> Split:
 
 
 def _longest(problem: Problem, model: str) -> float:
-    """The longest budget that a model can get, in seconds."""
+    """Return the longest budget that a model can get, in seconds."""
     return without_applications(problem, _whole(problem)).model(model).slo
 
 
 def _hopeless(problem: Problem) -> str:
-    """The message for a target that no split can meet."""
+    """Return the message for a target that no split can meet."""
     for application in problem.applications:
         least = {}
         for stage in application.stages:

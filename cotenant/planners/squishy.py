@@ -1,4 +1,4 @@
-"""Squishy bin packing: whole devices, shared in time only.
+"""Plan by squishy bin packing: whole devices, shared in time only.
 
 Nexus (SOSP 2019), Algorithm 1, the gpulet paper's temporal baseline (section 2.2). A model first gets as many devices
 to itself as it can saturate. The rest of each rate becomes a residue with a duty cycle d, the time in which its batch b
@@ -28,7 +28,7 @@ from cotenant.planners.capacity import (
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Models that time-share a device, on each of `count` devices.
+    """Describe models that time-share a device, on each of `count` devices.
 
     duty: duty cycle in seconds; occupancy: the fraction of it in which they run.
     """

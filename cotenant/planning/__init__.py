@@ -1,4 +1,4 @@
-"""Plans on demand, validated by simulation, and the studies that need many: fleet sizes and what-if scenarios."""
+"""Make plans validated by simulation, and run studies that need many of them: fleet sizes and what-if scenarios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many devices a workload takes: plan for it, simulate the plan, and plan for more where an SLO is violated."""
+"""Size a fleet for a workload: plan for it, simulate the plan, and plan for more where an SLO is violated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SizingTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizingResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan that a fleet was sized by. level: what models attain under the grown workload."""
+    """Hold the plan that a fleet was sized by. level: what models attain under the grown workload."""
 
     growth: float
     kinds: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""From a problem to a plan: one way for the command line, Python, the server and a controller."""
+"""Turn a problem into a plan, in the same way for the command line, Python, the server and a controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processing time of the stages of a plan."""
+"""Measure the processing time of the stages of planning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class StageTimer:
-    """Count the time of each stage; that of a stage within another counts for the inner one alone."""
+    """Measure the time of each stage; a nested stage's time counts for the nested stage alone."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """clock: in seconds."""
@@ -32,7 +32,7 @@ class StageTimer:
             self._running.pop()
 
     def timed(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function, each call of which is a stage of that name."""
+        """Return the function with each of its calls measured as that stage."""
 
         def call(*args: P.args, **options: P.kwargs) -> T:
             with self.stage(name):

@@ -1,4 +1,4 @@
-"""Validation of one problem's plans by simulation, and the record of it."""
+"""Validate one problem's plans by simulation, and record the results."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cotenant.planners.applications import Split
 from cotenant.planning.stage_timer import StageTimer
 from cotenant.sim.plan_validation import RUNS, SimulatedSlos, simulate_slos
 
-# Of the many plans that a search for the largest rate validates, each is simulated once, and one that misses as much as
-# is allowed fails with this probability: others are left. The plan that is given passes the full validation.
+# A search for the largest rate validates many plans: each is simulated once, and one that misses exactly as much as
+# allowed fails with this probability; the search has others. The plan that is returned passes the full validation.
 SEARCH_RUNS = 1
 SEARCH_CHANCE = 0.2
 
 
 class Validator:
-    """Simulate plans of a problem whose applications' targets are split so."""
+    """Simulate plans of a problem, given the split of its applications' targets."""
 
     def __init__(self, problem: Problem, split: Split, timer: StageTimer) -> None:
         self._problem = problem
         self._split = split
         self._timer = timer
-        self._quick: dict[tuple[Device, ...], bool] = {}  # planners often come to the same plan
+        self._quick: dict[tuple[Device, ...], bool] = {}  # planners often arrive at the same plan
         self._full: dict[tuple[Device, ...], SimulatedSlos] = {}
         self._plans = self._runs = 0
 
@@ -44,7 +44,7 @@ class Validator:
         return self._quick[plan.devices]
 
     def validate(self, plan: Plan, *, all_verdicts: bool = True) -> SimulatedSlos:
-        """Return what the full validation says of a plan. all_verdicts: of `simulate_slos`."""
+        """Return the result of a plan's full validation. all_verdicts: of `simulate_slos`."""
         with self._timer.stage("validation"):
             result = simulate_slos(
                 msgspec.structs.replace(plan, split=self._split), self._problem, runs=RUNS, all_verdicts=all_verdicts
@@ -54,7 +54,7 @@ class Validator:
         return result
 
     def record(self, plan: Plan) -> Validation | None:
-        """Return what the full validation said of a plan; None where it had none."""
+        """Return the record of a plan's full validation; None where it had none."""
         result = self._full.get(plan.devices)
         if result is None:
             return None

@@ -1,12 +1,12 @@
-"""What would be if: changes to a question, written as ``rate=2`` or ``devices=v100:-1``.
+"""Parse and run what-if scenarios: changes to a problem, written as ``rate=2`` or ``devices=v100:-1``.
 
 | change | means |
 |---|---|
-| ``rate=2``, ``rate=resnet50:2`` | so many times the requests, of all models or of one |
-| ``devices=3``, ``devices=v100:-1``, ``devices=+2`` | so many devices at most, or so many more or fewer than are used |
-| ``kind=v100:t4`` | each device of the first kind is one of the second |
-| ``slo=resnet50:50ms``, ``slo=100ms`` | another target, of one model or of all |
-| ``planner=elastic`` | another planner |
+| ``rate=2``, ``rate=resnet50:2`` | multiply the requests, of all models or of one |
+| ``devices=3``, ``devices=v100:-1``, ``devices=+2`` | at most so many devices, or so many more or fewer than are used |
+| ``kind=v100:t4`` | replace each device of the first kind by one of the second |
+| ``slo=resnet50:50ms``, ``slo=100ms`` | set the target, of one model or of all |
+| ``planner=elastic`` | plan with another planner |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPELLINGS = "rate=2, devices=-1, kind=v100:t4, slo=resnet50:50ms, planner=elasti
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What is planned and simulated: by whom, for what, under which requests."""
+    """Describe what to plan and simulate: planner, problem and workload."""
 
     planner: str
     problem: Problem
@@ -43,7 +43,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScenarioChange(msgspec.Struct, frozen=True):
-    """One change, such as ``rate=resnet50:2``: key ``rate``, name ``resnet50``, value ``2``. name: empty for all."""
+    """Describe one change, such as ``rate=resnet50:2``: key ``rate``, name ``resnet50``, value ``2``. name: empty for
+    all."""
 
     key: str
     name: str
@@ -55,14 +56,15 @@ class ScenarioChange(msgspec.Struct, frozen=True):
 
 
 def read_change(text: str) -> tuple[ScenarioChange, ...]:
-    """Changes that are made together, separated by commas. Raises ConfigError for what is none."""
+    """Parse changes that are made together, separated by commas. Raises ConfigError. Raises ConfigError for what is
+    none."""
     return tuple(_change(part.strip()) for part in text.split(","))
 
 
 def apply_changes(question: Scenario, changes: Sequence[ScenarioChange], plan: Plan) -> Scenario:
-    """The question with these changes, one after the other. plan: what is planned without them.
+    """Return the scenario with these changes, one after the other. plan: the plan without them.
 
-    Raises ConfigError for a model, a kind or a planner that is not there.
+    Raises ConfigError for a model, a kind or a planner that does not exist.
     """
     used = Counter(device.kind for device in plan.devices)
     for change in changes:
@@ -71,8 +73,8 @@ def apply_changes(question: Scenario, changes: Sequence[ScenarioChange], plan: P
 
 
 def planned_rates(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Requests per second, by name, for which a plan was made: what the problem asks, of which it may leave some
-    unserved; with the objective "rate", the multiple of that which it serves."""
+    """Return the requests/s, by name, that a plan was made for: the problem's rates, even where some are unserved, or,
+    with the objective "rate", the multiple of them that it serves."""
     if problem.objective == "devices":
         return dict(problem.rates)
     if plan.scale > 0:
@@ -81,7 +83,7 @@ def planned_rates(problem: Problem, plan: Plan) -> dict[str, float]:
 
 
 class ScenarioTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to plan for and to simulate. plan: one that is there already."""
+    """Describe a scenario to plan for and to simulate. plan: the plan, where it exists already."""
 
     label: str
     question: Scenario
@@ -91,7 +93,8 @@ class ScenarioTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a trial. kinds: devices used, by kind. utilisation: the fraction of them on which batches ran."""
+    """Hold the result of a scenario. kinds: devices used, by kind. utilisation: the fraction of them on which batches
+    ran."""
 
     label: str
     plan: Plan
@@ -104,13 +107,13 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broken(self) -> list[ModelReport]:
-        """Models whose promise was not kept, the worst first."""
+        """Return the models whose SLO was violated, the worst first."""
         broken = [row for row in self.report.models if not row.slo_met]
         return sorted(broken, key=lambda row: (row.attainment or 0.0) - row.required)
 
 
 def run_scenario(trial: ScenarioTask) -> ScenarioResult:
-    """Plan, unless there is one, and simulate."""
+    """Plan, unless a plan is given, and simulate."""
     question = trial.question
     plan = trial.plan or plan_problem(question.problem, question.planner)
     problem = question.problem
@@ -154,7 +157,9 @@ def _factor(change: ScenarioChange) -> float:
     except ValueError:
         factor = -1.0
     if not 0 <= factor < math.inf:
-        raise ConfigError(f"{change.text}: {change.value!r} is no multiple of a rate; write a number such as 2 or 0.5")
+        raise ConfigError(
+            f"{change.text}: {change.value!r} is not a multiple of a rate; write a number such as 2 or 0.5"
+        )
     return factor
 
 
@@ -163,7 +168,7 @@ def _count(change: ScenarioChange) -> int:
         return int(change.value)
     except ValueError:
         raise ConfigError(
-            f"{change.text}: {change.value!r} is no number of devices; write 3, or -1 and +2 for fewer and more"
+            f"{change.text}: {change.value!r} is not a number of devices; write 3, or -1 and +2 for fewer and more"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Interference of models that share a device: `slowdown(victim, colocated)`, and what a predictor may add to it."""
+"""Predict the interference of models that share a device: `slowdown(victim, colocated)`, and optional capabilities."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from cotenant.core.profile import Profiles
     from cotenant.predictors.samples import Sample
 
-REMEMBERED = 100_000  # slowdowns that one predictor keeps
+REMEMBERED = 100_000  # slowdowns that one predictor caches
 
 
 class Load(msgspec.Struct, frozen=True, cache_hash=True):
-    """A model that runs batches on a partition: victim or co-located model. kind: of the device. share: ‰ of it."""
+    """Describe a victim or co-located model, which runs batches on a partition. kind: of the device. share: ‰ of it."""
 
     model: str
     kind: str
@@ -27,19 +27,18 @@ class Load(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def require(kind: str, load: Load) -> None:
-    """Raise PlanError for a load on another kind of device than the samples of a predictor were measured on."""
+    """Raise PlanError for a load on another kind of device than that of a predictor's samples."""
     if load.kind != kind:
         raise PlanError(
-            f"model {load.model!r} on {load.kind!r}: this predictor was fitted to samples on {kind!r} and knows no"
-            " other kind of device; plan for one kind, or take 'gaussian-process', which"
-            " is less sure of others but answers"
+            f"model {load.model!r} on {load.kind!r}: this predictor was fitted to samples on {kind!r} and cannot"
+            " predict for other kinds of device; plan for one kind, or use 'gaussian-process', which extrapolates"
         )
 
 
 class Interference(Protocol):
-    """A predictor of slowdowns.
+    """Predict slowdowns.
 
-    interferes: whether any load may ever slow another. Where none may, planners search less: a device's partitions are
+    interferes: whether any load may ever slow another. If none may, planners search less: a device's partitions are
     independent.
     """
 
@@ -53,7 +52,7 @@ class Interference(Protocol):
 
 @runtime_checkable
 class ProfileAware(Interference, Protocol):
-    """A predictor that learns a model it has no samples of from its profile."""
+    """Learn models without samples from their profiles."""
 
     def with_profiles(self, profiles: Profiles) -> Interference:
         """Return the predictor for the models of these profiles."""
@@ -62,7 +61,7 @@ class ProfileAware(Interference, Protocol):
 
 @runtime_checkable
 class OnlineLearner(Interference, Protocol):
-    """A predictor that is corrected by what is measured after it was fitted."""
+    """Learn from measurements made after the predictor was fitted."""
 
     def observe(self, sample: Sample) -> Interference:
         """Return the predictor corrected by one more co-located run."""
@@ -71,7 +70,7 @@ class OnlineLearner(Interference, Protocol):
 
 @runtime_checkable
 class ExtrapolationAware(Interference, Protocol):
-    """A predictor that knows how far a load is from the samples that it was fitted to."""
+    """Tell how far a load is from the samples of the fit."""
 
     def extrapolated_models(self, loads: Iterable[Load]) -> dict[str, str]:
         """Return model → why its slowdowns are extrapolated, for those of these loads whose slowdowns are."""
@@ -80,7 +79,7 @@ class ExtrapolationAware(Interference, Protocol):
 
 @runtime_checkable
 class QuantilePredictor(Interference, Protocol):
-    """A predictor of the distribution of a slowdown."""
+    """Predict the distribution of a slowdown."""
 
     def with_quantile(self, quantile: float) -> Interference:
         """Return the predictor whose `slowdown` is that quantile of the distribution, between 0 and 1."""
@@ -88,7 +87,7 @@ class QuantilePredictor(Interference, Protocol):
 
 
 class NoInterference:
-    """Co-located models do not slow each other."""
+    """Assume that co-located models do not slow each other."""
 
     interferes: ClassVar[bool] = False
 
@@ -97,7 +96,7 @@ class NoInterference:
 
 
 class ConstantMargin(msgspec.Struct, frozen=True):
-    """Slow every co-located model by the same factor: a margin for want of a prediction."""
+    """Slow every co-located model by the same factor: a margin in place of a prediction."""
 
     factor: float
 
@@ -110,7 +109,8 @@ class ConstantMargin(msgspec.Struct, frozen=True):
 
 
 def remembered(slowdown: Callable[[Any, Load, Sequence[Load]], float]) -> Callable[[Any, Load, Sequence[Load]], float]:
-    """Cache a `slowdown` method, and answer 1 where nothing is co-located: planners ask for the same loads many times.
+    """Cache a `slowdown` method, and return 1 where nothing is co-located: planners call it many times for the same
+    loads.
 
     The cache lives in the `__dict__` of the predictor, a value.
     """

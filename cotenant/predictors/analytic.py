@@ -1,4 +1,4 @@
-"""InSS' analytic model: latency of a batch under co-location, and of a request.
+"""Predict slowdowns by InSS' analytic model: latency of a batch under co-location, and of a request.
 
 InSS (2023), section 4: a batch is transferred, its kernels are scheduled and run, and the response is transferred:
 
@@ -33,14 +33,14 @@ from cotenant.predictors.samples import Sample
 
 BANDWIDTH = 10e9  # bytes/s of a device's PCIe bus, as iGniter measured
 INPUT, OUTPUT, KERNELS, SCHEDULING = "input_bytes", "output_bytes", "kernels", "scheduling_us"
-# Of locally weighted regression: the number of points, and the bandwidth over the distance of the farthest. The mean
+# Locally weighted regression: the number of points, and the bandwidth over the distance of the farthest. The mean
 # leave-one-out error is then 1.4 % on the V100's profiles and 2.9 % on the A100's; with InSS' 16 points more smoothing
 # is worse.
 NEAREST, REACH = 6, 1.02
 
 
 class Alone(msgspec.Struct, frozen=True, dict=True):
-    """A model alone.
+    """Describe a model alone.
 
     transfer: seconds for a row; scheduling: seconds for a kernel; l2_*: L2 utilisation as a line, fraction over share;
     points: batch, share (‰), run time in seconds.
@@ -80,7 +80,7 @@ class Alone(msgspec.Struct, frozen=True, dict=True):
 
 
 class Delay(msgspec.Struct, frozen=True):
-    """The additional seconds to schedule a kernel, linear in the number of models on the device."""
+    """Predict the additional seconds to schedule a kernel, linear in the number of models on the device."""
 
     slope: float
     constant: float
@@ -90,7 +90,7 @@ class Delay(msgspec.Struct, frozen=True):
 
 
 class Analytic(msgspec.Struct, frozen=True, dict=True):
-    """InSS' model of one kind of device.
+    """Predict by InSS' model of one kind of device.
 
     alone: by model; cache: by victim, the relative increase of its run time when all of L2 is used by others. A model
     that is the victim in no sample gets the mean of those that are.
@@ -129,7 +129,7 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
         require(self.kind, load)
         profile = self.alone.get(load.model)
         if profile is None:
-            raise PlanError(f"model {load.model!r}: its L2 utilisation is unknown; add the column {L2} to its profile")
+            raise PlanError(f"model {load.model!r} has an unknown L2 utilisation; add the column {L2} to its profile")
         return profile
 
 
@@ -169,7 +169,7 @@ def _alone(profiles: Profiles, kind: str) -> dict[str, Alone]:
 
 
 class Term(msgspec.Struct, frozen=True):
-    """The linear equation of one sample: slower = kernels · delay(models) + cache[victim] · pressure.
+    """State the linear equation of one sample: slower = kernels · delay(models) + cache[victim] · pressure.
 
     kernels: over the latency alone; pressure: L2 utilisation of co-located models times the affected fraction of the
     latency; slower: the slowdown minus 1.

@@ -1,4 +1,4 @@
-"""Features of models that run alone, from their profiles, as the inputs of predictors.
+"""Extract features of models that run alone, from their profiles, as the inputs of predictors.
 
 KACE (section 4.2): the features of models that run together are summed, and those that are percentages are averaged.
 """
@@ -17,14 +17,14 @@ from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 from cotenant.predictors import Load
 
-PERCENT = "_pct"  # suffix of columns with percentages
+PERCENT = "_pct"  # suffix of columns in percent
 SHARE, ROWS, MEMORY = "share_pct", "rows_per_s", "memory_mib"  # features that every profile has
 
 Vector = NDArray[np.float64]
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A model at a profiled point. share: ‰; values: in the order of the table's columns."""
+    """Hold a model at a profiled point. share: ‰; values: in the order of the table's columns."""
 
     name: str
     kind: str
@@ -34,7 +34,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class FeatureTable(msgspec.Struct, frozen=True, dict=True):
-    """A table of features. columns: their names, as in profiles; known: every profiled point of every model."""
+    """Hold a table of features. columns: their names, as in profiles; known: every profiled point of every model."""
 
     columns: tuple[str, ...]
     known: tuple[Known, ...]
@@ -110,7 +110,8 @@ def _columns(profile: Profile) -> set[str]:
 
 
 class Column(msgspec.Struct, frozen=True):
-    """The distribution of a feature over the samples. place: index among the features that `Scale.apply` receives."""
+    """Describe the distribution of a feature over the samples. place: index among the features that `Scale.apply`
+    receives."""
 
     name: str
     place: int

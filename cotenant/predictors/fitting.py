@@ -1,4 +1,4 @@
-"""Predictors by name: fit them to samples, and read and write them as readable JSON.
+"""Fit predictors by name, and read and write them as readable JSON.
 
 A predictor is a module with `fit(samples, profiles)`, which returns an `Interference`: a struct of plain numbers.
 Optional capabilities are the protocols `ProfileAware`, `OnlineLearner`, `ExtrapolationAware` and `QuantilePredictor`.
@@ -38,8 +38,8 @@ PREDICTORS = {
 QUANTILES = ("gaussian-process",)
 
 SENTINELS = (0.1, 0.4)  # seconds: some data sets write 100 or 400 (ms) for pairs that could not run together
-MIN_SUSPECT_SAMPLES = 3  # equal times that are taken for no measurement
-MIN_EQUAL_FRACTION = 0.1  # of all samples: as many equal times are none either, if their batches
+MIN_SUSPECT_SAMPLES = 3  # fraction of samples with equal times that are not measurements
+MIN_EQUAL_FRACTION = 0.1  # the same, if their batches
 MIN_ALONE_RATIO = 2.0  # differ by this factor alone
 MAX_PROFILE_RATIO = 10.0  # from the profile's latency, as a factor: no model alone is so far from it on the same device
 MAX_SUSPECT_SHARE = 10  # ‰: if no share is larger, they were meant as fractions
@@ -97,17 +97,14 @@ def _check_times(samples: Sequence[Sample], profiles: Profiles) -> None:
         if is_suspect or (time in SENTINELS and len(alone) >= MIN_SUSPECT_SAMPLES):
             raise PlanError(
                 f"{len(alone)} samples took exactly {time * 1e3:g} ms together; some data sets write such a number for"
-                " runs that did not fit: take them out, they are no measurements"
+                " runs that did not fit: remove them, they are not measurements"
             )
     if (duplicates := len(samples) - len(set(samples))) >= MIN_SUSPECT_SAMPLES:
         raise PlanError(
-            f"{duplicates} samples are duplicates, with the same times to the last digit; was the file"
-            " joined from parts that overlap? Keep one of each"
+            f"{duplicates} samples are exact duplicates; was the file joined from parts that overlap? Keep one of each"
         )
     if all(sample.together == sample.alone for sample in samples):
-        raise PlanError(
-            "together_ms is alone_ms in all samples, to the last digit; nothing was measured under co-location"
-        )
+        raise PlanError("together_ms equals alone_ms in all samples; nothing was measured under co-location")
     profiled = [
         profiles[each.victim.model, each.victim.kind].latency(each.victim.batch, each.victim.share) for each in samples
     ]

@@ -1,4 +1,4 @@
-"""The default predictor: a Gaussian process over load features, with conformal quantiles and online corrections.
+"""Predict by a Gaussian process over load features, with conformal quantiles and online corrections: the default.
 
 The log of a slowdown is a sum over the co-located loads, so any number of them can be predicted. It is a Gaussian
 process (gp_regression.py) that falls back on the features of a load (load_features.py) where models were never measured
@@ -40,9 +40,9 @@ from cotenant.predictors.sparse_posterior import Posterior, Side
 K = TypeVar("K")
 V = TypeVar("V")
 
-MIN_SAMPLES = 8  # to fit
-MAX_SAMPLES = 1500  # to fit, spread evenly over all: time grows with the cube
-QUANTILE = 0.9  # the default that planners plan with
+MIN_SAMPLES = 8  # minimum samples to fit
+MAX_SAMPLES = 1500  # maximum samples to fit, spread evenly over all: time grows with the cube
+QUANTILE = 0.9  # the default quantile for planning
 KNOTS = np.linspace(0, 1, 41)  # probabilities at which calibrations are tabulated
 EXTRAPOLATION_FACTOR = 2  # batches beyond this multiple of the largest sampled one count as extrapolated
 MAX_CACHED_SIDES = 2000  # loads whose similarity to the samples is cached: 48 kB each with 1,500 samples
@@ -58,9 +58,10 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 class OnlineCorrection(msgspec.Struct, frozen=True):
-    """The observed excess over the prediction of a victim beside co-located models, by name.
+    """Correct the prediction for a victim and its co-located models, by name.
 
-    excess: mean log of the ratio, with older observations fading; count: the weight of all observations.
+    excess: mean log of the observed over the predicted slowdown, with older observations fading; count: the weight of
+    all observations.
     """
 
     excess: float = 0.0
@@ -68,7 +69,7 @@ class OnlineCorrection(msgspec.Struct, frozen=True):
 
 
 class _Uncertainty(NamedTuple):
-    """A victim's noise and calibration.
+    """Describe a victim's noise and calibration.
 
     noise: the variance that remains with any number of samples. table: calibration at the KNOTS; at: its value at the
     quantile.
@@ -80,7 +81,7 @@ class _Uncertainty(NamedTuple):
 
 
 class GaussianProcess:
-    """The predictor, a value: an observation makes another one.
+    """Predict slowdowns; a value: an observation makes another one.
 
     quantile: of the distribution of slowdowns, which `slowdown` returns; 0.5 is the median.
     """
@@ -209,7 +210,7 @@ class GaussianProcess:
     def _predict(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float, _Uncertainty]:
         """Return mean and standard deviation of the log of a slowdown.
 
-        Errors of one victim beside several loads are correlated: their deviations add up, not their variances.
+        Errors of one victim under several loads are correlated: their deviations add up, not their variances.
         """
         mean, deviation = _residual_shift(self._residual_modes, victim, colocated), 0.0
         for load in colocated:
@@ -289,7 +290,7 @@ class GaussianProcess:
     @classmethod
     def from_json(cls, value: Any) -> GaussianProcess:
         file = msgspec.convert(value, _File, strict=False)
-        known = {each.load: np.array([each.traits.get(name, math.nan) for name in FEATURES]) for each in file.loads}
+        known = {each.load: np.array([each.features.get(name, math.nan) for name in FEATURES]) for each in file.loads}
         loads = list(known)
         samples = [
             Sample(loads[each.victim], tuple(loads[i] for i in each.colocated), each.alone, each.together)
@@ -311,11 +312,14 @@ class GaussianProcess:
 
 class _Load(msgspec.Struct):
     load: Load
-    traits: dict[str, float]
+    features: dict[str, float]
 
 
 class _Row(msgspec.Struct):
-    """victim, colocated: indices of loads. alone, together: seconds. outlying: factor on the noise variance."""
+    """Hold one sample.
+
+    victim, colocated: indices of loads. alone, together: seconds. outlying: factor on the noise variance.
+    """
 
     victim: int
     colocated: list[int]
@@ -347,7 +351,7 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> GaussianProcess:
         samples = [samples[i] for i in np.linspace(0, len(samples) - 1, MAX_SAMPLES).round().astype(int)]
     loads = {load for sample in samples for load in (sample.victim, *sample.colocated)}
     known = {load: load_features(profiles[load.model, load.kind], load) for load in loads}
-    with threadpool_limits(1):  # more gain 12 % on an idle machine, and contend on a busy one
+    with threadpool_limits(1):  # more threads gain 12 % on an idle machine, and contend on a busy one
         process = fit_hyperparameters(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
         calibration = _calibration(process, samples)
     return GaussianProcess(Posterior(process), calibration, samples, known, profiles=profiles, observed={})

@@ -1,4 +1,4 @@
-"""Gaussian-process regression in which a sample is a sum of terms, one for each victim and co-located load.
+"""Regress by a Gaussian process in which a sample is a sum of terms, one for each victim and co-located load.
 
 Four kernels make up the covariance of a term: of the features of both loads; of the victim's name and the other's
 features; of the other's name and the victim's features; of both names. Length scales and amplitudes maximise the
@@ -27,11 +27,11 @@ from cotenant.predictors.load_features import (
 Matrix = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
-MAX_TUNING_SAMPLES = 300  # used to fit hyperparameters
-RPROP_STEPS = 40  # of the hyperparameter fit
-DEGREES_OF_FREEDOM = 2.0  # of Student's t
-REWEIGHTING_ROUNDS = 8  # of expectation maximisation
-MIN_NOISE_FACTOR = 0.05  # of a sample's noise variance over the prior's
+MAX_TUNING_SAMPLES = 300  # samples used to fit hyperparameters
+RPROP_STEPS = 40  # iterations of the hyperparameter fit
+DEGREES_OF_FREEDOM = 2.0  # degrees of freedom of Student's t
+REWEIGHTING_ROUNDS = 8  # iterations of expectation maximisation
+MIN_NOISE_FACTOR = 0.05  # bounds of a sample's noise variance over the prior's
 JITTER = 1e-7  # variance that keeps the covariance of equal samples regular
 SCALE_PRIOR_STRENGTH = 0.25  # pull of a log hyperparameter to its initial value, in log-likelihood per squared log
 
@@ -44,8 +44,8 @@ def _of_colocated(*columns: range) -> list[int]:
     return [len(FEATURES) + i for i in _of_victim(*columns)]
 
 
-class _Function(msgspec.Struct, frozen=True):
-    """A kernel of terms.
+class _Kernel(msgspec.Struct, frozen=True):
+    """Define a kernel of terms.
 
     victim, colocated: the names must be equal. groups: columns of a term that share a length scale, and its initial
     value. fixed: the length scales keep it.
@@ -57,53 +57,53 @@ class _Function(msgspec.Struct, frozen=True):
     fixed: bool = False
 
 
-FUNCTIONS = {
+KERNELS = {
     # What carries over between models must be smooth: these scales did best on held-out victims.
-    "traits": _Function(
+    "features": _Kernel(
         victim=False,
         colocated=False,
         groups=((_of_victim(BATCH_SENSITIVITY), 3.0), (_of_colocated(UTILISATION, SHARE), 8.0)),
         fixed=True,
     ),
-    "victim": _Function(
+    "victim": _Kernel(
         victim=True,
         colocated=False,
         groups=((_of_victim(OPERATING_POINT), 1.0), (_of_colocated(UTILISATION, OPERATING_POINT), 3.0)),
     ),
-    "neighbour": _Function(
+    "colocated": _Kernel(
         victim=False, colocated=True, groups=((_of_victim(SENSITIVITY), 2.0), (_of_colocated(OPERATING_POINT), 1.5))
     ),
-    "pair": _Function(
+    "pair": _Kernel(
         victim=True, colocated=True, groups=((_of_victim(OPERATING_POINT), 1.0), (_of_colocated(OPERATING_POINT), 1.5))
     ),
 }
 
 
 class Scales(msgspec.Struct, frozen=True):
-    """Hyperparameters of a kernel.
+    """Hold the hyperparameters of a kernel.
 
-    amount: its standard deviation; reach: length scales by group, in standardised columns.
+    amplitude: its standard deviation; length_scales: length scales by group, in standardised columns.
     """
 
-    amount: float
-    reach: tuple[float, ...]
+    amplitude: float
+    length_scales: tuple[float, ...]
 
 
 class Prior(msgspec.Struct, frozen=True):
-    """The prior of a regression.
+    """Hold the prior of a regression.
 
     mean: of a term; noise: standard deviation of a sample; centre, width: to standardise a term's columns.
     """
 
     mean: float
     noise: float
-    functions: dict[str, Scales]
+    kernels: dict[str, Scales]
     centre: list[float]
     width: list[float]
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """The terms of some samples.
+    """Hold the terms of some samples.
 
     columns: (terms, 2 · FEATURES), NaN where unknown. victims, colocated: numbers that stand for names. owners: the
     sample of each term, ascending from 0.
@@ -123,7 +123,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class GpRegression:
-    """The posterior of a prior and samples.
+    """Condition a prior on samples.
 
     values: of each sample; noise_factors: on the variance of its noise. scaled: standardised columns of the terms.
     starts: first term of each sample. noises: variances. covariance: of the values without noise; precision: inverse of
@@ -197,13 +197,13 @@ def _initial_prior(terms: Terms, values: Matrix) -> Prior:
     centre = columns.sum(axis=0) / counts
     width = np.sqrt((np.where(known, columns - centre, 0.0) ** 2).sum(axis=0) / counts)
     spread = max(float(values.std()), 1e-3)
-    amount = spread / np.sqrt(len(FUNCTIONS))
+    amplitude = spread / np.sqrt(len(KERNELS))
     return Prior(
         mean=float(np.median(values / np.bincount(terms.owners, minlength=len(values)))),
         noise=spread / 4,
-        functions={
-            name: Scales(float(amount), tuple(reach for _, reach in function.groups))
-            for name, function in FUNCTIONS.items()
+        kernels={
+            name: Scales(float(amplitude), tuple(length_scale for _, length_scale in kernel.groups))
+            for name, kernel in KERNELS.items()
         },
         centre=centre.tolist(),
         width=np.where(width > 1e-9, width, 1.0).tolist(),
@@ -216,16 +216,16 @@ def _maximise_likelihood(prior: Prior, terms: Terms, values: Matrix, noise_facto
     starts = np.searchsorted(terms.owners, np.arange(len(values)))
     centred = values - prior.mean * np.bincount(terms.owners)
     distances = {
-        name: [_distances(scaled[:, group], scaled[:, group]) for group, _ in function.groups]
-        for name, function in FUNCTIONS.items()
+        name: [_distances(scaled[:, group], scaled[:, group]) for group, _ in kernel.groups]
+        for name, kernel in KERNELS.items()
     }
-    same = {name: _same_names(function, terms, terms) for name, function in FUNCTIONS.items()}
+    same = {name: _same_names(kernel, terms, terms) for name, kernel in KERNELS.items()}
     logs = _logs(prior)
     initial, steps, previous = logs.copy(), np.full_like(logs, 0.2), np.zeros_like(logs)
     free = np.array([not fixed for fixed in _fixed_scales()])
     for _ in range(RPROP_STEPS):
         prior = _prior(prior, logs)
-        grams = {name: _squared_exponential(prior.functions[name], distances[name]) * same[name] for name in FUNCTIONS}
+        grams = {name: _squared_exponential(prior.kernels[name], distances[name]) * same[name] for name in KERNELS}
         noises = prior.noise**2 * noise_factors
         covariance = _sum_by_sample(np.sum(list(grams.values()), axis=0), starts, starts) + np.diag(noises + JITTER)
         precision = np.linalg.inv(covariance)
@@ -237,8 +237,8 @@ def _maximise_likelihood(prior: Prior, terms: Terms, values: Matrix, noise_facto
             own = by_term * gram
             gradient.append(own.sum())
             gradient += [
-                0.5 * float((own * distance).sum()) / reach**2
-                for distance, reach in zip(distances[name], prior.functions[name].reach, strict=True)
+                0.5 * float((own * distance).sum()) / length_scale**2
+                for distance, length_scale in zip(distances[name], prior.kernels[name].length_scales, strict=True)
             ]
         gradient.append(float(np.diag(slope) @ noises))
         ascent = np.array(gradient) - SCALE_PRIOR_STRENGTH * (logs - initial)
@@ -251,23 +251,21 @@ def _maximise_likelihood(prior: Prior, terms: Terms, values: Matrix, noise_facto
 
 def _fixed_scales() -> list[bool]:
     """Return whether each hyperparameter is fixed, in the order of `_logs`."""
-    return [
-        fixed for function in FUNCTIONS.values() for fixed in (False, *(function.fixed for _ in function.groups))
-    ] + [False]
+    return [fixed for kernel in KERNELS.values() for fixed in (False, *(kernel.fixed for _ in kernel.groups))] + [False]
 
 
 def _logs(prior: Prior) -> Matrix:
-    numbers = [number for scales in prior.functions.values() for number in (scales.amount, *scales.reach)]
+    numbers = [number for scales in prior.kernels.values() for number in (scales.amplitude, *scales.length_scales)]
     return np.log([*numbers, prior.noise])
 
 
 def _prior(prior: Prior, logs: Matrix) -> Prior:
     numbers = iter(np.exp(logs).tolist())
-    functions = {
-        name: Scales(next(numbers), tuple(next(numbers) for _ in scales.reach))
-        for name, scales in prior.functions.items()
+    kernels = {
+        name: Scales(next(numbers), tuple(next(numbers) for _ in scales.length_scales))
+        for name, scales in prior.kernels.items()
     }
-    return msgspec.structs.replace(prior, functions=functions, noise=next(numbers))
+    return msgspec.structs.replace(prior, kernels=kernels, noise=next(numbers))
 
 
 def _scaled(prior: Prior, terms: Terms) -> Matrix:
@@ -280,17 +278,17 @@ def covariances(prior: Prior, a: Terms, b: Terms) -> Matrix:
     """Return the covariance of each term of one set with each of another, over all kernels."""
     one, other = _scaled(prior, a), _scaled(prior, b)
     total = np.zeros((len(one), len(other)))
-    for name, function in FUNCTIONS.items():
-        distances = [_distances(one[:, group], other[:, group]) for group, _ in function.groups]
-        total += _squared_exponential(prior.functions[name], distances) * _same_names(function, a, b)
+    for name, kernel in KERNELS.items():
+        distances = [_distances(one[:, group], other[:, group]) for group, _ in kernel.groups]
+        total += _squared_exponential(prior.kernels[name], distances) * _same_names(kernel, a, b)
     return total
 
 
 def _squared_exponential(scales: Scales, distances: Sequence[Matrix]) -> Matrix:
     exponent = np.zeros_like(distances[0])
-    for distance, reach in zip(distances, scales.reach, strict=True):
-        exponent += distance / reach**2
-    covariance: Matrix = scales.amount**2 * np.exp(-0.5 * exponent)
+    for distance, length_scale in zip(distances, scales.length_scales, strict=True):
+        exponent += distance / length_scale**2
+    covariance: Matrix = scales.amplitude**2 * np.exp(-0.5 * exponent)
     return covariance
 
 
@@ -300,11 +298,11 @@ def _distances(a: Matrix, b: Matrix) -> Matrix:
     return np.maximum(distance, 0.0, out=distance)
 
 
-def _same_names(function: _Function, a: Terms, b: Terms) -> Matrix:
+def _same_names(kernel: _Kernel, a: Terms, b: Terms) -> Matrix:
     same = np.ones((len(a.owners), len(b.owners)))
-    if function.victim:
+    if kernel.victim:
         same *= a.victims[:, None] == b.victims[None, :]
-    if function.colocated:
+    if kernel.colocated:
         same *= a.colocated[:, None] == b.colocated[None, :]
     return same
 

@@ -1,4 +1,4 @@
-"""iGniter's analytic model of a batch's latency under co-location (TPDS 2022, section 3).
+"""Predict latency under co-location by iGniter's analytic model (TPDS 2022, section 3).
 
     latency = (idle + active) · frequency at rest / frequency + (input + output) · batch / bandwidth
     active alone = (k1 · batch² + k2 · batch + k3) / (share + k4) + k5
@@ -28,7 +28,7 @@ from cotenant.predictors.analytic import BANDWIDTH, INPUT, KERNELS, OUTPUT, SCHE
 from cotenant.predictors.linear import L2
 from cotenant.predictors.samples import Sample
 
-K4 = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 120)])  # candidates, in the unit of share as a fraction
+K4 = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 120)])  # candidates of k4, in the unit of share as a fraction
 
 
 class LinearTerm(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class LinearTerm(msgspec.Struct, frozen=True):
 
 
 class Active(msgspec.Struct, frozen=True):
-    """Active seconds alone, by batch and by share as a fraction."""
+    """Model the active seconds alone, by batch and by share as a fraction."""
 
     k1: float
     k2: float
@@ -53,7 +53,7 @@ class Active(msgspec.Struct, frozen=True):
 
 
 class Coefficients(msgspec.Struct, frozen=True):
-    """A model's coefficients.
+    """Hold a model's coefficients.
 
     transfer: seconds for a row; idle: seconds alone; l2, power: a fraction and W, by rows per active second; cache: the
     relative increase of its active time when all of L2 is used by others, None where it was no victim.
@@ -69,7 +69,8 @@ class Coefficients(msgspec.Struct, frozen=True):
 
 
 class Throttle(msgspec.Struct, frozen=True):
-    """A device's power throttling. idle, most: W at rest and at most; slope: of relative frequency, per W above it."""
+    """Model a device's power throttling. idle, most: W at rest and at most; slope: of relative frequency, per W above
+    it."""
 
     idle: float
     most: float
@@ -81,7 +82,7 @@ class Throttle(msgspec.Struct, frozen=True):
 
 
 class Igniter(msgspec.Struct, frozen=True, dict=True):
-    """iGniter's model of one kind of device.
+    """Predict by iGniter's model of one kind of device.
 
     models: by name; one that is the victim in no sample gets the mean cache coefficient of those that are.
     """
@@ -134,7 +135,7 @@ class Igniter(msgspec.Struct, frozen=True, dict=True):
 
 
 class Measured(NamedTuple):
-    """Measurements of a model alone: columns of batches, shares as fractions, and active seconds."""
+    """Hold measurements of a model alone: columns of batches, shares as fractions, and active seconds."""
 
     batches: NDArray[np.float64]
     shares: NDArray[np.float64]

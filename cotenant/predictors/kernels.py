@@ -1,4 +1,4 @@
-"""KACE's predictors: interference learnt from what each model's kernels demand of a device when it runs alone.
+"""Predict interference by KACE: learn it from what each model's kernels demand of a device when it runs alone.
 
 KACE (RPE report, 2024), chapter 4: the features of models that run together are summed, percentages are averaged,
 everything is standardised, and the sum of their throughputs is learnt by linear regression (`ThroughputSum`). A
@@ -25,7 +25,7 @@ from cotenant.predictors.samples import Sample
 
 
 class LearnedPredictor(msgspec.Struct, frozen=True):
-    """A regressor with standardised inputs. centre, spread: mean and standard deviation of the targets."""
+    """Predict by a regressor with standardised inputs. centre, spread: mean and standard deviation of the targets."""
 
     scale: Scale
     centre: float
@@ -50,7 +50,7 @@ def fit_technique(
 class KernelPredictor(msgspec.Struct, frozen=True, dict=True):
     """Predict a slowdown from the victim's features and those of all models that run."""
 
-    sheet: FeatureTable
+    features: FeatureTable
     learnt: LearnedPredictor
 
     interferes: ClassVar[bool] = True
@@ -58,15 +58,15 @@ class KernelPredictor(msgspec.Struct, frozen=True, dict=True):
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Predict a slowdown. Raises PlanError for a model without features."""
-        row = _row(self.sheet, victim, colocated)
+        row = _row(self.features, victim, colocated)
         return max(1.0, float(np.exp(self.learnt.predict(row[None, :])[0])))
 
     def with_profiles(self, profiles: Profiles) -> KernelPredictor:
         """Return the predictor with the models of these profiles added; they need features, but no samples."""
-        more = feature_table(profiles, (), self.sheet.columns).known
+        more = feature_table(profiles, (), self.features.columns).known
         redefined = {(each.name, each.kind) for each in more}
-        kept = [each for each in self.sheet.known if (each.name, each.kind) not in redefined]
-        return KernelPredictor(FeatureTable(self.sheet.columns, (*kept, *more)), self.learnt)
+        kept = [each for each in self.features.known if (each.name, each.kind) not in redefined]
+        return KernelPredictor(FeatureTable(self.features.columns, (*kept, *more)), self.learnt)
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> KernelPredictor:
@@ -103,7 +103,7 @@ def _row(table: FeatureTable, victim: Load, colocated: Sequence[Load]) -> Vector
 
 
 class ColocatedRun(msgspec.Struct, frozen=True):
-    """A measurement of models that ran together. rows_per_s: of each."""
+    """Hold a measurement of models that ran together. rows_per_s: of each."""
 
     loads: tuple[Load, ...]
     rows_per_s: tuple[float, ...]
@@ -112,12 +112,12 @@ class ColocatedRun(msgspec.Struct, frozen=True):
 class ThroughputSum(msgspec.Struct, frozen=True):
     """Predict the sum of the throughputs of models that run together, in rows/s."""
 
-    sheet: FeatureTable
+    features: FeatureTable
     learnt: LearnedPredictor
 
     def rows_per_s(self, sets: Sequence[Sequence[Load]]) -> list[float]:
         """Predict the sum for each set of loads. Raises PlanError for a model without features."""
-        rows = np.array([self.sheet.together(loads) for loads in sets])
+        rows = np.array([self.features.together(loads) for loads in sets])
         return self.learnt.predict(rows).tolist()  # type: ignore[no-any-return]
 
 

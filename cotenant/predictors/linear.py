@@ -1,6 +1,6 @@
-"""gpulet's interference model: linear in the L2 and memory-bandwidth utilisation of victim and co-located models.
+"""Predict by gpulet's interference model: linear in the L2 and memory-bandwidth utilisation of all co-located models.
 
-gpulet paper, section 4.4: slowdown = c1 · L2_victim + c2 · L2_neighbour + c3 · mem_victim + c4 · mem_neighbour + c5,
+gpulet paper, section 4.4: slowdown = c1 · L2_victim + c2 · L2_colocated + c3 · mem_victim + c4 · mem_colocated + c5,
 with each model's utilisation alone on its share. Slowdowns are at least 1.
 
 The paper has one co-located model. The utilisations of several are summed. A partition that is time-shared runs one
@@ -26,17 +26,17 @@ COLUMNS = "batch, share, l2, dram"
 
 
 class Coefficients(msgspec.Struct, frozen=True):
-    """c1 to c5 of section 4.4, for utilisations as fractions."""
+    """Hold c1 to c5 of section 4.4, for utilisations as fractions."""
 
     l2_victim: float
-    l2_neighbours: float
+    l2_colocated: float
     dram_victim: float
-    dram_neighbours: float
+    dram_colocated: float
     constant: float
 
 
 class Utilisation:
-    """A model's utilisation of L2 cache and memory bandwidth alone, as fractions by batch and share (‰).
+    """Interpolate a model's utilisation of L2 cache and memory bandwidth alone, as fractions by batch and share (‰).
 
     Linear between measured batches and shares; constant beyond them.
     """
@@ -91,7 +91,7 @@ class Utilisation:
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """gpulet's model. utilisation: by model; kind: of the devices that it holds for, None for any."""
+    """Predict by gpulet's model. utilisation: by model; kind: of the devices that it holds for, None for any."""
 
     coefficients: Coefficients
     utilisation: Mapping[str, Utilisation]
@@ -110,7 +110,7 @@ class Linear(msgspec.Struct, frozen=True):
         factor = c.constant + c.l2_victim * own_l2 + c.dram_victim * own_dram
         for load in colocated:
             l2, dram = _utilisation_of(self.utilisation, load)
-            factor += c.l2_neighbours * l2 + c.dram_neighbours * dram
+            factor += c.l2_colocated * l2 + c.dram_colocated * dram
         return factor if factor > 1.0 else 1.0
 
     def with_profiles(self, profiles: Profiles) -> Linear:

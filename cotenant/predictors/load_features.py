@@ -1,4 +1,4 @@
-"""Features of a load from its profile alone: sensitivity to batch and share, operating point, utilisation.
+"""Derive features of a load from its profile alone: sensitivity to batch and share, operating point, utilisation.
 
 A load that waits for its host rather than for the device has a latency that hardly changes with batch and share, and
 interference affects it differently from a load that keeps the device busy.
@@ -23,7 +23,7 @@ BATCH_SENSITIVITY = range(2)
 OPERATING_POINT = range(3, 5)
 SHARE = range(4, 5)
 UTILISATION = range(5, len(FEATURES))
-MIN_PERCENT = 0.01  # lower utilisation counts as this
+MIN_PERCENT = 0.01  # lower utilisations count as this
 
 
 def load_features(profile: Profile, load: Load) -> NDArray[np.float64]:

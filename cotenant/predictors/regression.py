@@ -1,4 +1,4 @@
-"""Regression techniques, fitted by libraries and kept as plain numbers.
+"""Fit regression techniques by libraries and keep the results as plain numbers.
 
 KACE (section 6.1) compares four: linear regression, a random forest with tuned hyperparameters, a network of 128, 64
 and 32 units, and AutoML. A fitted regressor is a struct that is written to JSON as it is and predicts with numpy alone;
@@ -32,7 +32,7 @@ class LinearModel(msgspec.Struct, frozen=True, tag="line"):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """A dense layer. weights: a row for each input."""
+    """Hold a dense layer. weights: a row for each input."""
 
     weights: tuple[tuple[float, ...], ...]
     constants: tuple[float, ...]
@@ -43,7 +43,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Network(msgspec.Struct, frozen=True, tag="network", dict=True):
-    """Layers with rectified linear units between them; the last has one output."""
+    """Evaluate layers with rectified linear units between them; the last has one output."""
 
     layers: tuple[Layer, ...]
 
@@ -58,7 +58,7 @@ class Network(msgspec.Struct, frozen=True, tag="network", dict=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """A decision tree's nodes, the root first.
+    """Hold a decision tree's nodes, the root first.
 
     Values up to `threshold` go left. For a leaf, left and right are its own index.
     """
@@ -71,7 +71,7 @@ class Tree(msgspec.Struct, frozen=True):
 
 
 class Forest(msgspec.Struct, frozen=True, tag="forest", dict=True):
-    """The sum of the trees' values and a constant."""
+    """Sum the trees' values and a constant."""
 
     trees: tuple[Tree, ...]
     constant: float = 0.0
@@ -117,7 +117,7 @@ def train(technique: str, rows: Matrix, targets: Matrix, *, seed: int = 0, effor
     Raises PlanError for an unknown technique, too few samples, or a missing library.
     """
     if technique not in TECHNIQUES:
-        raise PlanError(f"no technique {technique!r}; there are {', '.join(TECHNIQUES)}")
+        raise PlanError(f"unknown technique {technique!r}; there are {', '.join(TECHNIQUES)}")
     min_samples = rows.shape[1] + 1 if technique == "lr" else 2 * FOLDS
     if len(rows) < min_samples:
         raise PlanError(
@@ -132,8 +132,8 @@ def train(technique: str, rows: Matrix, targets: Matrix, *, seed: int = 0, effor
         ) from None
 
 
-FOLDS = 5  # of a cross-validation
-PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # on the weights of standardised features
+FOLDS = 5  # folds of a cross-validation
+PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # penalties on the weights of standardised features
 
 
 def fit_line(rows: Matrix, targets: Matrix, *, seed: int = 0, effort: int = 0) -> LinearModel:

@@ -1,11 +1,11 @@
-"""Residuals of the Gaussian process (gp_regression.py): the mode on which most samples of a load agree.
+"""Correct the Gaussian process (gp_regression.py) by the mode of the residuals on which most samples of a load agree.
 
 A process averages whatever is similar. But runs of one load may fall into groups (in published A100 measurements
 latencies jump by 4 to 5 ms from run to run), and the mean of two groups is near neither. So the mean is moved by a mode
 of the residuals of the same victim, batch and share: found by mean shift (Comaniciu and Meer, IEEE Transactions on
-Pattern Analysis and Machine Intelligence 24, 2002), in which samples beside the same models weigh more. Runs of those
-often followed each other, and are of one group. It also removes errors of the latency alone, to which all samples of a
-load are relative.
+Pattern Analysis and Machine Intelligence 24, 2002), in which samples with the same co-located models weigh more. These
+were often measured one after another, and belong to one group. It also removes errors of the latency alone, to which
+all samples of a load are relative.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from cotenant.predictors import Load
 from cotenant.predictors.gp_regression import GpRegression, Matrix
 from cotenant.predictors.samples import Sample
 
-MIN_SAMPLES = 3  # of a load
-GROUP_WIDTH = 1.5  # in standard deviations of the prior's noise
-SAME_COLOCATED_WEIGHT = 5.0  # of a sample beside the same models; others weigh 1
-MEAN_SHIFT_STEPS = 5  # of the mode search
+MIN_SAMPLES = 3  # minimum samples of a load
+GROUP_WIDTH = 1.5  # bandwidth, in standard deviations of the prior's noise
+SAME_COLOCATED_WEIGHT = 5.0  # weight of a sample with the same co-located models; others weigh 1
+MEAN_SHIFT_STEPS = 5  # maximum iterations of the mode search
 
 ModelNames = tuple[str, ...]
 
 
 class ResidualModes:
-    """Residual modes of one load. values: residuals of its samples; colocated: the models beside it, by name."""
+    """Hold the residual modes of one load. values: residuals of its samples; colocated: their co-located models."""
 
     def __init__(self, values: Matrix, colocated: Sequence[ModelNames], width: float) -> None:
         self._values = values
@@ -37,7 +37,7 @@ class ResidualModes:
         self._mode_cache: dict[ModelNames, float] = {}
 
     def of(self, colocated: ModelNames) -> float:
-        """Return the residual mode beside some models."""
+        """Return the residual mode under co-location with these models."""
         modes = self._mode_cache.get(colocated)
         if modes is None:
             modes = self._mode_cache[colocated] = _mode(self._values, self._weights(colocated), self._width)
@@ -70,7 +70,7 @@ def fit_residual_modes(process: GpRegression, samples: Sequence[Sample]) -> dict
 
 
 def without_each(process: GpRegression, samples: Sequence[Sample]) -> Matrix:
-    """For each sample, what the others of its load say."""
+    """Return for each sample the mode of the others of its load."""
     modes = np.zeros(len(samples))
     indices = _indices_by_victim(samples)
     for load, modes_of_load in fit_residual_modes(process, samples).items():

@@ -1,4 +1,4 @@
-"""Samples of co-located runs, on which predictors are fitted and evaluated."""
+"""Read and write samples of co-located runs, on which predictors are fitted and evaluated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_TIME_RATIO = 0.5  # together over alone: interference speeds nothing up, and
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A victim's batch latency without and with co-located loads.
+    """Hold a victim's batch latency without and with co-located loads.
 
     alone, together: seconds.
     """
@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
-    """Samples from the lines of a CSV file (docs/reference.md, "Interference samples").
+    """Read samples from the lines of a CSV file (docs/reference.md, "Interference samples").
 
     Raises ConfigError with `place` and the line.
     """

@@ -1,4 +1,4 @@
-"""Sparse posterior of the Gaussian process (gp_regression.py): predicts a pair of loads in microseconds.
+"""Approximate the posterior of the Gaussian process (gp_regression.py): predict a pair of loads in microseconds.
 
 The covariance of two terms is, in each kernel, a product of the similarity of their victims and that of their
 co-located loads. So a load is compared with the samples once, and the mean of a pair is a dot product of two cached
@@ -20,16 +20,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from cotenant.predictors.gp_regression import FUNCTIONS, GpRegression, Matrix, Numbers, Prior
+from cotenant.predictors.gp_regression import KERNELS, GpRegression, Matrix, Numbers, Prior
 from cotenant.predictors.load_features import FEATURES
 
-MAX_INDUCING_SAMPLES = 96  # for each pair of models
+MAX_INDUCING_SAMPLES = 96  # inducing points for each pair of models
 RELATIVE_JITTER = 0.01  # of the median noise variance: regularises similar samples, and bounds what is neglected
-_ALL = np.ones(len(FUNCTIONS))
+_ALL = np.ones(len(KERNELS))
 
 
 class Side(msgspec.Struct, frozen=True):
-    """A load as a victim or as a co-located load.
+    """Describe a load as a victim or as a co-located load.
 
     number: stands for its name; negative, where no sample has it. similarity: to the loads that have this role in
     the samples, by kernel. weights: of a victim the same in one row; of a co-located load, what each victim's
@@ -45,9 +45,9 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class _Role(NamedTuple):
-    """The loads that are victims in the samples, or co-located.
+    """Hold the loads that are victims in the samples, or co-located.
 
-    numbers: of their names. load_indices: the load of each term. centre, width: of this role's columns. functions: for
+    numbers: of their names. load_indices: the load of each term. centre, width: of this role's columns. kernels: for
     each kernel, its groups of columns with length scale and the loads' columns in units of it; its amplitude; and
     whether names must be equal.
     """
@@ -56,11 +56,11 @@ class _Role(NamedTuple):
     load_indices: Numbers
     centre: Matrix
     width: Matrix
-    functions: list[tuple[list[tuple[list[int], float, Matrix]], float, bool]]
+    kernels: list[tuple[list[tuple[list[int], float, Matrix]], float, bool]]
 
 
 class _InducingPoints(NamedTuple):
-    """The inducing points of two models. victims, colocated: indices of their terms' loads.
+    """Hold the inducing points of two models. victims, colocated: indices of their terms' loads.
 
     projection: (directions, terms); the squared norm of its product with a pair's similarity to the terms is the
     variance that the samples explain.
@@ -78,7 +78,7 @@ class Posterior:
         self.process = process
         prior, terms = process.prior, process.terms
         self._mean = prior.mean
-        self._prior_variance = sum(scales.amount**2 for scales in prior.functions.values())
+        self._prior_variance = sum(scales.amplitude**2 for scales in prior.kernels.values())
         self._victims = _role(prior, process.scaled, terms.victims, victim=True)
         self._others = _role(prior, process.scaled, terms.colocated, victim=False)
         self._order = np.argsort(self._victims.load_indices, kind="stable")
@@ -129,9 +129,9 @@ class Posterior:
         remaining = np.diag(noises) - noises[:, None] * process.precision[np.ix_(samples, samples)] * noises
         jitter = RELATIVE_JITTER * float(np.median(process.noises))
         inverse = np.linalg.inv(covariance + jitter * np.eye(len(samples)))
-        amounts, directions = np.linalg.eigh(covariance - remaining)  # from small to large
-        significant = np.cumsum(np.maximum(0.0, amounts)) > jitter * len(samples)
-        projection = np.sqrt(amounts[significant])[:, None] * (directions[:, significant].T @ inverse)
+        eigenvalues, directions = np.linalg.eigh(covariance - remaining)  # from small to large
+        significant = np.cumsum(np.maximum(0.0, eigenvalues)) > jitter * len(samples)
+        projection = np.sqrt(eigenvalues[significant])[:, None] * (directions[:, significant].T @ inverse)
         terms = np.flatnonzero(np.isin(process.terms.owners, samples))
         order = np.argsort(samples)
         owners = order[np.searchsorted(samples[order], process.terms.owners[terms])]
@@ -159,12 +159,12 @@ def _similarities(role: _Role, features: Matrix, number: int) -> Matrix:
     columns = (features - role.centre) / role.width
     columns[np.isnan(columns)] = 0.0  # the mean
     named = role.numbers == number
-    similarity = np.empty((len(role.functions), len(named)))
-    for i, (groups, amount, by_name) in enumerate(role.functions):
+    similarity = np.empty((len(role.kernels), len(named)))
+    for i, (groups, amplitude, by_name) in enumerate(role.kernels):
         far = np.zeros(len(named))
-        for group, reach, others in groups:
-            far += ((columns[group] / reach - others) ** 2).sum(axis=1)
-        similarity[i] = amount * np.exp(-0.5 * far)
+        for group, length_scale, others in groups:
+            far += ((columns[group] / length_scale - others) ** 2).sum(axis=1)
+        similarity[i] = amplitude * np.exp(-0.5 * far)
         if by_name:
             similarity[i] *= named
     return similarity
@@ -175,13 +175,13 @@ def _role(prior: Prior, scaled: Matrix, numbers: Numbers, *, victim: bool) -> _R
     first = 0 if victim else len(FEATURES)
     own = slice(first, first + len(FEATURES))
     loads, load_indices = np.unique(np.column_stack([numbers, scaled[:, own]]), axis=0, return_inverse=True)
-    functions = []
-    for name, function in FUNCTIONS.items():
-        scales, groups = prior.functions[name], []
-        for (group, _), reach in zip(function.groups, scales.reach, strict=True):
+    kernels = []
+    for name, kernel in KERNELS.items():
+        scales, groups = prior.kernels[name], []
+        for (group, _), length_scale in zip(kernel.groups, scales.length_scales, strict=True):
             if own.start <= group[0] < own.stop:
                 own_columns = [column - first for column in group]
-                groups.append((own_columns, reach, loads[:, 1:][:, own_columns] / reach))
-        functions.append((groups, scales.amount, function.victim if victim else function.colocated))
+                groups.append((own_columns, length_scale, loads[:, 1:][:, own_columns] / length_scale))
+        kernels.append((groups, scales.amplitude, kernel.victim if victim else kernel.colocated))
     centre, width = np.array(prior.centre[own]), np.array(prior.width[own])
-    return _Role(loads[:, 0].astype(np.int64), load_indices.ravel(), centre, width, functions)
+    return _Role(loads[:, 0].astype(np.int64), load_indices.ravel(), centre, width, kernels)

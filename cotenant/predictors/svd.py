@@ -1,11 +1,11 @@
-"""The NTUA thesis' collaborative filtering: complete a matrix of measurements from similar rows and columns.
+"""Complete a matrix of measurements from similar rows and columns, by the NTUA thesis' collaborative filtering.
 
 Rows are models, columns configurations or co-located models; an entry is a throughput alone (`isolated`), or the loss
-of a row's model beside a column's (`fit`). Chapters 7 and 8 of the thesis have two ways to fill gaps, and which is
-better depends on how many there are (figure 7.1). Latent features from a singular value decomposition, with gaps as
-zeros, determine which columns are similar, and an entry is the mean of the row's others, weighted by similarity: robust
-with few entries. Iterated regression of each column on the others is far more accurate where most of a row is known,
-and fails where it is not. `complete` chooses by the gaps of each row.
+of a row's model co-located with a column's (`fit`). Chapters 7 and 8 of the thesis have two ways to fill gaps, and
+which is better depends on how many there are (figure 7.1). Latent features from a singular value decomposition, with
+gaps as zeros, determine which columns are similar, and an entry is the mean of the row's others, weighted by
+similarity: robust with few entries. Iterated regression of each column on the others is far more accurate where most of
+a row is known, and fails where it is not. `complete` chooses by the gaps of each row.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cotenant.predictors.samples import Sample
 Matrix = NDArray[np.float64]  # NaN where nothing was measured
 
 KEPT_ENERGY = 0.9  # fraction of the squared singular values that latent features keep
-REGRESSION_ROUNDS = 10  # of iterated regression
+REGRESSION_ROUNDS = 10  # rounds of iterated regression
 MIN_SPARSITY = 0.5  # fraction of gaps in a row from which similarity fills them
-MAX_LOSS = 0.95  # of a model's throughput that co-located models may take together
+MAX_LOSS = 0.95  # maximum fraction of a model's throughput that co-located models may take together
 
 
 def complete(values: Matrix) -> Matrix:
@@ -103,8 +103,7 @@ def isolated(profiles: Profiles) -> dict[Load, float]:
 class Losses(msgspec.Struct, frozen=True, dict=True):
     """Predict slowdowns from the completed matrix.
 
-    lost: for each victim beside each co-located model, the lost fraction of its throughput; losses beside several add
-    up.
+    lost: for each victim and co-located model, the lost fraction of throughput; losses to several add up.
     """
 
     victims: tuple[Load, ...]

@@ -52,7 +52,10 @@ _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """One kernel launch. seconds: duration. values: by profile column, without those that the GPU does not count."""
+    """Describe one kernel launch.
+
+    seconds: duration. values: by profile column, without those that the GPU does not count.
+    """
 
     name: str
     seconds: float
@@ -104,7 +107,9 @@ def _value(metric: str, text: str, unit: str) -> dict[str, float]:
         return {}
     if metric == TIME:
         if unit not in _SECONDS:
-            raise DeviceError(f"Nsight Compute counts {metric} in {unit!r}, which is not known; it may be too new")
+            raise DeviceError(
+                f"Nsight Compute counts {metric} in {unit!r}, which is an unknown unit; it may be too new"
+            )
         return {TIME: number * _SECONDS[unit]}
     size = re.fullmatch(r"([KMG]?)byte(/block)?", unit)
     if size is None and unit not in _PLAIN:

@@ -15,14 +15,14 @@ from cotenant.predictors.fitting import fit
 from cotenant.predictors.gaussian_process import GaussianProcess
 from cotenant.predictors.samples import Sample
 
-HELD_OUT = 0.3  # of the samples, as in gpulet, section 4.4
-QUANTILE = 0.9  # whose coverage is reported
+HELD_OUT = 0.3  # fraction of the samples, as in gpulet, section 4.4
+QUANTILE = 0.9  # quantile whose coverage is reported
 
-Progress = Callable[[str, int, int], None]  # what, done, of how many
+Progress = Callable[[str, int, int], None]  # = Receives the present step, the steps done, and their number.
 
 
 class PredictionErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of a predictor on held-out samples, in percent of the measured slowdown.
+    """Report the errors of a predictor on held-out samples, in percent of the measured slowdown.
 
     held_out: how the samples were chosen. samples: their number over all splits. mean, p50, p90, p95: of the absolute
     error. spread: standard deviation of p90 between splits. bias: mean signed error. coverage: percent of slowdowns not
@@ -44,7 +44,7 @@ class PredictionErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainTestSplit(msgspec.Struct, frozen=True):
-    """Indices of samples."""
+    """Hold indices of samples."""
 
     train: list[int]
     test: list[int]
@@ -99,7 +99,8 @@ def cross_validate(
 
 
 class _Outcome(msgspec.Struct):
-    """errors: predicted over measured slowdown, less 1. covered: whether each slowdown is at most the quantile."""
+    """Hold the errors of one split. errors: predicted over measured slowdown, less 1. covered: whether each slowdown is
+    at most the quantile."""
 
     errors: list[float] = []
     covered: list[bool] = []

@@ -31,7 +31,7 @@ Tensors = tuple[Tensor, ...]
 
 SHARES = (1000, 500, 250, 100, 50)
 BATCHES = (1, 2, 4, 8, 16, 32)
-MIN_BATCHES = 3  # measured for one point
+MIN_BATCHES = 3  # batches measured for one point
 MAX_BATCHES = 40
 SLOW = 0.1  # seconds; longer batches vary little and cold caches hardly matter to them: two are enough
 GPU_INPUT_SETS = 4
@@ -40,7 +40,7 @@ ARENA = 1 << 30  # bytes
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure.
+    """Configure what to measure.
 
     shares: ‰, descending. seconds: to spend on one point; at least two or three batches run. longest: seconds above
     which a batch is of no use to any plan. memory: bytes of the device; a model that fails on a share, and that took
@@ -82,7 +82,7 @@ def nearest_share(share: int, cuts: Sequence[int]) -> int:
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A model to measure. sample: makes inputs with the given number of rows."""
+    """Describe a model to measure. sample: makes inputs with the given number of rows."""
 
     model: WorkerModel
     sample: Callable[[int], Tensors]
@@ -107,7 +107,7 @@ def _in_arena(tensors: Tensors, arena: Arena) -> Tensors:
 
 
 class Listener:
-    """A pool listener that waits for one batch at a time."""
+    """Wait for one batch at a time, as a pool listener."""
 
     def __init__(self) -> None:
         self.waiting: asyncio.Future[Timing] | None = None
@@ -216,7 +216,7 @@ def _missing_batches(model: WorkerModel, points: Sequence[Point], share: int, gr
 
 
 def _too_large(points: Sequence[Point], share: int, grid: Grid) -> bool:
-    """Whether the model is too large for a share of a device that partitions memory."""
+    """Return whether the model is too large for a share of a device that partitions memory."""
     taken = max((point.memory for point in points if point.share > share), default=0)
     return 2 * taken > grid.memory * share // WHOLE
 
@@ -235,7 +235,7 @@ def _extrapolated(points: Sequence[Point], share: int, batch: int) -> float:
 
 
 class _Bench:
-    """Measures one lane at a time."""
+    """Measure one lane at a time."""
 
     def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], device: DeviceId, grid: Grid) -> None:
         self._candidates = candidates

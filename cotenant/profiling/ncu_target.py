@@ -1,4 +1,4 @@
-"""The program that Nsight Compute profiles: `python -m cotenant.profiling.ncu_target MODEL BATCH...`.
+"""Run a model for Nsight Compute to profile: `python -m cotenant.profiling.ncu_target MODEL BATCH...`.
 
 It loads a model, runs each batch once to warm up and once under the counters, preceded by a marker kernel that nothing
 else runs. MODEL is a file with a `WorkerModel` in JSON.
@@ -41,7 +41,7 @@ class CountingTask(Protocol):
 
 
 class CudaRuntime:
-    """The first visible CUDA device."""
+    """Call the runtime of the first visible CUDA device."""
 
     def __init__(self) -> None:
         import torch

@@ -36,9 +36,9 @@ BATCH_SIZES = 3  # of each model and share, from one row to the largest worth me
 MAX_LATENCY = 0.25  # seconds alone; slower batches are not measured
 SECONDS = 0.6  # for a run, and at least MIN_BATCHES batches of each model
 ATTEMPTS = 3
-RUNS_AT_ONCE = 32  # chosen together, then run grouped by cut
-MEASURED_FRACTION = 0.2  # of all pairs; more of them add little
-MAX_PAIRS = 700  # to choose from; of more, an even sample
+RUNS_AT_ONCE = 32  # candidate runs that are selected together, then grouped by cut
+MEASURED_FRACTION = 0.2  # fraction of all pairs; more of them add little
+MAX_PAIRS = 700  # maximum runs to choose from; of more, an even sample
 SETS_PER_CUT = 60  # random sets of three or four to choose from
 
 Run = tuple[Load, ...]
@@ -101,7 +101,7 @@ def _victims(run: Run) -> list[tuple[Load, Run]]:
 
 
 def pair_shares(kind: Kind) -> list[tuple[int, ...]]:
-    """Return cuts of a device in two and more: the legal shares nearest to SHARES and the largest that fits beside."""
+    """Return cuts of a device in two and more: the legal shares nearest to SHARES, and the largest that fits."""
     cuts: dict[tuple[int, ...], None] = {}
     for targets in SHARES:
         shares = [nearest_share(share, kind.cuts) for share in targets]
@@ -167,7 +167,7 @@ def _cut(run: Run) -> tuple[str, ...]:
 
 
 class _Listeners:
-    """One listener for each lane."""
+    """Hold one listener for each lane."""
 
     def __init__(self) -> None:
         self.of: dict[LaneId, Listener] = {}
@@ -186,7 +186,7 @@ class _Listeners:
 
 
 class _Bench:
-    """Measures co-located workers."""
+    """Measure co-located workers."""
 
     def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], grid: Grid) -> None:
         self._candidates = candidates
@@ -230,7 +230,7 @@ class _Bench:
     async def measure(self, run: Run, seconds: float) -> list[Sample]:
         """Measure a run, and each load alone just before: on a shared machine its latency of minutes ago is stale."""
         first, *others = (repr(load.model) for load in run)
-        description = f"{first} beside {show_names(others)}"
+        description = f"{first} co-located with {show_names(others)}"
         for _ in range(ATTEMPTS):
             try:
                 lanes = dict(zip(self._lanes, run, strict=True))

@@ -1,4 +1,4 @@
-"""Figures of simulations: a run over time, the load that a plan sustains, the devices that growth needs."""
+"""Draw simulations: a run over time, the load that a plan sustains, the devices that growth needs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of a line. low, high: of the band around it, if there is one."""
+    """Hold the points of a line. low, high: of the band around it, if there is one."""
 
     label: str
     x: list[float]

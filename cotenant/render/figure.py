@@ -1,4 +1,4 @@
-"""What every figure shares: colours, formats, and writing it whole or not at all."""
+"""Provide what all figures need: colours, formats, and atomic writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The difference of two plans as a table."""
+"""Tabulate the differences between two plans."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _cells(partition: Partition | None) -> str:
 
 
 def _batches(partition: Partition | None) -> str:
-    """With batches and rates, where shares and models stay."""
+    """Describe batches and rates, where shares and models stay."""
     if partition is None:
         return "-"
     each = (f"{it.model} batch {it.batch} {show_rate(it.rate)}/s" for it in partition.placements)

@@ -1,4 +1,4 @@
-"""A plan as a figure in a file."""
+"""Draw a plan as a figure in a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_LINES = 8  # of text in a bar
 
 
 class BarText(msgspec.Struct, frozen=True):
-    """A line in a bar: the longest text that there is room for, or the beginning of the last."""
+    """Hold a line of text in a bar: the longest variant that fits, or the beginning of the last."""
 
     texts: tuple[str, ...]
     bold: bool = False

@@ -1,4 +1,4 @@
-"""What tables, bars and figures of a plan share: spans on a device, colours of models, the summary."""
+"""Provide what tables, bars and figures of a plan need: spans on a device, colours of models, the summary."""
 
 from __future__ import annotations
 

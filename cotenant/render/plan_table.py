@@ -1,4 +1,4 @@
-"""A plan in a terminal: a table of its placements, and a bar for each device."""
+"""Show a plan in a terminal: a table of its placements, and a bar for each device."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
 
 
 class Bars(msgspec.Struct, frozen=True):
-    """Bars of a plan's devices, as wide as the terminal allows."""
+    """Draw the bars of a plan's devices, as wide as the terminal allows."""
 
     plan: Plan
 

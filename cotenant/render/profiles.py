@@ -1,4 +1,4 @@
-"""Profiles as tables and as figures: latency over batch and share."""
+"""Show profiles as tables and as figures: latency over batch and share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why this plan: its candidates, its headroom, its validation and the time of its stages, for a terminal."""
+"""Explain in a terminal why a plan was chosen: candidates, headroom, validation, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STAGES = {
 
 
 def provenance_view(plan: Plan) -> RenderableType:
-    """Return how a plan came about; a line that says so where nothing is known of it."""
+    """Return how a plan came about; one line where that is unknown."""
     provenance = plan.provenance
     if provenance is None:
         return Text("why this plan: its file does not say how it came about")

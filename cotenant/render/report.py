@@ -1,4 +1,4 @@
-"""The report of a run as a table."""
+"""Tabulate the report of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The style of all tables: narrow, for terminals of 80 columns, and folded rather than cut off in narrower ones."""
+"""Style all tables: narrow, for terminals of 80 columns, and folded rather than truncated in narrower ones."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Fanouts = Callable[[ApplicationSpec, int, int], Sequence[int] | None]
 def application_specs(
     applications: Iterable[Application], split: Mapping[str, Mapping[str, float]]
 ) -> tuple[ApplicationSpec, ...]:
-    """Return applications as they run. split: application → stage → seconds of the target."""
+    """Return the run-time form of applications. split: application → stage → seconds of the target."""
     specs = []
     for application in applications:
         downstream = application.remainder(split[application.name])
@@ -68,7 +68,7 @@ def fixed_fanout(spec: ApplicationSpec, number: int, times: int) -> Sequence[int
 
 
 class _OpenRequest:
-    """A request of an application that has not ended.
+    """Track a request of an application that has not ended.
 
     since: when it was admitted. fanouts: for each stage, the number of its requests each time it is spawned. unserved:
     for
@@ -96,7 +96,7 @@ class _OpenRequest:
 
 
 class Applications:
-    """A dispatcher for applications. Requests of stages have negative ids; external requests must not."""
+    """Dispatch applications. Requests of stages have negative ids; external requests must not."""
 
     def __init__(self, handle: Handle, fanouts: Fanouts = fixed_fanout, specs: Iterable[ApplicationSpec] = ()) -> None:
         """handle: that of the dispatcher. specs: the initial applications."""

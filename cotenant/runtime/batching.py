@@ -84,10 +84,9 @@ def held_until(queue: Queue, rows: int) -> float:
 def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
     """Return the queue that a free lane runs next, its requests and rows, and when to check again.
 
-    Models take turns: of the queues with waiting requests, the one whose last batch was longest ago runs. So between
-    two batches of a model every other runs at most one, whatever its rate, and no model waits longer than a round
-    (docs/concepts.md). If only held-back batches are waiting, the queue is None and the time is that of the first of
-    them.
+    Models take turns: of the queues with waiting requests, the least recently run goes next. So between two batches of
+    a model every other runs at most one, whatever its rate, and no model waits longer than a round (docs/concepts.md).
+    If only held-back batches are waiting, the queue is None and the time is that of the first of them.
     """
     best: Queue | None = None
     best_count = best_rows = 0

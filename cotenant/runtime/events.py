@@ -1,4 +1,4 @@
-"""Events that the dispatcher takes and commands that it returns. Values only, so that a log of them is complete.
+"""Define the events that the dispatcher takes and the commands that it returns.
 
 A *lane* is a worker of a partition at run time; see `core.identity` for how it is named.
 """
@@ -13,7 +13,7 @@ from cotenant.core.request import Outcome, Request
 
 
 class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement as the dispatcher needs it.
+    """Describe a placement as the dispatcher needs it.
 
     latencies: predicted seconds of 1, 2, … rows; its length is the largest batch. max_queue_delay: see `Model`. rate:
     planned requests per second.
@@ -26,14 +26,14 @@ class LaneModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane and the models that it serves."""
+    """Describe a lane and the models that it serves."""
 
     id: LaneId
     models: tuple[LaneModel, ...]
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of an application at run time.
+    """Describe a stage of an application at run time.
 
     after: indices of the stages that it follows. downstream: seconds of the target kept for the stages behind it.
     counted: see `core.application.Stage`.
@@ -48,14 +48,14 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApplicationSpec(msgspec.Struct, frozen=True):
-    """An application at run time. slo: end-to-end target in seconds. stages: in topological order."""
+    """Describe an application at run time. slo: end-to-end target in seconds. stages: in topological order."""
 
     name: str
     slo: float
     stages: tuple[StageSpec, ...]
 
 
-# Events: what happened.
+# Events.
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -63,13 +63,13 @@ class Arrived(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The caller of a request left."""
+    """Report that the caller of a request left."""
 
     request: int
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A batch is done. failed: those of its requests, by id, that the model could not answer, with its reason.
+    """Report that a batch is done. failed: those of its requests, by id, on which the model failed, with its reason.
 
     made: (request, stage, count) where the answer to a request of an application tells how many requests of a later
     stage there are. lent: seconds by which the batch ended earlier than its lane's share alone would have let it; plans
@@ -84,7 +84,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The model raised an error on a whole batch; its worker lives."""
+    """Report that the model raised an error on a whole batch; its worker lives."""
 
     lane: LaneId
     batch: int
@@ -92,8 +92,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Died(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A lane's worker is gone; what it held was lost with it. others: lanes whose workers went at the same moment, such
-    as those of the same process or device: what one held is not tried again on another."""
+    """Report that a lane's worker died, and its batch is lost. others: lanes whose workers died at the same moment,
+    such as those of the same process or device: a batch is not retried on any of them."""
 
     lane: LaneId
     reason: str
@@ -101,22 +101,21 @@ class Died(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A lane's worker is up and warm."""
+    """Report that a lane's worker is ready."""
 
     lane: LaneId
 
 
 class Woke(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """The `time` that a `WakeAt` asked for has come. A stale one is harmless, and so is one that comes early."""
+    """Report that the `time` of a `WakeAt` has come. A stale one is harmless, and so is an early one."""
 
     lane: LaneId
     time: float
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):
-    """These are the lanes from now on. A lane that is not among them drains: it finishes its batch, and what waited
-    there goes to other lanes. A lane that is new is down until it is `Ready`. applications: those from
-    now on; None: as before."""
+    """Replace the lanes. A lane that is missing drains: it finishes its batch, and its waiting requests go to other
+    lanes. A new lane is down until it is `Ready`. applications: from now on; None: unchanged."""
 
     lanes: tuple[LaneSpec, ...]
     applications: tuple[ApplicationSpec, ...] | None = None
@@ -124,7 +123,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
 
 Event = Arrived | Cancelled | Finished | Failed | Died | Ready | Woke | Applied
 
-# Commands: what to do about it.
+# Commands.
 
 
 class Run(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -137,10 +136,10 @@ class Run(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """These requests, all of one model, have ended. reason: for people, empty where served.
+    """Report that these requests, all of one model, have ended. reason: for people, empty where served.
 
-    retry_after: seconds after which a refused caller may have better luck. lane, batch, started: where and in which
-    batch a served request ran, and since when.
+    retry_after: seconds after which a rejected caller may retry. lane, batch, started: where and in which batch a
+    served request ran, and since when.
     """
 
     requests: tuple[Request, ...]
@@ -153,21 +152,21 @@ class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class WakeAt(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Say `Woke(lane, time)` at that time."""
+    """Send `Woke(lane, time)` at that time."""
 
     lane: LaneId
     time: float
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A lane that was taken out holds nothing any more; its worker may stop."""
+    """Report that a removed lane holds nothing any more; its worker may stop."""
 
     lane: LaneId
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A request of an application needs this one, of its stage of that number; what it carries comes of the others.
-    item: which one it is of those that the stage makes at once."""
+    """Create a request of a stage for a request of an application; its inputs come from the stages before it. item: its
+    index among those created at once."""
 
     whole: int
     stage: int

@@ -1,4 +1,4 @@
-"""A lane and its queues: what is waiting on one partition and what is running there."""
+"""Hold a lane and its queues: what is waiting on one partition and what is running there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Entry = tuple[float, int, "Queue"]
 
 
 class Queue:
-    """One model's requests on one lane, most urgent first: by priority, then deadline, then arrival.
+    """Hold one model's requests on one lane, most urgent first: by priority, then deadline, then arrival.
 
     `correction` scales the predicted latencies by what was observed: interference, overheads, a stale profile. Time
     that was lent counts as if it had been spent, since it may not be there the next time.
@@ -173,7 +173,7 @@ class Queue:
 
 
 class Batch:
-    """A batch in flight. intact: none of its requests has ended yet."""
+    """Track a batch in flight. intact: none of its requests has ended yet."""
 
     __slots__ = ("id", "intact", "queue", "requests", "rows", "started")
 
@@ -187,7 +187,7 @@ class Batch:
 
 
 class Lane:
-    """A worker of a partition at run time: a queue for each of its models, and at most one batch in flight."""
+    """Hold a worker of a partition at run time: a queue for each of its models, and at most one batch in flight."""
 
     __slots__ = ("batch", "draining", "free_at", "id", "lent", "queue_list", "queues", "routed", "up", "wake")
 

@@ -1,7 +1,7 @@
-"""Which lane is which partition, from one plan to the next, in the simulator and live alike.
+"""Match running lanes to the partitions of the next plan; shared by the simulator and the live server.
 
-A partition that both plans have keeps its lanes, and with them its workers; any other gets lanes with names of their
-own, so that old and new ones can stand side by side while the new workers start.
+A partition that both plans have keeps its lanes, and with them its workers; any other gets lanes with new names, so
+that old and new lanes can coexist while the new workers start.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from cotenant.runtime.lane_specs import workers_per_partition
 
 
 class LaneAssignment(msgspec.Struct, frozen=True):
-    """A partition that a lane serves, and which of its workers. `device` and `partition` are as in the plan that wanted
-    them last."""
+    """Assign a lane to one worker of a partition. `device` and `partition` are as in the last plan that wanted them."""
 
     spec: LaneSpec
     device: Device
@@ -28,12 +27,13 @@ class LaneAssignment(msgspec.Struct, frozen=True):
 
     @property
     def placements(self) -> list[Placement]:
-        """Those that the worker holds."""
+        """Return the placements that the worker holds."""
         return [placement for placement in self.partition.placements if placement.procs > self.worker]
 
 
 class LaneMatcher:
-    """lanes: those in force, by name. Set it once the workers of all that `match` wants are up."""
+    """Match lanes from plan to plan. lanes: those in force, by name. Set it once all workers that `match` wants are
+    ready."""
 
     def __init__(self) -> None:
         self.lanes: dict[LaneId, LaneAssignment] = {}
@@ -42,9 +42,9 @@ class LaneMatcher:
     def match(
         self, plan: Plan, specs: Iterable[LaneSpec], unchanged: Callable[[str], bool] = lambda model: True
     ) -> dict[LaneId, LaneAssignment]:
-        """The lanes of a plan by name: that of the lane which serves the same partition already, or a new one.
+        """Return the lanes of a plan by name: the lane that serves the same partition already, or a new one.
 
-        specs: what `lanes_of` makes of the plan. unchanged: whether workers hold a model as it is to be served now.
+        specs: the plan's lanes. unchanged: whether workers hold the present version of a model.
         """
         wanted: dict[LaneId, LaneAssignment] = {}
         given = iter(specs)
@@ -65,7 +65,7 @@ class LaneMatcher:
         return wanted
 
     def _holds(self, name: LaneId, device: Device, partition: Partition) -> bool:
-        """Whether a lane is of the first worker of a partition whose workers can serve this one as they are."""
+        """Return whether a lane is the first worker of a partition whose workers can serve this one as they are."""
         lane = self.lanes[name]
         return (
             lane.worker == 0

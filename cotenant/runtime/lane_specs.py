@@ -1,4 +1,4 @@
-"""From a plan to its lanes: what the dispatcher is told, in the simulator and live alike."""
+"""Derive the lane specifications of a plan, for the dispatcher; shared by the simulator and the live server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from cotenant.runtime.events import LaneModel, LaneSpec
 
 
 def lane_specs(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> tuple[LaneSpec, ...]:
-    """The lanes of a plan: one for each worker of a partition. The first has all of its models, another those that are
-    to have as many workers. Raises PlanError where the plan places what is not in `models` or was not profiled.
+    """Return the lanes of a plan: one for each worker of a partition. The first has all of its models, another those
+    that are to have as many workers. Raises PlanError where the plan places a model that is not in `models` or was not
+    profiled.
 
-    A placement gives the latency of its largest batch beside its neighbours. What its profile gives for the same batch
-    alone tells the slowdown; smaller batches are slowed as much. So no predictor is asked twice, or differently.
+    A placement has the latency of its largest batch under co-location. Its ratio to the profiled latency is the
+    slowdown, which applies to smaller batches as well. So no predictor is evaluated twice, or differently.
     """
     return tuple(
         LaneSpec(
@@ -41,7 +42,7 @@ def lane_specs(plan: Plan, models: Mapping[str, Model], profiles: Profiles) -> t
 
 
 def workers_per_partition(partition: Partition) -> int:
-    """How many run at once."""
+    """Return the number of concurrent workers of each partition."""
     return max([1, *(placement.procs for placement in partition.placements)])
 
 

@@ -20,7 +20,7 @@ from cotenant.runtime.events import Command, Event, Reply
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
-    """One event, its time in seconds, and the commands that answered it."""
+    """Hold one event, its time in seconds, and the resulting commands."""
 
     now: float
     event: Event
@@ -28,8 +28,10 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay found. outcomes: requests by model and outcome. seconds: from the first event to the last.
-    difference: the first line with other commands than logged, with both; empty if there is none."""
+    """Summarise a replay. outcomes: requests by model and outcome. seconds: from the first event to the last.
+
+    difference: the first line with other commands than logged, with both; empty if there is none.
+    """
 
     events: int
     seconds: float

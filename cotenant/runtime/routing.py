@@ -10,20 +10,19 @@ from cotenant.core.request import Request
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.lane import Entry, Queue
 
-LINEAR_SCAN: Final = 6  # lanes up to which asking all of them is faster than keeping them in order
+LINEAR_SCAN: Final = 6  # number of lanes up to which evaluating all is faster than keeping them in order
 
 # Relative slack of a busy lane's bound: it is summed in another order than a finish time, and rounding differs.
 ROUNDING: Final = 1e-12
 
 
 class ModelRoutes:
-    """The queues of one model, in the order of the plan. Ties go to the first.
+    """Keep the queues of one model, in the order of the plan. Ties go to the first.
 
     Many queues are kept in the order of a lower bound on the finish time of any request that would be last in the
-    queue,
-    and are asked in that order only until the next bound exceeds the best finish time. The bound of an idle lane is its
-    shortest batch; that of a busy lane, its finish time with one more row. Between two calls of `place` a queue can
-    only grow, which keeps the bound valid.
+    queue, and are evaluated in that order only until the next bound exceeds the best finish time. The bound of an idle
+    lane is its shortest batch; that of a busy lane, its finish time with one more row. Between two calls of `place` a
+    queue can only grow, which keeps the bound valid.
     """
 
     __slots__ = ("_busy", "_idle", "_latest", "_lowest", "many", "queues")

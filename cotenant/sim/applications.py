@@ -1,4 +1,4 @@
-"""Applications in the simulator: random fan-outs, and the SLOs to report."""
+"""Simulate applications: random fan-outs, and the SLOs to report."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ TRACE_BINS = 20  # of a run, in which requests of a trace are counted
 
 
 class Attainment(msgspec.Struct, frozen=True):
-    """SLO attainment of a model. mean: over seeds. half: half the width of the 95 % confidence interval, 0 for a single
-    seed, which allows none. required: by the SLO."""
+    """Estimate the SLO attainment of a model. mean: over seeds. half: half the width of the 95 % confidence interval, 0
+    for a single seed, which has none. required: by the SLO."""
 
     mean: float
     half: float
@@ -39,12 +39,12 @@ class Attainment(msgspec.Struct, frozen=True):
 
     @property
     def lacks(self) -> float:
-        """Shortfall from the required attainment; negative if there is headroom."""
+        """Return the shortfall from the required attainment; negative if there is headroom."""
         return self.required - self.mean
 
 
 class LoadLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan attains at a multiple of the load. models: those with requests."""
+    """Hold what a plan attains at a multiple of the load. models: those with requests. models: those with requests."""
 
     multiple: float
     models: dict[str, Attainment]
@@ -63,14 +63,14 @@ class LoadLevel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worst(self) -> str:
-        """The model that violates its SLO most or comes nearest to it; empty without requests."""
+        """Return the model that violates its SLO most or comes nearest to it; empty without requests."""
         return max(self.models, key=lambda name: self.models[name].lacks, default="")
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The capacity of a plan. multiple: of the load, up to which all SLOs hold. low, high: its 95 % confidence
-    interval; infinite if no SLO was ever violated. limit: the model whose SLO is violated first. levels: all that were
-    simulated, by multiple."""
+    """Hold the capacity of a plan. multiple: of the load, up to which all SLOs hold. low, high: its 95 % confidence
+    interval; infinite if no SLO was ever violated. limit: the model whose SLO is violated first. levels: all simulated
+    ones, by multiple."""
 
     multiple: float
     low: float
@@ -80,7 +80,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to simulate: a plan under a workload."""
+    """Describe a run to simulate: a plan under a workload."""
 
     problem: Problem
     plan: Plan

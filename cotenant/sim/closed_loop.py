@@ -1,4 +1,4 @@
-"""Closed-loop callers: each sends its next request after the reply to the last one."""
+"""Simulate closed-loop callers: each sends its next request after the reply to the last one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cotenant.core.request import Outcome, Request
 from cotenant.runtime.events import Reply
 from cotenant.workload.sources import ClosedLoop
 
-# Seconds before a rejected caller tries again, at least, as the server's `Retry-After` says.
+# Minimum seconds before a rejected caller retries, as the server's `Retry-After` says.
 RETRY = 1.0
 
 
 class ClosedLoopCallers:
-    """The callers of one model or application.
+    """Simulate the callers of one model or application.
 
     within: seconds from arrival to deadline. numbers: ids of requests. until: time from which no request is sent.
     """

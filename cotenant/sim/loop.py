@@ -17,11 +17,11 @@ Tell = Callable[[Event, float], None]  # hands an event to the dispatcher and pe
 
 
 class Actor(Protocol):
-    """Act on its own in a run: workers that start and die, plans that change."""
+    """Act in a run on its own: workers that start and die, plans that change."""
 
     @property
     def due(self) -> float:
-        """Time of the next action; infinity if there is none."""
+        """Return the time of the next action; infinity if there is none."""
         ...
 
     def act(self, now: float, tell: Tell) -> None:

@@ -1,4 +1,4 @@
-"""Counts what a simulated run comes to, batch by batch and reply by reply. A file of its own, to be compiled."""
+"""Count the results of a simulated run, batch by batch and reply by reply. A file of its own, to be compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cotenant.sim.service import Service
 
 
 class CountingService:
-    """`serve` and `ended` are for `loop.play`. The ledgers, by model, are filled as requests end.
+    """Count batches and replies in ledgers by model. `serve` and `ended` are for `loop.play`. follow: gives the
+    requests that follow from a reply; None where none ever do.
 
     follow: gives the requests that follow from a reply, None where none ever do.
     """

@@ -1,4 +1,4 @@
-"""Run a function over many tasks in several processes and yield each result as soon as it is there."""
+"""Run a function over many tasks in several processes, and yield each result as soon as it is ready."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Validation of plans by simulation.
+"""Validate plans by simulation.
 
-The forecast, which planners go by, knows nothing of batches whose latency varies, and where models share a partition it
-is up to two points too hopeful. So each plan is simulated before it is given.
+The planners' forecast ignores the variance of batch latency, and overestimates attainment by up to two points where
+models share a partition. So each plan is simulated before it is returned.
 
-A plan is simulated several times, with seeds of their own, and the requests of all runs are counted together. A run
-ends as soon as the verdict is as good as sure: that more requests miss their target than chance would have it, or that
-no more will in the end, were as many missed from here on as may be. Only a plan that passed all runs is given.
+A plan is simulated with several seeds, and the requests of all runs are counted together. A run ends early once its
+verdict is nearly certain: more requests miss their target than chance explains, or no more than allowed will, even if
+the rest miss at the allowed rate. Only a plan that passes all runs is returned.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from cotenant.planners.applications import carried_rates, slo_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
-# What is simulated at most, with each seed, and with how many seeds.
+# Maximum requests to simulate with each seed, and the number of seeds.
 MAX_SECONDS = 300.0
 MAX_REQUESTS = 30_000
 RUNS = 3
-EARLY_PASS_RISK = 0.02  # probability that a plan that passes before the end would miss too much by then
-# Probability of as many misses, at the rate that is allowed, as fail a plan before the end; misses come in bursts.
+EARLY_PASS_RISK = 0.02  # probability of failing at the end that is accepted when a plan passes early
+# Probability of as many misses, at the allowed rate, below which a plan fails early; misses come in bursts.
 EARLY_FAIL_RISK = 0.002
 
 
 class SimulatedSlos(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a plan's SLOs in the simulator.
+    """Summarise how a plan met its SLOs in the simulator.
 
-    passed: whether none was missed by more than chance would have it. seeds: of the runs. requests: that were answered
-    or missed. shortfall: by model or application, by how much it missed its attainment objective, where that is more
-    than chance. worst: None where no request came.
+    passed: whether none was missed by more than chance explains. seeds: of the runs. requests: answered or missed.
+    shortfall: by model or application, the attainment below its objective, where chance does not explain it. worst:
+    None without requests.
     """
 
     passed: bool
@@ -52,8 +52,8 @@ def simulate_slos(
 ) -> SimulatedSlos:
     """Simulate a plan under Poisson arrivals at the rates that it serves.
 
-    runs: at most, each with a seed of its own. chance: how often a plan that misses just as much as is allowed is
-    failed. all_verdicts: whether to go on until the verdict on every SLO is known, and not only on one that is missed.
+    runs: at most, each with its own seed. chance: probability of failing a plan that misses exactly as much as allowed.
+    all_verdicts: whether to continue after the first missed SLO, until every verdict is known.
     """
     rates = {name: rate for name, rate in carried_rates(plan, problem).items() if rate}
     seconds = min(MAX_SECONDS, MAX_REQUESTS / sum(plan.rates().values())) if rates else 0.0
@@ -106,10 +106,10 @@ def _worst(counts: Mapping[str, _MissCount], problem: Problem) -> WorstAttainmen
 
 
 class _MissCount:
-    """The requests of one model or application, and how many of them missed their target."""
+    """Count the requests of one model or application, and how many of them missed their target."""
 
     def __init__(self, expected: float, allowed_rate: float, chance: float) -> None:
-        """expected: requests of all runs, about. allowed_rate: the fraction that may miss. chance: of
+        """expected: requests of all runs, approximately. allowed_rate: the fraction that may miss. chance: of
         `simulate_slos`."""
         self.stayed = self.missed = 0
         self._expected = round(expected)
@@ -124,13 +124,13 @@ class _MissCount:
             missed, stayed, self._allowed_rate, EARLY_FAIL_RISK
         ):
             return False
-        # Where none may be missed, one miss is reckoned with: else it would seem sure from the start that none comes.
+        # Where no miss is allowed, one is assumed: otherwise a pass would seem certain from the start.
         coming = max(self._allowed_rate, 1 / max(self._expected, 1))
         left = max(self._expected - stayed, 0)
         return binomial_cdf(self._allowed - missed, left, coming) > 1 - EARLY_PASS_RISK or None
 
     @property
     def shortfall(self) -> float:
-        """By how much the attainment objective was missed; 0 where chance explains it."""
+        """Return by how much the attainment objective was missed; 0 where chance explains it."""
         failed = self.missed > max_misses(self.stayed, self._allowed_rate, self._chance)
         return self.missed / self.stayed - self._allowed_rate if failed else 0.0

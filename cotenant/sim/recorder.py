@@ -21,8 +21,7 @@ INTERVALS = 60
 
 
 class LanePlace(msgspec.Struct, frozen=True):
-    """Where a lane is. share: its part, in ‰ of the device, of the partition's share. price: of the device, per
-    hour."""
+    """Locate a lane. share: its part, in ‰ of the device, of the partition's share. price: of the device, per hour."""
 
     device: DeviceId
     share: float
@@ -43,9 +42,10 @@ def lane_places(plan: Plan, fleet: Iterable[Kind]) -> dict[LaneId, LanePlace]:
 
 
 class Recorder:
-    """Callable like a dispatcher's `handle`. What happens after `seconds`, when nothing arrives any more, is left out.
+    """Record a timeline; callable like a dispatcher's `handle`. Events after `seconds`, when nothing arrives any more,
+    are left out.
 
-    slots: places of all lanes that there will be. progress: called with the number of intervals that are over.
+    slots: places of all lanes of the run. progress: called with the number of completed intervals.
     """
 
     def __init__(

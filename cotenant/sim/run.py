@@ -1,4 +1,4 @@
-"""One simulated run: a plan, a workload and a seed in, a report out."""
+"""Simulate one run: a plan, a workload and a seed in, a report out."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from cotenant.workload.sources import ClosedLoop
 # Whether a run has shown enough, given the ledgers by name.
 Over = Callable[[Mapping[str, OutcomeLedger]], bool]
 
-_BLOCK = 256  # requests that are made at a time
-_GLANCE = 1024  # requests after which it is asked whether that was enough
+_BLOCK = 256  # requests generated at a time
+_GLANCE = 1024  # requests between two checks whether the run has shown enough
 
-# What a plan must keep to stand on its devices at all; a target that it misses is for the run to show.
+# The violations that keep a plan from running at all; missed targets are for the run to show.
 _STANDS = ("kind", "count", "id", "sum", "geometry", "memory")
 
 
@@ -67,20 +67,20 @@ def simulate(
     handle: Handle | None = None,
     over: Over | None = None,
 ) -> Report:
-    """What a plan does under a workload, or else under Poisson arrivals at the problem's own rates. Applications are
-    asked for, and reported, like models.
+    """Simulate a plan under a workload, by default Poisson arrivals at the problem's own rates. Requests and reports
+    may be of applications as well as of models.
 
-    The problem is the world: batches take what its profiles and its interference say, whatever the plan believes, and
-    vary as its profiles say (`Noise`).
+    The problem is the ground truth: the latency of batches, and its variance (`Noise`), come from its profiles and its
+    interference, whatever the plan predicts.
 
-    changes: plans to go over to, and when workers begin to start for them; control: decides that during the run;
-    adaptation: so does a controller, with devices of its own. foreign_load: (time, slowdown of all batches from then
-    on, until the next), for other programs on the same machine.
-    startup: seconds that a worker takes until it is warm; None: as profiled (``start_s``), or no time. observed: what
-    batches were seen to take on a lane, in place of what profiles and interference say. handle: takes the place of a
-    fresh dispatcher's, to record what it is told and answers. over: looks now and then at what has become of requests
-    so far; when it says so, no more arrive. Raises PlanError for a plan that cannot stand on the problem's devices, or
-    that cannot be gone over to, as a device has no memory for the workers of both.
+    changes: later plans, and when their rollouts begin; control: decides that during the run; adaptation: so does a
+    controller, with devices of its own. foreign_load: (time, slowdown of all batches from then on, until the next), for
+    other programs on the same machine.
+    startup: seconds until a worker is ready; None: as profiled (``start_s``), or 0. observed: batch latencies observed
+    on a lane, instead of those of profiles and interference. handle: replaces that of a new dispatcher, to record
+    events and commands. over: called periodically with the ledgers; once it returns True, no more requests arrive.
+    Raises PlanError for a plan that cannot stand on the problem's devices, or for a rollout during which a device lacks
+    the memory for the workers of both plans.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
@@ -155,7 +155,7 @@ def _run(
     over: Over | None = None,
     driver: AdaptationDriver | None = None,
 ) -> None:
-    """The ledgers are filled as requests end."""
+    """Simulate, filling the ledgers as requests end."""
     requests, follow = generate_requests(models, workload, seconds, seed)
     if driver is not None:
         requests = driver.count(requests)
@@ -168,8 +168,8 @@ def _run(
 def generate_requests(
     models: Iterable[Model], workload: Workload, seconds: float, seed: int
 ) -> tuple[Iterator[Request], Callable[[Reply, float], Iterable[Request]] | None]:
-    """Requests of one row each, numbered from 0, due within their timeout or else their model's target; and what those
-    that wait for their answers ask next, where any do."""
+    """Generate requests of one row each, numbered from 0, due within their timeout or else their model's target; and
+    return the closed-loop callers, which generate theirs from replies, where there are any."""
     numbers = itertools.count()
     within = {model.name: model.slo for model in models} | dict(workload.timeouts)
     rngs = random_streams(seed, workload.sources)
@@ -203,14 +203,14 @@ def generate_requests(
 
 
 def _blocks(chunks: Arrivals) -> Arrivals:
-    """A few at a time: none is made long before it arrives."""
+    """Generate requests in blocks, so that none is made long before it arrives."""
     for times, sources in chunks:
         for start in range(0, len(times), _BLOCK):
             yield times[start : start + _BLOCK], sources[start : start + _BLOCK]
 
 
 def _until(requests: Iterator[Request], over: Callable[[], bool]) -> Iterator[Request]:
-    """Those that arrive before it is over, which is asked after every so many."""
+    """Yield requests until the run is over, which is checked every so many requests."""
     while block := list(itertools.islice(requests, _GLANCE)):
         yield from block
         if over():
@@ -225,8 +225,8 @@ def _stands(plan: Plan, problem: Problem) -> None:
 
 
 def _really(lanes: Mapping[LaneId, LaneAssignment], problem: Problem) -> dict[Key, BatchTimes | RecordedBatches]:
-    """What batches take, by lane and model. How much slower than planned, and how much they vary, is that of the
-    largest batch, which is the one that matters under load."""
+    """Return the true latencies of batches by lane and model. The ratio to planned latencies, and the variance, are
+    those of the largest batch, which matters most under load."""
     found: dict[Key, BatchTimes | RecordedBatches] = {}
     for name, lane in lanes.items():
         kind, share = lane.device.kind, lane.partition.share
@@ -245,8 +245,8 @@ def _really(lanes: Mapping[LaneId, LaneAssignment], problem: Problem) -> dict[Ke
 
 
 def _profiled(lane: LaneAssignment, problem: Problem) -> float:
-    """Seconds that a worker takes to start, by what its models took when they were measured; 0 where that is not known.
-    It is one process, however many models it loads: the longest counts."""
+    """Return the profiled seconds that a worker takes to start; 0 where unknown. One process loads all of its models:
+    the longest counts."""
     profiles = [(problem.profiles[it.model, lane.device.kind], it.batch) for it in lane.placements]
     return max(
         [known.features(batch, lane.partition.share).get("start_s", 0.0) for known, batch in profiles], default=0.0

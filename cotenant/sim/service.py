@@ -1,4 +1,4 @@
-"""Service times of batches in the simulator: latency, times noise, plus the server's own overhead."""
+"""Draw the service times of batches: latency, times noise, plus the server's own overhead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Key = tuple[LaneId, str]
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server adds to profiled latencies, as measured live.
+    """Quantify what the server adds to profiled latencies, as measured live.
 
     per_batch, per_request: seconds. bandwidth: bytes/s of the link over which requests reach a device. sizes: bytes of
     one row, by model; 0 if absent.
@@ -40,7 +40,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """The distribution of batch latency over its median.
+    """Describe the distribution of batch latency over its median.
 
     cv: standard deviation over median. quantiles: measured values at `probabilities`, between which the distribution is
     interpolated; without them it is lognormal.
@@ -52,8 +52,8 @@ class Noise(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, features: Mapping[str, float], latency: float) -> Noise:
-        """Make it from the features of a profile point (``cv_pct``, ``p10_ms``, ``p90_ms``, ``p99_ms``) and its
-        latency in seconds."""
+        """Build the distribution from the features of a profile point (``cv_pct``, ``p10_ms``, ``p90_ms``, ``p99_ms``)
+        and its latency in seconds."""
         relative = [features.get(f"p{percent}_ms", math.nan) / (1e3 * latency) for percent in (10, 90, 99)]
         quantiles = () if any(map(math.isnan, relative)) else (relative[0], 1.0, *relative[1:])
         return cls(features.get("cv_pct", 0.0) / 100, quantiles)
@@ -72,7 +72,7 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 class BatchTimes(msgspec.Struct, frozen=True):
-    """True batch latencies. latencies: median seconds of 1, 2, … rows. noise: around the median."""
+    """Hold true batch latencies. latencies: median seconds of 1, 2, … rows. noise: around the median."""
 
     latencies: tuple[float, ...]
     noise: Noise

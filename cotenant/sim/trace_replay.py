@@ -23,7 +23,7 @@ PROBABILITIES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
 class ObservedBatch(msgspec.Struct, frozen=True):
-    """A batch. start: seconds from the beginning of the observed period. seconds: its duration."""
+    """Hold an observed batch. start: seconds from the beginning of the observed period. seconds: its duration."""
 
     start: float
     rows: int
@@ -31,8 +31,8 @@ class ObservedBatch(msgspec.Struct, frozen=True):
 
 
 class Observations(msgspec.Struct, frozen=True):
-    """batches: in order of their start, by lane and model. requests: seconds from arrival to reply of served requests,
-    by model."""
+    """Hold observations. batches: in order of their start, by lane and model. requests: seconds from arrival to reply
+    of served requests, by model."""
 
     batches: dict[Key, list[ObservedBatch]]
     requests: dict[str, list[float]]

@@ -1,8 +1,7 @@
-"""Drive the orchestrator in a simulated run: failures strike, plans change, and what starts takes its time.
+"""Drive the orchestrator in a simulated run: inject failures, change plans, and start workers in virtual time.
 
-It decides nothing. Commands of the orchestrator are carried out in virtual time: a worker is ready once its start-up
-time is over and what has failed is there again, and is gone as soon as it is to be. That the old and the new workers of
-a rollout slow each other while both are there is not modelled.
+It decides nothing. A worker is ready once its start-up time is over and its device is back, and exits at once when told
+to. Interference between the old and the new workers of a rollout is not modelled.
 """
 
 from __future__ import annotations
@@ -56,29 +55,30 @@ from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
 from cotenant.sim.loop import Tell
 from cotenant.workload.failures import Failure
 
-# A simulated worker is up when its start-up time is over, or never: nothing is to be given up before.
+# A simulated worker always becomes ready unless its device fails: it must not time out before.
 OPTIONS = SupervisorOptions(start_timeout=math.inf)
 
 
 class ScalingPolicy(Protocol):
-    """Looks at the rates now and then, and may ask for another plan. period: seconds from one look to the next."""
+    """Observe the rates periodically, and request another plan. period: seconds between observations."""
 
     @property
     def period(self) -> float: ...
 
     def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
-        """rates: requests/s of each model that ended since the last look. None: the plan is to stay."""
+        """Return the plan to change to; None to keep the present one. rates: requests/s of each model that ended since
+        the last observation."""
 
     def rolled_back(self, plan: Plan) -> None:
-        """Hear that a plan that was asked for did not come into force; this one still is."""
+        """Hear that a requested plan did not come into force; the present one stays."""
 
 
 class Workers:
-    """What happens to workers, as the actor of `sim.loop.play`; give it all that is to happen before that.
+    """Simulate the workers, as the actor of `sim.loop.play`. Call `fail`, `change` and `control` before that.
 
-    specs: the lanes of a plan; raises PlanError for a plan that cannot stand. opened: told of lanes before they run
-    anything. startup: seconds from the start of a lane's worker until it is warm. Those of the first plan are warm from
-    the beginning. applications: those of a plan.
+    specs: the lanes of a plan; raises PlanError for a plan that cannot stand. opened: called with lanes before they run
+    anything. startup: seconds from the start of a lane's worker until it is ready. Those of the first plan are ready
+    from the beginning. applications: those of a plan.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Workers:
         self._startup = startup
         self._applications = applications
         self._matcher = LaneMatcher()
-        self._lanes: dict[LaneId, LaneAssignment] = {}  # all that ever were
-        self._wanted: dict[LaneId, LaneAssignment] = {}  # of the rollout under way
+        self._lanes: dict[LaneId, LaneAssignment] = {}  # all lanes of the run so far
+        self._wanted: dict[LaneId, LaneAssignment] = {}  # of the rollout in progress
         self._failures: list[Failure] = []
         self._revisions = itertools.count(1)
-        self._by_hand: set[int] = set()  # revisions that memory has to hold
+        self._by_hand: set[int] = set()  # revisions of which memory must hold the workers
         self._control: ScalingPolicy | None = None
         self.on_rollout_ended: Callable[[RolloutEnded, float], None] = lambda ended, now: None
         self.on_devices_lost: Callable[[tuple[DeviceId, ...], str, float], None] = lambda lost, reason, now: None
@@ -116,7 +116,7 @@ class Workers:
         self.at(0.0, partial(self.request, plan, "the first plan"))
 
     def fail(self, failures: Iterable[Failure]) -> None:
-        """Raises ConfigError for a failure of what the first plan has not."""
+        """Schedule a failure. Raises ConfigError for parts that the first plan does not have."""
         names = list(LaneMatcher().match(self._first, self._specs(self._first)))
         for failure in failures:
             if not any(failure.hits(name) for name in names):
@@ -127,13 +127,14 @@ class Workers:
             self.at(failure.time, partial(self._fail, failure))
 
     def change(self, changes: Iterable[tuple[float, Plan]]) -> None:
-        """At that time that plan is requested. The run raises PlanError where a device has no memory for its workers
-        beside those of the plan before; what a control asks for does not happen then."""
+        """Schedule a request for a plan. The run raises PlanError where a device has no memory for its workers in
+        addition to those of the plan before; a plan requested by a control is then dropped."""
         for time, plan in changes:
             self.at(time, partial(self.request, plan, "a change of the scenario", by_hand=True))
 
     def control(self, control: ScalingPolicy, ended: Callable[[], Mapping[str, int]], until: float) -> None:
-        """ended: how many requests have ended so far, by model. until: no look at that time or later."""
+        """Run a scaling policy. ended: returns how many requests have ended so far, by model. until: time from which it
+        is not called any more."""
         self._control = control
         before = dict(ended())
 
@@ -182,7 +183,7 @@ class Workers:
         return number
 
     def _fail(self, failure: Failure, now: float) -> None:
-        """Lanes lose their workers, which start again later; devices are lost until they are back."""
+        """Fail lanes, whose workers restart later, or devices, until they are back."""
         self._failures.append(failure)
         reason = f"{', '.join(failure.parts)} failed"
         lanes = self.orchestrator.supervisor.lanes()
@@ -206,8 +207,8 @@ class Workers:
             self.on_device_restored(device, now)
 
     def _feed(self, event: Event, now: float) -> None:
-        """What happens meanwhile waits for its turn, so that events keep their order. Where a command fails the others
-        are carried out all the same; then its error is raised, the first of several."""
+        """Give the orchestrator an event. Events that this causes are queued, so that events keep their order. Where a
+        command fails, the others are carried out; then the first error is raised."""
         self._events.append(event)
         if self._busy:
             return
@@ -253,14 +254,14 @@ class Workers:
                 pass  # news for people
 
     def _spawn(self, ready: WorkerReady, now: float) -> None:
-        """Say when a worker is up: those of the first plan at once, before anything can fail at that same time."""
+        """Schedule when a worker is ready: those of the first plan at once, before anything can fail then."""
         if self.orchestrator.rollout.revision is None:
             self._feed(ready, now)
         else:
             self._later(self._up(ready.lane, now), ready)
 
     def _up(self, lane: LaneId, now: float) -> float:
-        """When a worker that begins to start now is up: not before what has failed is there again."""
+        """Return when a worker that starts now is ready: not before its device is back."""
         ends = (it.time + it.back for it in self._failures if lane in it.parts and it.covers(now))
         return max(ends, default=now) + self._startup(self._lanes[lane])
 
@@ -274,7 +275,7 @@ class Workers:
 
     @property
     def _plan(self) -> Plan:
-        """The plan in force."""
+        """Return the plan in force."""
         revision = self.orchestrator.rollout.revision
         return self._first if revision is None else revision.plan
 

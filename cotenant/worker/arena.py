@@ -1,4 +1,4 @@
-"""Memory that the server shares with its workers, so that large tensors cross without a copy.
+"""Allocate memory that the server shares with its workers, so that large tensors cross without a copy.
 
 A block lives as long as anything references it: its view, a slice of it, an array on it. Blocks are therefore never
 freed by hand, and none can be read after it has a new owner. The memory is sparse: untouched pages cost nothing, and
@@ -35,7 +35,7 @@ class Block:
 
 
 class _Lease(weakref.ref[Any]):
-    """A weak reference to the bytes of a block that still knows their range after they were dropped."""
+    """Reference the bytes of a block weakly, and know their range even after they were dropped."""
 
     __slots__ = ("end", "start")
     start: int
@@ -79,7 +79,7 @@ class Arena:
 
     @property
     def free(self) -> int:
-        """Bytes that belong to no block."""
+        """Return the bytes that belong to no block."""
         self.reclaim()
         return sum(end - start for start, end in self._free)
 

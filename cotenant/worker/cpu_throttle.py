@@ -14,7 +14,7 @@ MAX_CREDIT = 0.05  # seconds
 
 
 class CpuThrottle:
-    """rate: CPU seconds per second. used: reads the CPU time of this process, in seconds."""
+    """Limit CPU time to `rate` CPU seconds per second. used: reads the CPU time of this process, in seconds."""
 
     def __init__(self, rate: float, used: Callable[[], float] = time.process_time) -> None:
         self._rate = rate

@@ -1,4 +1,4 @@
-"""Ensembles of the model repository: models that a request goes through one after another, or side by side.
+"""Describe ensembles of the model repository: models that a request passes through in sequence or in parallel.
 
 As in Triton, `ensemble_scheduling` in config.pbtxt lists the steps, and each step maps the names of its model's tensors
 to names that the ensemble gives them. A step comes after those whose outputs it takes. Where the ensemble takes no
@@ -22,7 +22,7 @@ NESTED = "it is an ensemble itself; list its steps instead"
 
 
 class EnsembleStage(msgspec.Struct, frozen=True):
-    """One run of a model, or one for each row. inputs, outputs: the model's name of a tensor → the ensemble's."""
+    """Describe one run of a model, or one per row. inputs, outputs: the model's name of a tensor → the ensemble's."""
 
     name: str
     model: str
@@ -33,7 +33,7 @@ class EnsembleStage(msgspec.Struct, frozen=True):
 
 
 class Ensemble(msgspec.Struct, frozen=True):
-    """items: rows that are planned for where a step runs for each."""
+    """Describe an ensemble. items: rows to plan for where a step runs per row."""
 
     info: ModelInfo
     steps: tuple[EnsembleStage, ...]
@@ -44,7 +44,7 @@ class Ensemble(msgspec.Struct, frozen=True):
         return {step.model for step in self.steps}
 
     def application(self, slo: float, attainment: float = 0.99) -> Application:
-        """The same as planners and the dispatcher know it."""
+        """Return the ensemble as planners and the dispatcher know it."""
         stages = tuple(
             Stage(
                 name=step.name,
@@ -59,7 +59,7 @@ class Ensemble(msgspec.Struct, frozen=True):
 
 
 def describe_ensemble(entry: Entry, infos: Mapping[str, ModelInfo], broken: Mapping[str, str]) -> Ensemble:
-    """infos: of the models that can be served, by name. broken: why others cannot.
+    """Describe an ensemble. infos: of the models that can be served, by name. broken: why others cannot.
 
     Raises ModelError with the file and the key for steps whose models or tensors do not fit.
     """
@@ -142,7 +142,7 @@ class _Reader:
         return Ensemble(info, steps, self._items())
 
     def _made(self, given: set[str]) -> dict[str, TensorSpec]:
-        """What steps make, by the ensemble's names."""
+        """Return what steps make, by the ensemble's names."""
         made: dict[str, TensorSpec] = {}
         for number, (step, info) in enumerate(zip(self.steps, self.infos, strict=True)):
             key = f"step[{number}].output_map"
@@ -162,7 +162,7 @@ class _Reader:
         raise self._error(key, f"{what} {name!r}; it has {', '.join(spec.name for spec in specs)}")
 
     def _rows(self) -> int:
-        """The ensemble's largest batch: no step takes more."""
+        """Return the ensemble's largest batch: no step takes more."""
         least = min(self.infos, key=lambda info: info.max_batch_size)
         asked = self.entry.config.max_batch_size
         if asked is not None and asked > least.max_batch_size:
@@ -178,7 +178,8 @@ class _Reader:
     def _check_each(
         self, each: Iterable[EnsembleStage], steps: Sequence[EnsembleStage], made: Mapping[str, TensorSpec]
     ) -> None:
-        """Rows that a step runs for are those of one answer of one step, and end where they come to."""
+        """Check that the rows that a step runs for come from one output of one step, and that they are joined there
+        again."""
         alike = "set max_batch_size in the config.pbtxt of all alike"
         for step in each:
             batches = f"{step.model!r} takes batches and the ensemble does not, so that it runs for each row"
@@ -194,7 +195,7 @@ class _Reader:
                 )
 
     def _items(self) -> float:
-        """Rows to plan for, from `parameters`."""
+        """Return the rows to plan for, from `parameters`."""
         given = self.entry.config.parameters.get(ITEMS)
         if given is None:
             return 1.0
@@ -204,13 +205,14 @@ class _Reader:
             items = 0.0
         if not 0 < items <= MAX_REQUESTS:
             raise ModelError(
-                f"{self.place}: parameters {ITEMS!r}: {given.string_value!r} is no number of rows; write how many"
+                f"{self.place}: parameters {ITEMS!r}: {given.string_value!r} is not a number of rows; write how many"
                 f" there are on average, up to {MAX_REQUESTS}"
             )
         return items
 
     def _ordered(self, made: Mapping[str, TensorSpec]) -> tuple[EnsembleStage, ...]:
-        """The steps, each after those that make what it takes. One model's second step has a number behind its name."""
+        """Return the steps, each after those that make its inputs. A model's second step has a number appended to its
+        name."""
         names: list[str] = []
         for step in self.steps:
             again = sum(other.model_name == step.model_name for other in self.steps[: len(names)])
@@ -244,7 +246,7 @@ def _named(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def _fit(made: TensorSpec, taken: TensorSpec, lead: int) -> bool:
-    """Whether what one model makes is what another takes, rows apart."""
+    """Return whether the output of one model fits the input of another, apart from rows."""
     if made.datatype != taken.datatype or len(made.shape) != len(taken.shape):
         return False
     pairs = zip(made.shape[lead:], taken.shape[lead:], strict=True)

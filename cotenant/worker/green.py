@@ -30,7 +30,8 @@ Groups = tuple[int, ...]
 
 
 class Multiprocessors:
-    """The SMs of the first visible device, in groups numbered 0, 1, … of one size; a remainder is the last group.
+    """Manage the SMs of the first visible device, in groups numbered 0, 1, … of one size; a remainder is the last
+    group.
 
     The device is opened with the first stream and stays open until the process ends. Thread-safe.
     """
@@ -51,7 +52,7 @@ class Multiprocessors:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """SMs of each group."""
+        """Return the SMs of each group."""
         with self._lock:
             return tuple(resource.sm.smCount for resource in self._resources)
 
@@ -110,8 +111,8 @@ class Multiprocessors:
 
 
 class _Driver:
-    """The driver calls that are needed, raising DeviceError. Retains the primary context, so that it is not created
-    anew for each green context."""
+    """Call the driver, raising DeviceError. Retains the primary context, so that it is not created anew for each green
+    context."""
 
     def __init__(self) -> None:
         try:

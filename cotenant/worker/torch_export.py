@@ -1,4 +1,4 @@
-"""What a model of `torch.export` takes and gives, read from its file without PyTorch, which takes seconds to import.
+"""Read the inputs and outputs of a `torch.export` model from its file, without PyTorch, which takes seconds to import.
 
 A `.pt2` file is a zip archive; the program is JSON in it, `models/model.json`
 (https://docs.pytorch.org/docs/stable/export/pt2_archive.html; schema: torch/_export/serde/schema.py).
@@ -58,8 +58,8 @@ class _Program(msgspec.Struct):
 
 
 def load_exported(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs by the names of the arguments; outputs by the keys of a dict that the module gives, or else OUTPUT__0 and
-    so on. A dimension that was exported as dynamic is -1. Raises ModelError."""
+    """Return inputs by the names of the arguments, and outputs by the keys of a dict that the module returns, or else
+    OUTPUT__0 and so on."""
     try:
         return _edges(path)
     except (zipfile.BadZipFile, msgspec.DecodeError, KeyError, OSError) as error:
@@ -98,7 +98,7 @@ def _names(specs: list[dict[str, Any]], kind: str, path: Path) -> list[str]:
 
 
 def _keys(spec: str) -> list[str]:
-    """The keys of the dict that it describes; none where it is no dict."""
+    """Return the keys of the dict that it describes; none where it is not a dict."""
     _, tree = msgspec.json.decode(spec, type=tuple[int, dict[str, Any]])
     if tree.get("type") != "builtins.dict":
         return []

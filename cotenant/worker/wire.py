@@ -1,4 +1,4 @@
-"""The protocol between the server and a worker, over one socket per lane.
+"""Define the protocol between the server and a worker, over one socket per lane.
 
 The server sends `Setup`; the worker answers `WorkerReady` or `WorkerBroken`. Then the server sends one `RunBatch` at a
 time, and the worker answers each with a `BatchResult`. End of stream means stop; a worker process that goes on serving
@@ -23,7 +23,7 @@ ALIGN = 64  # bytes, of each tensor inside a block: a cache line and the widest 
 
 
 class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model for a worker to load.
+    """Describe a model for a worker to load.
 
     path: its file. platform: Triton's platform name, which selects the runner. max_batch: the largest batch in rows; it
     is run during warm-up. inputs, outputs: as the model describes them; warm-up replaces an open dimension by 1.
@@ -45,7 +45,7 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorPart(msgspec.Struct, array_like=True, gc=False):
-    """A tensor: its bytes, or their offset and size in the arena."""
+    """Send a tensor: its bytes, or their offset and size in the arena."""
 
     name: str
     datatype: str
@@ -56,7 +56,7 @@ class TensorPart(msgspec.Struct, array_like=True, gc=False):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Timing of one batch; durations in seconds.
+    """Report the timing of one batch; durations in seconds.
 
     started: when the worker began, by `time.monotonic`, which all processes of a machine share. gather, infer, scatter:
     joining the inputs, running the model, splitting the outputs. pause: how long the result was then held back by the
@@ -81,8 +81,11 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """First message to a worker. arena: size in bytes. board: offset of the lending board in the arena, and the lane's
-    slot on it; (0, 0) for none. The other fields are those of `backends.Launch`."""
+    """Set a worker up: the first message.
+
+    arena: size in bytes. board: offset of the lending board in the arena, and the lane's slot on it; (0, 0) for none.
+    The other fields are those of `backends.Launch`.
+    """
 
     arena: int
     models: tuple[WorkerModel, ...]
@@ -98,19 +101,22 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All models are loaded and warm. footprints: bytes of the outputs of one row, each output aligned, by model."""
+    """Report that all models are loaded and warm.
+
+    footprints: bytes of the outputs of one row, each output aligned, by model.
+    """
 
     footprints: dict[str, int]
 
 
 class WorkerBroken(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A model could not be loaded or the partition not created; the lane ends."""
+    """Report that a model could not be loaded or the partition not be created; the lane ends."""
 
     reason: str
 
 
 class WorkerClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The lane has ended while its process goes on; the last message of a lane."""
+    """Report that the lane has ended while its process continues; the last message of a lane."""
 
 
 class RunBatch(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -123,7 +129,7 @@ class RunBatch(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class BatchResult(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """The outputs of each request in order, or the reason why the model failed on it."""
+    """Return the outputs of each request in order, or the reason why the model failed on it."""
 
     batch: int
     requests: list[list[TensorPart] | str]

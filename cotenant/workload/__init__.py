@@ -1,4 +1,4 @@
-"""Workloads: a source of requests for each model or application."""
+"""Describe workloads: a source of requests for each model or application."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.workload.sources import Poisson
 
 
 class Source(Protocol):
-    """The arrivals of requests for one model or application."""
+    """Generate the arrivals of requests for one model or application."""
 
     @property
     def rate(self) -> float | None:
@@ -27,7 +27,7 @@ class Source(Protocol):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Sources by the name of the model or application that they request.
+    """Map models and applications to the sources of their requests.
 
     timeouts: seconds after which a name's requests expire, where that is not its latency target.
     """

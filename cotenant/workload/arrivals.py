@@ -1,4 +1,4 @@
-"""Arrivals of requests: endless streams in chunks of numpy arrays, so that long runs need no more memory.
+"""Generate arrivals of requests: endless streams in chunks of numpy arrays, so that long runs need no more memory.
 
 Each name draws from a random stream of its own (`random_streams`): to change or add one source leaves the arrivals of
 all others unchanged.

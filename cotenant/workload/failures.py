@@ -1,4 +1,4 @@
-"""Failures of devices and workers during a simulated run."""
+"""Describe failures of devices and workers during a simulated run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.errors import ConfigError
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Several parts that fail together at `time`, and recover `back` seconds later, or never; workers then start anew.
+    """Let several parts fail together at `time`, and recover `back` seconds later, or never; workers then start anew.
 
     parts: a worker by its lane (``v100-0/1``), a device by its name (``v100-0``), a node by the names of its devices.
     """

@@ -1,4 +1,4 @@
-"""The scenarios of MLPerf Inference's load generator (MLPerf Inference Rules, section Scenarios, as of v2.0).
+"""Generate the scenarios of MLPerf Inference's load generator (MLPerf Inference Rules, section Scenarios, as of v2.0).
 
 Single stream, multi stream and offline have no latency target: their requests never time out.
 """

@@ -1,4 +1,4 @@
-"""Load curves from papers. Their figures are pictures: what the text specifies is followed exactly."""
+"""Generate load curves from papers. Their figures are pictures: what the text specifies is followed exactly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cotenant.workload.sources import Curve
 
-_CORNERS = 48  # of a hill; linear between them, with an error below 0.2 % of the peak
+_CORNERS = 48  # points of a hill; linear between them, with an error below 0.2 % of the peak
 
 
 def hills(low: float, peaks: Sequence[tuple[float, float, float]]) -> Curve:

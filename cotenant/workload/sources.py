@@ -1,4 +1,4 @@
-"""Sources of requests, as values that generate arrival times from a random generator."""
+"""Generate arrival times by sources of requests, which are values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_BURST = 10_000_000  # requests at once: a few GiB
 
 
 class Poisson(msgspec.Struct, frozen=True):
-    """Poisson arrivals. rate: mean requests/s."""
+    """Generate Poisson arrivals. rate: mean requests/s."""
 
     rate: float
 
@@ -37,7 +37,7 @@ class Poisson(msgspec.Struct, frozen=True):
 
 
 class Gamma(msgspec.Struct, frozen=True):
-    """Gamma-distributed interarrival times. cv: their coefficient of variation; 1 is Poisson, above 1 bursty."""
+    """Draw gamma-distributed interarrival times. cv: their coefficient of variation; 1 is Poisson, above 1 bursty."""
 
     rate: float
     cv: float
@@ -54,7 +54,7 @@ class Gamma(msgspec.Struct, frozen=True):
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """Evenly spaced requests, one every 1/rate seconds, at a random phase."""
+    """Send evenly spaced requests, one every 1/rate seconds, at a random phase."""
 
     rate: float
 
@@ -71,7 +71,7 @@ class Uniform(msgspec.Struct, frozen=True):
 
 
 class MarkovModulated(msgspec.Struct, frozen=True):
-    """A Markov-modulated Poisson process: lasting bursts.
+    """Generate lasting bursts by a Markov-modulated Poisson process.
 
     In state n, requests arrive at `rates[n]` per second. It stays for an exponential time of mean `stays[n]` seconds,
     and then moves to any other state with equal probability.
@@ -114,7 +114,7 @@ class MarkovModulated(msgspec.Struct, frozen=True):
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A rate that changes over time, linear between points.
+    """Follow a rate that changes over time, linear between points.
 
     points: (seconds, requests/s), in the order of time from 0 on; two at the same time make a step. The last rate
     stays, unless the curve repeats (`repeat`). cv: of interarrival times as in `Gamma`, in operational time, which runs
@@ -179,7 +179,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class ClosedLoop(msgspec.Struct, frozen=True):
-    """Callers who each wait for the response and a think time before the next query.
+    """Simulate callers who each wait for the response and a think time before the next query.
 
     think: mean seconds, exponential. samples: requests in one query; a caller waits for all of them. `times` are those
     of the first queries: the rest depend on the responses.
@@ -212,7 +212,7 @@ class ClosedLoop(msgspec.Struct, frozen=True):
 
 
 class Offline(msgspec.Struct, frozen=True):
-    """A number of requests, all at the beginning."""
+    """Send a number of requests, all at the beginning."""
 
     samples: int
 

@@ -1,4 +1,4 @@
-"""Public traces: request counts per minute, and the times of single requests.
+"""Read public traces: request counts per minute, and the times of single requests.
 
 Counts are in the format of the Azure Functions trace of 2019 (Shahrad et al., ATC 2020): columns that name a function,
 then one for each minute, headed 1, 2, … Times are a column of any CSV file, as in the Azure Functions trace of 2021
@@ -68,7 +68,7 @@ def _count(text: str) -> float:
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """A CSV file with a row for each request, in the order of time.
+    """Read a CSV file with a row for each request, in the order of time.
 
     column: of the time: in seconds (or `unit` of them), as a date and time (UTC unless it has a zone), or in Twitter's
     format. key: column of the requested name, if any. Both are a heading, or the number of a column (from 1) in a file
@@ -157,7 +157,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True):
-    """Summary of a trace.
+    """Summarise a trace.
 
     first, last: times in seconds; counts: requests by name (all under "" without a key).
     """
@@ -202,7 +202,7 @@ class TraceSource(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"a trace's speed of {self.speed:g} must be finite and above 0")
         for name in sorted(self.names - self.summary.counts.keys()):
             names = [each for each, _ in self.summary.counts.most_common(5)]
-            raise ConfigError(f"{self.trace.file}: no request is for {name!r}; most frequent are {', '.join(names)}")
+            raise ConfigError(f"{self.trace.file}: no requests for {name!r}; most frequent are {', '.join(names)}")
 
     @property
     def rate(self) -> float:

@@ -1,5 +1,4 @@
-"""Example models, built locally without downloading weights: the papers' architectures with random weights, small
-models trained on data that ships with scikit-learn, and a sentence embedder whose weights come in a package.
+"""Build example models locally, without downloading weights.
 
 Building them needs the extra `zoo`, or `torch` for PyTorch models; imports happen only then.
 """
@@ -22,7 +21,7 @@ from cotenant.worker import repository
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How to build a model of the zoo.
+    """Describe how to build a model of the zoo.
 
     module: of this package; its function named like the model builds the graph. slo: latency target in seconds that
     suits
@@ -88,7 +87,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in the repository. fresh: built now rather than found. notes: by key, such as a trained model's
+    """Describe a model in the repository. fresh: built now rather than found. notes: by key, such as a trained model's
     "score"."""
 
     name: str
@@ -192,7 +191,8 @@ def _existing(root: Path, name: str, recipe: Recipe, seed: int) -> Built | None:
 
 
 class _ModelFiles(msgspec.Struct, frozen=True):
-    """version: files of the version folder. model: files of the model folder, config.pbtxt among them."""
+    """Hold the files of a model. version: files of the version folder. model: files of the model folder, config.pbtxt
+    among them."""
 
     version: dict[str, bytes]
     model: dict[str, str]

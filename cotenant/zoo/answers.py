@@ -1,4 +1,4 @@
-"""Real example input for the zoo's models, and a sentence that describes the output."""
+"""Provide real example inputs for the zoo's models, and a sentence that describes the output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ with missing_extra():
     from cotenant.zoo import trained
     from cotenant.zoo.text import Tokenizer
 
-# A question, and what it is to be nearest to.
+# A question, and the sentences of which one answers it.
 SENTENCES = (
     "How do I get my money back?",
     "Refunds are paid out within a week.",
@@ -35,8 +35,10 @@ Outputs = tuple[Tensor, ...]
 
 
 class ExampleRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An example request. requests: inputs of one row each, as a plan may allow no larger batch. read: describes the
-    outputs of the requests, in order, in a sentence. what: describes the input.
+    """Describe an example request.
+
+    requests: inputs of one row each, as a plan may allow no larger batch. read: describes the outputs of the requests,
+    in order, in a sentence. what: describes the input.
     """
 
     requests: tuple[tuple[Tensor, ...], ...]
@@ -98,9 +100,9 @@ def _photo(model: str, rng: np.random.Generator) -> ExampleRequest:
         outputs = {tensor.name: tensor.array()[0] for tensor in answers[0]}
         if "scores" in outputs:
             box, label = np.unravel_index(outputs["scores"].argmax(), outputs["scores"].shape)
-            return f"{len(outputs['boxes']):,} boxes, the surest number {box} of class {label} (its weights are seeded)"
+            return f"{len(outputs['boxes']):,} boxes, the surest number {box} of class {label} (random weights)"
         best = int(outputs["probabilities"].argmax())
-        return f"class {best}, {outputs['probabilities'][best]:.0%} sure (its weights are seeded)"
+        return f"class {best}, {outputs['probabilities'][best]:.0%} sure (random weights)"
 
     return ExampleRequest(requests=((_fp32("image", pixels),),), read=read, what=photo)
 

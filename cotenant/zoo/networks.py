@@ -1,4 +1,4 @@
-"""The papers' architectures in PyTorch, with random weights from a seed, for serving on GPUs.
+"""Build the papers' architectures in PyTorch, with random weights from a seed, for serving on GPUs.
 
 torchvision and transformers have nearly all of them; nothing is downloaded. What only infers is kept as TorchScript: it
 loads without either library, and runs outside of Python's interpreter lock, which all lanes of a process share. A
@@ -29,8 +29,8 @@ _TYPES = {"FP32": torch.float32, "INT64": torch.int64}
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """An architecture. make: builds the module. inputs, outputs: in order. trains: a call is a training step that
-    returns each row's loss."""
+    """Describe an architecture. make: builds the module. inputs, outputs: in order. trains: a call is a training step
+    that returns each row's loss."""
 
     make: Callable[[], nn.Module]
     inputs: dict[str, Edge]
@@ -132,7 +132,8 @@ def _vision(name: str, **options: Any) -> Network:
 
 
 def _lenet() -> nn.Module:
-    """LeCun et al., Gradient-based learning applied to document recognition (1998), figure 2; see `vision.lenet`."""
+    """Build LeNet: LeCun et al., Gradient-based learning applied to document recognition (1998), figure 2; see
+    `vision.lenet`."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2),
         nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2),
@@ -186,7 +187,7 @@ class _SsdMobilenet(nn.Module):
 
 
 class _Answer(nn.Module):
-    """One field of the output of a transformers model."""
+    """Return one field of the output of a transformers model."""
 
     def __init__(self, network: nn.Module, field: str) -> None:
         super().__init__()
@@ -199,7 +200,7 @@ class _Answer(nn.Module):
 
 
 class _Step(nn.Module):
-    """One training step of a classifier with AdamW."""
+    """Run one training step of a classifier with AdamW."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from cotenant.zoo import minilm
 
 
 class Tokenizer:
-    """WordPiece tokenizer. length: tokens to which each sentence is padded or truncated."""
+    """Split sentences into WordPiece tokens. length: tokens to which each sentence is padded or truncated."""
 
     def __init__(self, length: int = minilm.LENGTH) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(minilm.weights_folder() / "tokenizer.json"))

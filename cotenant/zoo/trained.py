@@ -1,6 +1,4 @@
-"""Small models trained while the zoo is built, on data that ships with scikit-learn: a neural network, a tree ensemble
-and a nearest-neighbour classifier. Each notes its accuracy on a held-out quarter of the data.
-"""
+"""Train small models while the zoo is built, on data that ships with scikit-learn."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ Array = NDArray[Any]
 
 
 class Dataset(NamedTuple):
-    """A data set. Rows of `x` are inputs; `y` are indices into `names`."""
+    """Hold a data set. Rows of `x` are inputs; `y` are indices into `names`."""
 
     x: Array
     y: Array

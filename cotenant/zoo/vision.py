@@ -1,4 +1,5 @@
-"""Image models, layer for layer as in their papers. They take RGB images as FP32 [n, 3, height, width] unless said."""
+"""Build image models, layer for layer as in their papers. They take RGB images as FP32 [n, 3, height, width] unless
+said."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ def _image(g: Graph, side: int = 224, depth: int = 3) -> str:
 
 
 def _classes(g: Graph, features: str, count: int = 1000) -> None:
-    """A dense layer and its probabilities."""
+    """Add a dense layer and its probabilities."""
     g.output(g.op("Softmax", g.dense(features, count), axis=1), "probabilities", "FP32", (count,))
 
 
 def lenet(g: Graph) -> None:
-    """LeCun et al., Gradient-based learning applied to document recognition (1998), figure 2. As is usual today, C3
-    sees all maps of S2, and subsampling learns nothing."""
+    """Build LeNet-5: LeCun et al., Gradient-based learning applied to document recognition (1998), figure 2. As is
+    usual today, C3 sees all maps of S2, and subsampling learns nothing."""
     x = g.conv(_image(g, 28, 1), 6, 5, pad=2, act="Tanh")
     x = g.pool(x, "Average", 2, 2)
     x = g.conv(x, 16, 5, pad=0, act="Tanh")
@@ -31,7 +32,7 @@ def lenet(g: Graph) -> None:
 
 
 def vgg16(g: Graph) -> None:
-    """Simonyan and Zisserman, Very deep convolutional networks (2015), table 1, column D."""
+    """Build VGG-16: Simonyan and Zisserman, Very deep convolutional networks (2015), table 1, column D."""
     x = _image(g)
     for channels, convs in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(convs):

@@ -65,7 +65,9 @@ def test_profiles_are_measured_on_ceilings() -> None:
 
 def test_cpu_reserve_is_left_unallocated() -> None:
     assert machine(2, reserve=0.1).open(LANE_A, 500).cpu_limit == pytest.approx(0.9)
-    with pytest.raises(ConfigError, match=r"^reserve: 1 is no fraction of the cores; give 0 or more, and less than 1$"):
+    with pytest.raises(
+        ConfigError, match=r"^reserve: 1 is not a fraction of the cores; give 0 or more, and less than 1$"
+    ):
         Cpu(reserve=1.0)
 
 

@@ -269,7 +269,7 @@ def test_mig_instance_still_in_use_is_kept_for_the_next_lane(
     state.write_text(f"process 0 77 {GIB} 1\n")
     backend.close(LaneId.parse("h200-mig-0/0"))
     assert cut_now() == ["3g.71gb"]
-    assert f"the MIG instance 3g.71gb ({uuid}) stays: somebody still computes on it" in caplog.text
+    assert f"the MIG instance 3g.71gb ({uuid}) stays: it is still in use by a process" in caplog.text
     state.write_text("")
     assert where(backend, LaneId.parse("h200-mig-0/1"), THREE) == uuid
     backend.close(LaneId.parse("h200-mig-0/1"))

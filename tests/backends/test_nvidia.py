@@ -206,7 +206,7 @@ def test_select_gpus_by_index_or_uuid_returns_those(machine: Machine, monkeypatc
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (4, "this user may not ask NVIDIA's driver that; run as root, or see to the rights of /dev/nvidia"),
+        (4, "this user may not query NVIDIA's driver for that; run as root, or change the permissions of /dev/nvidia"),
         (9, "NVIDIA's driver is installed, but not loaded; `sudo modprobe nvidia` loads it"),
         (18, "NVIDIA's driver was updated while an older one is still loaded; restart the machine"),
         (999, "NVIDIA's driver says: Unknown Error"),

@@ -77,7 +77,7 @@ def test_capacity_with_a_workload_plans_for_its_peak_rates(program: Program, fol
     ("arguments", "message"),
     [
         ("--growth 2 --plan plan.json", "--growth makes its own plans; leave it out, or leave out --plan"),
-        ("--growth 2 --planner best", "no planner 'best'; there are "),
+        ("--growth 2 --planner best", "unknown planner 'best'; there are "),
         ("--plot a.txt", "a.txt: cannot draw a .txt; take .svg, .png or .pdf"),
         ("--plan nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
     ],

@@ -90,7 +90,7 @@ def test_commands_with_an_environment_variable_use_it(
     assert program.refuses("serve").startswith("no model repository at 'nowhere'")
     assert program("plan", "problem.toml").code == 0  # an argument wins over the environment
     monkeypatch.setenv("COTENANT_PLANNER", "best")
-    assert program.refuses("serve").startswith("no planner 'best'")
+    assert program.refuses("serve").startswith("unknown planner 'best'")
     monkeypatch.setenv("COTENANT_LOG_LEVEL", "loud")
     assert "COTENANT_LOG_LEVEL" in program("serve").err
 

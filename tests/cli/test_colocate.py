@@ -132,4 +132,4 @@ def test_colocate_with_wrong_options_says_why(program: Program) -> None:
     assert refused("a", "-c", "b", "--policy", "oracle") == "--policy oracle needs --samples"
     assert refused("a", "-c", "b", "--kind", "cpu") == "--kind: profiles.csv has no profile on 'cpu'; it has gpu"
     assert refused("a", "-c", "b", "--by", "power") == "--by: 'power' is not known; take rows or relative"
-    assert "1 candidates fit beside 'a' within 1 GiB" in refused("a", "-c", "b", "--memory", "1GiB")
+    assert "1 candidates fit next to 'a' within 1 GiB" in refused("a", "-c", "b", "--memory", "1GiB")

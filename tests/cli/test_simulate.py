@@ -91,7 +91,9 @@ def test_simulate_a_given_plan_does_not_plan(program: Program, folder: Path, mon
     text = (folder / "plan.json").read_text()
     (folder / "plan.json").write_text(text.replace('"elastic"', '"by hand"'))
     command = ("simulate", "problem.toml", "--plan", "plan.json", "--duration", "1")
-    assert program.refuses(*command, "--what-if", "rate=2", "--jobs", "1").startswith("no planner 'by hand'; there are")
+    assert program.refuses(*command, "--what-if", "rate=2", "--jobs", "1").startswith(
+        "unknown planner 'by hand'; there are"
+    )
     assert program(*command, "--what-if", "rate=2", "--jobs", "1", "--planner", "elastic").code == 0
     monkeypatch.delattr(cotenant.cli.loading, "load_planned")
     for again in (command, ("capacity", *command[1:], "--seeds", "1", "--jobs", "1")):

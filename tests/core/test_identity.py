@@ -115,9 +115,9 @@ def test_identities_are_ordered_by_their_parts() -> None:
 
 
 def test_identities_are_immutable() -> None:
-    with pytest.raises(AttributeError, match=r"^DeviceId 'cpu-0' is immutable; make another$"):
+    with pytest.raises(AttributeError, match=r"^DeviceId 'cpu-0' is immutable; create another$"):
         DeviceId("cpu").index = 1
-    with pytest.raises(AttributeError, match=r"^LaneId 'cpu-0/1' is immutable; make another$"):
+    with pytest.raises(AttributeError, match=r"^LaneId 'cpu-0/1' is immutable; create another$"):
         del LaneId(DeviceId("cpu"), 1).slot
 
 

@@ -146,10 +146,10 @@ def test_read_profiles_keeps_further_columns_as_features() -> None:
         (HEADER + "m,k,20,1,2,lots\n", "p.csv:2: memory_mib: 'lots' is not a number"),
         (HEADER + "m,k,20,1,2,3\nm,k,20,2,nan,3\n", "p.csv:3: latency_ms: 'nan' is not a finite number"),
         (HEADER + "m,k,20,1,-2,3\n", "p.csv:2: latency_ms -2 must lie above 0"),
-        (HEADER + "m,k,20,1,2,1e308\n", "p.csv:2: a latency or memory above 1e+09 is more than there can be"),
+        (HEADER + "m,k,20,1,2,1e308\n", "p.csv:2: a latency or memory above 1e+09 is out of range"),
         (
             (HEADER + "m,k,20,1,2,3\n").replace(",", ";"),
-            "p.csv:1: ';' stands between the columns; write commas, and points in numbers",
+            "p.csv:1: ';' separates the columns; write commas, and points in numbers",
         ),
         (
             HEADER.strip() + ",gpu_name\nm,k,20,1,2,3,Tesla\n",

@@ -111,7 +111,7 @@ def test_warm_pool_worker_that_dies_is_not_replaced_at_once(caplog: pytest.LogCa
 
     asyncio.run(scenario())
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1 and warnings[0].endswith("by the next lane that starts: it was killed by SIGKILL")
+    assert len(warnings) == 1 and warnings[0].endswith("the next lane starts without one: it was killed by SIGKILL")
 
 
 def test_warm_pool_worker_that_died_unnoticed_is_not_taken() -> None:
@@ -147,7 +147,7 @@ def test_warm_pool_without_room_lanes_start_without_it(
 
     asyncio.run(scenario())
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said[-1].startswith("no process for a spare: No such file or directory")
+    assert said[-1].startswith("no process for a pre-started worker: No such file or directory")
 
 
 def test_warm_pool_close_while_a_worker_starts_leaves_none() -> None:

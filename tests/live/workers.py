@@ -71,7 +71,7 @@ def warm_workers(pool: SupervisedPool) -> list[WorkerProcess]:
 async def spare(pool: SupervisedPool) -> int:
     """The number of the only one, as soon as it is ready. It gives way to all else that runs here meanwhile."""
     async with asyncio.timeout(3 * PATIENCE):
-        while not pool.ahead:
+        while not pool.warm_workers:
             await asyncio.sleep(0.01)
     (found,) = warm_workers(pool)
     return found.pid

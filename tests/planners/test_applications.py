@@ -117,10 +117,10 @@ def test_unloaded_application_in_plan_is_not_served() -> None:
 def test_check_of_missing_or_too_long_split_reports_violation() -> None:
     plan = plan_problem(BOTH, "elastic", validate=False)
     (none,) = check(msgspec.structs.replace(plan, split={"game": plan.split["game"]}), BOTH)
-    assert str(none) == "application traffic: its stages together get 0 µs of a target of 200 ms"
+    assert str(none) == "application traffic: the budgets of its stages add up to 0 µs, the target is 200 ms"
     longer = {name: seconds * 1.1 for name, seconds in plan.split["traffic"].items()}
     (long,) = check(msgspec.structs.replace(plan, split=plan.split | {"traffic": longer}), BOTH)
-    assert str(long) == "application traffic: its stages together get 220 ms of a target of 200 ms"
+    assert str(long) == "application traffic: the budgets of its stages add up to 220 ms, the target is 200 ms"
     with pytest.raises(
         PlanError, match=r"^the plan does not say how the target of application 'traffic' is split over"
     ):
@@ -196,9 +196,9 @@ def test_slo_budget_of_infeasible_target_raises_plan_error(slo: float, message: 
 def test_problem_with_duplicate_or_unknown_application_raises_plan_error() -> None:
     with pytest.raises(PlanError, match=r"^application 'find': the name is taken; give it another$"):
         problem(msgspec.structs.replace(GAME, name="find"))
-    with pytest.raises(PlanError, match=r"^no model 'ghost' in this problem"):
+    with pytest.raises(PlanError, match=r"^unknown model 'ghost' in this problem"):
         problem(Application(name="a", slo=1.0, stages=(Stage(name="ghost", model="ghost"),)))
-    with pytest.raises(PlanError, match=r"^no model 'games' in this problem"):
+    with pytest.raises(PlanError, match=r"^unknown model 'games' in this problem"):
         problem(GAME, games=1.0)
 
 

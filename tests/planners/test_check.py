@@ -56,18 +56,18 @@ def test_check_of_a_valid_plan_finds_no_violation() -> None:
     [
         ({"device": {"id": DeviceId("z")}}, "z: the problem has no devices of this kind"),
         ({"plan": {"devices": SOUND.devices * 2}}, "k: 2 devices where there are 1"),
-        ({"plan": {"devices": SOUND.devices * 2}}, "k-0: 2 devices of one kind have this number"),
+        ({"plan": {"devices": SOUND.devices * 2}}, "k-0: 2 devices of one kind have this index"),
         (
             {"device": {"partitions": (Partition(share=200, placements=()),) * 3}},
             "k-0: 3 partitions where at most 2 are allowed",
         ),
-        ({"partition": {"share": 390}}, "k-0/0: 39 % is no legal share; the nearest is 40 %"),
+        ({"partition": {"share": 390}}, "k-0/0: 39 % is not a legal share; the nearest is 40 %"),
         (
             {"device": {"partitions": (Partition(share=600, placements=()),) * 2}},
             "k-0: the partitions add up to 120 % of the device",
         ),
         ({"placement": {"procs": 2}}, "k-0: workers need 3 MiB where the device has 2 MiB"),
-        ({"placement": {"procs": 2}}, "k-0/0 a: nothing was measured for this share and batch: latency is unknown"),
+        ({"placement": {"procs": 2}}, "k-0/0 a: this share and batch were not profiled: latency unknown"),
         ({"placement": {"model": "z"}}, "k-0/0 z: the problem has no such model"),
         ({"partition": {"placements": (A, A)}}, "k-0/0 a: 2 placements on one partition"),
         ({"placement": {"batch": 17}}, "k-0/0 a: batch 17, where the model and its profile allow 1 to 16"),
@@ -75,14 +75,17 @@ def test_check_of_a_valid_plan_finds_no_violation() -> None:
         ({"partition": {"placements": (A, msgspec.structs.replace(B, batch=5))}}, "k-0/0 b: batch 5, where the model"),
         ({"placement": {"rate": -1.0}}, "k-0/0 a: a rate of -1 requests/s"),
         ({"placement": {"rate": float("nan")}}, "k-0/0 a: a rate of nan requests/s"),
-        ({"placement": {"rate": 67.0}}, "k-0/0 a: carries 66.6667 requests/s, is to carry 67"),
-        ({"placement": {"batch": 16, "latency": 0.17, "duty": 0.17}}, "k-0/0 a: may take 340 ms, target 100 ms"),
+        ({"placement": {"rate": 67.0}}, "k-0/0 a: sustains 66.6667 requests/s, is planned for 67"),
+        (
+            {"placement": {"batch": 16, "latency": 0.17, "duty": 0.17}},
+            "k-0/0 a: worst-case latency 340 ms, target 100 ms",
+        ),
         ({"placement": {"latency": 0.02}}, "k-0/0 a: a batch takes 30 ms, the plan says 20 ms"),
         ({"placement": {"duty": 0.02}}, "k-0/0 a: a round takes 30 ms, the plan says 20 ms"),
-        ({"placement": {"rate": 50.0}}, "a: 50 requests/s are served or said to be unserved, 60 were asked for"),
-        ({"plan": {"unserved": {"a": 5.0}}}, "a: 65 requests/s are served or said to be unserved, 60 were asked for"),
+        ({"placement": {"rate": 50.0}}, "a: 50 requests/s are served or reported as unserved, 60 were requested"),
+        ({"plan": {"unserved": {"a": 5.0}}}, "a: 65 requests/s are served or reported as unserved, 60 were requested"),
         ({"plan": {"unserved": {"z": 5.0}}}, "z: the problem has no such model"),
-        ({"plan": {"scale": 2.0}}, "p: the plan says it serves 2 of the rates asked for, it serves 1"),
+        ({"plan": {"scale": 2.0}}, "p: the plan states that it serves 2 of the requested rates, it serves 1"),
     ],
 )
 def test_check_of_each_violation_gives_one_line(changes: dict[str, Any], line: str) -> None:
@@ -191,7 +194,7 @@ def test_check_counts_devices_of_each_kind() -> None:
     for devices, lines in (
         ((device, other), []),
         ((device, msgspec.structs.replace(device, id=DeviceId("k", 1))), ["k: 2 devices where there are 1"]),
-        ((other, other), ["l-0: 2 devices of one kind have this number"]),
+        ((other, other), ["l-0: 2 devices of one kind have this index"]),
         ((msgspec.structs.replace(device, id=DeviceId("bare")),), []),
     ):
         assert [str(v) for v in check(msgspec.structs.replace(plan, devices=devices), MIXED)] == lines

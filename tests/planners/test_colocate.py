@@ -82,7 +82,7 @@ def test_candidate_sets_beyond_memory_or_limit_are_rejected() -> None:
     room = 7 << 30
     assert colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 1, PROFILES, room) == [(QUICK,), (SLOW,)]
     assert colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 2, PROFILES, room) == [(QUICK, SLOW)]
-    with pytest.raises(PlanError, match="no 3 of 3 candidates fit beside 'target' within 7 GiB"):
+    with pytest.raises(PlanError, match="no 3 of 3 candidates fit next to 'target' within 7 GiB"):
         colocate.candidate_sets(TARGET, [QUICK, SLOW, MID], 3, PROFILES, room)
     with pytest.raises(PlanError, match="sets of 7 candidates exceed the limit of 100000"):
         colocate.candidate_sets(TARGET, [QUICK] * 60, 7, PROFILES)

@@ -107,7 +107,7 @@ def test_compare_ranks_a_plan_with_violations_last_and_lists_them() -> None:
     liar = named(plan, "liar", devices=plan.devices[:1])
     found = compared(given, liar, plan)
     assert [row.planner for row in found.rows] == ["elastic", "liar"]
-    assert any("requests/s are served or said to be unserved" in line for line in found.rows[1].violations)
+    assert any("requests/s are served or reported as unserved" in line for line in found.rows[1].violations)
     assert "liar" not in found.summary
     assert compared(given, liar).summary == "No planner has a sound plan for this problem."
     assert compared(given, tiny="no").summary == "No planner has a sound plan for this problem."

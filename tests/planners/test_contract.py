@@ -42,7 +42,7 @@ def test_contract_violations_of_a_wrong_plan_are_reported() -> None:
     assert contract.contract_violations(plan, problem) == []
     (less, *_) = contract.contract_violations(changed(rate=placement.rate / 2), problem)
     assert less.startswith(f"{placement.model}: ")
-    assert "are served or said to be unserved" in less
+    assert "are served or reported as unserved" in less
     assert contract.contract_violations(changed(batch=10_000), problem)
     (lie,) = contract.contract_violations(msgspec.structs.replace(plan, bound=2.0), problem)
     assert lie == "the plan comes to 1, which its bound of 2 says is impossible"

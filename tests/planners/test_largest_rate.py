@@ -43,7 +43,7 @@ def test_largest_scale_where_no_scale_is_feasible_serves_nothing() -> None:
 
 
 def test_largest_scale_of_unlimited_devices_is_rejected() -> None:
-    with pytest.raises(PlanError, match=r"^the largest rate of endless devices is endless: give kind 'k' a count$"):
+    with pytest.raises(PlanError, match=r"^the largest rate of unlimited devices is unlimited: give kind 'k' a count$"):
         largest_scale(elastic, largest(unlimited(one_device(1.0))))
 
 

@@ -17,9 +17,9 @@ from tests.planners.problems import embedded
     [
         (
             {"models": (Model(name="a", slo=1.0),) * 2, "rates": {}},
-            "two entries for the model 'a'; each may stand once",
+            "two entries for the model 'a'; list each once",
         ),
-        ({"fleet": (Kind(name="k"),) * 2}, "two entries for the kind of device 'k'; each may stand once"),
+        ({"fleet": (Kind(name="k"),) * 2}, "two entries for the kind of device 'k'; list each once"),
         ({"models": (Model(name="a", slo=0.0),), "rates": {}}, "model 'a': a target of 0 s must lie above 0"),
         (
             {"models": (Model(name="a", slo=math.inf),), "rates": {}},
@@ -33,7 +33,7 @@ from tests.planners.problems import embedded
         ({"models": (Model(name="a", slo=1, max_batch=0),), "rates": {}}, "model 'a': a largest batch of 0 must be"),
         ({"rates": {"bert": -1.0}}, "model 'bert': a rate of -1 requests/s must be finite and at least 0"),
         ({"rates": {"bert": float("inf")}}, "model 'bert': a rate of inf requests/s must be finite"),
-        ({"rates": {"z": 1.0}}, "no model 'z' in this problem; it has resnet50, "),
+        ({"rates": {"z": 1.0}}, "unknown model 'z' in this problem; it has resnet50, "),
         ({"fleet": (Kind(name="k", count=-1),)}, "kind 'k': a count of -1 must be at least 0"),
         ({"fleet": (Kind(name="k", max_partitions=0),)}, "kind 'k': max_partitions 0 must be at least 1"),
         (
@@ -58,5 +58,5 @@ def test_problem_with_invalid_values_is_rejected(change: dict[str, Any], message
 
 
 def test_load_planner_of_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(PlanError, match=r"^no planner 'best'; there are bestfit, elastic, "):
+    with pytest.raises(PlanError, match=r"^unknown planner 'best'; there are bestfit, elastic, "):
         load_planner("best")

@@ -88,7 +88,7 @@ def test_registry_added_planner_is_used_like_any_other(
         ("others_absent:plan", r"cannot be loaded: ModuleNotFoundError: No module named 'others_absent'"),
         ("others_planners:absent", r"cannot be loaded: AttributeError: .*'absent'"),
         ("others_planners:number", ": .* is int, not a function from a Problem to a Plan"),
-        ("others_planners:nothing", "gave NoneType, not a Plan"),
+        ("others_planners:nothing", "returned NoneType, not a Plan"),
     ],
 )
 def test_registry_invalid_planner_is_reported_with_its_package(install: Install, value: str, message: str) -> None:
@@ -110,13 +110,15 @@ def test_registry_two_planners_of_one_name_are_rejected(install: Install) -> Non
 def test_registry_name_of_a_built_in_planner_is_rejected(install: Install) -> None:
     install("others-planners", elastic="others_planners:plan")
     assert load_planner("elastic").__module__ == PLANNERS["elastic"]
-    with pytest.raises(PlanError, match=r"^planner 'elastic' of others-planners 1\.2: cotenant has one of that name"):
+    with pytest.raises(
+        PlanError, match=r"^planner 'elastic' of others-planners 1\.2: cotenant registers the same name"
+    ):
         planner_names()
 
 
 def test_registry_unknown_planner_lists_all_names(install: Install, tmp_path: Path) -> None:
     install("others-planners", mine="others_planners:plan")
-    with pytest.raises(PlanError, match=r"^no planner 'x'; there are bestfit, .*, mine, squishy$"):
+    with pytest.raises(PlanError, match=r"^unknown planner 'x'; there are bestfit, .*, mine, squishy$"):
         load_planner("x")
     (tmp_path / "serve.toml").write_text('planner = "x"')
     with pytest.raises(ConfigError, match=r"'x' is not known; take 'bestfit' or .* or 'mine' or 'squishy'$"):

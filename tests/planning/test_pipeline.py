@@ -134,7 +134,7 @@ def test_plan_without_portfolio_has_the_planners_own_candidates() -> None:
 
 
 def test_plan_by_an_unknown_planner_is_an_error() -> None:
-    with pytest.raises(PlanError, match=r"^no planner 'best'"):
+    with pytest.raises(PlanError, match=r"^unknown planner 'best'"):
         plan_problem(embedded(1.0), "best")
 
 

@@ -134,7 +134,7 @@ def test_analytic_fit_to_unusable_samples_raises_plan_error() -> None:
 
 def test_analytic_of_unsampled_victim_uses_mean_cache_coefficient() -> None:
     stranger, beside = Load("c", "gpu", 4, 300), [Load("b", "gpu", 4, 300)]
-    with pytest.raises(PlanError, match="model 'c': its L2 utilisation is unknown"):
+    with pytest.raises(PlanError, match="model 'c' has an unknown L2 utilisation"):
         TRUTH.slowdown(stranger, beside)
     wider = TRUTH.with_profiles(
         {("c", "gpu"): profile("c", MODEL), ("b", "cpu"): Profile("b", "cpu", profile("b", MODEL).points)}

@@ -14,7 +14,7 @@ from cotenant.predictors.samples import Sample
 
 # The published program's constants for an RTX 2080 Ti (casys-kaist/glet, INT_MODEL_CONSTANT.CSV).
 PUBLISHED = Coefficients(
-    l2_victim=0.11291, l2_neighbours=0.71596, dram_victim=0.35487, dram_neighbours=0.08820, constant=0.89537
+    l2_victim=0.11291, l2_colocated=0.71596, dram_victim=0.35487, dram_colocated=0.08820, constant=0.89537
 )
 USED = {
     "a": Utilisation("a", {(1, 200): (0.1, 0.2), (1, 1000): (0.5, 0.4), (9, 200): (0.3, 0.6), (9, 1000): (0.7, 0.8)}),

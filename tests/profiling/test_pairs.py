@@ -181,13 +181,14 @@ def test_measure_pairs_pauses_as_profiles_do(tmp_path: Path, monkeypatch: pytest
 
 def test_measure_pairs_of_a_failing_model_names_it(tmp_path: Path) -> None:
     broken: WorkerModel = graphs.lookup(tmp_path / "model.onnx")
-    with pytest.raises(ModelError, match=f"'{broken.name}' beside '{broken.name}' cannot be measured: "):
+    with pytest.raises(ModelError, match=f"'{broken.name}' co-located with '{broken.name}' cannot be measured: "):
         run_all({broken.name: Candidate(broken, index)}, 1)
 
 
 def test_measure_pairs_on_a_busy_machine_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.profiling.pairs.MIN_TIME_RATIO", 1e9)
     with pytest.raises(
-        ModelError, match=r"'identity' beside 'identity' measured faster than alone .*try again when it is quiet"
+        ModelError,
+        match=r"'identity' co-located with 'identity' measured faster than alone .*try again when it is quiet",
     ):
         run_all({"identity": Candidate(graphs.identity(tmp_path / "model.onnx"), floats)}, 1)

@@ -152,7 +152,7 @@ def test_simulate_applications_of_one_seed_give_one_report() -> None:
 
 
 def test_simulate_unknown_application_is_rejected() -> None:
-    with pytest.raises(PlanError, match=r"^no model 'chains' in this problem"):
+    with pytest.raises(PlanError, match=r"^unknown model 'chains' in this problem"):
         simulate(PROBLEM, PLAN, Workload({"chains": Uniform(1.0)}), seconds=1)
 
 

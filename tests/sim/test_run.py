@@ -100,7 +100,7 @@ def test_simulate_model_without_a_lane_is_rejected() -> None:
 
 
 def test_simulate_rate_of_an_unknown_model_is_rejected() -> None:
-    with pytest.raises(PlanError, match=r"^no model 'c' in this problem; it has a, b$"):
+    with pytest.raises(PlanError, match=r"^unknown model 'c' in this problem; it has a, b$"):
         simulate(PROBLEM, PLAN, Workload.poisson({"c": 1.0}), seconds=1)
 
 

@@ -172,7 +172,7 @@ def test_describe_unreadable_file_raises_model_error(tmp_path: Path) -> None:
     [
         ('name: "other"', "name 'other' in the folder 'm'; make them the same"),
         ("max_batch_size: -1", "max_batch_size -1 is below 0; 0 means no batch dimension"),
-        ("sequence_batching {}", "sequence_batching is not supported; take it out, or serve this model elsewhere"),
+        ("sequence_batching {}", "sequence_batching is not supported; remove it, or serve this model elsewhere"),
         (
             'backend: "python"',
             "unsupported platform or backend 'python'; give platform: \"onnxruntime_onnx\" or platform: "

@@ -130,7 +130,7 @@ def test_trace_with_invalid_times_raises_config_error_with_line(tmp_path: Path, 
 
 def test_trace_source_with_unknown_name_or_factor_raises_config_error(tmp_path: Path) -> None:
     known = trace(tmp_path, "func,time\nf,1\nf,2\ng,2\n", key="func")
-    with pytest.raises(ConfigError, match=r"t\.csv: no request is for 'h'; most frequent are f, g$"):
+    with pytest.raises(ConfigError, match=r"t\.csv: no requests for 'h'; most frequent are f, g$"):
         TraceSource(trace=known, summary=TraceSummary.of(known), names=frozenset("h"))
     with pytest.raises(ConfigError, match=r"none\.csv: cannot be read: No such file or directory$"):
         TraceSummary.of(Trace(file=tmp_path / "none.csv", column="time"))

@@ -34,9 +34,9 @@ def test_minilm_example_finds_the_nearest_sentence(run: Run) -> None:
     [
         ("cancer", r"read (malignant|benign) \(\d+% sure\): it is \1"),
         ("wine", r"read class_[012] \(\d+% sure\): it is class_[012]"),
-        ("mobilenet_v2", r"class \d+, \d+% sure \(its weights are seeded\)"),
-        ("lenet", r"class \d+, \d+% sure \(its weights are seeded\)"),
-        ("ssd_mobilenet", r"1,917 boxes, the surest number \d+ of class \d+ \(its weights are seeded\)"),
+        ("mobilenet_v2", r"class \d+, \d+% sure \(random weights\)"),
+        ("lenet", r"class \d+, \d+% sure \(random weights\)"),
+        ("ssd_mobilenet", r"1,917 boxes, the surest number \d+ of class \d+ \(random weights\)"),
     ],
 )
 def test_example_of_every_kind_has_an_answer(run: Run, model: str, pattern: str) -> None:

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as NVML shows them: which there are, what they do, what they can, and whether they are still there.
+"""Query NVIDIA's GPUs by NVML: which there are, their activity, their capabilities, and whether they are lost.
 
 NVML opens no CUDA context and takes no memory of a device, so a server may ask at any time. Everything raises
 DeviceError with the way out where there is no driver, or one that does not answer. GPUs are told by their UUID, which

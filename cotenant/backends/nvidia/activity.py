@@ -8,10 +8,11 @@ from cotenant.backends.nvidia.nvml import nvml_errors, nvml_session, optional_re
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Current activity of a GPU; None for what it does not report. memory: bytes in use. utilisation, bandwidth:
-    fraction of
-    the last sampling period in which a kernel ran, or memory was accessed. power: watts. clock: of the SMs, MHz.
-    temperature: °C."""
+    """Describe the current activity of a GPU; None for what it does not report.
+
+    memory: bytes in use. utilisation, bandwidth: fraction of the last sampling period in which a kernel ran, or memory
+    was accessed. power: watts. clock: of the SMs, MHz. temperature: °C.
+    """
 
     memory: int | None
     utilisation: float | None
@@ -22,8 +23,11 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A compute process on a GPU. name: empty if this user may not see it. memory: bytes on the GPU; None if the
-    driver does not tell. instance: MIG instance, if any."""
+    """Describe a compute process on a GPU.
+
+    name: empty if this user may not see it. memory: bytes on the GPU; None if the driver does not tell. instance: MIG
+    instance, if any.
+    """
 
     pid: int
     name: str

@@ -26,7 +26,7 @@ _CORES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64} | dict.fromkeys(
 
 
 class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """A MIG instance with all of its compute slices.
+    """Describe a MIG instance with all of its compute slices.
 
     id: of the GPU instance, on its GPU. profile: such as ``3g.71gb``. share: its slices of those of the GPU, in ‰,
     rounded down. memory: bytes.
@@ -214,5 +214,5 @@ def mig_instances(nvml: Any, handle: Any) -> Iterator[MigInstance]:
 
 
 def _slug(name: str) -> str:
-    """``NVIDIA A100-SXM4-80GB`` → ``a100-sxm4-80gb``."""
+    """Return a name as a slug: ``NVIDIA A100-SXM4-80GB`` → ``a100-sxm4-80gb``."""
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"^(NVIDIA|Tesla|\s)+", "", name).lower()).strip("-")

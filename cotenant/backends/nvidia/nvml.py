@@ -57,12 +57,12 @@ def nvml_error_text(nvml: Any, error: Any) -> str:
             "NVIDIA's driver was updated while an older one is still loaded; restart the machine"
         ),
         nvml.NVML_ERROR_NO_PERMISSION: (
-            "this user may not ask NVIDIA's driver that; run as root, or see to the rights of /dev/nvidia*"
+            "this user may not query NVIDIA's driver for that; run as root, or change the permissions of /dev/nvidia*"
         ),
         nvml.NVML_ERROR_GPU_IS_LOST: "it is off the bus, or cannot be reached; reset it, or restart the machine",
         nvml.NVML_ERROR_RESET_REQUIRED: NEEDED[1],
-        nvml.NVML_ERROR_IN_USE: "somebody still computes on it",
-        nvml.NVML_ERROR_NOT_FOUND: "it is not there; `nvidia-smi -L` lists what is",
+        nvml.NVML_ERROR_IN_USE: "it is still in use by a process",
+        nvml.NVML_ERROR_NOT_FOUND: "it does not exist; `nvidia-smi -L` lists the devices",
     }
     return known.get(error.value, f"NVIDIA's driver says: {error}")
 

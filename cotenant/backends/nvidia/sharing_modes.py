@@ -1,4 +1,4 @@
-"""The ways to partition a GPU, and what prevents them."""
+"""Find out in which ways a GPU can be partitioned, and what prevents the others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""When to plan anew, and for what: rates that are seen now and then in, plans out.
+"""Autoscaling policy: decide from observed request rates when to replan, and for which rates.
 
 gpulet, section 4.5 and Algorithm 2, with the numbers of its published program: rates are smoothed, and planned for with
-some room, since they may rise until the next look and the new workers have to start. A plan is made anew when what it
-should be made for has moved away from what it was made for, sooner upwards than downwards. How many devices that takes
-is for the planner to say: the paper's Algorithm 2 asks it for one more until it succeeds.
+headroom, since they may rise until the next observation and the new workers have to start. A new plan is made when the
+rates to plan for have moved away from those of the last plan, with a smaller threshold for rises than for falls. The
+planner decides how many devices that takes: the paper's Algorithm 2 asks it for one more until it succeeds.
 
 A scaler reads no clock and starts nothing, so that the same one decides in a simulated run and live
 (`sim.workers.ScalingPolicy`).
@@ -20,15 +20,14 @@ from cotenant.planners import Planner, Problem
 
 
 class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How quickly a scaler follows. Rates are in requests/s, of each model.
+    """Configure how quickly a scaler follows the rates, which are in requests/s of each model.
 
-    period: seconds from one look to the next. weight: of the latest look in the smoothed rate.
-    ahead: seconds for which a rise is taken to go on as it is. The paper does not look ahead; but a rate that was seen
-    is half a period old on average, a smoothed one (1 - weight) / weight periods older, and a plan that is made now is
-    in force from when its workers are up until the next one's are.
-    room: times the smoothed rate, what is planned for; little_room: the same below `little`, where chance is larger.
-    A plan is made anew when that is above what the last was made for by `rise` of it or by `rise_by`, or below it by
-    `fall` of it.
+    period: seconds between observations. weight: of the latest observation in the smoothed rate. ahead: seconds by
+    which a rise is extrapolated. The paper does not extrapolate; but an observed rate is half a period old on average,
+    a smoothed one (1 - weight) / weight periods older, and a plan made now is in force from when its workers are ready
+    until those of the next are. room: factor on the smoothed rate to plan for; little_room: the same below `little`,
+    where random variation is larger. A plan is made anew when that is above what the last was made for by `rise` of it
+    or by `rise_by`, or below it by `fall` of it.
     """
 
     period: float = 20.0
@@ -43,7 +42,8 @@ class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scaler:
-    """plan: in force, or on its way. target: by model, what it was made for. estimate: the smoothed rates."""
+    """Decide when to replan. plan: in force, or requested. target: by model, the rates that it was made for. estimate:
+    the smoothed rates."""
 
     def __init__(self, problem: Problem, planner: Planner, plan: Plan, policy: ScalingOptions | None = None) -> None:
         """planner: such as `cotenant.planning.plan`. plan: the one in force at the beginning, made for the problem's
@@ -61,13 +61,14 @@ class Scaler:
         return self.policy.period
 
     def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
-        """rates: requests/s of each model since the last look. The plan to go over to, or None: all stays as it is.
+        """Return the next plan, or None to keep the present one. rates: requests/s of each model since the last
+        observation.
 
         What no plan can serve is left `unserved` by the plan that serves most.
         """
         weight = self.policy.weight
         for name in self.target:
-            # What applications make is among what a model is seen to get, and planners add it themselves.
+            # Models see the requests of applications too, which planners add themselves.
             made = sum(rates.get(it.name, 0.0) * it.uses(name) for it in self._problem.applications)
             seen = max(rates.get(name, 0.0) - made, 0.0)
             before = self.estimate.get(name, seen)
@@ -87,7 +88,7 @@ class Scaler:
         return plan
 
     def rolled_back(self, plan: Plan) -> None:
-        """Plan anew at the next look: the last plan did not come into force, and this one still is."""
+        """Hear that the last plan did not come into force, and replan at the next observation."""
         self.plan = plan
         self.target = dict.fromkeys(self.target, 0.0)
 

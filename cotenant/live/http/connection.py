@@ -1,4 +1,4 @@
-"""One caller's connection: requests are parsed and started as they come, and answered in order."""
+"""Serve one caller's connection: parse and start requests as they arrive, and answer them in order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cotenant.live.oip import UNEXPECTED
 logger = logging.getLogger(__name__)
 
 _BUFFER = 1 << 16  # bytes read at once, of all but large bodies
-_MIN_DIRECT = 1 << 15  # bytes of a body from which it is received where it will stay
-_ALIGNMENT = 64  # of the first binary tensor in shared memory
+_MIN_DIRECT = 1 << 15  # bytes of a body from which on it is received straight into its final memory
+_ALIGNMENT = 64  # alignment of the first binary tensor in shared memory, in bytes
 _MAX_PIPELINED = 32  # requests of one connection that may wait for their responses
-_LINGER = 5  # seconds that a caller whose request was cut short has to read why
+_LINGER = 5  # seconds that a caller whose request was cut short has to read the response
 
 # Of the others nothing is kept.
 _HEADERS = frozenset(
@@ -66,7 +66,7 @@ class ConnectionTable:
         self.empty = asyncio.Event()
 
     def advance(self, seconds: int) -> None:
-        """Move the time on, and end what takes too long."""
+        """Advance the clock, and end connections that exceed their time-outs."""
         self.now += seconds
         for connection in list(self.open):
             connection.enforce_timeouts()
@@ -143,7 +143,8 @@ class Connection(asyncio.BufferedProtocol):
         self._table.remove(self)
 
     def eof_received(self) -> bool:
-        # To close, and to have said all, look the same from here. Those who do the latter are few; the others left.
+        # A closed connection and a half-closed one look the same from here; the latter are rare, so the caller is taken
+        # to have left.
         return False
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -395,7 +396,7 @@ class Connection(asyncio.BufferedProtocol):
         request.reject(503, "too many connections; use those that are open for more requests", b"Retry-After: 1\r\n")
 
     def _cut_off(self, status: int, message: str) -> None:
-        """Respond to a request whose end will not be read, after those before it."""
+        """Reject a request without reading its end, after responding to those before it."""
         if self._discarding:
             return
         self._discarding = self._cut_short = True
@@ -432,7 +433,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._handler.core.cancel(request.handle)
 
     def _control_flow(self) -> None:
-        """Read no further from a caller who does not take its responses, or waits for many."""
+        """Stop reading from a caller that does not take its responses, or waits for many."""
         wanted = self._write_blocked or len(self._pending) >= _MAX_PIPELINED
         if wanted != self._read_paused and self.transport is not None and not self.transport.is_closing():
             self._read_paused = wanted

@@ -1,4 +1,4 @@
-"""gzip and deflate, for bodies both ways."""
+"""Compress and decompress bodies by gzip and deflate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request, from its last byte to its response: how it is read as inference, and how its outcome is written."""
+"""Handle one request from its last byte to its response: read it as inference, and write its outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIN_THREADED = 1 << 16  # bytes from which a response is compressed in a thread
 
 
 class Channel(Protocol):
-    """The connection that a request came in on. transport: None once the caller has left."""
+    """A request's connection. transport: None once the caller has left."""
 
     transport: asyncio.Transport | None
 
@@ -101,7 +101,7 @@ class RequestCycle:
             self.fail(error)
 
     def done(self, result: InferResponse | RequestError) -> None:
-        """Respond with what became of the inference request."""
+        """Respond with the outcome of the inference request."""
         if self.channel.transport is None:
             return
         if isinstance(result, RequestError):

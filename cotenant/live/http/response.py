@@ -1,4 +1,4 @@
-"""Status lines, content types, and the HTTP status of every error."""
+"""Define status lines, content types, and the HTTP status of every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The URL table: what each path stands for, and the handler of each method. Those of the protocol are Triton's."""
+"""Map URLs to handlers; those of the protocol are Triton's."""
 
 from __future__ import annotations
 

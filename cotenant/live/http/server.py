@@ -1,4 +1,4 @@
-"""The listening socket, and its life: listen, drain, stop."""
+"""Own the listening socket: listen, drain, stop."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class HttpServer:
         return Connection(self._connections)
 
     def advance(self, seconds: int) -> None:
-        """Let so much time pass for the time-outs of connections."""
+        """Advance the clock for the time-outs of connections."""
         self._connections.advance(seconds)
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to serve; return the port, which is a free one where 0 was asked for. Raises ConfigError."""
+        """Start to serve; return the port (a free one for port 0). Raises ConfigError."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(self.connect, host, port, backlog=1024)
@@ -60,7 +60,7 @@ class HttpServer:
         return cast(int, self._server.sockets[0].getsockname()[1])
 
     async def stop(self, grace: float) -> None:
-        """Take no more connections, answer what was asked within `grace` seconds, then break off what is left."""
+        """Reject new connections, answer pending requests within `grace` seconds, then abort the rest."""
         if self._server is not None:
             self._server.close()
         if self._timer is not None:

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: the bottleneck of each placement, why a model is unserved, and what relaxing would gain."""
+"""Explain a plan: the bottleneck of each placement, why a model is unserved, and what relaxing constraints gains."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(plan: Plan, problem: Problem) -> Explanation:
-    """Explain a sound plan. `gains` is left to the caller: each takes another plan."""
+    """Explain a sound plan. `gains` is left to the caller, since each requires planning again."""
     unserved = [explain_unserved(problem, plan, model, rate) for model, rate in plan.unserved.items()]
     if problem.objective == "rate":
-        # All models are served the same fraction of their rates; what matters is which one keeps it at 0.
+        # All models are served the same fraction of their rates; only one that limits it to 0 matters.
         unserved = [model for model in unserved if plan.scale == 0 and model.cause != "capacity"]
     return Explanation(
         placements=tuple(one for group in group_devices(plan) for one in explain_placements(group, plan, problem)),

@@ -1,4 +1,4 @@
-"""What relaxing a constraint would gain: the same planner, with one more device, more memory, or looser targets."""
+"""Compute what relaxing a constraint would gain: plan again with one more device, more memory, or looser targets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 EXTRA_TIME = 0.01  # seconds
 MAX_MODEL_PROBES = 4  # models whose targets are loosened one at a time
-SCALE_TOLERANCE = 0.005  # relative: by which scales, costs or unserved rates may differ and be equal
+SCALE_TOLERANCE = 0.005  # relative tolerance of equality for scales, costs and unserved rates
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan under relaxed constraints against the plan before.
+    """Compare a plan under relaxed constraints with the plan before.
 
     more: what was relaxed, in words. devices, cost_per_hour, scale, unserved (requests/s): of the new plan. buys: what
     it gains, in words.

@@ -1,4 +1,4 @@
-"""Why a placement has its share: its bottleneck.
+"""Explain why a placement has its share: find its bottleneck.
 
 The next smaller legal share is tried with the rest of the device unchanged, and constraints are lifted one at a time
 until it is feasible: the one that has to be lifted is the bottleneck.
@@ -31,7 +31,7 @@ NO_TARGET = 1e9  # seconds
 
 
 class PlacementExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One placement, on each of `count` identical devices.
+    """Explain one placement, on each of `count` identical devices.
 
     share: in ‰. target_used: worst-case latency over the target. rate_used: the rate over what the partition sustains.
     memory_used: what all workers of the device need over its memory; None where that is unlimited. bottleneck: what
@@ -81,7 +81,7 @@ def partition_need(problem: Problem, kind: Kind, partition: Partition) -> int:
 def _bottlenecks(
     problem: Problem, plan: Plan, kind: Kind, device: Device, slot: int
 ) -> dict[str, tuple[Bottleneck, str]]:
-    """By model of one partition, what rules out the next smaller share."""
+    """Return, by model of one partition, what rules out the next smaller share."""
     partition = device.partitions[slot]
     names = [placement.model for placement in partition.placements]
     smaller = max((cut for cut in kind.cuts if cut < partition.share), default=None)
@@ -100,7 +100,8 @@ def _bottlenecks(
     def limiting(
         bottleneck: Bottleneck, why: str, lifted: Callable[[Sequence[str]], bool]
     ) -> dict[str, tuple[Bottleneck, str]]:
-        """That bottleneck for the models that rule it out even with it lifted for all others; else for all."""
+        """Return that bottleneck for the models that rule the share out even with it lifted for all others; else for
+        all."""
         limited = [name for name in names if not lifted([other for other in everyone if other != name])] or names
         return {name: (bottleneck, why) if name in limited else _shares_with(limited) for name in names}
 
@@ -130,7 +131,7 @@ def _bottlenecks(
 def _under_random_arrivals(
     problem: Problem, plan: Plan, device: Device, recut: tuple[Partition, ...], names: Sequence[str], less: str
 ) -> dict[str, tuple[Bottleneck, str]]:
-    """By model, the bottleneck of a smaller share that is enough for evenly spaced requests."""
+    """Return, by model, the bottleneck of a smaller share that suffices for evenly spaced requests."""
     changed = msgspec.structs.replace(device, partitions=recut)
     devices = tuple(changed if other is device else other for other in plan.devices)
     before, after = (forecast(one, problem).models for one in (plan, msgspec.structs.replace(plan, devices=devices)))

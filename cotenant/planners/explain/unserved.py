@@ -1,4 +1,4 @@
-"""Why some or all of a model's rate is unserved."""
+"""Explain why some or all of a model's rate is unserved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Cause = Literal["unknown", "time", "memory", "capacity"]
 
 
 class UnservedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with unserved rate.
+    """Explain a model's unserved rate.
 
     rate: requests/s that are unserved. nearest: the shortest feasible target, in seconds, on a whole device; None where
     the cause is not time. why: the cause in words.
@@ -95,14 +95,15 @@ def explain_unserved(problem: Problem, plan: Plan, name: str, rate: float) -> Un
 
 
 def _whole(problem: Problem, model: str, kind: Kind) -> list[tuple[int, tuple[float, ...]]]:
-    """Numbers of workers that the model was profiled with, and the seconds of its batches on the largest share then."""
+    """Return the numbers of workers that the model was profiled with, and the seconds of its batches on the largest
+    share."""
     profile = problem.profile(model, kind.name)
     numbers = sorted({point.procs for point in profile.points}) if profile is not None else []
     return [(workers, latency_curve(problem, model, kind.name, kind.cuts[-1], workers)) for workers in numbers]
 
 
 def _only_memory(problem: Problem, kind: Kind, device: Device, model: str) -> bool:
-    """Whether the free share of a device would serve the model, but for memory."""
+    """Return whether the free share of a device would serve the model, but for memory."""
     share = max((cut for cut in kind.cuts if cut <= device.free), default=None)
     if share is None or (kind.max_partitions is not None and len(device.partitions) >= kind.max_partitions):
         return False

@@ -1,4 +1,4 @@
-"""Bulk-service queue of one model on a lane: its Markov chain, embedded at the model's turns.
+"""Solve the bulk-service queue of one model on a lane: its Markov chain, embedded at the model's turns.
 
 A partition that runs what waits, up to its largest batch b, is a queue with bulk service (Bailey, 1954; M/G^[1,b]/1 in
 Kendall's notation, with service time L(n) known for every batch n). With q requests waiting at a turn, the turn runs
@@ -145,7 +145,7 @@ def solve_queues(queues: QueueBatch) -> tuple[Array, Array, Array, Array]:
 
 
 class _Admitted(msgspec.Struct):
-    """Arrivals before the next turn, grouped by the batch that takes them, an entry for each.
+    """Group arrivals before the next turn by the batch that takes them, one entry for each group.
 
     cell: whose arrivals. number: batches that run before. count: admitted requests. wait: seconds from the last of them
     to the start of that batch; width: from the first to the last. gathered: requests of that batch that have arrived.

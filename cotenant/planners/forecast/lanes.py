@@ -12,14 +12,14 @@ from cotenant.planners.forecast.bulk_queue import solve_queues
 from cotenant.planners.forecast.poisson_quadrature import MAX_STRIDE
 from cotenant.planners.forecast.queue_batch import Array, QueueBatch
 
-MAX_BATCH_STATES = 64  # batch; larger ones are reckoned in groups of requests
-CACHED_LANES = 4096  # lanes that are remembered
-MAX_LANES_TOGETHER = 32  # lanes in one computation
+MAX_BATCH_STATES = 64  # rows of a batch; beyond, groups of requests count as one
+CACHED_LANES = 4096  # lanes whose solutions are cached
+MAX_LANES_TOGETHER = 32  # lanes solved in one computation
 DEVIATION = 0.8  # mean over standard deviation, of a normal distribution
 
 
 class LaneQueue(msgspec.Struct, frozen=True):
-    """One model on one lane.
+    """Describe one model on one lane.
 
     rate: requests/s of one worker; workers: of the model on all lanes; variation: standard deviation of a batch's
     latency over its median.
@@ -38,7 +38,7 @@ class LaneQueue(msgspec.Struct, frozen=True):
 
     @property
     def busy(self) -> float:
-        """The fraction of its time that a worker would need for the rate in full batches."""
+        """Return the fraction of its time that a worker would need for the rate in full batches."""
         return self.rate * self.batch_seconds(self.batch) / self.batch
 
     def batch_seconds(self, rows: float) -> float:
@@ -52,7 +52,7 @@ class LaneQueue(msgspec.Struct, frozen=True):
 
 
 class QueueSolution(msgspec.Struct, frozen=True):
-    """The stationary behaviour of one queue. cost: seconds of the lane per request.
+    """Hold the stationary behaviour of one queue. cost: seconds of the lane per request.
 
     immediate: the fraction of requests that find the lane idle and take `solo_latency` seconds. below: the fraction of
     requests that are answered otherwise, within each of BELOW (as fractions of the target).

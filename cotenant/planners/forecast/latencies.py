@@ -1,4 +1,4 @@
-"""Distributions of latencies as cumulated mass at fixed edges, which are fractions of the target."""
+"""Represent distributions of latencies as cumulated mass at fixed edges, which are fractions of the target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from cotenant.planners.forecast.queue_batch import Array, Indices
 
-BINS = 96  # of a distribution of latencies
+BINS = 96  # edges of a distribution of latencies
 BELOW = (np.arange(BINS + 1) / BINS) ** 2
 EDGES: list[float] = BELOW.tolist()
 

@@ -1,4 +1,4 @@
-"""The time that the other models of a partition take between two turns of one, as a mean field.
+"""Model the time that the other models of a partition take between two turns of one, as a mean field.
 
 Each other model k finds min(Poisson(λ_k · c), b_k) requests, where c is the length of that same round, independently of
 the rest. The distribution is represented by four atoms: no requests, or three around the mean.
@@ -17,7 +17,8 @@ RAMP = (np.arange(LENGTHS + 1) / LENGTHS) ** 1.5
 
 
 class MeanField(msgspec.Struct):
-    """For each queue, what the other models of its lane do in a round, by the length of the round: (queue, length).
+    """Tabulate for each queue what the other models of its lane do in a round, by the length of the round: (queue,
+    length).
 
     tables: flattened (6, queue, length): the length in seconds; mean seconds that they run, the sum of their second
     moments, and the variance of the total; expected number that have requests, and the probability that any has. own:

@@ -24,8 +24,8 @@ from cotenant.planners.forecast.poisson_quadrature import MAX_STRIDE
 from cotenant.planners.forecast.results import Forecast, combine_lanes
 from cotenant.predictors import Load
 
-MAX_ITERATIONS = 6  # of the fixed point of a round's length, which hardly changes after these
-MIN_FREE_FRACTION = 0.05  # of a lane's time assumed free for a model, however busy the others are
+MAX_ITERATIONS = 6  # iterations of the fixed point of a round's length, which then hardly changes
+MIN_FREE_FRACTION = 0.05  # fraction of a lane's time assumed free for a model, however busy the others are
 
 
 def forecast_models(plan: Plan, problem: Problem) -> Forecast:

@@ -1,4 +1,4 @@
-"""Quadrature of arrival counts: Poisson, or of every p-th arrival of a Poisson stream, as a few weighted nodes."""
+"""Represent arrival counts by a few weighted nodes: Poisson, or of every p-th arrival of a Poisson stream."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from cotenant.planners.forecast.queue_batch import Array, Indices
 
-MAX_STRIDE = 8  # more lanes of a model change little
+MAX_STRIDE = 8  # more lanes of a model hardly change the result
 
-NODES = 10  # of a distribution of counts
+NODES = 10  # nodes of a distribution of counts
 TAIL = 1e-4  # probability beyond the first and the last node
 STEPS = 16  # table rows for each unit of √mean
 ROWS = 14 * STEPS  # means beyond the last row are clipped: queues are shorter

@@ -1,4 +1,4 @@
-"""The queues of several lanes as arrays with an entry for each queue."""
+"""Hold the queues of several lanes as arrays with an entry for each queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Indices = NDArray[np.int64]
 
 
 class QueueBatch(msgspec.Struct):
-    """Queues of several lanes, an entry each; where batches are very large, a group of requests counts as one.
+    """Hold queues of several lanes, one entry each; where batches are very large, a group of requests counts as one.
 
     lane: index; seconds: of batches 0, 1, …, the last repeated; lanes: that hold the model; stride: the factor by which
     the variance of its arrivals is smaller than Poisson; caution: the factor on latencies at admission.

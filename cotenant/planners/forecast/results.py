@@ -1,4 +1,4 @@
-"""The results of a forecast, and a model's as the mixture over its lanes."""
+"""Define the results of a forecast; a model's is the mixture over its lanes."""
 
 from __future__ import annotations
 

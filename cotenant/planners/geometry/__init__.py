@@ -1,4 +1,4 @@
-"""Geometry: an integer program over cutting patterns of devices and modes of partitions, with a proven bound.
+"""Plan with a proven bound: an integer program over cutting patterns of devices and modes of partitions.
 
 It chooses how many devices get each cutting pattern and how many partitions of each share run each mode
 (docs/concepts.md), so that no more partitions are used than cut and the rates are met: with the fewest devices, at the

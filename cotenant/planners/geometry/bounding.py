@@ -1,4 +1,4 @@
-"""Lower bounds on devices and cost (upper bounds on the multiple of the rates) by column generation with cuts.
+"""Prove lower bounds on devices and cost (upper bounds on the multiple of the rates) by column generation with cuts.
 
 The linear relaxation over single-model modes counts everything that a partition can serve. A partition is never useful
 for more of a model than is requested, however, and under that limit modes of several models matter. They are the
@@ -41,7 +41,7 @@ MAX_COLUMNS_PER_ROUND = 60
 
 
 class BoundCertificate(msgspec.Struct, frozen=True):
-    """A weighted demand, and the most that a device of each kind can serve of it.
+    """Certify a bound: a weighted demand, and the most that a device of each kind can serve of it.
 
     Every plan satisfies `demand_value` ≤ Σ_k count_k · `device_values`[k].
     """
@@ -192,7 +192,7 @@ def _cheapest_fleet(
 
 
 class _MasterProgram:
-    """The restricted master problem: minimise the used fraction of a fleet that serves some rates.
+    """Solve the restricted master problem: minimise the used fraction of a fleet that serves some rates.
 
     Columns: that fraction, patterns, modes. Rows: devices of each kind, partitions on each slot, models, cuts.
     """

@@ -1,4 +1,4 @@
-"""Planners whose plans compete with those of the geometry planner's search, as a portfolio configures them."""
+"""Hold the planners whose plans compete with those of the geometry planner's search, as a portfolio configures them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.planners.registry import Planner
 
 
 class ExhaustivePlanner(Protocol):
-    """A planner that enumerates the plans of few devices, such as the module `ideal`.
+    """Enumerate the plans of few devices, such as the module `ideal`.
 
     MAX_DEVICES: up to how many it does.
     """
@@ -29,7 +29,7 @@ class ExhaustivePlanner(Protocol):
 
 
 class Competitors(msgspec.Struct, frozen=True):
-    """Planners that compete.
+    """Hold planners that compete.
 
     quick: planners by name that answer within milliseconds. exhaustive: tried last under interference, which the search
     only estimates and an enumeration evaluates.

@@ -1,4 +1,4 @@
-"""State shared by all searches for a plan of one problem: slots, modes, patterns, relaxation and bound."""
+"""Share among all searches for a plan of one problem: slots, modes, patterns, relaxation and bound."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Array = NDArray[np.float64]
 
 MAX_MODELS_FOR_PAIRS = 12  # models up to which all pairs are considered
 MAX_DEVICES_TO_TIGHTEN = 40  # devices beyond which time-shared partitions are too few to tighten the bound
-SLOWDOWN_QUANTILES = (1.0, 0.5)  # of possible slowdowns: those planned with, besides the least
-SHARE_GRID = 100  # ‰: of very many legal shares, plans use multiples of this
+SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
+SHARE_GRID = 100  # ‰: where legal shares are very many, plans use multiples of this
 
 
 class PlanningContext:
-    """Everything about a problem that stays fixed while plans are searched for.
+    """Hold everything about a problem that stays fixed during the search for plans.
 
     names: models with a rate that some share can serve within target; rates: theirs. singles: for each slot and model
     the mode of highest rate. usable_slots: those that have modes; planning_slots: those of them that plans use.
@@ -76,7 +76,7 @@ class PlanningContext:
             else None
         )
         if self.names and self.relaxation is None and not self.maximize_scale and math.inf in self.counts:
-            # Limited kinds are too few: of unlimited ones consider no more than would suffice for everything.
+            # Where limited kinds do not suffice, consider no more of unlimited ones than would serve everything.
             unlimited = self._bounding_relaxation(self.instance(maximize_scale=False, unlimited=True))
             most = math.ceil(sum(unlimited.patterns)) + 1 if unlimited is not None else 1
             self.counts = [min(count, most) for count in self.counts]
@@ -89,7 +89,7 @@ class PlanningContext:
 
     @cached_property
     def catalogs(self) -> list[ModeCatalog]:
-        """Catalogs for different assumptions about interference; one where slowdowns do not depend on the plan."""
+        """Return catalogs for different assumptions about interference; one if slowdowns do not depend on plans."""
         if not self.problem.interference.interferes:
             return [self.catalog]
         factors = [
@@ -182,7 +182,7 @@ class PlanningContext:
 
     @cached_property
     def bound_solver(self) -> BoundSolver | None:
-        """A solver for bounds tighter than the relaxation's; None where it would take too long."""
+        """Return a solver for bounds tighter than the relaxation's; None where it would take too long."""
         if len(self.names) > MAX_MODELS_FOR_PAIRS or self.planning_slots != self.usable_slots:
             return None
         modes = [*self.singles, *self.catalog.pair_frontiers(self.usable_slots)]

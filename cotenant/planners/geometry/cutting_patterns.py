@@ -1,4 +1,4 @@
-"""Cutting patterns: the ways to divide one device into partitions."""
+"""Enumerate and price cutting patterns: the ways to divide one device into partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_PATTERNS = 700  # patterns of a kind up to which all are enumerated; beyond,
 
 
 class CuttingPattern(msgspec.Struct, frozen=True):
-    """One way to divide a device. kind: index in the fleet; pieces: (slot, number of partitions of that size)."""
+    """Describe a division of a device. kind: index in the fleet; pieces: (slot, number of partitions of that size)."""
 
     kind: int
     pieces: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""Assemble devices from numbers of modes and patterns: which partitions are co-located."""
+"""Assemble devices from numbers of modes and patterns: decide which partitions are co-located."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_DEVICES_TO_COMPARE = 256  # devices of the current plan that a new one is co
 
 
 class DeviceGroup(msgspec.Struct):
-    """Identical devices. kind: index in the fleet; modes: one for each partition; ids: device numbers."""
+    """Group identical devices. kind: index in the fleet; modes: one for each partition; ids: device numbers."""
 
     kind: int
     modes: tuple[Mode, ...]
@@ -34,7 +34,8 @@ class DeviceGroup(msgspec.Struct):
 
 
 class CurrentPartition(msgspec.Struct, frozen=True):
-    """A partition of the current plan. slot: index of its size; models: ascending indices; rates, procs: of each."""
+    """Describe a partition of the current plan. slot: index of its size; models: ascending indices; rates, procs: of
+    each."""
 
     slot: int
     models: tuple[int, ...]
@@ -43,7 +44,7 @@ class CurrentPartition(msgspec.Struct, frozen=True):
 
 
 class CurrentDevice(msgspec.Struct, frozen=True):
-    """A device of the current plan, without partitions whose share or models this problem lacks."""
+    """Describe a device of the current plan, without partitions whose share or models this problem lacks."""
 
     kind: int
     id: int

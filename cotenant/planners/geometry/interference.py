@@ -1,4 +1,4 @@
-"""Bounds on interference before it is known which models are co-located."""
+"""Bound interference before it is known which models are co-located."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MIN_SOLVER_SECONDS = 0.05  # for the program when no time is left: some plan is 
 
 
 class SolverBudget:
-    """Solver seconds left for all catalogs together, by the solver's own account."""
+    """Count the solver seconds left for all catalogs together, by the solver's own account."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds

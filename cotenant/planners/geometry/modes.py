@@ -1,4 +1,4 @@
-"""Modes, what one partition can run: the columns of the integer program.
+"""Enumerate modes, what one partition can run: the columns of the integer program.
 
 A mode is a set of models on a partition of some share, with the rates that it sustains: with batches b_i a round takes
 D = Σ L_i(b_i), model i is served at b_i / D, and D + L_i(b_i) ≤ SLO_i must hold.
@@ -44,7 +44,10 @@ MIN_RATE_RATIO = 1.01  # modes of a pair whose rates differ by a smaller factor 
 
 
 class PartitionSize(msgspec.Struct, frozen=True):
-    """A slot: what partitions of one size offer. kind: index in the fleet; share: ‰; memory: bytes for all workers."""
+    """Describe a slot: what partitions of one size offer.
+
+    kind: index in the fleet; share: ‰; memory: bytes for all workers.
+    """
 
     kind: int
     share: int
@@ -52,7 +55,7 @@ class PartitionSize(msgspec.Struct, frozen=True):
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """A set of models that time-share a partition, with feasible batches.
+    """Describe a set of models that time-share a partition, with feasible batches.
 
     slot: index of its size; models: ascending indices; for each model rates: requests/s, batches: rows, procs: workers;
     memory: bytes of all workers.

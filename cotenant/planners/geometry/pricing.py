@@ -1,4 +1,5 @@
-"""The pricing problem of column generation: bound the value of any mode of a slot, and find the most valuable ones.
+"""Solve the pricing problem of column generation: bound the value of any mode of a slot, and find the most valuable
+ones.
 
 Branch and bound. The length D of a round is divided into short intervals. Within one, a model with batch b takes L(b)
 of at most the interval's upper end and serves at most b over its lower end, so each round becomes a knapsack. Models
@@ -29,7 +30,7 @@ TINY = 1e-300
 
 
 class StepValue(msgspec.Struct, frozen=True):
-    """The dual price of a cut: a mode that serves a fraction f of model `model` earns `value` · ⌈multiplier · f⌉."""
+    """Price a cut (dual): a mode that serves a fraction f of model `model` earns `value` · ⌈multiplier · f⌉."""
 
     model: int
     multiplier: float
@@ -37,7 +38,7 @@ class StepValue(msgspec.Struct, frozen=True):
 
 
 class DualPrices(msgspec.Struct, frozen=True):
-    """Dual prices of the demand for each model.
+    """Hold the dual prices of the demand for each model.
 
     demand: requests/s, beyond which serving earns nothing; full: value of serving all of it, proportional below;
     steps: dual prices of cuts.
@@ -62,7 +63,7 @@ class DualPrices(msgspec.Struct, frozen=True):
 
 
 class _Rounds(msgspec.Struct):
-    """The n intervals of round lengths on one slot.
+    """Hold the n intervals of round lengths on one slot.
 
     length[n]: upper end in seconds. latency[v, b - 1]: seconds of a batch. value[n, v, b - 1]: an upper bound on what
     the batch earns. useful[n, v, b - 1]: the batch fits, and may earn more than one row less. order: models in the
@@ -80,7 +81,10 @@ class _Rounds(msgspec.Struct):
 
 
 class _States(msgspec.Struct):
-    """Partly filled rounds. round: index of the interval; left: seconds; value: so far; batches[·, v]: by variant."""
+    """Hold partly filled rounds.
+
+    round: index of the interval; left: seconds; value: so far; batches[·, v]: by variant.
+    """
 
     round: IntArray
     left: Array

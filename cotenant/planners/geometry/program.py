@@ -1,4 +1,4 @@
-"""The integer program: how many devices get each cutting pattern, and how many partitions run each mode."""
+"""Solve the integer program: how many devices get each cutting pattern, and how many partitions run each mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 class MilpInstance(msgspec.Struct, frozen=True):
-    """The data of the program, apart from its columns.
+    """Hold the data of the program, apart from its columns.
 
     rates: requests/s of each model. counts: devices of each kind at most (inf: unlimited); prices: of one.
     memory_limits: bytes on one device of each kind, where partitions share them and could need more; else None.
@@ -32,7 +32,7 @@ class MilpInstance(msgspec.Struct, frozen=True):
 
 
 class MilpSolution(msgspec.Struct, frozen=True):
-    """value: of the objective. bound: proven on it. modes, patterns: how many of each.
+    """Hold a solution of the program. value: of the objective. bound: proven on it. modes, patterns: how many of each.
 
     Dual values, in units of the objective: of one request/s of each model, of one partition on each slot, of one more
     device of each kind, and of one device's memory; zeros for integer solutions.

@@ -16,7 +16,7 @@ from cotenant.planners.geometry.modes import ModeCatalog
 
 Array = NDArray[np.float64]
 
-# Fractions of a device's intended rates that are tried.
+# fractions of a device's intended rates to try
 TRIED_FRACTIONS = (1.0, 0.97, 0.93, 0.87, 0.8, 0.7, 0.55, 0.4, 0.2)
 TINY = 1e-12
 

@@ -20,14 +20,14 @@ from cotenant.planners.geometry.modes import Mode
 
 Array = NDArray[np.float64]
 
-TARGET_RATIO = 1.002  # the multiple that is searched for, over the best so far
-EVEN_PRICE_FRACTION = 0.05  # of all prices, spread evenly, so that no model is too cheap to be served
-SCATTERED_STEP_PROBABILITY = 0.5  # of a step that empties partitions anywhere rather than whole devices
-KEEP_PROBABILITY = 0.75  # of each partition in such a step
+TARGET_RATIO = 1.002  # multiple to search for, over the best so far
+EVEN_PRICE_FRACTION = 0.05  # fraction of all prices that is spread evenly, so that no model is too cheap to be served
+SCATTERED_STEP_PROBABILITY = 0.5  # probability of a step that empties partitions anywhere rather than whole devices
+KEEP_PROBABILITY = 0.75  # probability of each partition to be kept in such a step
 
 
 class DeviceState(msgspec.Struct):
-    """A device during the search. pieces: slots of its partitions; modes: one for each, None where empty."""
+    """Describe a device during the search. pieces: slots of its partitions; modes: one for each, None where empty."""
 
     kind: int
     id: int | None
@@ -36,7 +36,7 @@ class DeviceState(msgspec.Struct):
 
 
 class ModePool:
-    """The modes to choose from. served[s][:, n]: what mode n of slot s serves, as fractions of the rates."""
+    """Hold the modes to choose from. served[s][:, n]: what mode n of slot s serves, as fractions of the rates."""
 
     def __init__(self, modes: Sequence[Mode], rates: Array) -> None:
         self.modes: dict[int, list[Mode]] = {}
@@ -159,7 +159,7 @@ def _ruin(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]
 
 
 class _FleetState:
-    """A plan during the search.
+    """Describe a plan during the search.
 
     target: the multiple of the rates beyond which serving counts nothing; served: fractions of the rates.
     """
@@ -211,14 +211,14 @@ class _FleetState:
         self.devices[d] = DeviceState(device.kind, device.id, device.pieces, modes)
 
     def refill(self, partitions: Sequence[tuple[int, int]]) -> None:
-        """Place on each partition the mode that leaves the least shortfall; none where none reduces it."""
+        """Place on each partition the mode that leaves the least shortfall; none, if none reduces it."""
         for d, p in partitions:
             device = self.devices[d]
             s = device.pieces[p]
             if s not in self.pool.modes:
                 continue
             shortfalls = (self.target - self.served) * self.prices
-            # By how much each mode reduces the shortfall; more than that counts nothing.
+            # How much each mode reduces the shortfall; anything beyond it does not count.
             gains = np.minimum(self._values[s], shortfalls[:, None]).sum(axis=0)
             memory_limit = self.memory_limits[device.kind]
             if memory_limit is not None:

@@ -1,4 +1,4 @@
-"""The search of the geometry planner: which candidates are tried, in which order, and which plan is taken."""
+"""Search for the best plan: which candidates are tried, in which order, and which plan is chosen."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from cotenant.planners.geometry.small_fleet import (
 
 MAX_BISECTIONS = 6
 
-# Sources of plans, as candidates name them.
+# Names of the sources of plans.
 CURRENT = "geometry, current plan"
 RUIN_RECREATE = "geometry, ruin and recreate"
 PROGRAM = "geometry, integer program"
 
 Merit = tuple[float, float, float, int, int]
-# Why a plan is not taken, by the first part of its merit that is less.
+# Reasons why a plan is rejected, by the first part of its merit that is smaller.
 REJECTED = (
     "serves a smaller part of the rates",
     "serves less in total",
@@ -58,7 +58,7 @@ def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
 
 
 def find_feasible(problem: Problem, competitors: Competitors = ALONE, *, thorough: bool = True) -> Plan | None:
-    """Return any plan that serves the rates; None where none was found. thorough: spare no effort."""
+    """Return any plan that serves the rates; None where none was found. thorough: use the full time limit."""
     context = PlanningContext(problem)
     if not context.names and not context.has_unservable:
         return plan_from_devices(context, ())
@@ -71,7 +71,7 @@ def find_feasible(problem: Problem, competitors: Competitors = ALONE, *, thoroug
 
 
 class Incumbent:
-    """The best plan so far, and the best of each source that it was compared with."""
+    """Hold the best plan so far, and the best of each source that it was compared with."""
 
     def __init__(self, context: PlanningContext) -> None:
         self.plan = plan_from_devices(context, ())
@@ -82,7 +82,7 @@ class Incumbent:
         self._plans: Counter[str] = Counter()
 
     def offer(self, source: str, plan: Plan) -> None:
-        """Take the plan where it has more merit; of equal ones the first stays."""
+        """Take the plan if it has more merit; of equal ones the first stays."""
         merit = self._record(source, plan)
         if self._merit is None or merit > self._merit:
             self._source, self._merit, self.plan = source, merit, plan
@@ -156,7 +156,7 @@ def _candidates(
 ) -> Generator[tuple[str, Plan], None, None]:
     """Yield plans to choose from, each with its source.
 
-    first: accept any plan that serves the rates. thorough: spare no effort.
+    first: accept any plan that serves the rates. thorough: use the full time limit.
     """
     problem = context.problem
     search_budget, solver_budget = SearchBudget(problem.time_limit), SolverBudget(problem.time_limit)

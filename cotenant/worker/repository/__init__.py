@@ -1,5 +1,5 @@
 """The model repository, in Triton's layout: `<repository>/<model>/<version>/model.onnx` (or another file of PLATFORMS),
-with an optional `config.pbtxt` beside the versions.
+with an optional `config.pbtxt` next to the versions.
 
 Scanning it opens no model (`layout`); `describe` opens one, but neither runs it nor needs PyTorch.
 """

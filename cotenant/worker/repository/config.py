@@ -17,14 +17,18 @@ from cotenant.protocol import messages
 
 CONFIG = "config.pbtxt"
 
-# Fields that change what a model computes. To ignore them would be to answer wrongly.
+# Fields that change what a model computes: ignoring them would give wrong results. To ignore them would be to answer
+# wrongly.
 UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output")
 
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """dims: without the batch dimension where the model batches."""
+    """Describe a tensor.
+
+    dims: without the batch dimension where the model batches.
+    """
 
     name: str
     data_type: str = ""
@@ -73,7 +77,10 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class EnsembleStep(msgspec.Struct, frozen=True):
-    """input_map, output_map: the model's name of a tensor → the ensemble's. model_version: -1 for any."""
+    """Describe a step of an ensemble.
+
+    input_map, output_map: the model's name of a tensor → the ensemble's. model_version: -1 for any.
+    """
 
     model_name: str
     model_version: int = -1
@@ -99,7 +106,7 @@ class Optimization(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The honoured part of a ModelConfig.
+    """Hold the honoured part of a ModelConfig.
 
     max_batch_size: None where the file has none. runtime: a file of the version that says how to run the model;
     `model.py` is the one that is known. fields: all that the file says, in protobuf's JSON mapping.
@@ -134,7 +141,7 @@ def read_config(folder: Path) -> Config:
     except FileNotFoundError:
         return Config()
     except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}; let this user read it, or take it away") from None
+        raise ModelError(f"{path}: {error.strerror}; let this user read it, or remove it") from None
     except UnicodeDecodeError:
         raise ModelError(f"{path}: not text; write it as protobuf text, such as `max_batch_size: 8`") from None
     config = _parse(text, path)
@@ -191,7 +198,7 @@ def _check(config: Config, folder: Path) -> None:
         raise ModelError(f"{path}: max_batch_size {config.max_batch_size} is below 0; 0 means no batch dimension")
     for field in UNSUPPORTED:
         if field in config.fields:
-            raise ModelError(f"{path}: {field} is not supported; take it out, or serve this model elsewhere")
+            raise ModelError(f"{path}: {field} is not supported; remove it, or serve this model elsewhere")
     for file in (config.default_model_filename, *(tensor.label_filename for tensor in config.output)):
         if file in (".", "..") or re.search(r"[/\\\0]", file):
             raise ModelError(f"{path}: {file!r} is not the name of a file; give one, without folders")

@@ -22,7 +22,7 @@ ENSEMBLE = "ensemble"  # Triton's platform of a model that has steps and no file
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a model.
+    """Describe one version of a model.
 
     folder: the model's, which holds config.pbtxt and the versions. path: the model's file, or the place of the error.
     reason: why it cannot be served; empty where it can, as far as that is known without opening it.

@@ -1,4 +1,4 @@
-"""Random inputs, to warm up and profile models."""
+"""Generate random inputs, to warm up and profile models."""
 
 from __future__ import annotations
 

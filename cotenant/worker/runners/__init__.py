@@ -1,4 +1,4 @@
-"""Runners execute batches: ONNX Runtime, PyTorch, or a sleep as long as the profile says.
+"""Execute batches by runners: ONNX Runtime, PyTorch, or a sleep as long as the profile says.
 
 Each library is imported only for a model that needs it: PyTorch takes seconds and hundreds of megabytes.
 """

@@ -1,4 +1,4 @@
-"""Numpy arrays as runners take and return them; strings are object arrays."""
+"""Convert numpy arrays as runners take and return them; strings are object arrays."""
 
 from __future__ import annotations
 

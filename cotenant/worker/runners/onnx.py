@@ -16,7 +16,7 @@ _FAILURES = tuple(value for value in vars(state).values() if isinstance(value, t
 
 
 class Onnx:
-    """An ONNX model.
+    """Run an ONNX model.
 
     On the CPU it uses `threads` threads, none of which spins while it waits: the share would pay for spinning. ONNX
     Runtime does not report device memory.

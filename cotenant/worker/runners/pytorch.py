@@ -124,7 +124,7 @@ def _load_export(model: WorkerModel, device: torch.device) -> Module:
 
 
 class _ExportedModule(torch.nn.Module):
-    """An exported program whose weights are freed with it; PyTorch's own module is in reference cycles."""
+    """Hold an exported program whose weights are freed with it; PyTorch's own module is in reference cycles."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def _line(path: Path, error: Exception) -> str:
 
 
 class Torch:
-    """A module on a device. It runs one batch at a time, whose outputs the next batch overwrites."""
+    """Run a module on a device. It runs one batch at a time, whose outputs the next batch overwrites."""
 
     def __init__(self, model: WorkerModel, place: TorchDevice, module: Module) -> None:
         self.model = model
@@ -319,7 +319,7 @@ class Torch:
 
 
 class _Graph:
-    """A captured CUDA graph, which always reads and writes the same memory."""
+    """Replay a captured CUDA graph, which always reads and writes the same memory."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The device of a PyTorch model: the CPU, or one stream of a GPU.
+"""Represent the device of a PyTorch model: the CPU, or one stream of a GPU.
 
 Everything that a batch touches on a GPU is allocated on its own stream and used on no other, so the caching allocator
 never hands a block to one stream while another still reads it. Weights are the exception: they are loaded and
@@ -23,7 +23,7 @@ _allocator = threading.Lock()
 
 
 class TorchDevice(Protocol):
-    """Where the batches of one lane run."""
+    """Represent where the batches of one lane run."""
 
     device: torch.device
 
@@ -99,7 +99,7 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """The first visible CUDA device. stream: handle of the CUDA stream to use; 0 for a new one."""
+    """Represent the first visible CUDA device. stream: handle of the CUDA stream to use; 0 for a new one."""
 
     def __init__(self, stream: int) -> None:
         if not torch.cuda.is_available():
