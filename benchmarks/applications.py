@@ -1,4 +1,4 @@
-"""Applications: how long it takes to split targets, and how far the forecast of the whole lies from the simulator.
+"""Measure the time to split SLOs of applications over stages, and the error of their forecast.
 
     python -m benchmarks.applications [--problems 40] [--planner elastic]
 
@@ -34,7 +34,7 @@ NEAR = 5.0  # points of attainment
 
 
 def random_problem(rng: np.random.Generator) -> Problem:
-    """One application. Four of five stages come after one or two before them."""
+    """Return a problem with one application; four of five stages follow one or two earlier ones."""
     names = [f"m{i}" for i in range(rng.integers(2, 6))]
     profiles = {}
     for name in names:
@@ -65,34 +65,34 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rng = np.random.default_rng(1)
-    split, alone, apart, late = 0.0, 0.0, [], 0
+    split, planning, errors, violated = 0.0, 0.0, [], 0
     for _ in range(given.problems):
         problem = random_problem(rng)
         begun = time.perf_counter()
         try:
             parts = split_slo_budgets(choose_planner(given.planner).plan, problem)
         except PlanError:
-            continue  # a target that no split meets
+            continue  # no split meets the SLO
         done = time.perf_counter()
         plan_problem(without_applications(problem, parts), given.planner, validate=False)
-        split, alone = split + done - begun, alone + time.perf_counter() - done
+        split, planning = split + done - begun, planning + time.perf_counter() - done
         plan = plan_problem(problem, given.planner, validate=False)
         if plan.unserved:
             continue
         expected = forecast(plan, problem).applications["app"].attainment
         (seen, *_) = simulate(problem, plan, seconds=SECONDS).models
         if seen.attainment is not None:
-            apart.append(100 * (expected - seen.attainment))
-            late += not seen.slo_met
-    points = np.array(apart)
+            errors.append(100 * (expected - seen.attainment))
+            violated += not seen.slo_met
+    points = np.array(errors)
     near = int((np.abs(points) <= NEAR).sum())
-    took = [seconds / given.problems * 1e3 for seconds in (split, alone)]
+    took = [seconds / given.problems * 1e3 for seconds in (split, planning)]
     text = (
-        f"{given.planner}: {took[0]:.0f} ms to split, {took[1]:.0f} ms to plan then; forecast {points.min():+.1f} to"
+        f"{given.planner}: split in {took[0]:.0f} ms, planned in {took[1]:.0f} ms; forecast {points.min():+.1f} to"
         f" {points.max():+.1f} points from the simulator, {near} of {len(points)} within {NEAR:g};"
-        f" {late} plans that the simulator would send back"
+        f" {violated} plans rejected by validation"
     )
-    show("applications", text, split_ms=took[0], near=near, plans=len(points), late=late)
+    show("applications", text, split_ms=took[0], near=near, plans=len(points), rejected=violated)
 
 
 if __name__ == "__main__":

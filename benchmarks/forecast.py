@@ -1,11 +1,11 @@
-"""The forecast of a plan: calls a second, and how far it lies from the simulator.
+"""Measure the forecast of plans: calls per second, and its error against the simulator.
 
     python -m benchmarks.forecast [--simulate 30]
 
-Random plans of nine models on four devices, about a dozen placements. Cold: the rates differ at each call, so that no
-lane is known; warm: the same again. The best of three rounds, since other work on the machine can only slow them.
-With `--simulate`, so many of the plans are simulated too, 100,000 requests each, and attainments compared, of the
-models that got 2,000 requests or more, and of whole plans; the target is that none is more than 5 points off.
+Random plans of nine models on four devices, about a dozen placements. Cold: rates differ in each call, so nothing is
+cached; warm: the same calls again. Best of three rounds, since other work on the machine can only slow them down. With
+`--simulate N`, N plans are also simulated with 100,000 requests each, and attainments compared, of models with at least
+2,000 requests and of whole plans. Target: no error above 5 percentage points.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def random_problem(rng: np.random.Generator) -> Problem:
-    """Models whose speeds lie up to 30 times apart, with targets of 2 to 4 times a batch on half a device."""
+    """Return models whose speeds differ by up to 30 times, with SLOs of 2 to 4 times a batch on half a device."""
     models, rates, profiles = [], {}, {}
     batches = BATCHES[: rng.integers(3, 7)]
     for i in range(9):
@@ -47,7 +47,7 @@ def random_problem(rng: np.random.Generator) -> Problem:
 
 
 def random_plans(count: int) -> Iterator[tuple[Plan, Problem]]:
-    """Plans, and rates of 0.7 to 1.1 times what they were made for."""
+    """Yield plans with rates of 0.7 to 1.1 times those they were made for."""
     rng = np.random.default_rng(0)
     while count:
         problem = random_problem(rng)
@@ -62,37 +62,41 @@ def random_plans(count: int) -> Iterator[tuple[Plan, Problem]]:
 
 
 def at(problem: Problem, factor: float) -> Problem:
+    """Return the problem with all rates multiplied."""
     return msgspec.structs.replace(problem, rates={name: rate * factor for name, rate in problem.rates.items()})
 
 
 def calls_a_second(plans: list[tuple[Plan, Problem]], next_rates: Callable[[Problem, int], Problem]) -> float:
+    """Return calls per CPU-second, best of three rounds."""
     best = 0.0
     for turn in range(3):
-        asked = [(plan, next_rates(problem, turn)) for plan, problem in plans]
+        calls = [(plan, next_rates(problem, turn)) for plan, problem in plans]
         start = time.thread_time()
-        for plan, problem in asked:
+        for plan, problem in calls:
             forecast(plan, problem)
-        best = max(best, len(asked) / (time.thread_time() - start))
+        best = max(best, len(calls) / (time.thread_time() - start))
     return best
 
 
 def differences(plans: list[tuple[Plan, Problem]]) -> tuple[list[float], list[float], list[float]]:
-    """Attainment as forecast less as simulated: of models with lanes of their own, of those that share one, and of all
-    requests of a plan."""
+    """Return forecast minus simulated attainment.
+
+    Of models with lanes of their own, of models that share one, and of all requests of each plan.
+    """
     own: list[float] = []
     shared: list[float] = []
     whole: list[float] = []
     for plan, problem in plans:
         expected = forecast(plan, problem).models
         sharing = {p.model for _, partition, p in plan.placements() if len(partition.placements) > 1}
-        apart, requests = 0.0, 0
+        total, requests = 0.0, 0
         for seen in simulate(problem, plan, seconds=100_000 / sum(problem.rates.values()), seed=1).models:
             if seen.attainment is not None:
                 difference, count = expected[seen.model].attainment - seen.attainment, sum(seen.outcomes.values())
-                apart, requests = apart + count * difference, requests + count
+                total, requests = total + count * difference, requests + count
                 if count >= 2000:
                     (shared if seen.model in sharing else own).append(difference)
-        whole.append(apart / requests)
+        whole.append(total / requests)
     return own, shared, whole
 
 
@@ -110,14 +114,14 @@ def main() -> None:
     text = f"{cold:,.0f} calls/s cold, {warm:,.0f} warm ({len(plans)} plans of {placements:.1f} placements)"
     figures = {"cold": cold, "warm": warm, "placements": placements}
     if given.simulate:
-        for name, apart in zip(
+        for name, errors in zip(
             ("own lanes", "shared lanes", "whole plans"), differences(plans[: given.simulate]), strict=True
         ):
-            points = 100 * np.array(apart)
+            points = 100 * np.array(errors)
             far = int((np.abs(points) > FAR).sum())
             text += (
-                f"; {name}: {np.abs(points).mean():.2f} points from"
-                f" the simulator on average, {points.min():+.1f} to {points.max():+.1f}, {far} beyond {FAR:g}"
+                f"; {name}: {np.abs(points).mean():.2f} points mean"
+                f" error, {points.min():+.1f} to {points.max():+.1f}, {far} above {FAR:g}"
                 f" (of {len(points)})"
             )
             figures |= {

@@ -1,14 +1,14 @@
-"""Geometry: how near plans come to their bound, in what time, and whether any other planner does better.
+"""Measure geometry: gap to its bound, planning time, and comparison with all other planners.
 
     python -m benchmarks.geometry [--problems 200] [--devices 4 100] [--large 1000 10000] [--rivals 40]
 
-Random problems on what others measured (`experiments.data`): two to four models on V100s, three to nine on A100s, in
-turns; targets of 1 to 2 times the papers' rule, which is twice the latency of a batch of 32 on the whole device;
-log-normal rates; the largest multiple of them on so many devices. Large problems: 100 models with the A100's profiles
-at speeds of their own, on three kinds of device, three fifths of the cost of all of them being asked for. Rivals: at
-the rates that geometry serves on the smallest fleet, and at parts of them, what any other planner needs.
+Random problems with published profiles (`experiments.data`), alternating between two to four models on V100s and three
+to nine on A100s; SLOs of 1 to 2 times the papers' rule, twice the latency of a batch of 32 on the whole device;
+log-normal rates; objective: the largest multiple of the rates on a number of devices. Large problems: 100 models with
+the A100's profiles scaled in speed, on three kinds of device, at 60 % of the largest rates that all devices serve.
+Rivals: devices that other planners need at the rates that geometry serves on the smallest fleet, and at fractions.
 
-Seconds are of processor time. Memory is the most that the process ever held; large problems come first.
+Seconds are CPU time. Memory is the peak of the process; large problems run first.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from experiments.data import a100, v100
 Answer = TypeVar("Answer")
 
 CUTS = (200, 400, 500, 600, 800, 1000)
-RULE = 32  # rows of the batch that twice its latency is a target
-PARTS = (0.5, 0.9, 1.01, 1.1)  # of the multiple that geometry serves
-SPEEDS = {"large": (1.0, 4.1), "middle": (0.55, 2.0), "small": (0.3, 1.2)}  # against an A100; price per hour
+RULE = 32  # rows of the batch of the SLO rule
+PARTS = (0.5, 0.9, 1.01, 1.1)  # fractions of the multiple that geometry serves
+SPEEDS = {"large": (1.0, 4.1), "middle": (0.55, 2.0), "small": (0.3, 1.2)}  # relative to an A100; price per hour
 MODELS = 100
 
 
 def random_problem(rng: np.random.Generator, known: Profiles, most: int, devices: int) -> Problem:
-    """Some of the models that were measured on one kind, of which `most` at most."""
+    """Return a problem with up to `most` of the models measured on one kind."""
     names = sorted(name for name, _ in known)
     chosen = rng.permutation(names)[: rng.integers(min(3, most // 2), most + 1)].tolist()
     kind = next(kind for _, kind in known)
@@ -55,20 +55,21 @@ def random_problem(rng: np.random.Generator, known: Profiles, most: int, devices
 
 
 def target(profile: Profile, rng: np.random.Generator) -> float:
+    """Return an SLO of 1 to 2 times the papers' rule, in seconds."""
     return 2 * profile.latency(RULE, WHOLE) * float(rng.uniform(1, 2))
 
 
 def large_problem(devices: int) -> Problem:
-    """A third of the devices of each kind; asks for three fifths of what all of them could serve at most."""
+    """Return a problem at 60 % of the largest rates of a fleet with a third of each kind."""
     rng = np.random.default_rng(0)
     known = a100.profiles()
     roles = sorted(known)
     models, rates, profiles = [], {}, {}
     for i in range(MODELS):
-        name, played = f"m{i}", known[roles[i % len(roles)]]
+        name, measured = f"m{i}", known[roles[i % len(roles)]]
         slower = float(rng.uniform(0.5, 3))
         for kind, (speed, _) in SPEEDS.items():
-            points = [msgspec.structs.replace(p, latency=p.latency * slower / speed) for p in played.points]
+            points = [msgspec.structs.replace(p, latency=p.latency * slower / speed) for p in measured.points]
             profiles[name, kind] = Profile(name, kind, points)
         models.append(Model(name=name, slo=target(profiles[name, "large"], rng)))
         rates[name] = float(rng.lognormal())
@@ -114,7 +115,7 @@ def large(devices: int) -> None:
 
 
 def near(problems: list[Problem], devices: int) -> list[Plan]:
-    """How near the bound, over all problems and over those with the most models."""
+    """Show the gap to the bound and the time, over all problems and over those with nine models; return the plans."""
     found = [timed(portfolio.plan, problem) for problem in problems]
     ratios = np.array([plan.scale / plan.bound for plan, _ in found if plan.bound])
     took = np.array([seconds for _, seconds in found])
@@ -138,15 +139,15 @@ def near(problems: list[Problem], devices: int) -> list[Plan]:
 
 
 def rivals(problems: list[Problem], plans: list[Plan]) -> None:
-    """Plans of others that serve more, or the same on fewer devices; and on how many devices fewer geometry does."""
-    asked = 0
+    """Show how often another planner serves more or uses fewer devices, and how many devices geometry saves."""
+    loads = 0
     ours, theirs = [0] * len(PLANNERS), [0] * len(PLANNERS)
     better: list[str] = []
     for n, (problem, best) in enumerate(zip(problems, plans, strict=True)):
         for part in PARTS:
             rates = at(problem, part * best.scale)
             mine = portfolio.plan(rates)
-            asked += 1
+            loads += 1
             for k, name in enumerate(sorted(PLANNERS)):
                 plan = mine if name == "geometry" else load_planner(name)(rates)
                 if plan.unserved or check(plan, rates):
@@ -158,12 +159,12 @@ def rivals(problems: list[Problem], plans: list[Plan]) -> None:
                     theirs[k] += plan.devices_used
     saved = {name: 1 - a / b for name, a, b in zip(sorted(PLANNERS), ours, theirs, strict=True) if b}
     show(
-        "geometry against others",
-        f"of {asked} loads {len(better)} are better served by another planner"
+        "geometry against other planners",
+        f"{len(better)} of {loads} loads are served better by another planner"
         + "".join(f", {one}" for one in better)
-        + "; devices saved where both serve all: "
+        + "; devices saved, where both serve all rates: "
         + ", ".join(f"{part:.1%} of {name}'s" for name, part in saved.items() if name != "geometry"),
-        loads=asked,
+        loads=loads,
         better=len(better),
         **{f"saved_{name}": part for name, part in saved.items()},
     )

@@ -1,4 +1,4 @@
-"""What the benchmarks of the server share: one on a repository of its own, `wrk` to drive it, and what it used."""
+"""Run `cotenant serve`, load it with `wrk`, and measure what it uses; shared by the HTTP benchmarks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = json.dumps(
 
 
 def large(size: int) -> tuple[bytes, dict[str, str]]:
-    """A request with a binary FP32 tensor of `size` bytes, answered in binary: body and headers."""
+    """Return body and headers of a request with a binary FP32 tensor of `size` bytes, answered in binary."""
     shape = [1, size // 4]
     tensor = {"name": "x", "shape": shape, "datatype": "FP32", "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -34,8 +34,10 @@ def large(size: int) -> tuple[bytes, dict[str, str]]:
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A model to serve. make: writes its file. latencies: seconds by batch, said rather than measured. slo: seconds.
-    rate: requests/s."""
+    """Describe a model to serve.
+
+    make: writes its file; latencies: assumed seconds by batch; slo: seconds; rate: requests/s.
+    """
 
     make: Callable[[Path], object]
     latencies: Mapping[int, float]
@@ -45,7 +47,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def cotenant(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[tuple[int, str]]:
-    """`cotenant serve` with these models on one whole device: pid and URL."""
+    """Run `cotenant serve` with these models on one whole device; yield pid and URL."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         entries = []
@@ -72,7 +74,7 @@ def cotenant(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[
 
 @contextmanager
 def started(*command: str) -> Iterator[tuple[int, str]]:
-    """A Python program that says one line when it is up: its pid, and the line."""
+    """Run a Python program that prints one line when it is ready; yield its pid and the line."""
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -86,7 +88,10 @@ def started(*command: str) -> Iterator[tuple[int, str]]:
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """cpu: seconds of processor time of the server and its children for one request. latency: median, in seconds."""
+    """Hold the result of a load.
+
+    cpu: CPU seconds of server and children per request; latency: median in seconds.
+    """
 
     requests: int
     seconds: float
@@ -102,7 +107,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 def drive(
     pid: int, url: str, body: bytes, headers: dict[str, str] | None = None, *, connections: int = 16, seconds: int = 3
 ) -> Load:
-    """Post one body over and over, each connection as soon as it has its answer."""
+    """Post one body repeatedly; each connection sends again when it has a response."""
     if shutil.which("wrk") is None:
         sys.exit("this benchmark drives the server with wrk, which is not installed; try: apt-get install wrk")
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +134,7 @@ def drive(
         spent = processor_time(pid) - before
     last = output.strip().splitlines()[-1]
     if not re.fullmatch(r"\d+ \d+ [\d.]+ \d+", last):
-        sys.exit(f"wrk said what is not understood: {output}")
+        sys.exit(f"unexpected output of wrk: {output}")
     requests, micros, median, errors = last.split()
     return Load(
         requests=int(requests),
@@ -141,13 +146,13 @@ def drive(
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that a process and its living descendants have used, in user and in kernel mode."""
+    """Return user and system CPU seconds of a process and its living descendants."""
     fields = (Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in _tree(pid))
     return sum(int(field[11]) + int(field[12]) for field in fields) / _TICK
 
 
 def memory(pid: int) -> int:
-    """Bytes that a process and its living descendants hold, each with its part of what they share."""
+    """Return the proportional set size of a process and its living descendants, in bytes."""
     texts = (Path(f"/proc/{each}/smaps_rollup").read_text() for each in _tree(pid))
     return sum(int(re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)[0]) << 10 for text in texts)
 
@@ -159,7 +164,7 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def show(name: str, text: str, **figures: float) -> None:
-    """A benchmark's result: one line for people, or with `--json` one object for programs."""
+    """Print a result: one line of text, or one JSON object with `--json`."""
     busy = os.getloadavg()[0]
     if "--json" in sys.argv[1:]:
         print(json.dumps({"benchmark": name, **figures, "load_average": busy}))

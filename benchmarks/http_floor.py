@@ -1,5 +1,8 @@
-"""What the server is measured against: raw uvicorn, the least that any asyncio server in Python costs; and the HTTP
-front end alone, before a core that computes the identity in process."""
+"""Serve baselines for HTTP benchmarks.
+
+One is raw uvicorn, the lower bound of an asyncio server in Python; the other is our HTTP front end with a core that
+computes the identity in process.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ ANSWER = (
 
 
 class IdentityCore:
-    """As much of `oip.Core` as an infer needs: its one model answers its input at once."""
+    """Implement as much of `oip.Core` as inference needs; its one model answers with its input at once."""
 
     def __init__(self) -> None:
         self._info = ModelInfo(
@@ -37,7 +40,7 @@ class IdentityCore:
         return self._info
 
     def allocate(self, size: int) -> None:
-        """Tensors stay in line."""
+        """Allocate nothing: tensors are sent inline."""
 
     def infer(self, request: InferRequest, done: Done) -> int:
         (x,) = request.inputs
@@ -46,7 +49,7 @@ class IdentityCore:
         return 1
 
     def cancel(self, handle: int) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: no request is ever pending."""
 
 
 async def raw(scope: Any, receive: Any, send: Any) -> None:

@@ -1,8 +1,7 @@
-"""Processor time of the whole server, workers included, for a small JSON infer: 16 floats, 16 connections, and the
-identity as an ONNX model.
+"""Measure CPU time per small JSON request of the whole server, workers included.
 
-Beside it raw uvicorn with an app that answers fixed bytes, and our HTTP layer alone. Rounds alternate; the figures are
-medians.
+16 floats, 16 connections, the identity as an ONNX model. Baselines: raw uvicorn with an app that returns fixed bytes,
+and our HTTP layer alone. Rounds alternate; figures are medians.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from benchmarks import onnx_models
 from benchmarks.harness import SMALL, Load, Served, cotenant, drive, show, started
 
 ROUNDS = 3
-# What the server does not use of the device must not hold it back.
+# Latencies that do not limit the server.
 IDENTITY = Served(make=onnx_models.identity, latencies={1: 0.0005, 32: 0.001}, slo=0.2, rate=1000)
 
 
@@ -34,7 +33,7 @@ def main() -> None:
     errors = sum(load.errors for each in loads.values() for load in each)
     show(
         "http_small",
-        f"{cpu['server']:.0f} µs of processor time a request ({cpu['server'] / cpu['raw']:.1f} times raw uvicorn's "
+        f"{cpu['server']:.0f} µs CPU time per request ({cpu['server'] / cpu['raw']:.1f} times raw uvicorn's "
         f"{cpu['raw']:.0f} µs; the HTTP layer alone takes {cpu['layer']:.0f} µs), {rate:,.0f} requests/s, "
         f"{errors} errors",
         server_us=cpu["server"],

@@ -1,9 +1,9 @@
-"""The simulator against the live server: `cotenant validate` on the demo's models and plan.
+"""Compare the simulator with the live server: `cotenant validate` on the demo's models and plan.
 
     python -m benchmarks.live_vs_simulated [--seconds 60] [--load 0.3 0.6 0.9 1.2] [--repository models] [--json]
 
-The target: p50, p99 and attainment within 5 % of those simulated with the same batches, at every load, for every model
-with at least 200 requests: with fewer, chance moves a p99 by more than that.
+Target: p50, p99 and attainment within 5 % of the simulation with the same batches, at every load, for every model with
+at least 200 requests; with fewer, sampling noise of a p99 exceeds that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cotenant.zoo import ZOO, build_models
 
 
 def settings(repository: Path) -> str:
-    """What the demo serves, as a file of settings."""
+    """Return the demo's models as a settings file."""
     lines = [f'model_repository = "{repository.absolute()}"', 'objective = "rate"', 'grace = "1s"']
     for name, recipe in ZOO.items():
         if recipe.demo:
@@ -49,9 +49,9 @@ def main() -> None:
         print(msgspec.json.encode(result).decode())
         return
     Console(width=150).print(result_view(result))
-    for it in result.loads:
-        told = largest_difference(it.simulated, it.live)
-        print(f"agree: at {it.load:g} x the planned rates {told} (target 5 %); {given.seconds:g} s")
+    for row in result.loads:
+        difference = largest_difference(row.simulated, row.live)
+        print(f"agree: at {row.load:g} x the planned rates {difference} (target 5 %); {given.seconds:g} s")
     print(f"load average {os.getloadavg()[0]:.1f}")
 
 

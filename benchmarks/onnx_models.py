@@ -1,4 +1,4 @@
-"""Small ONNX models that benchmarks, and tests, run for real."""
+"""Write small ONNX models for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ Dims = list[int | str]
 
 
 def identity(path: Path, width: int = 16, *, max_batch: int = 8, name: str = "identity") -> WorkerModel:
-    """y = x, rows of `width` floats."""
+    """Write y = x, with rows of `width` floats."""
     node = helper.make_node("Identity", ["x"], ["y"])
     save(path, [node], {"x": (TensorProto.FLOAT, ["n", width])}, {"y": (TensorProto.FLOAT, ["n", width])})
     return worker_model(name, path, max_batch, "FP32", (-1, width))
 
 
 def mean(path: Path, width: int = 16) -> WorkerModel:
-    """y = the mean of each row of `width` floats: much in, little out."""
+    """Write y = the mean of each row of `width` floats: large input, small output."""
     node = helper.make_node("ReduceMean", ["x"], ["y"], axes=[1])
     save(path, [node], {"x": (TensorProto.FLOAT, ["n", width])}, {"y": (TensorProto.FLOAT, ["n", 1])})
     return worker_model("mean", path, 8, "FP32", (-1, width))
 
 
 def convolutions(path: Path, *, max_batch: int = 32, layers: int = 7, size: int = 32) -> WorkerModel:
-    """A network of 3x3 convolutions, about 270 million operations a picture with 7 layers of 32 pixels."""
+    """Write a network of 3x3 convolutions.
+
+    About 270 million operations per image with 7 layers at 32 pixels.
+    """
     rng = np.random.default_rng(0)
     channels, value = 3, "x"
     nodes, weights = [], []

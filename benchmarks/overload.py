@@ -1,8 +1,8 @@
-"""What becomes of goodput, rejections and memory at three times the rate that the plan has room for.
+"""Measure goodput, rejections and memory at three times the planned rate.
 
-Open-loop Poisson arrivals on the model of `sleep_model`, first at the planned rate and then at three times as much. The
-same with a model that is 3 and 10 times slower, and is promised to answer in as much more time: what comes of overload
-where the model is too slow, and where the processors are. `--seconds N`: how long each run takes, 60 by default.
+Open-loop Poisson arrivals to the model of `sleep_model`, at the planned rate and at three times that. Repeated with a
+model 3 and 10 times slower, with SLOs as much longer: overload limited by the model, and by the CPU. `--seconds N`:
+duration of each run, 60 by default.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from cotenant.workload.arrivals import generate_arrivals
 
 OVERLOAD = 3.0
 FACTORS = (10.0, 3.0, 1.0)
-SETTLED = 10.0  # seconds after which memory should not grow
+SETTLED = 10.0  # seconds after which memory should be constant
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """lag: 99th percentile of how late requests were sent, in seconds. busy: processors that the server used.
-    growth: of its memory, once settled, as a fraction."""
+    """Hold a run.
+
+    lag: p99 send lag in seconds; busy: processors that the server used; growth: relative growth of its memory after the
+    start.
+    """
 
     seen: ModelReport
     lag: float
@@ -44,8 +47,8 @@ async def run(pid: int, url: str, slo: float, rate: float, seconds: float) -> Ru
 
     used = processor_time(pid)
     models = [Model(name="sleeper", slo=slo)]
-    asked = generate_arrivals(Workload.poisson({"sleeper": rate}), seconds, seed=0)
-    report = await generate_load(url, models, {"sleeper": RequestBody(content=SMALL)}, asked, seconds, on_tick=note)
+    arrivals = generate_arrivals(Workload.poisson({"sleeper": rate}), seconds, seed=0)
+    report = await generate_load(url, models, {"sleeper": RequestBody(content=SMALL)}, arrivals, seconds, on_tick=note)
     return Run(
         seen=report.models[0],
         lag=report.lag or 0.0,
@@ -65,9 +68,8 @@ def measure(factor: float, seconds: float) -> None:
     show(
         f"overload/{factor:g}",
         f"goodput {fair.seen.goodput:,.0f}/s of {fair.seen.offered:,.0f}/s, and {over.seen.goodput:,.0f}/s of "
-        f"{over.seen.offered:,.0f}/s ({ratio:.1%}); 99 % of rejections within {rejection * 1e3:.1f} ms; memory grew by "
-        f"{over.growth:.1%}; the server used {over.busy:.2f} processors, and 99 % were sent within "
-        f"{over.lag * 1e3:.1f} ms of their time",
+        f"{over.seen.offered:,.0f}/s ({ratio:.1%}); rejection p99 {rejection * 1e3:.1f} ms; memory grew by "
+        f"{over.growth:.1%}; the server used {over.busy:.2f} processors; send lag p99 {over.lag * 1e3:.1f} ms",
         goodput=fair.seen.goodput,
         goodput_overload=over.seen.goodput,
         ratio=ratio,

@@ -1,13 +1,13 @@
-"""How far latencies foretold before anything ran are from those of the live server: the demo's models and plan, with
-what neighbours cost as `ours` says after it was fitted to runs side by side.
+"""Compare latencies predicted offline with those of the live server, for the demo's models and plan.
+
+Interference is predicted by the Gaussian process, fitted to co-located measurements.
 
     cotenant profile -r models -o profiles.csv --pairs pairs.csv
     python -m benchmarks.prediction_value pairs.csv profiles.csv [--load 0.6 0.9] [--seconds 80] [--repository models]
     [--json]
 
-Each p99 is foretold by the forecast's formula; by the simulator of the same problem; and by the simulator with the
-median of what neighbours may cost, in place of the quantile 0.9 that plans reckon with. The target: within 10 % for
-every model with at least 200 requests.
+Each p99 is predicted by the forecast's formula, by the simulator of the same problem, and by the simulator with median
+slowdowns instead of the 0.9 quantile that plans use. Target: within 10 % for every model with at least 200 requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLOSE = 0.1
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a model: p99s in seconds, live and foretold."""
+    """Hold the p99s of a model in seconds, live and predicted."""
 
     load: float
     model: str
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int) -> list[Row]:
-    """flags: of `cotenant serve`, whose plan must be for this problem."""
+    """Measure at each load. flags: of `cotenant serve`, whose plan must be for this problem."""
     assert isinstance(problem.interference, GaussianProcess)
     middle = msgspec.structs.replace(problem, interference=problem.interference.with_quantile(0.5))
     found = []
@@ -62,14 +62,14 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
         for load in loads:
             rates = {model.name: plan.rate(model.name) * load for model in models}
             live = await under_load(http, models, bodies, rates, seconds=seconds, seed=seed, quiet=True)
-            asked = {"rates": rates, "objective": "devices"}
-            formula = forecast(plan, msgspec.structs.replace(problem, **asked)).models
+            changed = {"rates": rates, "objective": "devices"}
+            formula = forecast(plan, msgspec.structs.replace(problem, **changed)).models
             simulated, median = (
                 {
                     row.model: row
-                    for row in simulate(it, plan, Workload.poisson(rates), seconds=seconds, seed=seed).models
+                    for row in simulate(variant, plan, Workload.poisson(rates), seconds=seconds, seed=seed).models
                 }
-                for it in (problem, middle)
+                for variant in (problem, middle)
             )
             for row in live.models:
                 own, other = simulated[row.model].p99, median[row.model].p99
@@ -92,19 +92,19 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
 def show(found: Sequence[Row]) -> None:
     console = Console(width=150)
     view = table(
-        "p99 live, and how far it is from what was foretold",
-        *(">load", "model", ">requests", ">live", ">formula", ">simulated", ">with the median"),
+        "live p99, relative to predictions",
+        *(">load", "model", ">requests", ">live", ">formula", ">simulated", ">simulated with median"),
     )
     for row in found:
-        apart = (f"{row.live / told - 1:+.0%}" for told in (row.formula, row.simulated, row.median))
-        view.add_row(f"{row.load:g}", row.model, str(row.requests), show_seconds(row.live), *apart)
+        relative = (f"{row.live / predicted - 1:+.0%}" for predicted in (row.formula, row.simulated, row.median))
+        view.add_row(f"{row.load:g}", row.model, str(row.requests), show_seconds(row.live), *relative)
     console.print(view)
     enough = [row for row in found if row.requests >= MIN_REQUESTS]
     for name in ("formula", "simulated", "median"):
         close = sum(abs(row.live / getattr(row, name) - 1) <= CLOSE for row in enough)
         print(
-            f"predicted: {name}: {close} of {len(enough)} p99s of models with {MIN_REQUESTS} requests or"
-            " more within 10 %"
+            f"predicted: {name}: {close} of {len(enough)} p99s within 10 %, of models with at least {MIN_REQUESTS}"
+            " requests"
         )
     print(f"load average {os.getloadavg()[0]:.1f}")
 

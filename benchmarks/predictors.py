@@ -1,11 +1,11 @@
-"""What an answer of a predictor costs: of loads and pairs that it was not asked for before, and of those that it was.
+"""Measure the CPU time of a prediction, for new and for cached loads and pairs.
 
     python -m benchmarks.predictors [--samples 1500]
 
-Fitted to pairs of six made models, whose latencies and whose use of L2 and DRAM differ; the pairs that are asked for
-have other batches. First come pairs of which most loads are new; then, as planners ask, some of those loads beside each
-other; then the same pairs again. Microseconds of processor time for an answer, the best of 20 rounds, since other work
-on the machine can only slow them; and seconds to fit, and to read what was written down. The target is 5 us.
+Predictors are fitted to pairs of six synthetic models that differ in latency and in use of L2 and DRAM; the predicted
+pairs have other batches. First, pairs with mostly new loads; then, as in planning, known loads in new pairs; then the
+same pairs again. CPU microseconds per prediction, best of 20 rounds, since other work on the machine can only slow them
+down; and seconds to fit, and to read the fitted predictor. Target: 5 us.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from cotenant.predictors import Load
 from cotenant.predictors.fitting import fit, from_json, to_json
 from cotenant.predictors.samples import Sample
 
-NAMES = ("ours", "linear", "analytic", "igniter", "kernels")
+NAMES = ("gaussian-process", "linear", "analytic", "igniter", "kernels")
 BATCHES, SHARES = (1, 2, 4, 8, 16, 32), (200, 400, 500, 600, 800)
-ROUNDS, ASKED = 20, 100  # rounds, and pairs in each
+ROUNDS, PAIRS = 20, 100  # rounds, and pairs in each
 
 T = TypeVar("T")
 Runs = Sequence[tuple[Load, tuple[Load, ...]]]
 
 
 def made_profiles(rng: np.random.Generator) -> Profiles:
+    """Return profiles of six synthetic models."""
     found = {}
     for i in range(6):
         fixed, work, use = 10 ** rng.uniform(-3, -2), 10 ** rng.uniform(-3.5, -2.5), rng.uniform(5, 60, 2)
@@ -53,33 +54,35 @@ def made_profiles(rng: np.random.Generator) -> Profiles:
 
 
 def made_samples(profiles: Profiles, count: int, rng: np.random.Generator) -> list[Sample]:
+    """Return co-located samples of synthetic models."""
     samples = []
-    for victim, beside in made_runs(profiles, count, BATCHES, rng):
+    for victim, colocated in made_runs(profiles, count, BATCHES, rng):
         alone = profiles[victim.model, "k"].latency(victim.batch, victim.share)
-        used = profiles[beside[0].model, "k"].features(beside[0].batch, beside[0].share)
+        used = profiles[colocated[0].model, "k"].features(colocated[0].batch, colocated[0].share)
         slowed = 1 + used["l2_util_pct"] / 200 + 0.02 * abs(rng.standard_normal())
-        samples.append(Sample(victim, beside, alone, alone * slowed))
+        samples.append(Sample(victim, colocated, alone, alone * slowed))
     return samples
 
 
 def made_runs(profiles: Profiles, count: int, batches: Sequence[int], rng: np.random.Generator) -> Runs:
+    """Return random pairs of loads."""
     names = [model for model, _ in profiles]
     found = []
     for _ in range(count):
-        victim, beside = rng.choice(names, 2).tolist()
+        victim, colocated = rng.choice(names, 2).tolist()
         (one, other), share = rng.choice(batches, 2).tolist(), int(rng.choice(SHARES))
-        found.append((Load(victim, "k", one, share), (Load(beside, "k", other, 1000 - share),)))
+        found.append((Load(victim, "k", one, share), (Load(colocated, "k", other, 1000 - share),)))
     return found
 
 
-def microseconds(ask: Callable[[Load, Sequence[Load]], float], runs: Runs) -> float:
-    """For an answer. runs: ROUNDS times ASKED."""
+def microseconds(predict: Callable[[Load, Sequence[Load]], float], runs: Runs) -> float:
+    """Return CPU microseconds per prediction. runs: ROUNDS times PAIRS."""
     best = float("inf")
-    for i in range(0, len(runs), ASKED):
+    for i in range(0, len(runs), PAIRS):
         start = time.thread_time()
-        for victim, beside in runs[i : i + ASKED]:
-            ask(victim, beside)
-        best = min(best, (time.thread_time() - start) / ASKED)
+        for victim, colocated in runs[i : i + PAIRS]:
+            predict(victim, colocated)
+        best = min(best, (time.thread_time() - start) / PAIRS)
     return best * 1e6
 
 
@@ -91,22 +94,22 @@ def main() -> None:
     rng = np.random.default_rng(0)
     profiles = made_profiles(rng)
     samples = made_samples(profiles, given.samples, rng)
-    runs = made_runs(profiles, ROUNDS * ASKED, range(1, 33), rng)
+    runs = made_runs(profiles, ROUNDS * PAIRS, range(1, 33), rng)
     some = runs[: math.isqrt(len(runs)) + 1]
-    grid = [(victim, beside) for victim, _ in some for _, beside in some]
+    grid = [(victim, colocated) for victim, _ in some for _, colocated in some]
     other = [grid[i] for i in rng.permutation(len(grid))[: len(runs)]]
     parts, figures = [], {"samples": float(given.samples)}
     for name in NAMES:
         took, fitted = seconds(partial(fit, name, samples, profiles))
-        strange, new, known = (microseconds(fitted.slowdown, asked) for asked in (runs, other, other))
+        new_loads, new_pairs, cached = (microseconds(fitted.slowdown, pairs) for pairs in (runs, other, other))
         text = to_json(name, fitted)
         read, _ = seconds(partial(from_json, text, "here"))
-        costs = f"{strange:.3g} us, {new:.2g} of loads asked before, {known:.2g} of pairs asked before"
+        costs = f"{new_loads:.3g} us, {new_pairs:.2g} for known loads, {cached:.2g} for known pairs"
         parts.append(f"{name} {costs} (fitted in {took:.2g} s, read in {read:.2g} s)")
         figures |= {
-            f"{name}_strange": strange,
-            f"{name}_new": new,
-            f"{name}_known": known,
+            f"{name}_new_loads": new_loads,
+            f"{name}_new_pairs": new_pairs,
+            f"{name}_cached": cached,
             f"{name}_fit_s": took,
             f"{name}_read_s": read,
         }
@@ -114,6 +117,7 @@ def main() -> None:
 
 
 def seconds(make: Callable[[], T]) -> tuple[float, T]:
+    """Return the CPU seconds of a call, and its result."""
     start = time.process_time()
     made = make()
     return time.process_time() - start, made

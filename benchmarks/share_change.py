@@ -1,11 +1,11 @@
-"""How long does a change of a model's share take, while it is under load? One line for each change.
+"""Measure how long a change of a model's share takes under load; print one line for each change.
 
     python -m benchmarks.share_change [--backend cpu|mps|green] [--shares 20 50] [--times 5]
         [--repository FOLDER --model NAME] [--rows N] [--warm_workers N] [--json]
 
-One lane is always busy. A second one with the other share starts beside it, takes over once it is ready, and the first
-one stops: as the server goes over to another plan. Where shares change within a process, so does this. With
-warm_workers, which is as a server has it, each change waits until there is one.
+One lane is always busy. A second lane with the other share starts as its shadow, takes over when it is ready, and the
+first stops, as in a rollout. On backends that change shares within a process, so does this. With warm workers, as in
+the server, each change waits until there is one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from cotenant.worker.arena import Arena
 from cotenant.worker.repository import describe, sample_inputs, scan_repository, worker_model
 from cotenant.worker.wire import Timing, WorkerModel
 
-STEADY = 10  # batches that a lane runs before the next change
-AHEAD = 60.0  # seconds in which processes have been started ahead
+STEADY = 10  # batches before the next change
+PRESTART_TIMEOUT = 60.0  # seconds
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """In seconds, from the decision on. ready: until the other lane was. answered: until its first answer. over: until
-    the first lane had stopped. gap: the longest time without an answer meanwhile, and beforehand. lost: batches that
-    were not answered. restarted: another process serves it now."""
+    """Hold one change; seconds since its start.
+
+    ready: until the new lane was ready; answered: until its first response; over: until the old lane had stopped. gap,
+    steady: longest time without a response during the change and before it. lost: batches without a response.
+    restarted: another process serves now.
+    """
 
     before: int
     after: int
@@ -57,24 +60,24 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Busy:
-    """Gives a lane its next batch as soon as one is answered: the lane named in `to`."""
+    """Keep the lane named in `to` busy: send its next batch as soon as one is answered."""
 
     def __init__(self, model: str, payloads: Sequence[Payload]) -> None:
         self.pool: SupervisedPool | None = None
         self.to: LaneId | None = None
-        self.answers: list[tuple[float, LaneId]] = []  # when, and of which lane
+        self.answers: list[tuple[float, LaneId]] = []  # time, and lane
         self.lost = 0
         self.failure = ""
         self._model = model
         self._payloads = payloads
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # until so many answers
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # number of responses to wait for
 
     def go(self) -> None:
         if self.pool is not None and self.to is not None:
             self.pool.run(self.to, 0, self._model, self._payloads)
 
     async def until(self, answers: int) -> None:
-        """That many more. Raises WorkerError once a batch has failed: no other follows it."""
+        """Wait for that many more responses. Raises WorkerError once a batch has failed: no other follows it."""
         if self.failure:
             raise WorkerError(self.failure)
         done = asyncio.get_running_loop().create_future()
@@ -114,8 +117,10 @@ async def measure(
     times: int,
     warm_workers: int = 1,
 ) -> list[Change]:
-    """Changes from one share (‰) to the other and back, so often in all. warm_workers: processes that are started
-    ahead, as they are for each change. Raises WorkerError where a worker fails."""
+    """Change from one share (‰) to the other and back, `times` in all.
+
+    warm_workers: pre-started processes to wait for before each change. Raises WorkerError if a worker fails.
+    """
     device = DeviceId(backend.fleet()[0].name)
     busy = _Busy(model.name, payloads)
     arena = Arena(1 << 28)
@@ -139,25 +144,28 @@ async def measure(
 
 
 async def prepared(pool: SupervisedPool, warm_workers: int) -> None:
-    """Until so many processes have been started ahead."""
+    """Wait until the warm pool has that many workers."""
     try:
-        async with asyncio.timeout(AHEAD):
+        async with asyncio.timeout(PRESTART_TIMEOUT):
             while pool.warm_workers < warm_workers:
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise WorkerError(f"{pool.warm_workers} of {warm_workers} processes were ready within {AHEAD:g} s") from None
+        raise WorkerError(
+            f"{pool.warm_workers} of {warm_workers} warm workers were ready within {PRESTART_TIMEOUT:g} s"
+        ) from None
 
 
 async def _change(
     pool: SupervisedPool, busy: _Busy, model: WorkerModel, old: tuple[LaneId, int], new: tuple[LaneId, int]
 ) -> Change:
+    """Change to the new lane and measure."""
     (lane, before), (following, after) = old, new
     begun, known, lost = time.monotonic(), len(busy.answers), busy.lost
     pids = {status.lane: status.pid for status in pool.status()}
     await pool.start(following, share=after, models=[model], leaving=[lane])
     ready = time.monotonic()
     pids |= {status.lane: status.pid for status in pool.status()}
-    # The batch under way on the old lane is the last one there; its answer is what the first on the new one follows.
+    # The running batch is the last one on the old lane; its response triggers the first on the new one.
     busy.to = following
     while busy.answers[-1][1] != following:
         await busy.until(1)
@@ -188,10 +196,10 @@ def main() -> None:
     parser.add_argument("--backend", choices=("cpu", "mps", "green"), default="cpu")
     parser.add_argument("--shares", type=float, nargs=2, default=[20, 50], metavar="PERCENT")
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--repository", type=Path, help="where the model is; by default a small network of ONNX")
+    parser.add_argument("--repository", type=Path, help="Model repository; default: a small ONNX network.")
     parser.add_argument("--model")
-    parser.add_argument("--rows", type=int, default=1, help="of each batch")
-    parser.add_argument("--warm_workers", type=int, default=1, help="worker processes that are started ahead")
+    parser.add_argument("--rows", type=int, default=1, help="Rows in each batch.")
+    parser.add_argument("--warm_workers", type=int, default=1, help="Pre-started worker processes.")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     first, second = (round(WHOLE * share / 100) for share in given.shares)
@@ -215,12 +223,12 @@ def main() -> None:
         f"backend {given.backend}, model {model.name}, batches of {given.rows}, {given.warm_workers} warm workers, load"
         f" average {os.getloadavg()[0]:.1f}"
     )
-    for it in changes:
+    for change in changes:
         print(
-            f"{show_share(it.before)} to {show_share(it.after)}: ready after {it.ready:.3f} s, answers after"
-            f" {it.answered:.3f} s, over after {it.over:.3f} s; longest time without an answer {it.gap * 1e3:.1f} ms,"
-            f" {it.steady * 1e3:.1f} ms before; {it.lost} batches lost;"
-            f" {'another process' if it.restarted else 'the same process'}"
+            f"{show_share(change.before)} to {show_share(change.after)}: ready after {change.ready:.3f} s, first"
+            f" response after {change.answered:.3f} s, complete after {change.over:.3f} s; longest time without a"
+            f" response {change.gap * 1e3:.1f} ms, {change.steady * 1e3:.1f} ms before; {change.lost} batches lost;"
+            f" {'another process' if change.restarted else 'the same process'}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Are shares of the processor held, and what latency comes of them? One line for each lane that was measured.
+"""Measure whether CPU shares are enforced, and the resulting latency; print one line for each lane.
 
-`python -m benchmarks.shares [throttle|quota]`: lanes alone at 20 to 100 % and batches of 1, 8 and 32; then with a
-greedy neighbour on the rest of the device, and, to tell shares from cores, with one on the rest of the same core.
+`python -m benchmarks.shares [throttle|quota]`: isolated lanes at 20 to 100 % with batches of 1, 8 and 32; then with a
+co-located lane that is always busy on the rest of the device, and, to tell shares from cores, of the same core.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ Enforcement = Literal["throttle", "quota"]
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """share, used_share, waited_share: percent of the device. p50, p99: seconds from handing a batch over to having its
-    answer.
+    """Hold the measurement of one lane.
 
-    waited_share: at most so much was lost because other programs had the processors: all threads of a batch wait for
-    the one that waits longest.
+    share, used_share, waited_share: percent of the device; p50, p99: batch latency in seconds. waited_share: upper
+    bound of the time lost to other programs, as all threads of a batch wait for the slowest.
     """
 
     share: float
@@ -52,8 +51,10 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class _Lane:
-    """Always has a batch under way. marks: time, and processor time used and waited for until then, at the end of each
-    batch."""
+    """Hold a lane that always has a batch running.
+
+    marks: at the end of each batch, the time, and the CPU time used and waited for until then.
+    """
 
     def __init__(self, name: LaneId, share: int, batch: int) -> None:
         self.name = name
@@ -64,7 +65,7 @@ class _Lane:
 
 
 class _Greedy:
-    """Gives a lane its next batch as soon as it has answered."""
+    """Send a lane its next batch as soon as it has answered."""
 
     def __init__(self, lanes: Sequence[_Lane], shape: tuple[int, ...]) -> None:
         self.pool: SupervisedPool | None = None
@@ -84,8 +85,8 @@ class _Greedy:
         pass
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
-        it = self._lanes[lane]
-        it.marks.append((time.monotonic(), cpu_time(it.pid) or 0.0, run_delay(it.pid)))
+        measured = self._lanes[lane]
+        measured.marks.append((time.monotonic(), cpu_time(measured.pid) or 0.0, run_delay(measured.pid)))
         self.go(lane)
 
     def failed(self, lane: LaneId, batch: int, reason: str) -> None:
@@ -97,8 +98,10 @@ class _Greedy:
 
 
 def run_delay(pid: int) -> float:
-    """Seconds in which the thread of a process that waited longest could run and had no processor. 0 where the system
-    does not say."""
+    """Return how long the thread of a process that waited longest was runnable without a processor, in seconds.
+
+    0 if the system does not report it.
+    """
     try:
         return max(int(path.read_text().split()[1]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
     except (OSError, ValueError):
@@ -140,7 +143,7 @@ async def measure(
 
 
 def _summary(lane: _Lane, backend: Cpu, cores: tuple[int, ...]) -> Measured:
-    marks = lane.marks[min(3, len(lane.marks) // 3) :]  # caches and clocks settle
+    marks = lane.marks[min(3, len(lane.marks) // 3) :]  # warm-up of caches and clocks
     times = [time for time, _, _ in marks]
     latencies = sorted(after - before for before, after in itertools.pairwise(times))
     possible = (times[-1] - times[0]) * backend.capacity
@@ -156,25 +159,25 @@ def _summary(lane: _Lane, backend: Cpu, cores: tuple[int, ...]) -> Measured:
     )
 
 
-def _line(what: str, it: Measured) -> str:
-    where = f"core {','.join(map(str, it.cores))}" if it.cores else "all cores"
+def _line(label: str, lane: Measured) -> str:
+    where = f"core {','.join(map(str, lane.cores))}" if lane.cores else "all cores"
     return (
-        f"{what:<22} share {it.share:5.1f} %  used {it.used_share:5.1f} %  waited at most {it.waited_share:5.1f} %  "
-        f"batch {it.batch:2}  "
-        f"p50 {it.p50 * 1e3:7.1f} ms  p99 {it.p99 * 1e3:7.1f} ms  {where}"
+        f"{label:<22} share {lane.share:5.1f} %  used {lane.used_share:5.1f} %  "
+        f"waited at most {lane.waited_share:5.1f} %  batch {lane.batch:2}  "
+        f"p50 {lane.p50 * 1e3:7.1f} ms  p99 {lane.p99 * 1e3:7.1f} ms  {where}"
     )
 
 
 async def _main(enforcement: Enforcement) -> None:
     for batch in (1, 8, 32):
         for share in (200, 400, 600, 800, 1000):
-            for it in await measure([(share, batch)], 3.0, enforcement=enforcement):
-                print(_line(f"{enforcement}, alone", it), flush=True)
+            for lane in await measure([(share, batch)], 3.0, enforcement=enforcement):
+                print(_line(f"{enforcement}, isolated", lane), flush=True)
     for share in (200, 400, 600, 800):
-        for it in await measure([(share, 8), (1000 - share, 32)], 5.0, enforcement=enforcement):
-            print(_line(f"{enforcement}, with a neighbour", it), flush=True)
-    for it in await measure([(400, 8), (600, 32)], 5.0, enforcement=enforcement, share_a_core=True):
-        print(_line(f"{enforcement}, on one core", it), flush=True)
+        for lane in await measure([(share, 8), (1000 - share, 32)], 5.0, enforcement=enforcement):
+            print(_line(f"{enforcement}, co-located", lane), flush=True)
+    for lane in await measure([(400, 8), (600, 32)], 5.0, enforcement=enforcement, share_a_core=True):
+        print(_line(f"{enforcement}, on one core", lane), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Requests simulated per second on one core, with the real dispatcher: eight models on four lanes, at 80 % load.
+"""Measure simulated requests per CPU-second with the production dispatcher: eight models on four lanes, 80 % load.
 
     python -m benchmarks.simulator [--fleet SECONDS] [--overload]
 
-The best of three runs, since other work on the machine can only slow them. With `--fleet`, also 64 devices of two
-partitions with two of twenty models each, 20,000 requests/s, for a quarter of so many seconds and then for all of them:
-the speed, and the most memory that the process held until then. With `--overload`, what a lane of two models answers
-in time, of which one is asked for ten times as much as the other, at up to three times what it can do.
+Best of three runs, since other work on the machine can only slow them down. With `--fleet SECONDS`, also 64 devices of
+two partitions, each with two of twenty models, 20,000 requests/s, for a quarter of the seconds and for all of them:
+speed and peak memory of the process. With `--overload`, goodput of a lane of two models, one with ten times the rate of
+the other, at up to three times its capacity.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RATES = {"a": 400.0, "b": 240.0, "c": 400.0, "d": 240.0, "e": 400.0, "f": 240.0,
 PAIRS = ("ab", "cd", "ef", "gh")
 LATENCIES = tuple(0.004 + 0.001 * rows for rows in range(1, 17))
 
-SHARED = {"a": 650.0, "b": 65.0}  # about what one of the four lanes can do
+SHARED = {"a": 650.0, "b": 65.0}  # about the capacity of one of the four lanes
 TIMES = (0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
 
 MODELS = [f"m{number}" for number in range(20)]
@@ -40,6 +40,7 @@ SLOWER = 4.0  # than LATENCIES: lanes are busy for 78 % of their time when all b
 
 
 def lanes(placed: Sequence[Sequence[str]], slower: float = 1.0) -> tuple[LaneSpec, ...]:
+    """Return a lane for each group of models."""
     latencies = tuple(seconds * slower for seconds in LATENCIES)
     return tuple(
         LaneSpec(
@@ -51,9 +52,11 @@ def lanes(placed: Sequence[Sequence[str]], slower: float = 1.0) -> tuple[LaneSpe
 
 
 def once(specs: tuple[LaneSpec, ...], rates: Mapping[str, float], slo: float, seconds: float) -> tuple[float, Report]:
-    """Seconds of processor time (of this thread: BLAS has idle ones that spin), and what came of it."""
+    """Simulate; return CPU seconds of this thread (BLAS has idle threads that spin), and the report."""
     models = [Model(name=name, slo=slo) for name in rates]
-    varied = {(it.id, model.model): BatchTimes(model.latencies, Noise(0.05)) for it in specs for model in it.models}
+    varied = {
+        (spec.id, model.model): BatchTimes(model.latencies, Noise(0.05)) for spec in specs for model in spec.models
+    }
     service = Service(specs, 0, varied)
     start = time.thread_time()
     report = simulate_lanes(specs, models, Workload.poisson(rates), service, seconds=seconds)
@@ -61,6 +64,7 @@ def once(specs: tuple[LaneSpec, ...], rates: Mapping[str, float], slo: float, se
 
 
 def figures(spent: float, report: Report) -> tuple[str, dict[str, float]]:
+    """Return a result as text and as numbers."""
     ended = sum(sum(row.outcomes.values()) for row in report.models)
     served = sum(row.outcomes["served"] for row in report.models)
     batches = sum(row.outcomes["served"] / row.batch for row in report.models if row.batch)
@@ -80,23 +84,23 @@ def main() -> None:
     given = parser.parse_args()
     spent, report = min((once(lanes(PAIRS), RATES, 0.1, SECONDS) for _ in range(3)), key=lambda result: result[0])
     text, measured = figures(spent, report)
-    text = f"{'compiled' if COMPILED else 'pure Python'}, of processor time: {text}"
+    text = f"{'compiled' if COMPILED else 'pure Python'}, per CPU-second: {text}"
     if given.fleet:
         placed = [(MODELS[number % 20], MODELS[(number + 7) % 20]) for number in range(LANES)]
         for part in (0.25, 1.0):
             spent, report = once(lanes(placed, SLOWER), FLEET, 0.4, part * given.fleet)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             line, fleet = figures(spent, report)
-            text += f"; a fleet for {part * given.fleet:,.0f} s: {line}, at most {peak:.1f} MiB"
+            text += f"; a fleet for {part * given.fleet:,.0f} s: {line}, peak memory {peak:.1f} MiB"
             measured |= {f"fleet_{name}": value for name, value in fleet.items()} | {f"peak_mib_{part:g}": peak}
     if given.overload:
         for times in TIMES:
             rates = {name: rate * times for name, rate in SHARED.items()}
             _, report = once(lanes(PAIRS[:1]), rates, 0.1, SECONDS)
-            in_time = sum(row.outcomes["served"] for row in report.models) / SECONDS
+            goodput = sum(row.outcomes["served"] for row in report.models) / SECONDS
             expired = sum(row.outcomes["expired"] for row in report.models) / SECONDS
-            text += f"; at {times:g} times {in_time:,.0f}/s in time, {expired:,.0f}/s expire"
-            measured[f"overload_{times:g}"] = in_time
+            text += f"; at {times:g} times the capacity, goodput {goodput:,.0f}/s, expired {expired:,.0f}/s"
+            measured[f"overload_{times:g}"] = goodput
     show("simulator", text, **measured)
 
 

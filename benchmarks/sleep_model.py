@@ -1,5 +1,7 @@
-"""Answers per second of a model that sleeps 4 ms and 0.1 ms a row, in batches of at most 32, to 64 closed-loop callers
-who want their answers within 50 ms; next to what such a model can do at most."""
+"""Measure responses per second of a model that sleeps, relative to the ceiling of such a model.
+
+A batch takes 4 ms and 0.1 ms per row, with at most 32 rows; 64 closed-loop clients have an SLO of 50 ms.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ CONNECTIONS = 64
 
 
 def sleeper(factor: float = 1.0) -> Served:
-    """Its latencies times `factor`, and a target that is 50 ms times as much."""
+    """Return the model, with latencies and SLO times `factor`."""
     latencies = {rows: (0.004 + 0.0001 * rows) * factor for rows in (1, BATCH)}
     return Served(make=onnx_models.identity, latencies=latencies, slo=0.05 * factor, rate=ceiling(factor))
 
 
 def ceiling(factor: float = 1.0) -> float:
-    """Answers/s of full batches without a gap."""
+    """Return responses/s of full batches without gaps."""
     return BATCH / ((0.004 + 0.0001 * BATCH) * factor)
 
 
@@ -34,8 +36,8 @@ def main() -> None:
     errors = sum(load.errors for load in loads)
     show(
         "sleep_model",
-        f"{rate:,.0f} answers/s, {rate / ceiling():.1%} of the ceiling of {ceiling():,.0f}; {cpu * 1e6:.0f} µs of "
-        f"processor time each, {errors} errors",
+        f"{rate:,.0f} responses/s, {rate / ceiling():.1%} of the ceiling of {ceiling():,.0f}; {cpu * 1e6:.0f} µs "
+        f"CPU time each, {errors} errors",
         rate=rate,
         ceiling=ceiling(),
         cpu_us=cpu * 1e6,

@@ -1,4 +1,4 @@
-"""A small PyTorch model, in all three kinds of files, that benchmarks, and tests, run for real."""
+"""Write a small PyTorch model in all three file formats, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 
 class Double(torch.nn.Module):
-    """y = 2 x, and how large it is on the whole."""
+    """Return y = 2 x and its sum."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Double(torch.nn.Module):
 
 
 def double(folder: Path, platform: str, **fields: object) -> WorkerModel:
-    """y = 2 x of two numbers, and total = their sum."""
+    """Write y = 2 x of two numbers, and total = their sum."""
     path = folder / KINDS[platform]
     if platform == "pytorch_module":
         path.write_text(SOURCE)
@@ -49,7 +49,7 @@ def double(folder: Path, platform: str, **fields: object) -> WorkerModel:
 
 
 def written(path: Path, platform: str, **fields: object) -> WorkerModel:
-    """Describe a model file with the input `x` and the outputs `y` and `total`, all but `fields`, to a worker."""
+    """Describe the model file to a worker: input `x`, outputs `y` and `total`, and `fields` on top."""
     known: dict[str, object] = {
         "name": "m",
         "max_batch": 8,

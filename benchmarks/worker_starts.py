@@ -1,9 +1,9 @@
-"""How long until lanes are ready, with and without processes that were started ahead? One line for each kind of model.
+"""Measure how long lanes take to start, with and without warm workers; print one line for each kind of model.
 
     python -m benchmarks.worker_starts [--lanes 1 4] [--times 5] [--platforms onnxruntime_onnx pytorch_libtorch …]
 
-So many lanes start at once, beside one that is there, on shares of this processor; then one of them is killed, and
-returns. The models do next to nothing, so what is left is the start itself.
+Lanes start concurrently next to a running one, on CPU shares; then one of them is killed and restarts. The models do
+almost nothing, so the time is that of the start itself.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
 
-PATIENCE = 60.0  # seconds
+TIMEOUT = 60.0  # seconds
 ONNX = "onnxruntime_onnx"
 PLATFORMS = (ONNX, "pytorch_libtorch", "pytorch_export", "pytorch_module")
 
 
 class _ReadyLanes:
-    """Listens to a pool for lanes that get ready."""
+    """Record lanes of a pool that become ready."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[LaneId] = asyncio.Queue()
@@ -59,15 +59,18 @@ class _ReadyLanes:
             self._queue.get_nowait()
 
     async def until(self, lane: LaneId) -> None:
-        """Wait for that one, and forget others."""
-        async with asyncio.timeout(PATIENCE):
+        """Wait for that lane; discard others."""
+        async with asyncio.timeout(TIMEOUT):
             while await self._queue.get() != lane:
                 pass
 
 
 class Started(msgspec.Struct, frozen=True):
-    """Medians, in seconds. ready: until all lanes were. back: until one that was killed was, its pause of 0.1 s
-    included. memory: bytes that a spare has for itself."""
+    """Hold medians, in seconds.
+
+    ready: until all lanes were ready; back: until a killed one was ready again, including its restart delay of 0.1 s;
+    memory: private bytes of a warm worker.
+    """
 
     ready: float
     back: float
@@ -75,6 +78,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int) -> Started:
+    """Start lanes and kill one, several times."""
     device = DeviceId("cpu")
     lanes_ready, arena = _ReadyLanes(), Arena(1 << 24)
     pool = SupervisedPool(Cpu(), arena, lanes_ready, warm_workers=warm_workers)
@@ -93,7 +97,9 @@ async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int)
             await prepared(pool, warm_workers)
             lanes_ready.forget()
             begun = time.monotonic()
-            os.kill(next(it.pid for it in pool.status() if it.lane == names[0] and it.pid), signal.SIGKILL)
+            os.kill(
+                next(status.pid for status in pool.status() if status.lane == names[0] and status.pid), signal.SIGKILL
+            )
             await lanes_ready.until(names[0])
             back.append(time.monotonic() - begun)
             await asyncio.gather(*(pool.stop(name, grace=1.0) for name in names))
@@ -126,11 +132,11 @@ def main() -> None:
             model = _model(platform, Path(folder))
             for lanes in given.lanes:
                 for warm_workers in sorted({0, 1, lanes}):
-                    it = asyncio.run(measure(model, lanes, warm_workers, given.times))
+                    started = asyncio.run(measure(model, lanes, warm_workers, given.times))
                     print(
-                        f"{platform}, {lanes} lanes, {warm_workers} warm workers: ready after {it.ready:.3f} s,"
-                        f" back after {it.back:.3f} s; a spare has {it.memory / 2**20:.0f} MiB; load average"
-                        f" {os.getloadavg()[0]:.1f}",
+                        f"{platform}, {lanes} lanes, {warm_workers} warm workers: ready after {started.ready:.3f}"
+                        f" s, restarted after {started.back:.3f} s; a warm worker has {started.memory / 2**20:.0f} MiB;"
+                        f" load average {os.getloadavg()[0]:.1f}",
                         flush=True,
                     )
 

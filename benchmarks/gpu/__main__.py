@@ -1,10 +1,10 @@
-"""All that a GPU is needed for, in stages that each end in time and go on where an earlier run stopped.
+"""Run everything that needs a GPU, in stages with a time limit that continue where an earlier run stopped.
 
     make gpu-check [STAGE="1 2 3 4"] [BACKEND="green mps"] [OUT=results] [KNOWN=data/gpu] [LIMIT=570]
     python -m benchmarks.gpu --stage 2 3 --backend green --out results --seconds 570
 
-1 what this machine has, and the tests marked `gpu`   2 profiles, memory and counters   3 pairs
-4 all models live, against simulated, and the largest rate under three planners
+1 inventory of this machine, and tests marked `gpu`   2 profiles, memory and counters   3 pairs
+4 all models live, compared with the simulator, and the largest rate of three planners
 
 With the backend `cpu` the same stages run in minutes on a machine without a GPU, with small models.
 """
@@ -26,9 +26,9 @@ from cotenant.errors import CotenantError, DeviceError
 from cotenant.live.deployment import ServableModel
 from cotenant.zoo import TORCH
 
-STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # those that need the models
-WEIGHTS = {1: 4.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; what one does not need is for those that follow
-SPARE = 5.0  # seconds of the whole that are kept for the end
+STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # stages that need the models
+WEIGHTS = {1: 4.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; unused time goes to later stages
+RESERVE = 5.0  # seconds kept for the end
 
 
 def main() -> None:
@@ -37,33 +37,35 @@ def main() -> None:
     )
     parser.add_argument("--stage", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1, 2, 3, 4])
     parser.add_argument("--backend", nargs="+", choices=("cpu", "green", "mps", "mig"), default=["green", "mps"])
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder for results")
-    parser.add_argument("--known", type=Path, help="results of earlier runs to go on with: a folder, or one of kinds")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="Folder for results.")
+    parser.add_argument(
+        "--known", type=Path, help="Results of earlier runs to continue: a folder, or one with a folder per kind."
+    )
     parser.add_argument("--repository", type=Path, default=Path("build/gpu-models"))
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone, of the zoo; by default gpulet's")
-    parser.add_argument("--seconds", type=float, default=570.0, help="until all must be done")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="Models of the zoo; default: gpulet's.")
+    parser.add_argument("--seconds", type=float, default=570.0, help="Time limit of the whole run.")
     given = parser.parse_args()
     if "cpu" in given.backend and len(given.backend) > 1:
-        parser.error("--backend: cpu goes alone")
+        parser.error("--backend: cpu cannot be combined with others")
     usual = SMALL if given.backend == ["cpu"] else PAPER
     targets = usual if usual is SMALL else {name: Target(recipe.slo) for name, recipe in TORCH.items()} | usual
-    if strange := [name for name in given.models or () if name not in targets]:
-        parser.error(f"--models: no {strange[0]!r}; there are {', '.join(targets)}")
+    if unknown := [name for name in given.models or () if name not in targets]:
+        parser.error(f"--models: no {unknown[0]!r}; there are {', '.join(targets)}")
     chosen = {name: targets[name] for name in given.models or usual}
-    session = Session(given.out, given.repository, chosen, tuple(given.backend), given.seconds - SPARE)
+    session = Session(given.out, given.repository, chosen, tuple(given.backend), given.seconds - RESERVE)
     try:
         about = session.provenance(given.stage)
     except DeviceError as error:
         sys.exit(f"{error}. Without a GPU, `make gpu-check BACKEND=cpu` runs the same with small models")
     if given.known is not None:
-        _go_on(session, given.known, about)
+        _copy_known(session, given.known, about)
     path = session.out / "machine.json"
     runs = [*(msgspec.json.decode(path.read_bytes()) if path.exists() else []), about]
     session.write(path.name, msgspec.json.format(msgspec.json.encode(runs), indent=1))
     models: dict[str, ServableModel] = {}
     stages = sorted(set(given.stage))
     for place, stage in enumerate(stages):
-        session.allot(WEIGHTS[stage] / sum(WEIGHTS[it] for it in stages[place:]))
+        session.allot(WEIGHTS[stage] / sum(WEIGHTS[later] for later in stages[place:]))
         session.say(f"stage {stage} begins")
         try:
             if stage == 1:
@@ -73,16 +75,16 @@ def main() -> None:
                 STAGES[stage](session, models)
         except CotenantError as error:
             session.lacks(f"stage {stage}: {error}")
-        except Exception as error:  # noqa: BLE001 the stages that follow may do, and time on a GPU is short
+        except Exception as error:  # noqa: BLE001 later stages may succeed, and time on a GPU is limited
             traceback.print_exc()
             session.lacks(f"stage {stage}: {type(error).__name__}: {error}")
     for text in session.missing:
         print(f"missing: {text}")
-    print(f"results are in {given.out}" + ("; run again to go on" if session.missing else ""))
+    print(f"results are in {given.out}" + ("; run again to continue" if session.missing else ""))
 
 
-def _go_on(session: Session, known: Path, about: dict[str, Any]) -> None:
-    """Take the results of that folder, or of the one in it of this kind of GPU, for those that are not there."""
+def _copy_known(session: Session, known: Path, about: dict[str, Any]) -> None:
+    """Copy missing results from that folder, or from its subfolder of this kind of GPU."""
     kinds = [gpu["kind"] for gpu in about.get("gpus", ())]
     folder = next((known / kind for kind in kinds if (known / kind).is_dir()), known)
     for file in folder.iterdir() if folder.is_dir() else ():

@@ -1,4 +1,4 @@
-"""Stage 1: what this machine has, and the tests that need a GPU: `devices.json`, `checks.txt`, `figures.jsonl`."""
+"""Stage 1: inventory of this machine, and tests that need a GPU: `devices.json`, `checks.txt`, `figures.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import TextIO
 
 from benchmarks.gpu.session import Session
 
-END = 10.0  # seconds that tests have to end what they started
-LAST = 2.0  # and that are left then
-WIDTH = 240  # characters of a line: pytest cuts the reasons of failures there
+END = 10.0  # seconds for tests to clean up
+LAST = 2.0  # seconds after that
+WIDTH = 240  # characters of a line, where pytest truncates reasons of failures
 SHOWN = 200  # of a figure
-LONG = (" FAILURES ", " ERRORS ", " warnings summary ")  # pytest's titles of what is for checks.txt alone
+LONG = (" FAILURES ", " ERRORS ", " warnings summary ")  # titles of pytest's sections that go to checks.txt only
 
 
 def run(session: Session) -> None:
+    """Write the inventory and run the tests."""
     shown = subprocess.run(
         [sys.executable, "-m", "cotenant", "devices", "--json"], capture_output=True, text=True, timeout=60, check=False
     )
@@ -35,7 +36,7 @@ def run(session: Session) -> None:
         "COTENANT_CHECK_BACKENDS": " ".join(session.backends),
         "COTENANT_FIGURES": str((session.out / "figures.jsonl").absolute()),
     }
-    # Of a library's warnings on another version than the one that is tested with nothing follows here.
+    # Warnings of library versions other than the tested one do not matter here.
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-W", "default", "-rsfE", "--tb=short", "-v"]
     lines: list[str] = []
     with (session.out / "checks.txt").open("w") as file:
@@ -43,14 +44,14 @@ def run(session: Session) -> None:
     last = lines[-1].strip(" =\n") if lines else "nothing"
     _show_figures(session.out / "figures.jsonl")
     if ended is None:
-        session.lacks("tests: the time is up")
+        session.lacks("tests: out of time")
     elif ended:
         session.lacks(f"tests: some failed or did not run; see checks.txt: {last}")
     session.say(f"tests: {last}, after {time.monotonic() - begun:.0f} s")
 
 
 def _show_figures(path: Path) -> None:
-    """The beginning of each: only the end of what is printed may reach whoever asked for this."""
+    """Print the beginning of each figure: only the end of the output may reach the user."""
     for line in path.read_text().splitlines() if path.exists() else ():
         print(line[:SHOWN], flush=True)
 
@@ -58,10 +59,10 @@ def _show_figures(path: Path) -> None:
 def _followed(
     session: Session, command: list[str], variables: dict[str, str], lines: list[str], file: TextIO
 ) -> int | None:
-    """The status of the tests; None where they had to be stopped. They may hang in a driver, and what they started may
-    have their output open.
+    """Run the tests; return their exit status, None if they had to be stopped.
 
-    Their lines are written down as they come, and shown but for what pytest says of each failure at length.
+    They may hang in a driver, and their children may keep their output open. Lines are written as they come, and
+    printed except for pytest's long sections.
     """
     tests = subprocess.Popen(
         command,
@@ -92,7 +93,7 @@ def _followed(
     try:
         return tests.wait(max(0.0, session.left - END - LAST))
     except subprocess.TimeoutExpired:
-        tests.send_signal(signal.SIGINT)  # so that they end what they started
+        tests.send_signal(signal.SIGINT)  # lets them clean up
         with suppress(subprocess.TimeoutExpired):
             tests.wait(END)
         return None

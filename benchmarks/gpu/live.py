@@ -1,7 +1,7 @@
-"""Stage 4: all models at once, live against simulated, and the largest rate under three planners: `live.json`.
+"""Stage 4: all models at once, live and simulated, and the largest rate of three planners: `live.json`.
 
-Requests come from within the server's process, in memory that its workers share: what HTTP costs is measured elsewhere
-(docs/benchmarks.md), and at these rates it would be most of what there is to see.
+Requests come from the server's own process, in memory shared with its workers: the cost of HTTP is measured elsewhere
+(docs/benchmarks.md), and would dominate at these rates.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from cotenant.worker.repository import sample_inputs
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import generate_arrivals
 
-TEMPORAL = "squishy"  # shares whole devices in time
+TEMPORAL = "squishy"  # time-shares whole devices
 PLANNERS = ("geometry", "elastic", TEMPORAL)
-LOOSER = (1, 2, 4, 8, 16)  # times the targets
-LOADS = (0.3, 0.6, 0.9)  # times the planned rates, for the comparison
+LOOSER = (1, 2, 4, 8, 16)  # factors on the SLOs
+LOADS = (0.3, 0.6, 0.9)  # of the planned rates, for the comparison
 MORE, LESS = (1.0, 1.1, 1.2, 1.3), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # likewise, for the largest rate
 COMPARED, STEP = 15.0, 6.0  # seconds of a run
-ENOUGH = 200  # requests; with fewer, chance moves a p99 by more than that
-INPUTS = 8  # different ones of a model
-TIMER = 0.0005  # seconds: what is due within them goes now
-BURST = 32  # requests in a row before answers are taken
-PATIENCE = 30.0  # seconds for the last answers
-LEAST = 20.0  # seconds that starting workers for a plan and one run take at least
+MIN_REQUESTS = 200  # requests; with fewer, sampling noise of a p99 dominates
+INPUTS = 8  # different inputs of a model
+TIMER = 0.0005  # seconds: requests due within this are sent now
+BURST = 32  # requests in a row before responses are read
+RESPONSE_TIMEOUT = 30.0  # seconds for the last responses
+MIN_SECONDS = 20.0  # seconds that starting workers and one run take at least
 
 
 def run(session: Session, models: Mapping[str, ServableModel]) -> None:
@@ -91,7 +91,7 @@ async def _served(
     log: BufferedWriter,
     rest: float,
 ) -> None:
-    """rest: seconds that are to be left for what follows."""
+    """Serve all models and measure. rest: seconds to leave for later backends."""
     builder, deployment = await _prepared(session, name, models, backend)
     if deployment.plan.unserved:
         session.lacks(f"{name}: no share serves {', '.join(deployment.plan.unserved)} within its target")
@@ -100,28 +100,29 @@ async def _served(
     server = Server(deployment, backend, builder.build, log=log)
     await server.start()
     try:
-        bench = _Bench(session, server, log)
-        if session.left - rest > LEAST + len(LOADS) * COMPARED:
-            result["agreement"] = await bench.compared(deployment)
+        bench = _LoadedServer(session, server, log)
+        if session.left - rest > MIN_SECONDS + len(LOADS) * COMPARED:
+            result["agreement"] = await bench.compare(deployment)
         else:
-            session.lacks(f"{name}: live against simulated: the time is up")
-        times, temporal = await _bearable(deployment)
+            session.lacks(f"{name}: live against simulated: out of time")
+        times, temporal = await _smallest_feasible_factor(deployment)
         if not times:
             session.lacks(
-                f"{name}: {TEMPORAL}, whole devices in turn, keeps the targets at no rate, nor {LOOSER[-1]} x these"
+                f"{name}: {TEMPORAL}, time-sharing whole devices, meets the SLOs at no rate, even "
+                f"{LOOSER[-1]} times longer"
             )
         elif times > 1:
             session.say(
-                f"{name}: {TEMPORAL}, whole devices in turn, keeps the targets at no rate; planners are compared at "
-                f"{times} x the targets, the least multiple that it keeps, and the others at the targets, too"
+                f"{name}: {TEMPORAL}, time-sharing whole devices, meets the SLOs at no rate; planners are compared at "
+                f"{times} x the SLOs, the smallest multiple that it meets, and the others also at the SLOs"
             )
         result["temporal"] = {"targets_times": times}
         for factor in dict.fromkeys((times or 1, 1)):
-            looser = _loosened(deployment, factor)
+            looser = _with_looser_slos(deployment, factor)
             found = result["largest" if factor == 1 else "largest_with_looser_targets"] = {}
             for planner in PLANNERS:
-                if session.left - rest < LEAST:
-                    session.lacks(f"{name}: the largest rate under {planner}: the time is up")
+                if session.left - rest < MIN_SECONDS:
+                    session.lacks(f"{name}: the largest rate under {planner}: out of time")
                 elif planner != TEMPORAL or factor == times:
                     known = {TEMPORAL: temporal} | ({deployment.plan.planner: deployment.plan} if factor == 1 else {})
                     if (plan := known.get(planner)) is None:
@@ -130,24 +131,26 @@ async def _served(
             rates = {planner: it["requests_s"] for planner, it in found.items()}
             if rates.get(TEMPORAL):
                 over = result["temporal"]["over"] = {planner: rate / rates[TEMPORAL] for planner, rate in rates.items()}
-                told = ", ".join(f"{planner} {ratio:.2f} x" for planner, ratio in over.items())
-                session.say(f"{name}: at {factor} x the targets, largest rates over that of {TEMPORAL}: {told}")
+                ratios = ", ".join(f"{planner} {ratio:.2f} x" for planner, ratio in over.items())
+                session.say(f"{name}: at {factor} x the SLOs, largest rates over that of {TEMPORAL}: {ratios}")
     finally:
         await server.stop(grace=2.0)
 
 
-async def _bearable(deployment: Deployment) -> tuple[int, Plan]:
-    """How many times their targets whole devices, shared in time, can keep at some rate, 0 for none; and the plan. A
-    short target and another model's long batch do not go together on one device."""
+async def _smallest_feasible_factor(deployment: Deployment) -> tuple[int, Plan]:
+    """Return the smallest factor on SLOs at which time-shared whole devices meet them, 0 for none, and the plan.
+
+    A short SLO and another model's long batch are incompatible on one device.
+    """
     for factor in LOOSER:
-        plan = await asyncio.to_thread(plan_problem, _loosened(deployment, factor).problem, TEMPORAL)
+        plan = await asyncio.to_thread(plan_problem, _with_looser_slos(deployment, factor).problem, TEMPORAL)
         if plan.devices and not plan.unserved:
             return factor, plan
     return 0, plan
 
 
-def _loosened(deployment: Deployment, factor: int) -> Deployment:
-    """The deployment with so many times the time for each model."""
+def _with_looser_slos(deployment: Deployment, factor: int) -> Deployment:
+    """Return the deployment with all SLOs multiplied."""
     if factor == 1:
         return deployment
     models = {model.name: msgspec.structs.replace(model, slo=factor * model.slo) for model in deployment.problem.models}
@@ -166,22 +169,25 @@ def _loosened(deployment: Deployment, factor: int) -> Deployment:
 async def _prepared(
     session: Session, name: str, models: Sequence[str], backend: Backend
 ) -> tuple[DeploymentBuilder, Deployment]:
-    """With what pairs tell of neighbours, where enough of them were measured; else with the usual margin."""
+    """Build the deployment.
+
+    Uses an interference predictor fitted to pairs if there are enough of them, else the default margin.
+    """
     given = {"planner": f'"{PLANNERS[0]}"', "profiles": f'"{(session.out / f"profiles-{name}.csv").absolute()}"'}
     pairs = (session.out / f"pairs-{name}.csv").absolute()
     if pairs.exists() and not session.cpu:
-        told = f'{{ model = "gaussian-process", fit = "{pairs}" }}'
+        predictor = f'{{ model = "gaussian-process", fit = "{pairs}" }}'
         try:
-            builder = DeploymentBuilder(session.settings(name, **given, interference=told), backend)
+            builder = DeploymentBuilder(session.settings(name, **given, interference=predictor), backend)
             return builder, await builder.build(models)
         except ConfigError as error:
-            session.lacks(f"{name}: what neighbours cost: {error}")
+            session.lacks(f"{name}: interference: {error}")
     builder = DeploymentBuilder(session.settings(name, **given), backend)
     return builder, await builder.build(models)
 
 
-class _Bench:
-    """A server under load. log: of its events, as it writes them."""
+class _LoadedServer:
+    """Put a server under load. log: of its events, as it writes them."""
 
     def __init__(self, session: Session, server: Server, log: BufferedWriter) -> None:
         self._session = session
@@ -194,7 +200,7 @@ class _Bench:
         }
 
     def _placed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """In the memory that workers share, where a front end would have read them to."""
+        """Copy tensors to memory shared with workers, as a front end would."""
         found = []
         for tensor in tensors:
             block = self._server.allocate(len(tensor.data))
@@ -204,18 +210,20 @@ class _Bench:
             found.append(tensor)
         return tuple(found)
 
-    async def compared(self, deployment: Deployment) -> list[dict[str, Any]]:
-        """Each load live, then simulated twice: with what profiles and predictor say, and with what batches were seen
-        to take under other arrivals."""
+    async def compare(self, deployment: Deployment) -> list[dict[str, Any]]:
+        """Run each load live, then simulate it twice.
+
+        Once with profiles and predictor, once with batch times observed under other arrivals.
+        """
         problem, plan = deployment.problem, deployment.plan
         models = _served_by(problem, plan)
         lanes = lane_specs(plan, {model.name: model for model in problem.models}, problem.profiles)
         since = time.monotonic()
-        await self._driven(models, plan, LOADS[1], COMPARED / 2, seed=1000)
+        await self._run_load(models, plan, LOADS[1], COMPARED / 2, seed=1000)
         took = recorded_batches(lanes, collect_observations(read_log(self._written()), since, time.monotonic()).batches)
         rows = []
         for load in LOADS:
-            live = await self._driven(models, plan, load, COMPARED, seed=0)
+            live = await self._run_load(models, plan, load, COMPARED, seed=0)
             workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
             foreseen = simulate(problem, plan, workload, seconds=COMPARED)
             as_observed = simulate(problem, plan, workload, seconds=COMPARED, observed=took)
@@ -233,46 +241,47 @@ class _Bench:
                 }
             )
             self._session.say(
-                f"{load:g} x the planned rates: {_rate(live):.0f} requests/s, p99 {_apart(foreseen, live)} of the "
-                f"simulated; as observed, {_apart(as_observed, live)}"
+                f"{load:g} x the planned rates: {_rate(live):.0f} requests/s, p99 "
+                f"{_largest_difference(foreseen, live)} of the simulated; as observed, "
+                f"{_largest_difference(as_observed, live)}"
             )
         return rows
 
     async def largest(self, deployment: Deployment, plan: Plan, seconds: float) -> dict[str, Any]:
-        """The largest multiple of the planned rates at which every promise is kept live. seconds: that there are."""
+        """Find the largest multiple of the planned rates at which every SLO is met live. seconds: time limit."""
         models = _served_by(deployment.problem, plan)
         until = time.monotonic() + seconds
         begun = time.monotonic()
         await self._server.apply(msgspec.structs.replace(deployment, plan=plan))
         changed = time.monotonic() - begun
-        kept, runs = 0.0, []
+        sustained, runs = 0.0, []
 
-        async def keeps(load: float) -> bool:
+        async def sustains(load: float) -> bool:
             if time.monotonic() + STEP + 2 > until:
-                raise TimeoutError(f"{plan.planner} at {load:g} x the planned rates: the time is up")
-            report = await self._driven(models, plan, load, STEP, seed=0)
+                raise TimeoutError(f"{plan.planner} at {load:g} x the planned rates: out of time")
+            report = await self._run_load(models, plan, load, STEP, seed=0)
             late = [row.model for row in report.models if not row.slo_met]
             runs.append({"load": load, "late": late, "lag_s": report.lag, **_figures(report)})
             return not late
 
         try:
             for load in MORE:
-                if not await keeps(load):
+                if not await sustains(load):
                     break
-                kept = load
-            for load in LESS if not kept else ():
-                if await keeps(load):
-                    kept = load
+                sustained = load
+            for load in LESS if not sustained else ():
+                if await sustains(load):
+                    sustained = load
                     break
         except TimeoutError as error:
             self._session.lacks(str(error))
         planned = sum(plan.rates().values())
         self._session.say(
             f"{plan.planner}: planned {planned:.0f} requests/s on {plan.devices_used} devices in {plan.solve_s:.1f} s, "
-            f"changed over in {changed:.2f} s, kept {kept:g} x that"
+            f"rollout in {changed:.2f} s, sustained {sustained:g} x that"
         )
         return {
-            "requests_s": kept * planned,
+            "requests_s": sustained * planned,
             "planned_s": planned,
             "solve_s": plan.solve_s,
             "change_s": changed,
@@ -280,8 +289,8 @@ class _Bench:
             "runs": runs,
         }
 
-    async def _driven(self, models: Sequence[Model], plan: Plan, load: float, seconds: float, seed: int) -> Report:
-        """Poisson arrivals, whether or not earlier ones were answered."""
+    async def _run_load(self, models: Sequence[Model], plan: Plan, load: float, seconds: float, seed: int) -> Report:
+        """Send Poisson arrivals in an open loop."""
         ledgers = {model.name: OutcomeLedger() for model in models}
         workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
         lag, start = Histogram(), time.monotonic()
@@ -318,9 +327,9 @@ class _Bench:
         idle.clear()
         if pending:
             try:
-                await asyncio.wait_for(idle.wait(), PATIENCE)
+                await asyncio.wait_for(idle.wait(), RESPONSE_TIMEOUT)
             except TimeoutError:
-                raise WorkerError(f"{pending} requests have no answer after {PATIENCE:g} s") from None
+                raise WorkerError(f"{pending} requests have no answer after {RESPONSE_TIMEOUT:g} s") from None
         return Report.of("live", models, ledgers, seconds, lag=lag.quantile(0.99) if sent else None)
 
     def _written(self) -> list[bytes]:
@@ -359,15 +368,15 @@ def _figures(report: Report) -> dict[str, Any]:
     }
 
 
-def _apart(simulated: Report, live: Report) -> str:
-    """By how much p99 differ at most, of models with ENOUGH requests."""
-    seen = {row.model: row for row in live.models if sum(row.outcomes.values()) >= ENOUGH}
-    apart = {
+def _largest_difference(simulated: Report, live: Report) -> str:
+    """Describe the largest difference of p99, over models with MIN_REQUESTS requests."""
+    seen = {row.model: row for row in live.models if sum(row.outcomes.values()) >= MIN_REQUESTS}
+    differences = {
         row.model: seen[row.model].p99 / row.p99 - 1  # type: ignore[operator]
         for row in simulated.models
         if row.p99 and row.model in seen and seen[row.model].p99
     }
-    if not apart:
+    if not differences:
         return "nothing to compare"
-    worst = max(apart, key=lambda model: abs(apart[model]))
-    return f"within {abs(apart[worst]) * 100:.0f} % ({worst} {apart[worst] * 100:+.0f} %)"
+    worst = max(differences, key=lambda model: abs(differences[model]))
+    return f"within {abs(differences[worst]) * 100:.0f} % ({worst} {differences[worst] * 100:+.0f} %)"

@@ -1,4 +1,4 @@
-"""Stage 3: models side by side under each backend, as samples for predictors: `pairs-<backend>.csv`."""
+"""Stage 3: co-located measurements under each backend, as samples for predictors: `pairs-<backend>.csv`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from cotenant.profiling.pairs import candidate_pairs, measure_pairs, measured_pa
 
 COUNT = 300  # runs
 SECONDS = 0.3  # for one
-AT_ONCE = 100  # of them: workers of other processes start anew for each cut of so many
-EVERY = 20  # samples; then they are written down
-TRIES = 3  # what seems faster than alone is tried again among others
+AT_ONCE = 100  # runs chosen together; workers restart for each cut among them
+EVERY = 20  # samples between writes
+TRIES = 3  # runs faster than in isolation are repeated later
 
 
 def run(session: Session, models: Mapping[str, ServableModel]) -> None:
@@ -44,7 +44,7 @@ def run(session: Session, models: Mapping[str, ServableModel]) -> None:
 async def _measured(
     session: Session, models: Mapping[str, ServableModel], name: str, backend: Backend, known: Profiles, rest: float
 ) -> None:
-    """rest: seconds that are to be left for what follows."""
+    """Measure pairs. rest: seconds to leave for later backends."""
     kind, path = first(backend), session.out / f"pairs-{name}.csv"
     runs = candidate_pairs(known, kind)
     wanted = 6 if session.cpu else min(COUNT, len(runs))
@@ -71,9 +71,9 @@ async def _measured(
                 except ModelError as error:
                     session.say(f"{name}: {error}")
             else:
-                session.lacks(f"{name}: pairs fail again and again")
+                session.lacks(f"{name}: pairs failed {TRIES} times")
     except TimeoutError:
-        session.lacks(f"{name}: the time is up after {len(measured_pairs(runs, samples))} of {wanted} runs")
+        session.lacks(f"{name}: out of time after {len(measured_pairs(runs, samples))} of {wanted} runs")
     after = len(measured_pairs(runs, samples))
     if after > before:
         session.write(path.name, write_samples(samples))

@@ -1,7 +1,7 @@
-"""Stage 2: profiles of the models at ten shares and six batches under each backend, and what their kernels ask for.
+"""Stage 2: profiles of the models at ten shares and six batches under each backend, and counters of their kernels.
 
-`profiles-<backend>.csv` has latency and memory and, on a GPU, `cuda_ms` and what NVML read: power, clock, how
-busy it was. With `kernels.json`, which has what Nsight Compute counted on the whole device, its points get features for
+`profiles-<backend>.csv` has latency and memory and, on a GPU, `cuda_ms` and NVML's readings of power, clock and
+utilisation. With `kernels.json`, the counters of Nsight Compute on the whole device, its points get features for
 predictors.
 """
 
@@ -32,10 +32,10 @@ from cotenant.profiling.grid import Grid, grid_of, measure_profiles
 
 SHARES = tuple(range(100, 1001, 100))
 SECONDS = 0.15  # for a point
-EVERY = 20  # points; then they are written down
+EVERY = 20  # points between writes
 COUNTED = (1, 8, 32)  # batches
-FOR_ONE = 90.0  # seconds that ncu may take for a model
-LOOK = 0.05  # seconds between two readings
+FOR_ONE = 90.0  # seconds for ncu per model
+LOOK = 0.05  # seconds between readings
 
 Points = dict[str, list[Point]]
 
@@ -51,7 +51,7 @@ def run(session: Session, models: Mapping[str, ServableModel]) -> None:
 
 
 def read(path: Path, of: str = "") -> dict[str, Profile]:
-    """Profiles by model, of that kind of device or of any; none where there is no file."""
+    """Return profiles by model, of that kind of device or of any; none if there is no file."""
     found = read_profiles_file(path) if path.exists() else {}
     return {model: profile for (model, kind), profile in found.items() if of in ("", kind)}
 
@@ -59,7 +59,7 @@ def read(path: Path, of: str = "") -> dict[str, Profile]:
 async def _measured(
     session: Session, models: Mapping[str, ServableModel], name: str, backend: Backend, rest: float
 ) -> None:
-    """rest: seconds that are to be left for what follows."""
+    """Measure profiles. rest: seconds to leave for later backends."""
     kind, file = first(backend), f"profiles-{name}.csv"
     grid = _grid(session, backend)
     known = read(session.out / file, kind.name)
@@ -85,7 +85,7 @@ async def _measured(
                     if sum(map(len, found.values())) % EVERY == 0:
                         write()
         except TimeoutError:
-            session.lacks(f"{name}: the time is up; {_unmeasured(found, grid)}")
+            session.lacks(f"{name}: out of time; {_unmeasured(found, grid)}")
     done = sum(map(len, found.values()))
     if done > before:
         write()
@@ -99,7 +99,7 @@ def _grid(session: Session, backend: Backend) -> Grid:
 
 
 def _unmeasured(found: Points, grid: Grid) -> str:
-    """In which shares points are missing."""
+    """Describe the shares at which points are missing."""
     short = [
         f"{share / 10:g} %"
         for share in grid.shares
@@ -110,8 +110,11 @@ def _unmeasured(found: Points, grid: Grid) -> str:
 
 @contextmanager
 def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
-    """Gives the medians of what NVML read of the GPU since they were last asked for. How busy it is NVML says of the
-    last sixth of a second or more (of a second on some products): of short points that is partly of those before."""
+    """Yield a function that returns medians of NVML's readings since its last call.
+
+    NVML's utilisation covers the last sixth of a second or more (a second on some products): for short points it
+    includes earlier ones.
+    """
     if session.cpu:
         yield dict
         return
@@ -119,7 +122,7 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
     found: list[nvidia.GpuReading] = []
 
     def look() -> None:
-        with suppress(DeviceError):  # a GPU that is lost: whoever runs on it says so
+        with suppress(DeviceError):  # a lost GPU is reported by what runs on it
             while not ended.wait(LOOK):
                 found.append(nvidia.gpu_reading(uuid))
 
@@ -143,7 +146,7 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
 
 
 def _count(session: Session, models: Mapping[str, ServableModel]) -> None:
-    """Counters of each model, and with them the features of all profiles."""
+    """Count kernels of each model, and add features to all profiles."""
     path = session.out / "kernels.json"
     counted: dict[str, dict[int, list[Kernel]]] = {}
     if path.exists():
@@ -152,7 +155,7 @@ def _count(session: Session, models: Mapping[str, ServableModel]) -> None:
         if model in counted:
             continue
         if session.left < FOR_ONE / 2:
-            session.lacks(f"counters of {model}: the time is up")
+            session.lacks(f"counters of {model}: out of time")
             continue
         described = candidate(offer).model
         batches = [batch for batch in COUNTED if batch <= described.max_batch]

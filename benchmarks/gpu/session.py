@@ -1,4 +1,4 @@
-"""What all stages of `benchmarks.gpu` share: where results go, how much time is left, and what serves."""
+"""Hold what all stages of `benchmarks.gpu` share: folder of results, time left, models and backends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PACKAGES = ("torch", "torchvision", "transformers", "onnxruntime", "cuda-binding
 
 
 class Target(msgspec.Struct, frozen=True):
-    """slo: seconds. weight: of its rate among all."""
+    """Hold a model's SLO in seconds, and the weight of its rate."""
 
     slo: float
     weight: float = 1.0
@@ -39,12 +39,15 @@ class Target(msgspec.Struct, frozen=True):
 
 # gpulet's models at its targets and equal rates.
 PAPER = {name: Target(TORCH[name].slo) for name in GPULET}
-# To run the same stages where there is no GPU: targets that suit a share of a few cores.
+# For the same stages without a GPU: SLOs for shares of a few cores.
 SMALL = {"lenet": Target(0.05, 10.0), "mnasnet": Target(0.5), "mobilenet_v2": Target(0.5)}
 
 
 class Session:
-    """out: gets the results, and has those of earlier runs, which are gone on with. seconds: until all must be done."""
+    """Run stages.
+
+    out: folder of results, including earlier ones, which are continued; seconds: time limit of all stages.
+    """
 
     def __init__(
         self, out: Path, repository: Path, targets: Mapping[str, Target], backends: tuple[str, ...], seconds: float
@@ -59,11 +62,11 @@ class Session:
 
     @property
     def left(self) -> float:
-        """Seconds for the stage that runs."""
+        """Return the seconds left for the current stage."""
         return self._until - time.monotonic()
 
     def allot(self, part: float) -> None:
-        """To the stage that begins, that part of all the time that is left."""
+        """Give the next stage that fraction of the remaining time."""
         now = time.monotonic()
         self._until = now + part * (self._end - now)
 
@@ -75,19 +78,19 @@ class Session:
         print(f"[{self.left:4.0f} s left] {text}", flush=True)
 
     def lacks(self, text: str) -> None:
-        """Something that another run has to go on with."""
+        """Record something missing that another run can continue."""
         self.missing.append(text)
         self.say(f"missing: {text}")
 
     def write(self, name: str, text: str | bytes) -> None:
-        """Whole or not at all: a run may be stopped at any time."""
+        """Write a file atomically, as a run may be stopped at any time."""
         path = self.out / name
         part = path.with_name(f".{name}.new")
         part.write_bytes(text if isinstance(text, bytes) else text.encode())
         part.replace(path)
 
     def settings(self, backend: str, **lines: str) -> Settings:
-        """As a user writes them. lines: further ones."""
+        """Return settings as a user would write them. lines: further ones."""
         said = [f'backend = "{backend}"', f'model_repository = "{self.repository.absolute()}"', 'objective = "rate"']
         said += [f"{key} = {value}" for key, value in lines.items()]
         for name, target in self.targets.items():
@@ -98,7 +101,7 @@ class Session:
             return read_settings(Path(file.name))
 
     def build(self) -> dict[str, ServableModel]:
-        """The models, in the repository. One that cannot be built or described is said to be missing."""
+        """Build and describe the models; record those that fail as missing."""
         known = {}
         begun = time.monotonic()
         for name, target in self.targets.items():
@@ -108,13 +111,12 @@ class Session:
                 known[name] = ServableModel(entry=entry, info=describe(entry), model=Model(name=name, slo=target.slo))
             except CotenantError as error:
                 self.lacks(f"{name}: {error}")
-        self.say(f"{len(known)} models stand in {self.repository}, after {time.monotonic() - begun:.0f} s")
+        self.say(f"{len(known)} models are in {self.repository}, after {time.monotonic() - begun:.0f} s")
         return known
 
     @contextmanager
     def backend(self, name: str) -> Iterator[Backend | None]:
-        """None, and said to be missing, where this machine cannot do it. What it started ends with it: another backend
-        may want the same device."""
+        """Yield a backend, or None and record it as missing. Stop it at the end, as another may need the device."""
         try:
             found = create_backend(self.settings(name))
         except DeviceError as error:
@@ -127,7 +129,7 @@ class Session:
             found.stop()
 
     def provenance(self, stages: Iterable[int]) -> dict[str, Any]:
-        """On what, with what, by what."""
+        """Describe machine, software and command of this run."""
         found: dict[str, Any] = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join([Path(sys.executable).name, "-m", "benchmarks.gpu", *sys.argv[1:]]),
@@ -145,12 +147,12 @@ class Session:
 
 
 def first(backend: Backend) -> Kind:
-    """The kind of the device that is measured."""
+    """Return the kind of the device that is measured."""
     return backend.fleet()[0]
 
 
 def commit() -> str:
-    """Of this checkout; a machine that got only its files is told by the variable COMMIT."""
+    """Return the commit of this checkout, or of the variable COMMIT on a machine that has only its files."""
     if known := os.environ.get("COMMIT"):
         return known
     asked = subprocess.run(

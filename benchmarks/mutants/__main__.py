@@ -1,10 +1,10 @@
-"""Do the tests notice? Put one fault at a time into a copy of the tree, and run the tests that guard that place.
+"""Measure which seeded faults the tests catch: apply one fault at a time to a copy of the tree and run its tests.
 
     python -m benchmarks.mutants [--only TEXT] [--time-limit 1800] [--seed 0] [--json]
 
-The faults stand in `faults.toml`. Each is one line of one file; where that line is gone, the run ends before it begins:
-write the fault anew. Tests run first without any fault, so that one that fails anyway catches nothing. Exits with 1
-where a fault survives. With a time limit the faults come in random order, and those that are left are not counted.
+Faults are in `faults.toml`; each replaces one line of one file. If that line no longer exists, the run stops before it
+starts: rewrite the fault. Tests first run without any fault, so that a failing test catches nothing. Exits with 1 if a
+fault survives. With a time limit, faults run in random order, and the remaining ones are not counted.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.toml")
-TEST_LIMIT = 180.0  # seconds of one run of tests: a fault may make one wait for ever
-TESTS_FAILED = (1, 2)  # pytest's exit status; 2 where a file of tests cannot be imported
+TEST_LIMIT = 180.0  # seconds of one run of tests, as a fault may make one hang
+TESTS_FAILED = (1, 2)  # pytest's exit status; 2 if a test file cannot be imported
 
 Result = Literal["caught", "survived", "hung"]
 
 
 class FaultError(Exception):
-    """A fault that cannot be put in place, or tests that fail without any."""
+    """Report a fault that cannot be applied, or tests that fail without any."""
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`line` of `file`, without indentation, becomes `new`. tests: those that are to notice."""
+    """Replace `line` of `file`, without indentation, by `new`. tests: those that should catch it."""
 
     file: str
     line: str
@@ -45,7 +45,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tests: tuple[str, ...] = ()
 
     def guards(self) -> tuple[str, ...]:
-        """The tests given, or else the test file that mirrors this one, or the folder that mirrors its folder."""
+        """Return the tests given, or the test file that mirrors `file`, or the folder that mirrors its folder."""
         if self.tests:
             return self.tests
         path = Path("tests", *Path(self.file).parts[1:])
@@ -53,14 +53,14 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (str(mirror if (ROOT / mirror).exists() else path.parent),)
 
     def position(self, text: str) -> int:
-        """The number of its line in the file, from 0. Raises FaultError where it does not stand there just once."""
+        """Return the index of its line in the file. Raises FaultError unless it occurs exactly once."""
         places = [number for number, line in enumerate(text.splitlines()) if line.strip() == self.line]
         if len(places) != 1:
-            raise FaultError(f"{self.file}: the line of a fault stands there {len(places)} times: {self.line}")
+            raise FaultError(f"{self.file}: the line of a fault occurs {len(places)} times: {self.line}")
         return places[0]
 
     def applied(self, text: str) -> str:
-        """The text with the fault. Raises FaultError where that is no Python."""
+        """Return the text with the fault. Raises FaultError if that is invalid Python."""
         lines = text.splitlines()
         place = self.position(text)
         lines[place] = lines[place].replace(self.line, self.new)
@@ -83,7 +83,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Tree:
-    """A copy of the tracked files, as they are in the working tree."""
+    """Copy the tracked files of the working tree."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,14 +97,14 @@ class Tree:
                 shutil.copy(ROOT / name, folder / name)
 
     def write(self, file: str, text: str) -> None:
-        """Every version has a time of its own, by which Python knows compiled files that are out of date."""
+        """Write a file with a unique modification time, so that Python recompiles it."""
         self._stamp += 2
         path = self.folder / file
         path.write_text(text)
         os.utime(path, (self._stamp, self._stamp))
 
     def check(self, tests: tuple[str, ...]) -> None:
-        """Raise FaultError where tests fail without a fault."""
+        """Raise FaultError if tests fail without a fault."""
         if tests not in self._sound:
             result, output = self.run(tests)
             if result != "survived":
@@ -112,7 +112,7 @@ class Tree:
             self._sound.add(tests)
 
     def run(self, tests: Sequence[str]) -> tuple[Result, str]:
-        """Run tests until the first fails. Raises FaultError where there are none."""
+        """Run tests until the first failure. Raises FaultError if there are none."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider", *tests]
         process = subprocess.Popen(
             command,
@@ -141,7 +141,7 @@ def read_faults() -> list[Fault]:
 
 
 def run_faults(faults: Sequence[Fault], time_limit: float) -> Iterator[Outcome]:
-    """Yield what becomes of each fault that is begun within so many seconds. Raises FaultError."""
+    """Yield the outcome of each fault that starts within the time limit, in seconds. Raises FaultError."""
     sources = {fault.file: (ROOT / fault.file).read_text() for fault in faults}
     mutated = [fault.applied(sources[fault.file]) for fault in faults]
     begun = time.monotonic()
@@ -171,9 +171,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults in files whose path contains this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="Only faults in files whose path contains this.")
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="SECONDS")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the order under a time limit")
+    parser.add_argument("--seed", type=int, default=0, help="Random seed of the order under a time limit.")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     faults = [fault for fault in read_faults() if given.only in fault.file]
@@ -192,7 +192,7 @@ def main() -> None:
         print(msgspec.json.encode(outcomes).decode())
     else:
         caught, left = len(outcomes) - len(survived), len(faults) - len(outcomes)
-        print(f"{caught} of {len(outcomes)} faults caught" + (f"; time is up before {left} more" if left else ""))
+        print(f"{caught} of {len(outcomes)} faults caught" + (f"; out of time for {left} more" if left else ""))
     sys.exit(1 if survived else 0)
 
 

@@ -1,7 +1,7 @@
-"""Measure the value of profile features to `ours`: its error with none, with each kind, and with all of them.
+"""Measure the value of profile features to the Gaussian process.
 
-Latencies are always in a profile, and the names of co-located models are known. Isolated utilisation of L2, memory
-bandwidth and SMs needs hardware counters.
+Compares its error with none of them, with each kind, and with all. Latencies are always in a profile, and the names of
+co-located models are known. Isolated utilisation of L2, memory bandwidth and SMs needs hardware counters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from experiments.data import a100, kace, v100
 from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
-TITLE = "error of ours by profile features, in % of the measured slowdown"
+TITLE = "error of the Gaussian process by profile features, in % of the measured slowdown"
 
 SETS: dict[str, tuple[Callable[[], list[Sample]], Callable[[], Profiles]]] = {
     "v100": (v100.pairs, v100.profiles),
@@ -78,7 +78,7 @@ def rows_of(task: Task) -> list[Row]:
     known = {key: _with_features(profile, FEATURE_SETS[task.features]) for key, profile in profiles.items()}
     return [
         Row(task.data, task.features, result.held_out, result.mean, result.p90, result.coverage)
-        for result in cross_validate(["ours"], samples, known, repeats=task.splits, seed=task.seed)
+        for result in cross_validate(["gaussian-process"], samples, known, repeats=task.splits, seed=task.seed)
     ]
 
 
@@ -105,12 +105,14 @@ def _with_features(profile: Profile, columns: Collection[str]) -> Profile:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    bars = [Bar(row.held_out, row.data, row.features, "ours", row.p90) for row in rows if row.p90 is not None]
+    bars = [
+        Bar(row.held_out, row.data, row.features, "gaussian-process", row.p90) for row in rows if row.p90 is not None
+    ]
     grouped(
         path,
         bars,
         lines=[],
         ylabel="90th percentile of the error, %",
-        title="error of ours by profile features",
+        title="error of the Gaussian process by profile features",
         columns=2,
     )

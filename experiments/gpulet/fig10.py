@@ -1,6 +1,7 @@
 """Reproduce Figure 10: errors of predicted slowdowns on held-out pairs.
 
-Section 4.4: of 2,500 slowdowns, a random 1,750 are for training. The paper's formula is `linear`; `ours` is compared.
+Section 4.4: of 2,500 slowdowns, a random 1,750 are for training. The paper's formula is `linear`; it is compared with
+`gaussian-process`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from experiments.parallel import Options, run_tasks
 
 TITLE = "error of predicted slowdowns, in % of the measured slowdown (gpulet, Figure 10)"
 
-PREDICTORS = ("linear", "ours")
+PREDICTORS = ("linear", "gaussian-process")
 SPLITS = 3
 MORE_SPLits = 10  # with --full
 PERCENTILES = (25, 50, 75, 90, 95, 99)

@@ -110,7 +110,7 @@ def test_cpu_quota_of_cgroup_v1_has_the_minimum_of_the_kernel(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("version", "file"), [(1, "cpu.shares"), (2, "cpu.weight")])
-def test_a_share_that_is_lent_is_a_weight(tmp_path: Path, version: int, file: str) -> None:
+def test_cpu_lent_share_is_a_cgroup_weight(tmp_path: Path, version: int, file: str) -> None:
     quotas(tmp_path, version).make(LANE_A, 0.4, weight=200)
     group = tmp_path / f"cotenant-{os.getpid()}-cpu-0.0"
     assert [(path.name, path.read_text()) for path in group.iterdir()] == [(file, "200")]

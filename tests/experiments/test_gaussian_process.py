@@ -92,7 +92,7 @@ def test_table_1_without_features_has_another_error(tmp_path: Path) -> None:
     (_, bare, _, features) = (row.p90 for row in rows)
     assert bare is not None and features is not None and features != bare
     table1.plot(rows, tmp_path / "rows.svg")
-    assert "error of ours by profile features" in (tmp_path / "rows.svg").read_text()
+    assert "error of the Gaussian process by profile features" in (tmp_path / "rows.svg").read_text()
     with pytest.raises(ConfigError, match="--profiles zebra: there are v100, a100, a100-matched, kace"):
         table1.run(Options(profiles=("zebra",)))
 

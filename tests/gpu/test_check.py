@@ -56,7 +56,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, values in (
         (profiles, {"SHARES": (500, 1000), "SECONDS": 0.01, "COUNTED": (1, 8)}),
         (pairs, {"COUNT": 4, "SECONDS": 0.02}),
-        (live, {"COMPARED": 0.2, "STEP": 0.1, "LEAST": 1.0, "LOADS": (0.1, 0.2), "MORE": (0.1,), "LESS": (0.05,)}),
+        (
+            live,
+            {"COMPARED": 0.2, "STEP": 0.1, "MIN_SECONDS": 1.0, "LOADS": (0.1, 0.2), "MORE": (0.1,), "LESS": (0.05,)},
+        ),
         (live, {"PLANNERS": ("elastic", "squishy")}),
     ):
         for name, value in values.items():
@@ -100,10 +103,10 @@ def test_gpu_check_out_of_time_names_what_is_missing(
 ) -> None:
     check("--backend", "cpu", "--stage", "2", "3", "4", "--seconds", "5.01")
     said = capsys.readouterr().out
-    assert "missing: cpu: the time is up; some models have nothing at 100 %, 50 %, 25 %" in said
+    assert "missing: cpu: out of time; some models have nothing at 100 %, 50 %, 25 %" in said
     assert "missing: cpu: pairs of lenet need their profiles, which stage 2 measures" in said
     assert "missing: cpu: lenet cannot be planned for without the profiles of stage 2" in said
-    assert said.rstrip().endswith("run again to go on")
+    assert said.rstrip().endswith("run again to continue")
 
 
 class OnProcessor(Green):
@@ -201,7 +204,9 @@ def test_gpu_check_targets_are_loosened_until_time_sharing_meets_them(quick: Non
         profiles={("quick", "h200"): profile("quick", 0.001), ("slow", "h200"): profile("slow", 0.01)},
         objective="rate",
     )
-    times, plan = asyncio.run(live._bearable(Deployment(offered={}, problem=problem, plan=Plan(planner="geometry"))))
+    times, plan = asyncio.run(
+        live._smallest_feasible_factor(Deployment(offered={}, problem=problem, plan=Plan(planner="geometry")))
+    )
     assert times == 4 and plan.planner == "squishy" and not plan.unserved
 
 
