@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 TESTABLE := .venv/.testable
 
-.PHONY: demo test check test-slow mutants compiled bench gpu-check clean
+.PHONY: demo test check test-slow mutants fuzz compiled bench gpu-check clean
 
 demo: $(READY)
 	$(BIN)/cotenant demo
@@ -26,6 +26,12 @@ test-slow: $(TESTABLE)
 # takes half an hour; with TIME=600 it is a random part, of ten minutes. docs/benchmarks.md has the score.
 mutants: $(TESTABLE)
 	$(BIN)/python -m benchmarks.mutants $(if $(TIME),--time-limit $(TIME))
+
+# What callers and workers may send, at random but repeatable: COUNT inputs for each target, from SEED on.
+COUNT ?= 100000
+SEED ?= 0
+fuzz: $(TESTABLE)
+	$(BIN)/python -m tests.security.fuzz --count $(COUNT) --seed $(SEED)
 
 # A wheel for this machine, in dist/, in which what runs for every request is machine code. Needs a C compiler.
 compiled: $(READY)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cotenant.errors import DeviceError, ModelError
+from cotenant.errors import DeviceError, ModelError, WorkerError
 from cotenant.worker import runners
 from cotenant.worker.arena import map_memory
 from cotenant.worker.batch import BatchBuilder
@@ -150,7 +150,10 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         pause = max(time.monotonic() - done, 0.0)
         lent = max(due - ended, 0.0) if borrower is not None or setup.lent_by_kernel else 0.0
         timing = Timing(started, *parts, pause, cpu, batch.device, runner.memory, lent)
-        send(BatchResult(run.batch, answers, timing))
+        try:
+            send(BatchResult(run.batch, answers, timing))
+        except WorkerError as error:  # too long: nothing of it was sent
+            send(BatchResult(run.batch, [str(error)] * len(answers), timing))
     gc.unfreeze()  # in a shared process this lane's models may be garbage now
     resources.close()
 

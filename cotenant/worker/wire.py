@@ -18,7 +18,7 @@ from cotenant.errors import WorkerError
 
 # Bytes from which a tensor goes through the arena; below, a block costs more than copying through the socket.
 LARGE = 16384
-MAX_MESSAGE = 1 << 32  # bytes; a longer message is none
+MAX_MESSAGE = 1 << 29  # bytes; what is larger goes through the arena
 ALIGN = 64  # bytes, of each tensor inside a block: a cache line and the widest vector register
 
 
@@ -149,9 +149,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_message(message: ToWorker | FromWorker) -> bytearray:
-    """Encode a message with its length prefix."""
+    """Encode a message with its length prefix. Raises WorkerError for one that is too long."""
     buffer = bytearray(_LENGTH.size)
     _encoder.encode_into(message, buffer, _LENGTH.size)
+    if len(buffer) > MAX_MESSAGE:
+        raise WorkerError(f"a message of {len(buffer)} bytes; at most {MAX_MESSAGE} are sent")
     _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
     return buffer
 

@@ -11,10 +11,11 @@ import pytest
 from cotenant.backends.fake import Fake
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
-from cotenant.errors import FailedError, RequestError
+from cotenant.errors import FailedError, RequestError, WorkerError
 from cotenant.live.driver import Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, LaneModel, LaneSpec, Ready, Reply
+from cotenant.worker import wire
 from cotenant.worker.wire import BatchResult, TensorPart, Timing, encode_message
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.security.server import ORDINARY, Served
@@ -146,3 +147,10 @@ def test_worker_that_breaks_the_protocol_is_ended_and_replaced(garbage: bytes, m
     finally:
         for end in theirs:
             end.close()
+
+
+def test_message_that_is_too_long_is_neither_sent_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_MESSAGE", 1000)
+    part = TensorPart("y", "FP32", (1, 250), memoryview(bytes(1000)))
+    with pytest.raises(WorkerError, match=r"^a message of 1\d\d\d bytes; at most 1000 are sent$"):
+        encode_message(BatchResult(1, [[part]], TIMING))

@@ -221,3 +221,19 @@ def test_classification_of_nan_ranks_it_last() -> None:
     many = np.zeros((2, MAX_CLASSES), np.uint8)
     with pytest.raises(InvalidError, match=f"ask for {MAX_CLASSES} at most"):
         classify(Tensor("y", "UINT8", many.shape, many.tobytes()), MAX_CLASSES, batched=True)
+
+
+@pytest.mark.parametrize("name", ["..", "%2E%2E%2Fetc", "..%2fmodels%2fidentity", "identity%2f..", "%2Fetc", "a%00b"])
+def test_model_name_that_leads_out_of_the_repository_is_no_model(server: Served, name: str) -> None:
+    for path in (f"/v2/repository/models/{name}/load", f"/v2/models/{name}/infer"):
+        status, body = server.ask(post(path, json.dumps({"inputs": [ONE]} if "infer" in path else {}).encode()))
+        assert status in (400, 404, 500) and b"/tmp" not in body and b"site-packages" not in body
+    assert server.serves()
+
+
+def test_configuration_and_files_in_a_request_to_load_are_refused(server: Served) -> None:
+    for parameters in ({"config": "{}"}, {"file:1/model.onnx": "AAAA"}, {"file:../../x": "AAAA"}):
+        path = "/v2/repository/models/identity/load"
+        status, body = server.ask(post(path, json.dumps({"parameters": parameters}).encode()))
+        assert status == 501 and b"put them into the repository" in body
+    assert server.serves()
