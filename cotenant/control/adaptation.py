@@ -72,7 +72,8 @@ class Solved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer to a `Solve`.
 
     plan: for the devices that are there; it passes `check`. None: there is none, for the reason of `error`. devices:
-    how many of each kind are wanted for these rates, whether they are there yet or not. sustained: by model or
+    how many of each kind are wanted for these rates, whether they are there yet or not. rates: that the plan was made
+    for, which are less than was asked where that could not be served. sustained: by model or
     application, the rate up to which the plan keeps its SLO. short: what is left unserved, in words; empty where
     nothing is. seconds: that solving took.
     """
@@ -81,6 +82,7 @@ class Solved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step: SolveStep = SolveStep.REPLAN
     plan: Plan | None = None
     devices: dict[str, int] = {}
+    rates: dict[str, float] = {}
     sustained: dict[str, float] = {}
     short: str = ""
     error: str = ""

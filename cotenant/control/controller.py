@@ -280,7 +280,7 @@ class Controller:
         self._forget_latencies()
 
     def _found(self, devices: tuple[DeviceId, ...]) -> None:
-        fresh = [device for device in devices if device not in self._devices]
+        fresh = [device for device in dict.fromkeys(devices) if device not in self._devices]
         for device in fresh:
             self._devices[device] = None
             self._launching[device.kind] = max(0, self._launching[device.kind] - 1)
@@ -289,7 +289,7 @@ class Controller:
 
     def _gone(self, devices: tuple[DeviceId, ...], reason: str) -> None:
         used = {device.id for device in self._plan.devices} if self._plan is not None else set()
-        gone = [device for device in devices if device in self._devices]
+        gone = [device for device in dict.fromkeys(devices) if device in self._devices]
         for device in gone:
             del self._devices[device]
         if used & set(gone):
@@ -354,7 +354,7 @@ class Controller:
         slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,
-            rates={name: self._peak(name) for name in names},
+            rates={name: max(self._peak(name), self._demand(self._watch(name))) for name in names},
             offered={name: self._watch(name).estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
@@ -368,11 +368,12 @@ class Controller:
         commands.append(solve)
 
     def _drift(self, name: str) -> float:
-        """How many times as long as predicted the batches of a model take."""
+        """Return how many times as long as predicted the batches of a model take, where any have drifted."""
         watch = self._watches.get(name)
-        if watch is not None and watch.slowdown.drifted:
-            return watch.slowdown.ratio
-        return self._machine.ratio if self._machine.drifted else 1.0
+        if watch is None or not (self._machine.drifted or any(w.slowdown.drifted for w in self._watches.values())):
+            return 1.0
+        ratio = watch.slowdown.shrunk_ratio(self._machine.shrunk_ratio(1.0))
+        return ratio if abs(ratio - 1.0) > self.options.slowdowns.tolerance / 2 else 1.0
 
     # What comes of it
 
@@ -383,6 +384,8 @@ class Controller:
         self._solving = None
         if solved.plan is None:
             self._short = solved.short
+            self._wanted_devices = solved.devices or self._wanted_devices
+            self._acquire(now, commands)
             self._fail(now, "no plan", solved.error)
             return
         if self._is_outdated(solved, asked.solve):
@@ -401,7 +404,7 @@ class Controller:
         verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
         action = f"{verb} a plan of {solved.plan.devices_used} devices, solved in {solved.seconds:.2f} s"
         self._note(now, action, asked.solve.reason)
-        commands.append(Roll(solved.number, solved.plan, asked.solve.rates, asked.solve.reason))
+        commands.append(Roll(solved.number, solved.plan, asked.solve.rates | solved.rates, asked.solve.reason))
 
     def _is_outdated(self, solved: Solved, asked: Solve) -> bool:
         """Tell whether rates have risen beyond a plan while it was made, though another could serve them."""
@@ -425,7 +428,7 @@ class Controller:
         return plan.devices_used < self._plan.devices_used
 
     def _in_force(self, asked: Solve, solved: Solved, now: float) -> None:
-        self._planned = dict(asked.rates)
+        self._planned = asked.rates | solved.rates
         # What cannot be served is no reason to plan for it again and again.
         self._sustained = {name: max(rate, solved.sustained.get(name, 0.0)) for name, rate in asked.rates.items()}
         if self._slowdowns != asked.slowdowns:

@@ -20,8 +20,31 @@ class SlowdownOptions(msgspec.Struct, frozen=True, kw_only=True):
     half_life: float = 3.0
     batches: float = 8.0
     tolerance: float = 0.2
-    spread: float = 1.0
-    persistence: float = 1.5
+    spread: float = 0.8
+    persistence: float = 1.0
+
+
+class _Sums:
+    """Seconds of batches, predicted and observed, and how many there were."""
+
+    __slots__ = ("batches", "observed", "predicted")
+
+    def __init__(self) -> None:
+        self.predicted = self.observed = self.batches = 0.0
+
+    def add(self, batches: BatchLatency) -> None:
+        self.predicted += batches.predicted
+        self.observed += batches.observed
+        self.batches += batches.batches
+
+    def forget(self, kept: float) -> None:
+        self.predicted *= kept
+        self.observed *= kept
+        self.batches *= kept
+
+    @property
+    def ratio(self) -> float:
+        return self.observed / self.predicted if self.predicted > 0 else 1.0
 
 
 class SlowdownMonitor:
@@ -33,31 +56,37 @@ class SlowdownMonitor:
 
     def reset(self) -> None:
         """Forget all batches: predictions have changed."""
-        self._predicted = self._observed = self._batches = 0.0
+        self._recent = _Sums()
+        self._since_off = _Sums()  # batches since predictions have been off: earlier ones were of another machine
         self._off_for = 0.0
 
     @property
     def ratio(self) -> float:
         """Observed over predicted seconds of late; 1 where too few batches ran."""
-        if self._batches < self._options.batches or self._predicted <= 0:
-            return 1.0
-        return self._observed / self._predicted
+        return self._recent.ratio if self._recent.batches >= self._options.batches else 1.0
 
     @property
     def drifted(self) -> bool:
         """Whether batches have been off their prediction for long enough."""
         return self._off_for >= self._options.persistence
 
+    def shrunk_ratio(self, expected: float) -> float:
+        """Observed over predicted seconds, as if a few batches more had been off by `expected`: the fewer batches ran,
+        the more that counts."""
+        sums = self._since_off if self.drifted else self._recent
+        more = self._options.batches
+        return (sums.batches * sums.ratio + more * expected) / (sums.batches + more)
+
     def observe(self, batches: BatchLatency | None, seconds: float) -> None:
         """Take the batches of the last interval, of so many seconds; None where there were none."""
-        kept = 0.5 ** (seconds / self._options.half_life)
-        self._predicted *= kept
-        self._observed *= kept
-        self._batches *= kept
+        self._recent.forget(0.5 ** (seconds / self._options.half_life))
         if batches is not None:
-            self._predicted += batches.predicted
-            self._observed += batches.observed
-            self._batches += batches.batches
-        chance = self._options.spread / math.sqrt(max(self._batches, 1.0))
-        off = abs(self.ratio - 1.0) > self._options.tolerance + chance
-        self._off_for = self._off_for + seconds if off else 0.0
+            self._recent.add(batches)
+        chance = self._options.spread / math.sqrt(max(self._recent.batches, 1.0))
+        if abs(self.ratio - 1.0) <= self._options.tolerance + chance:
+            self._off_for = 0.0
+            self._since_off = _Sums()
+            return
+        self._off_for += seconds
+        if batches is not None:
+            self._since_off.add(batches)

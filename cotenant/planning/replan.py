@@ -28,7 +28,6 @@ from cotenant.planning.pipeline import plan as plan_problem
 
 # Multiples of the rates at which a plan is forecast, to tell how far it carries.
 SUSTAINED_SCALES = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
-SHORT_PLANS = 4  # plans that are tried where not all of the rates can be served
 
 Answer = tuple[SolveStep, Plan]
 
@@ -45,7 +44,7 @@ class Replanner:
         problem: Problem,
         planner: str = "geometry",
         *,
-        time_limit: float = 0.5,
+        time_limit: float = 0.25,
         validate: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -73,11 +72,28 @@ class Replanner:
         small = self._in_place(there, solve)
         if small is not None:
             return self._answer(solve, *small, there, _counts(small[1]))
-        wanted = self._plan(asked, solve)
-        if not wanted.unserved and _fits(wanted, solve):
-            return self._answer(solve, SolveStep.REPLAN, wanted, there, _counts(wanted))
-        best = self._largest_multiple(there, wanted if there.fleet == asked.fleet else None, solve)
-        return self._answer(solve, SolveStep.REPLAN, best, there, _counts(best if wanted.unserved else wanted))
+        problem, wanted = self._with_headroom(asked, solve)
+        if wanted.unserved or not _fits(wanted, solve):
+            counts = {} if wanted.unserved else _counts(wanted)
+            if there.fleet != asked.fleet:
+                problem, wanted = self._with_headroom(there, solve)
+            return self._answer(solve, SolveStep.REPLAN, wanted, problem, counts or _counts(wanted))
+        return self._answer(solve, SolveStep.REPLAN, wanted, problem, _counts(wanted))
+
+    def _with_headroom(self, problem: Problem, solve: Solve) -> tuple[Problem, Plan]:
+        """Return a plan for the rates that are asked for; where that leaves some unserved, one for those offered now.
+        With it the problem that it solves.
+
+        The plan for less comes first: to find out that a plan is impossible takes longest.
+        """
+        offered = {name: min(rate, solve.offered.get(name, rate)) for name, rate in problem.rates.items()}
+        least = at_rates(problem, offered)
+        if offered != problem.rates:
+            plan = self._plan(least, solve)
+            if plan.unserved:
+                return least, plan
+        larger = self._plan(problem, solve)
+        return (problem, larger) if not larger.unserved or offered == problem.rates else (least, plan)
 
     def _in_place(self, problem: Problem, solve: Solve) -> Answer | None:
         """Return the plan in force where it serves the rates, perhaps with other batches; None where it does not."""
@@ -94,29 +110,13 @@ class Replanner:
             return None
         return (SolveStep.REPLAN if diff_plans(current, retuned).workers_started else SolveStep.RETUNE), retuned
 
-    def _largest_multiple(self, there: Problem, first: Plan | None, solve: Solve) -> Plan:
-        """Return a plan for the largest multiple of the rates that the devices which are there serve, up to all of
-        them, within `SHORT_PLANS` plans. first: that for all of the rates, where it is known."""
-        plan = first or self._plan(there, solve)
-        if not plan.unserved:
-            return plan
-        low, high, best = 0.0, 1.0, plan
-        for _ in range(SHORT_PLANS):
-            scale = (low + high) / 2
-            lowered = self._plan(at_scale(there, scale), solve)
-            if lowered.unserved:
-                high = scale
-            else:
-                low, best = scale, lowered
-        return with_totals(best, there) if low > plan.scale else plan
-
     def _plan(self, problem: Problem, solve: Solve) -> Plan:
         problem = msgspec.structs.replace(problem, current=solve.current)
         return plan_problem(problem, self._planner, validate=self._validate)
 
-    def _answer(self, solve: Solve, step: SolveStep, plan: Plan, there: Problem, devices: dict[str, int]) -> Solved:
-        plan = with_totals(renumber_devices(plan, solve.current, solve.devices), there)
-        violations = check(plan, there)
+    def _answer(self, solve: Solve, step: SolveStep, plan: Plan, problem: Problem, devices: dict[str, int]) -> Solved:
+        plan = with_totals(renumber_devices(plan, solve.current, solve.devices), problem)
+        violations = check(plan, problem)
         if violations:
             raise PlanError(f"the plan violates {violations[0]}")
         return Solved(
@@ -124,7 +124,8 @@ class Replanner:
             step=step,
             plan=plan,
             devices=devices,
-            sustained=_sustained(plan, there),
+            rates=problem.rates,
+            sustained=_sustained(plan, problem),
             short=_short(plan, solve.offered),
         )
 

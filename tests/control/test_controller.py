@@ -1,0 +1,372 @@
+"""What a controller decides, event by event, and what holds whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.control.adaptation import (
+    Acquire,
+    AcquisitionFailed,
+    Adopted,
+    BatchLatency,
+    ControllerCommand,
+    ControllerEvent,
+    DevicesFound,
+    DevicesGone,
+    Observed,
+    Release,
+    Remeasure,
+    Roll,
+    RollEnded,
+    Solve,
+    Solved,
+    SolveStep,
+)
+from cotenant.control.controller import Controller, ControllerOptions
+from cotenant.control.revision import RolloutOutcome
+from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Device, Partition, Placement, Plan
+
+GPU = tuple(DeviceId("gpu", index) for index in range(6))
+PERIOD = 0.5
+
+
+def plan_of(devices: int, rate: float = 100.0, *, price: float | None = None, first: int = 0) -> Plan:
+    """A model on so many devices."""
+    held = Partition(
+        share=1000, placements=(Placement(model="a", batch=8, rate=rate / devices, duty=0.1, latency=0.1),)
+    )
+    return Plan(
+        planner="hand",
+        devices=tuple(Device(id=GPU[index], partitions=(held,)) for index in range(first, first + devices)),
+        cost_per_hour=None if price is None else price * devices,
+    )
+
+
+class World:
+    """A controller with a plan for 100 requests/s, and the time."""
+
+    def __init__(self, plan: Plan | None = None, devices: int = 1, **options: Any) -> None:
+        self.controller = Controller(GPU[:devices], {"a": 0.99}, ControllerOptions(**options))
+        self.now = 0.0
+        self.tell(Adopted(plan=plan or plan_of(devices), rates={"a": 100.0}))
+
+    def tell(self, event: ControllerEvent) -> list[ControllerCommand]:
+        commands = self.controller.handle(event, self.now)
+        self.controller.invariants()
+        return commands
+
+    def observe(
+        self, rate: float, seconds: float, *, slower: float = 1.0, within: float = 1.0, foreign: float | None = None
+    ) -> list[ControllerCommand]:
+        """Observe for that long, or until something is commanded."""
+        for _ in range(round(seconds / PERIOD)):
+            self.now += PERIOD
+            count = round(rate * PERIOD)
+            commands = self.tell(
+                Observed(
+                    seconds=PERIOD,
+                    offered={"a": count},
+                    stayed={"a": count},
+                    within_target={"a": round(count * within)},
+                    latencies={"a": BatchLatency(10, 0.1, 0.1 * slower)},
+                    foreign_load=foreign,
+                )
+            )
+            if commands:
+                return commands
+        return []
+
+    def solve(self, rate: float, seconds: float = 60.0, **seen: float) -> Solve:
+        """Observe until a plan is asked for."""
+        (command,) = self.observe(rate, seconds, **seen)
+        assert isinstance(command, Solve)
+        return command
+
+    def answer(
+        self, solve: Solve, plan: Plan | None, step: SolveStep = SolveStep.REPLAN, **more: object
+    ) -> list[ControllerCommand]:
+        sustained = {name: rate * 1.1 for name, rate in solve.rates.items()}
+        solved = Solved(number=solve.number, step=step, plan=plan, rates=solve.rates, sustained=sustained)
+        return self.tell(msgspec.structs.replace(solved, **more))
+
+    def rolled(
+        self, roll: ControllerCommand, outcome: RolloutOutcome = RolloutOutcome.COMPLETED
+    ) -> list[ControllerCommand]:
+        assert isinstance(roll, Roll)
+        return self.tell(RollEnded(number=roll.number, outcome=outcome, seconds=0.5, reason="because"))
+
+
+def test_constant_rate_changes_nothing() -> None:
+    world = World()
+    assert world.observe(100.0, 600) == []
+
+
+def test_doubled_rate_is_planned_for_with_headroom() -> None:
+    world = World()
+    world.observe(100.0, 30)
+    solve = world.solve(200.0, 3.0)
+    assert solve.step is SolveStep.KEEP
+    assert solve.rates["a"] == pytest.approx(240.0, rel=0.1)
+    assert solve.offered["a"] == pytest.approx(200.0, rel=0.05)
+    assert solve.slowdowns == {}
+    assert "a is offered 200/s, and its plan sustains 100/s" in solve.reason
+    (roll,) = world.answer(solve, plan_of(1, 250.0))
+    assert isinstance(roll, Roll)
+    assert roll.plan == plan_of(1, 250.0)
+    assert world.rolled(roll) == []
+    assert world.observe(200.0, 300) == []
+    assert world.controller.status().models["a"].planned == pytest.approx(240.0, rel=0.1)
+
+
+def test_plan_that_serves_the_new_rate_is_kept() -> None:
+    world = World()
+    world.observe(100.0, 30)
+    solve = world.solve(150.0)
+    assert world.answer(solve, plan_of(1), SolveStep.KEEP) == []
+    assert world.observe(150.0, 300) == []
+    assert world.controller.status().models["a"].sustained > 180
+
+
+def test_only_one_plan_is_asked_for_at_a_time() -> None:
+    world = World()
+    solve = world.solve(300.0)
+    assert world.observe(600.0, 30) == []
+    assert world.tell(DevicesFound(GPU[3:4])) == []
+    again = world.answer(solve, plan_of(1, 360.0))
+    assert [type(command) for command in again] == [Solve], "rates have risen beyond that plan while it was made"
+
+
+def test_late_answer_is_ignored() -> None:
+    world = World()
+    solve = world.solve(300.0)
+    (roll,) = world.answer(solve, plan_of(1, 360.0))
+    assert world.answer(solve, plan_of(2)) == []
+    world.rolled(roll)
+    assert world.tell(RollEnded(number=solve.number, outcome=RolloutOutcome.ROLLED_BACK)) == []
+    assert world.controller.status().activity == "watching"
+
+
+def test_failed_solver_is_asked_again_later_and_later() -> None:
+    world = World(retry=2.0)
+    asked = []
+    for _ in range(4):
+        solve = world.solve(300.0, 100.0)
+        asked.append(world.now)
+        assert world.answer(solve, None, error="the solver died") == []
+    gaps = [after - before for before, after in itertools.pairwise(asked)]
+    assert gaps == [2.0, 4.0, 8.0]
+    assert "the solver died" in world.controller.status().decisions[-1].reason
+
+
+def test_rollout_that_fails_leaves_the_plan_in_force() -> None:
+    world = World()
+    (roll,) = world.answer(world.solve(300.0), plan_of(1, 360.0))
+    assert world.rolled(roll, RolloutOutcome.ROLLED_BACK) == []
+    assert world.controller.status().models["a"].planned == 100.0
+    assert world.solve(300.0).current == plan_of(1)
+
+
+def test_slow_batches_are_planned_for() -> None:
+    world = World()
+    world.observe(100.0, 30)
+    solve = world.solve(100.0, 10.0, slower=1.6)
+    assert solve.slowdowns["a"] == pytest.approx(1.5, abs=0.15)
+    (roll,) = world.answer(solve, plan_of(1, 120.0))
+    world.rolled(roll)
+    assert world.observe(100.0, 60, slower=1.6 / solve.slowdowns["a"]) == []
+    back = world.solve(100.0, 20.0, slower=1 / solve.slowdowns["a"])
+    assert back.slowdowns.get("a", 1.0) < 1.15
+
+
+def test_fast_batches_are_no_reason_to_plan() -> None:
+    world = World()
+    assert world.observe(100.0, 120, slower=0.5) == []
+
+
+def test_models_slow_on_a_quiet_machine_are_profiled_again() -> None:
+    world = World(remeasure=30.0)
+    (roll,) = world.answer(world.solve(100.0, slower=2.0, foreign=0.0), plan_of(1, 120.0))
+    world.rolled(roll)
+    assert world.observe(100.0, 60, foreign=0.0) == [Remeasure(("a",))]
+    assert world.observe(100.0, 120, foreign=0.0) == []
+
+
+def test_models_slow_beside_other_programs_are_not_profiled_again() -> None:
+    world = World(remeasure=30.0)
+    (roll,) = world.answer(world.solve(100.0, slower=2.0, foreign=0.5), plan_of(1, 120.0))
+    world.rolled(roll)
+    assert world.observe(100.0, 120, foreign=0.5) == []
+
+
+def test_missed_slo_is_planned_for_with_more_headroom() -> None:
+    world = World()
+    solve = world.solve(100.0, within=0.9)
+    assert "SLO violated: a" in solve.reason
+    world.answer(solve, plan_of(1), SolveStep.KEEP)
+    later = world.solve(100.0, within=0.9)
+    assert later.rates["a"] > 1.1 * solve.rates["a"]
+
+
+def test_lower_rate_releases_devices_after_the_cool_down_only() -> None:
+    world = World(devices=3, cooldown=60.0)
+    world.observe(100.0, 30)
+    before = world.now
+    solve = world.solve(30.0, 200.0)
+    assert world.now - before >= 59.0
+    assert solve.step is SolveStep.REPLAN
+    assert 36.0 <= solve.rates["a"] < 50.0
+    (roll,) = world.answer(solve, plan_of(1, 36.0), devices={"gpu": 1})
+    assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
+    assert world.tell(DevicesGone(GPU[1:3], "released")) == []
+    assert world.observe(30.0, 300) == []
+
+
+def test_plan_that_saves_nothing_is_not_moved_to() -> None:
+    world = World(plan_of(3, price=1.0), devices=3, cooldown=20.0)
+    solve = world.solve(30.0, 100.0)
+    moved = plan_of(3, 36.0, price=1.0, first=1)
+    assert world.answer(solve, moved) == []
+    assert "no gain" in world.controller.status().decisions[-1].reason
+
+
+def test_more_devices_are_acquired_and_used_once_they_are_there() -> None:
+    world = World()
+    solve = world.solve(300.0)
+    commands = world.answer(solve, plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
+    assert commands[0] == Acquire("gpu", 2)
+    assert isinstance(commands[1], Roll), "the best with what is there meanwhile"
+    world.rolled(commands[1])
+    assert world.controller.status().launching == {"gpu": 2}
+    assert world.observe(300.0, 30) == []
+    (again,) = world.tell(DevicesFound(GPU[1:3]))
+    assert isinstance(again, Solve)
+    assert again.devices == GPU[:3]
+    assert again.launching == {}
+
+
+def test_devices_that_cannot_be_had_are_asked_for_again_later() -> None:
+    world = World(retry=5.0)
+    commands = world.answer(world.solve(300.0), plan_of(1), SolveStep.KEEP, devices={"gpu": 2})
+    assert commands == [Acquire("gpu", 1)]
+    assert world.tell(AcquisitionFailed("gpu", 1, "sold out")) == []
+    assert world.controller.status().launching == {}
+    assert "sold out" in world.controller.status().decisions[-1].reason
+
+
+def test_lost_device_is_planned_around_at_once() -> None:
+    world = World(plan_of(2), devices=2)
+    (solve,) = world.tell(DevicesGone(GPU[1:2], "it fell off the bus"))
+    assert isinstance(solve, Solve)
+    assert solve.devices == GPU[:1]
+    assert "it fell off the bus" in solve.reason
+
+
+def test_device_that_no_plan_uses_may_go() -> None:
+    world = World(plan_of(1), devices=2)
+    assert world.tell(DevicesGone(GPU[1:2], "it fell off the bus")) == []
+
+
+def test_adopted_plan_is_the_one_in_force() -> None:
+    world = World()
+    world.tell(Adopted(plan=plan_of(1, 400.0), rates={"a": 400.0}))
+    assert world.observe(390.0, 60) == []
+
+
+def test_model_that_nobody_expected_is_planned_for() -> None:
+    world = World()
+    world.now += PERIOD
+    commands: list[ControllerCommand] = []
+    for _ in range(20):
+        world.now += PERIOD
+        commands += world.tell(Observed(seconds=PERIOD, offered={"a": 50, "b": 20}))
+    assert isinstance(commands[0], Solve)
+    assert commands[0].rates["b"] > 40
+
+
+def test_clock_that_stands_still_or_jumps_back_is_survived() -> None:
+    world = World()
+    for seconds in (0.0, -5.0):
+        assert world.tell(Observed(seconds=seconds, offered={"a": 10**9})) == []
+    assert world.observe(100.0, 60) == []
+
+
+@pytest.mark.parametrize("garbage", [10**12, -5])
+def test_garbage_counts_are_survived(garbage: int) -> None:
+    world = World()
+    world.now += PERIOD
+    commands = world.tell(Observed(seconds=PERIOD, offered={"a": garbage}, stayed={"a": garbage}))
+    for command in commands:
+        assert isinstance(command, Solve)
+        world.answer(command, None, error="no plan for that")
+    world.observe(100.0, 200)
+    assert world.controller.status().models["a"].offered == pytest.approx(100.0, rel=0.1)
+
+
+events = st.one_of(
+    st.builds(
+        Observed,
+        seconds=st.sampled_from([0.5, 0.5, 0.5, 5.0, 0.0]),
+        offered=st.dictionaries(st.sampled_from("ab"), st.integers(0, 2000)),
+        stayed=st.just({"a": 100}),
+        within_target=st.sampled_from([{"a": 100}, {"a": 0}]),
+        latencies=st.sampled_from([{}, {"a": BatchLatency(50, 0.5, 0.5)}, {"a": BatchLatency(50, 0.5, 1.5)}]),
+        foreign_load=st.sampled_from([None, 0.0, 0.9]),
+    ),
+    st.builds(DevicesFound, st.lists(st.sampled_from(GPU), min_size=1, max_size=2).map(tuple)),
+    st.builds(DevicesGone, st.lists(st.sampled_from(GPU), min_size=1, max_size=2).map(tuple)),
+    st.builds(AcquisitionFailed, st.just("gpu"), st.integers(1, 3), st.just("no")),
+    st.just(Adopted(plan=plan_of(2), rates={"a": 100.0})),
+    st.sampled_from(["solved", "unsolved", "rolled", "failed"]),
+)
+
+
+@given(st.lists(st.tuples(events, st.sampled_from([0.0, 0.5, 3.0, 100.0])), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_whatever_happens_one_thing_is_under_way_and_all_is_answered(
+    told: list[tuple[ControllerEvent | str, float]],
+) -> None:
+    controller = Controller(GPU[:2], {"a": 0.99})
+    now, solving, rolling = 0.0, None, None
+    controller.handle(Adopted(plan=plan_of(2), rates={"a": 100.0}), now)
+    for event, later in told:
+        now += later
+        match event:
+            case "solved" | "unsolved":
+                if solving is None:
+                    continue
+                plan = plan_of(1, 500.0) if event == "solved" else None
+                event = Solved(number=solving.number, plan=plan, rates=solving.rates, devices={"gpu": 3})
+                solving = None
+            case "rolled" | "failed":
+                if rolling is None:
+                    continue
+                outcome = RolloutOutcome.COMPLETED if event == "rolled" else RolloutOutcome.REJECTED
+                event = RollEnded(number=rolling.number, outcome=outcome)
+                rolling = None
+        assert not isinstance(event, str)
+        for command in controller.handle(event, now):
+            if isinstance(command, Solve):
+                assert solving is None
+                assert rolling is None
+                solving = command
+                assert all(rate >= 0 for rate in command.rates.values())
+                assert all(slowdown > 1 for slowdown in command.slowdowns.values())
+            elif isinstance(command, Roll):
+                assert solving is None
+                assert rolling is None
+                rolling = command
+            elif isinstance(command, Acquire):
+                assert command.count > 0
+            elif isinstance(command, Release):
+                used = {device.id for device in plan_of(1).devices}
+                assert not used & set(command.devices), "a device that serves is never given back"
+        controller.invariants()
+        status = controller.status()
+        assert status.activity == ("solving" if solving else "rolling out" if rolling else "watching")

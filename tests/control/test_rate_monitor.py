@@ -1,0 +1,72 @@
+"""How a rate is estimated from counts, and when it is said to have changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cotenant.control.rate_monitor import RateEstimate, RateMonitor, RateOptions, log_likelihood_ratio
+
+PERIOD = 0.5
+
+
+def observe(monitor: RateMonitor, rate: float, seconds: float, seed: int = 0, burst: int = 1) -> list[RateEstimate]:
+    """Poisson arrivals of bursts of that many requests."""
+    rng = np.random.default_rng(seed)
+    counts = burst * rng.poisson(rate * PERIOD / burst, round(seconds / PERIOD))
+    return [monitor.observe(int(count), PERIOD) for count in counts]
+
+
+@pytest.mark.parametrize("rate", [2.0, 20.0, 200.0])
+def test_constant_rate_is_averaged_over_the_horizon(rate: float) -> None:
+    for seed in range(5):
+        estimates = observe(RateMonitor(), rate, 1200, seed)[240:]
+        assert np.mean([abs(each.rate - rate) < 4 * np.sqrt(rate / 120) for each in estimates]) > 0.95
+        assert np.mean([each.seconds > 60 for each in estimates]) > 0.95
+        assert not any(each.exceeds(1.2 * rate, 10.0) for each in estimates)
+
+
+@pytest.mark.parametrize(("rate", "within"), [(20.0, 5.0), (200.0, 1.0)])
+def test_step_is_seen_within_some_dozens_of_requests(rate: float, within: float) -> None:
+    for seed in range(10):
+        monitor = RateMonitor()
+        observe(monitor, rate, 60, seed)
+        estimates = observe(monitor, 2 * rate, within, seed + 100)
+        assert estimates[-1].changed
+        assert estimates[-1].rate == pytest.approx(2 * rate, rel=0.25)
+        assert estimates[-1].exceeds(1.02 * rate, 2.0)
+
+
+def test_end_of_traffic_is_seen() -> None:
+    monitor = RateMonitor()
+    observe(monitor, 50.0, 60)
+    assert observe(monitor, 0.0, 2)[-1].rate == 0.0
+
+
+def test_bursts_are_no_change_of_rate() -> None:
+    """With bursts of 20 taken for single requests, chance alone would be taken for changes again and again."""
+    estimates = observe(RateMonitor(), 40.0, 1800, burst=20)[240:]
+    assert all(each.dispersion > 5 for each in estimates)
+    assert all(not each.exceeds(1.25 * 40.0, 2.0) for each in estimates)
+    ignorant = RateMonitor(RateOptions(dispersion_intervals=2))  # too few to notice bursts
+    assert any(each.exceeds(1.25 * 40.0, 2.0) for each in observe(ignorant, 40.0, 1800, burst=20)[240:])
+
+
+def test_change_is_forgotten_after_the_horizon() -> None:
+    monitor = RateMonitor(RateOptions(horizon=20.0))
+    observe(monitor, 100.0, 20)
+    assert observe(monitor, 200.0, 5)[-1].changed
+    assert not observe(monitor, 200.0, 25)[-1].changed
+
+
+def test_estimate_knows_its_deviation() -> None:
+    assert RateEstimate(100.0, 4.0, 1.0).deviation == pytest.approx(5.0)
+    assert RateEstimate(100.0, 4.0, 4.0).deviation == pytest.approx(10.0)
+    assert RateEstimate(0.0, 0.0, 1.0).deviation == 0.0
+
+
+def test_likelihood_ratio_is_least_at_what_is_expected() -> None:
+    assert log_likelihood_ratio(10, 10) == 0.0
+    assert log_likelihood_ratio(0, 3) == 3.0
+    assert log_likelihood_ratio(12, 10) == pytest.approx(12 * np.log(1.2) - 2)
+    assert log_likelihood_ratio(1, 0) == np.inf

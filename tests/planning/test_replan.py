@@ -1,0 +1,139 @@
+"""How far a solver goes for a new rate: keep, retune, replan, or the best with too few devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from cotenant.control.adaptation import Solve, Solved, SolveStep
+from cotenant.core.identity import DeviceId
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.plan_diff import diff_plans
+from cotenant.planners import Problem
+from cotenant.planners.check import check
+from cotenant.planners.forecast import attains
+from cotenant.planners.rates import at_rates
+from cotenant.planning import plan as plan_problem
+from cotenant.planning.replan import Replanner, slowed_profiles, with_devices
+from tests.planners.problems import linear
+
+CUTS = (200, 400, 500, 600, 800, 1000)
+RATES = {"a": 100.0, "b": 20.0}
+PROBLEM = Problem(
+    models=(Model(name="a", slo=0.1), Model(name="b", slo=0.4)),
+    rates=RATES,
+    fleet=(Kind(name="k", count=4, cuts=CUTS),),
+    profiles={
+        ("a", "k"): linear("a", "k", 0.004, 0.001, cuts=CUTS, batches=(1, 4, 16)),
+        ("b", "k"): linear("b", "k", 0.010, 0.008, cuts=CUTS, batches=(1, 4, 16)),
+    },
+    time_limit=0.2,
+)
+ONE = (DeviceId("k"),)
+FOUR = tuple(DeviceId("k", index) for index in range(4))
+
+
+def current(rates: dict[str, float] = RATES, devices: int = 1) -> Plan:
+    return plan_problem(with_devices(at_rates(PROBLEM, rates), {"k": devices}), validate=False)
+
+
+def solve(rates: Mapping[str, float], plan: Plan, devices: tuple[DeviceId, ...] = ONE, **more: object) -> Solved:
+    asked = Solve(number=7, rates=RATES | dict(rates), offered=RATES | dict(rates), current=plan, devices=devices)
+    return Replanner(PROBLEM)(msgspec.structs.replace(asked, **more))
+
+
+def test_plan_in_force_that_serves_the_rates_is_kept() -> None:
+    plan = current()
+    solved = solve({"a": 105.0}, plan)
+    assert (solved.number, solved.step, solved.error, solved.short) == (7, SolveStep.KEEP, "", "")
+    assert solved.plan is not None
+    assert diff_plans(plan, solved.plan).workers_started == 0
+    assert solved.devices == {"k": 1}
+    for name, rate in solved.sustained.items():
+        assert rate >= (RATES | {"a": 105.0})[name]
+    assert attains(solved.plan, at_rates(PROBLEM, solved.sustained))
+
+
+def test_slower_batches_are_retuned_in_the_same_partitions() -> None:
+    plan = current({"a": 20.0, "b": 4.0})
+    solved = solve({"a": 20.0, "b": 4.0}, plan, slowdowns={"a": 1.2})
+    assert solved.step in (SolveStep.RETUNE, SolveStep.REPLAN)
+    assert solved.plan is not None
+    before, after = ({p.model: p.latency / p.batch for _, _, p in each.placements()} for each in (plan, solved.plan))
+    assert after["a"] > before["a"]
+
+
+def test_larger_rates_move_partitions() -> None:
+    plan = current({"a": 5.0, "b": 70.0})
+    solved = solve({"a": 500.0, "b": 5.0}, plan)
+    assert solved.step is SolveStep.REPLAN
+    assert solved.plan is not None
+    asked = with_devices(at_rates(PROBLEM, {"a": 500.0, "b": 5.0}), {"k": 1})
+    assert not solved.plan.unserved
+    assert check(solved.plan, asked) == []
+    assert attains(solved.plan, asked)
+
+
+def test_more_devices_are_wanted_and_the_best_is_done_meanwhile() -> None:
+    rates = {"a": 1200.0, "b": 100.0}
+    solved = solve(rates, current())
+    assert solved.devices["k"] > 1
+    assert solved.plan is not None
+    assert {device.id for device in solved.plan.devices} == set(ONE)
+    assert solved.short.startswith("the devices that are there leave unserved: ")
+    assert check(solved.plan, with_devices(at_rates(PROBLEM, rates), {"k": 1})) == []
+    with_all = solve(rates, solved.plan, FOUR)
+    assert with_all.short == ""
+    assert with_all.plan is not None
+    assert with_all.plan.devices_used == solved.devices["k"]
+
+
+def test_headroom_that_does_not_fit_is_left_out_before_requests_are() -> None:
+    plan = current()
+    most = Replanner(PROBLEM)(Solve(number=1, rates=RATES, offered=RATES, current=plan, devices=ONE)).sustained
+    offered = {name: 0.95 * rate for name, rate in most.items()}
+    asked = {name: 3.0 * rate for name, rate in offered.items()}
+    solved = solve(asked, plan, FOUR[:1], offered=offered)
+    assert solved.short == ""
+    assert solved.plan is not None
+    assert solved.rates == pytest.approx(offered)
+
+
+def test_devices_that_are_left_are_the_ones_used() -> None:
+    plan = current({"a": 1000.0, "b": 80.0}, devices=4)
+    left = FOUR[2:]
+    solved = solve({"a": 100.0}, plan, left, step=SolveStep.KEEP)
+    assert solved.plan is not None
+    assert {device.id for device in solved.plan.devices} <= set(left)
+
+
+def test_no_device_is_an_error_that_says_what_is_wanted() -> None:
+    solved = solve({}, current(), ())
+    assert solved.plan is None
+    assert solved.error == "no device is left"
+    assert solved.devices == {"k": 1}
+
+
+def test_planner_that_fails_is_an_answer() -> None:
+    solved = Replanner(PROBLEM, planner="nonsense")(
+        Solve(number=3, rates={"a": 500.0}, current=current(), devices=ONE, step=SolveStep.REPLAN)
+    )
+    assert solved.number == 3
+    assert "nonsense" in solved.error
+
+
+def test_model_without_a_place_is_placed() -> None:
+    plan = current({"a": 40.0})
+    assert plan.rate("b") == 0
+    solved = solve({"a": 40.0, "b": 5.0}, plan)
+    assert solved.plan is not None
+    assert solved.plan.rate("b") >= 5.0
+
+
+def test_slowed_profiles_take_longer_for_the_named_models_only() -> None:
+    slowed = slowed_profiles(PROBLEM.profiles, {"a": 2.0})
+    assert slowed["a", "k"].latency(4, 500) == pytest.approx(2 * PROBLEM.profiles["a", "k"].latency(4, 500))
+    assert slowed["b", "k"] is PROBLEM.profiles["b", "k"]

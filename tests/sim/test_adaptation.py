@@ -1,0 +1,199 @@
+"""A controller in a simulated run: what it is told, and what becomes of its commands."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import pytest
+
+from cotenant.control.adaptation import (
+    Acquire,
+    AcquisitionFailed,
+    Adopted,
+    ControllerCommand,
+    ControllerEvent,
+    DevicesFound,
+    DevicesGone,
+    Observed,
+    Release,
+    Roll,
+    RollEnded,
+    Solve,
+    Solved,
+)
+from cotenant.control.controller import Controller
+from cotenant.control.revision import RolloutOutcome
+from cotenant.core.identity import DeviceId
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.measure.report import Report
+from cotenant.planners import Problem
+from cotenant.sim.adaptation import Adaptation
+from cotenant.sim.run import simulate
+from cotenant.workload import Workload
+from cotenant.workload.failures import Failure
+from cotenant.workload.sources import Curve
+
+# A device serves 1 / (10 ms) = 100 requests/s of the model, one by one.
+PROBLEM = Problem(
+    models=(Model(name="a", slo=0.1),),
+    rates={"a": 40.0},
+    fleet=(Kind(name="gpu", count=4),),
+    profiles={("a", "gpu"): Profile("a", "gpu", [Point(share=1000, batch=1, latency=0.01, memory=0)])},
+)
+GPU = tuple(DeviceId("gpu", index) for index in range(4))
+
+
+def plan_of(devices: Iterable[DeviceId]) -> Plan:
+    held = Partition(share=1000, placements=(Placement(model="a", batch=1, rate=60.0, duty=0.01, latency=0.01),))
+    return Plan(planner="hand", devices=tuple(Device(id=device, partitions=(held,)) for device in devices))
+
+
+def solver(solve: Solve) -> Solved:
+    """A device for each 60 requests/s, as far as there are any."""
+    wanted = math.ceil(solve.rates["a"] / 60.0)
+    there = [device for device in solve.devices if device in GPU][:wanted]
+    if not there:
+        return Solved(number=solve.number, error="no device is left", devices={"gpu": wanted})
+    return Solved(
+        number=solve.number,
+        plan=plan_of(there),
+        devices={"gpu": wanted},
+        rates=solve.rates,
+        sustained={"a": 60.0 * len(there)},
+        short="" if len(there) == wanted else "devices are missing",
+    )
+
+
+class Cloud:
+    """Devices that take 3 s to launch."""
+
+    def __init__(self) -> None:
+        self.free = list(GPU[1:])
+        self.released: list[DeviceId] = []
+
+    def acquire(self, kind: str, count: int, now: float) -> list[tuple[float, ControllerEvent]]:
+        given, self.free = self.free[:count], self.free[count:]
+        short = count - len(given)
+        return [(now + 3.0, DevicesFound(tuple(given)))] + (
+            [(now, AcquisitionFailed(kind, short, "sold out"))] if short else []
+        )
+
+    def release(self, devices: tuple[DeviceId, ...], now: float) -> list[tuple[float, ControllerEvent]]:
+        self.released += devices
+        return [(now, DevicesGone(devices, "released"))]
+
+
+Told = TypeVar("Told")
+
+
+class Log:
+    def __init__(self) -> None:
+        self.events: list[tuple[float, ControllerEvent]] = []
+        self.commands: list[tuple[float, ControllerCommand]] = []
+
+    def __call__(self, now: float, event: ControllerEvent, commands: list[ControllerCommand]) -> None:
+        self.events.append((now, event))
+        self.commands += [(now, command) for command in commands]
+
+    def told(self, kind: type[Told]) -> list[tuple[float, Told]]:
+        return [(now, event) for now, event in self.events if isinstance(event, kind)]
+
+    def commanded(self, kind: type[Told]) -> list[tuple[float, Told]]:
+        return [(now, command) for now, command in self.commands if isinstance(command, kind)]
+
+
+def run(workload: Workload, seconds: float, **more: Any) -> tuple[Report, Log, Cloud]:
+    log, cloud = Log(), Cloud()
+    adaptation = Adaptation(
+        controller=Controller(GPU[:1], {"a": 0.99}), solver=solver, provider=cloud, solve_seconds=0.25, log=log
+    )
+    report = simulate(
+        PROBLEM,
+        plan_of(GPU[:1]),
+        workload,
+        seconds=seconds,
+        adaptation=adaptation,
+        startup=1.0,
+        **more,
+    )
+    return report, log, cloud
+
+
+def stepping(*points: tuple[float, float]) -> Workload:
+    """Rates from a time on."""
+    corners = [(0.0, points[0][1])]
+    for (_, before), (time, rate) in itertools.pairwise(points):
+        corners += [(time, before), (time, rate)]
+    return Workload(sources={"a": Curve(points=(*corners, (1e4, points[-1][1])))})
+
+
+def test_constant_rate_is_observed_and_changes_nothing() -> None:
+    report, log, _ = run(Workload.poisson({"a": 40.0}), 60.0)
+    assert [type(command) for _, command in log.commands] == []
+    assert isinstance(log.events[0][1], Adopted)
+    seen = [event for _, event in log.told(Observed)]
+    assert len(seen) == 119
+    assert sum(each.offered.get("a", 0) for each in seen) == pytest.approx(40 * 59.5, rel=0.1)
+    stayed = sum(each.stayed.get("a", 0) for each in seen)
+    assert stayed <= sum(each.offered.get("a", 0) for each in seen) <= stayed + 5
+    batches = [each.latencies["a"] for each in seen if "a" in each.latencies]
+    assert sum(each.observed for each in batches) == pytest.approx(sum(each.predicted for each in batches))
+    assert report.models[0].attainment == 1.0
+
+
+def test_load_that_doubles_gets_devices_that_launch_and_loses_nothing_after() -> None:
+    report, log, _ = run(stepping((0, 40.0), (20, 150.0)), 60.0)
+    (acquired, acquire), *_ = log.commanded(Acquire)
+    assert 20.0 < acquired < 22.0
+    assert acquire.kind == "gpu"
+    rolled = log.commanded(Roll)
+    assert rolled[-1][1].plan.devices_used >= 3
+    assert rolled[0][0] < acquired + 3.0 + 1.0, "as soon as devices are there"
+    assert all(event.outcome is RolloutOutcome.COMPLETED for _, event in log.told(RollEnded))
+    # 150/s come to what serves 100/s for about 6 s.
+    assert report.models[0].missed < 6 * 60
+    last = [event for now, event in log.told(Observed) if now > 32]
+    stayed = sum(event.stayed["a"] for event in last)
+    within = sum(event.within_target["a"] for event in last)
+    assert within == stayed
+
+
+def test_devices_go_back_when_the_load_is_over() -> None:
+    _, log, cloud = run(stepping((0, 40.0), (20, 150.0), (60, 30.0)), 200.0)
+    (released, _), *_ = log.commanded(Release)
+    assert 120.0 <= released < 130.0
+    assert len(cloud.released) >= 2
+
+
+def test_device_that_is_lost_is_replaced() -> None:
+    failure = Failure(time=20.0, parts=(GPU[0],), back=1000.0)
+    report, log, _ = run(Workload.poisson({"a": 40.0}), 60.0, failures=[failure])
+    (lost, gone), *_ = log.told(DevicesGone)
+    assert lost == 20.0
+    assert gone.devices == GPU[:1]
+    last = [event for now, event in log.told(Observed) if now > 30]
+    stayed = sum(event.stayed.get("a", 0) for event in last)
+    within = sum(event.within_target.get("a", 0) for event in last)
+    assert stayed > 1000
+    assert within == stayed
+    assert report.models[0].missed < 10 * 40
+
+
+def test_other_programs_slow_batches_and_are_noticed() -> None:
+    _, log, _ = run(Workload.poisson({"a": 40.0}), 60.0, foreign_load=((20.0, 1.7), (40.0, 1.0)))
+    solves = log.commanded(Solve)
+    assert solves
+    time, first = solves[0]
+    assert 21.0 < time < 26.0
+    assert first.slowdowns["a"] == pytest.approx(1.7, abs=0.25)
+
+
+def test_same_seed_gives_the_same_commands() -> None:
+    logs = [run(stepping((0, 40.0), (20, 150.0)), 40.0)[1] for _ in range(2)]
+    assert logs[0].commands == logs[1].commands
+    assert logs[0].events == logs[1].events
