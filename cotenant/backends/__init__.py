@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -79,6 +79,12 @@ class Backend(Protocol):
         Like `on_worker_started` and `close` it may be slow, and none of these is called while another runs; the other
         methods are called meanwhile, from other threads.
         """
+        ...
+
+    def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
+        """Change the shares (‰) of partitions that are open, all at one moment, and return what their workers are to
+        go by. Asked only for changes that `Kind.in_place` allows, or of batches alone. Quick, and called at any time,
+        from the event loop."""
         ...
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from cotenant.backends import Launch, cgroup
@@ -42,6 +43,7 @@ class Cpu:
         self._enforcement = enforcement
         self._reserve = reserve
         self._lend = lend
+        self._lock = threading.Lock()
         self._pinned: dict[LaneId, tuple[tuple[int, ...], float]] = {}  # lane → its cores, and what it uses of each
 
     @functools.cached_property
@@ -58,7 +60,17 @@ class Cpu:
     def fleet(self) -> tuple[Kind, ...]:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         memory = int(min(installed, cgroup.memory_limit()))
-        return (Kind(name="cpu", memory=memory, cuts=tuple(range(CUT, WHOLE + 1, CUT))),)
+        cuts = tuple(range(CUT, WHOLE + 1, CUT))
+        return (Kind(name="cpu", memory=memory, cuts=cuts, in_place=self._same_threads(), batches_grow=True),)
+
+    def _same_threads(self) -> tuple[int, ...]:
+        """The largest shares that have one thread, two threads, …: a session keeps the threads that it was made
+        with."""
+        shares = range(1, WHOLE + 1)
+        return tuple(share for share in shares if share == WHOLE or self._threads(share) < self._threads(share + 1))
+
+    def _threads(self, share: int) -> int:
+        return math.ceil(self.capacity * share / WHOLE)
 
     def capacity_fingerprint(self) -> str:
         return f"{self.capacity:.3f} processor seconds per second on {len(self.cores)} cores"
@@ -80,9 +92,20 @@ class Cpu:
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Open the largest partitions first: each is pinned to the first cores that have room for it, and a partition
         that finds none floats over all of them."""
+        with self._lock:
+            return self._launch(lane, share, leaving)
+
+    def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
+        with self._lock:
+            for lane in shares:
+                self._pinned.pop(lane, None)
+            ordered = sorted(shares.items(), key=lambda item: -item[1])
+            return {lane: self._launch(lane, share) for lane, share in ordered}
+
+    def _launch(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         budget = self.capacity * share / WHOLE
-        threads = math.ceil(budget)
-        pinned = self._pin(lane, threads, budget / threads)
+        threads = self._threads(share)
+        pinned = self._pin(lane, threads, budget / threads, leaving)
         if self._enforcement == "quota":
             self._quotas.make(lane, budget, weight=share if self._lend else None)
         return Launch(
@@ -99,7 +122,8 @@ class Cpu:
             self._quotas.put(lane, pid)
 
     def close(self, lane: LaneId) -> None:
-        self._pinned.pop(lane, None)
+        with self._lock:
+            self._pinned.pop(lane, None)
         if self._enforcement == "quota":
             self._quotas.remove(lane)
 
@@ -109,11 +133,12 @@ class Cpu:
     def stop(self) -> None:
         pass
 
-    def _pin(self, lane: LaneId, threads: int, each: float) -> tuple[int, ...]:
-        """Return cores for a lane of that many threads, each busy for that fraction; none where they do not fit."""
+    def _pin(self, lane: LaneId, threads: int, each: float, leaving: Collection[LaneId]) -> tuple[int, ...]:
+        """Return cores for a lane of that many threads, each busy for that fraction; none where they do not fit. Those of
+        lanes that leave count as free."""
         used = dict.fromkeys(self.cores, 0.0)
-        for cores, fraction in self._pinned.values():
-            for core in cores:
+        for other, (cores, fraction) in self._pinned.items():
+            for core in cores if other not in leaving else ():
                 used[core] += fraction
         roomy = [core for core in self.cores if used[core] + each < 1 + 1e-9]
         if len(roomy) < threads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from cotenant.backends import Launch
 from cotenant.core.identity import DeviceId, LaneId
@@ -31,6 +31,9 @@ class Fake:
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         return Launch(fake=True)
+
+    def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
+        return dict.fromkeys(shares, Launch(fake=True))
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:
         pass

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cotenant.backends import Launch, sibling_of
 from cotenant.backends.nvidia import (
@@ -85,6 +85,9 @@ class Green:
     def stop(self) -> None:
         """Stop watching the devices."""
         self._watch.close()
+
+    def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
+        raise DeviceError(f"{self.name}: a share needs a worker of its own: {', '.join(shares)}")
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:
         pass

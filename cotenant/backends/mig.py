@@ -13,7 +13,7 @@ import ctypes
 import logging
 import re
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -114,6 +114,9 @@ class Mig:
             )
         part.lanes.add(lane)
         return Launch(env={"CUDA_VISIBLE_DEVICES": part.uuid}, cuda=True)
+
+    def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
+        raise DeviceError(f"{self.name}: a share needs a worker of its own: {', '.join(shares)}")
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:
         pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -130,6 +130,9 @@ class Mps:
             env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={device.gpu.memory * share // WHOLE >> 20}M"
         device.workers[lane] = 0
         return Launch(env=env, cuda=True)
+
+    def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
+        raise DeviceError(f"{self.name}: a share needs a worker of its own: {', '.join(shares)}")
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:
         self._device(lane).workers[lane] = pid

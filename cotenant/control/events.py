@@ -284,6 +284,13 @@ class Switch(msgspec.Struct, frozen=True, tag=True):
     new: runtime.Applied
 
 
+class ResizeLanes(msgspec.Struct, frozen=True, tag=True):
+    """Let the workers of these lanes go on with the shares and largest batches of the revision that is about to take
+    over, from their next batch on. Said at one moment with `Switch`, just before it."""
+
+    lanes: tuple[LaneId, ...]
+
+
 class RolloutEnded(msgspec.Struct, frozen=True, tag=True):
     """Report how a rollout ended: in its revision, or back in the one before. reason: for people, empty where it
     completed."""
@@ -294,4 +301,4 @@ class RolloutEnded(msgspec.Struct, frozen=True, tag=True):
     durations: RolloutDurations
 
 
-RolloutCommand = Assign | StartLane | StopLane | Dispatch | Switch | RolloutEnded
+RolloutCommand = Assign | StartLane | StopLane | Dispatch | ResizeLanes | Switch | RolloutEnded

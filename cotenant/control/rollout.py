@@ -24,6 +24,7 @@ from cotenant.control.events import (
     LanesDown,
     LaneStopped,
     Requested,
+    ResizeLanes,
     RolloutCommand,
     RolloutEnded,
     RolloutEvent,
@@ -254,9 +255,10 @@ class Rollout:
         active.applications = assigned.applications
         active.leaving = tuple(lane for lane in self._workers if lane not in active.wanted)
         fresh = {key: lane for key, lane in active.wanted.items() if key not in self.lanes}
-        short = shortages([*self._workers.values(), *fresh.values()], assigned.capacity)
+        now_held = {key: _larger(lane, active.wanted.get(key, lane)) for key, lane in self._workers.items()}
+        short = shortages([*now_held.values(), *fresh.values()], assigned.capacity)
         if short and self.options.memory is not MemoryPolicy.OVERSUBSCRIBE:
-            stays = [lane for key, lane in self._workers.items() if key in active.wanted]
+            stays = [lane for key, lane in now_held.items() if key in active.wanted]
             never = shortages([*stays, *fresh.values()], assigned.capacity)
             if self.options.memory is MemoryPolicy.REFUSE or never:
                 reason = _too_little_memory(next(iter((never or short).values())), bool(never))
@@ -316,6 +318,7 @@ class Rollout:
         """Let the new lanes take over: for one moment the dispatcher has old and new, so that what waits can move."""
         stays = {key: lane for key, lane in self.lanes.items() if key not in active.taken_out}
         both = stays | active.shadows
+        self._resize(active, commands)
         commands.append(
             Switch(
                 active.revision.number,
@@ -330,6 +333,15 @@ class Rollout:
         self.revision, self.lanes = active.revision, active.wanted
         active.shadows = {}
         active.enter(Phase.SWITCH, now)
+
+    def _resize(self, active: _Active, commands: list[RolloutCommand]) -> None:
+        """Change the workers that stay. Until this moment they are as the revision in force has them, so that there is
+        nothing to restore where a rollout is rolled back."""
+        kept = [(held, active.wanted[key]) for key, held in self._workers.items() if key in active.wanted]
+        changed = {new.id: _larger(new, held) for held, new in kept if _is_other_worker(held, new)}
+        self._workers |= changed
+        if changed:
+            commands.append(ResizeLanes(tuple(changed)))
 
     def _drained(self, name: str, commands: list[RolloutCommand]) -> None:
         if self._closed:
@@ -448,6 +460,19 @@ class Rollout:
 
 def _applied(lanes: Iterable[PlannedLane], applications: tuple[ApplicationSpec, ...] | None) -> Applied:
     return Applied(tuple(lane.spec for lane in lanes), applications)
+
+
+def _is_other_worker(held: PlannedLane, new: PlannedLane) -> bool:
+    """Whether a worker is to have another share, or larger batches than it has."""
+    batches = {model.model: len(model.latencies) for model in held.spec.models}
+    return held.share != new.share or any(len(it.latencies) > batches.get(it.model, 0) for it in new.spec.models)
+
+
+def _larger(lane: PlannedLane, other: PlannedLane) -> PlannedLane:
+    """A lane with the memory of the one that needs more: a worker does not give back what it has had."""
+    if lane.memory is None or other.memory is None:
+        return lane
+    return msgspec.structs.replace(lane, memory=max(lane.memory, other.memory))
 
 
 def _not_up(lane: LaneId, reason: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
 
 from cotenant.core.units import WHOLE
@@ -33,6 +35,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     max_partitions: partitions on one device at most; None: any number.
     geometry: a MIG geometry (a name in core/mig.py): partitions are instances, with memory of their own and legal
     placements. None: any cuts whose sum is at most the whole.
+    in_place: ranges of shares within which a worker's share changes without a new worker, by the last share of each,
+    ascending; empty: every share needs a worker of its own. batches_grow: a worker takes larger batches than it was
+    started for.
     """
 
     name: str
@@ -42,3 +47,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     cuts: tuple[int, ...] = (WHOLE,)
     max_partitions: int | None = None
     geometry: str | None = None
+    in_place: tuple[int, ...] = ()
+    batches_grow: bool = False
+
+    def keeps_worker(self, old: int, new: int) -> bool:
+        """Tell whether a worker of one share (‰) can go on with another."""
+        return old == new or (
+            bool(self.in_place) and bisect_left(self.in_place, old) == bisect_left(self.in_place, new)
+        )

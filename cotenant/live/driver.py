@@ -107,6 +107,7 @@ class Driver:
         self._parts: dict[int, StageTensors] = {}  # of those for applications
         self._stages: dict[int, tuple[StageTensors, int]] = {}  # of those for stages, with the stage's number
         self._running: dict[LaneId, tuple[Run, float]] = {}  # by lane, and since when
+        self._empty: deque[LaneId] = deque()  # lanes that have drained, and of which nobody has heard
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
         self._requests = 0
@@ -229,6 +230,17 @@ class Driver:
                     self._writing += GAIN * (self._clock() - now - self._writing)
         finally:
             self._busy = False
+        self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        """Say which lanes have drained, after all that the dispatcher said of it: it may be told of others at once,
+        and has to hear of them before anybody counts on that."""
+        while self._empty and not self._busy:
+            lane = self._empty.popleft()
+            try:
+                self._drained(lane)
+            except Exception:
+                logger.exception("nobody could be told that %s has drained", lane)
 
     def _write(self, log: BinaryIO, line: bytes) -> None:
         """Write a line of the event log; serving continues if that fails."""
@@ -263,7 +275,7 @@ class Driver:
             case WakeAt(lane, time):
                 self._loop.call_later(max(0.0, time - now) + self._rounding, self.feed, Woke(lane, time))
             case Drained(lane):
-                self._drained(lane)
+                self._empty.append(lane)
 
     def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors]) -> None:
         self._observer.ended(reply, now)

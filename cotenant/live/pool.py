@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar, TypeVarTuple, cast
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -26,14 +26,15 @@ from cotenant.control.events import (
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
+from cotenant.live.batch_tensors import output_size, tensor_of, tensor_part
 from cotenant.live.descriptors import DescriptorReserve
+from cotenant.live.lending import Lending
 from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time
 from cotenant.live.share_audit import ShareAudit
 from cotenant.live.warm_pool import WarmPool, WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
-from cotenant.worker.lending import BOARD_SIZE, LendingBoard
-from cotenant.worker.wire import LARGE, BatchResult, RunBatch, Setup, TensorPart, Timing, WorkerModel, aligned
+from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, Timing, WorkerModel
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class _Worker:
         self.killed = ""  # the reason, once it was killed
         self.retiring = False
         self.over = False  # its end was reported
+        self.resize_due = False  # report another share to it before its next batch
         self.sample_due = False  # sample CPU time when its batch ends: amid a batch it has used more than it has earned
 
 
@@ -99,7 +101,6 @@ class _Lane:
         self.models = {model.name: model for model in setup.models}
         self.launch = Launch()  # until the backend opens it
         self.opened = False
-        self.slot: int | None = None  # on the lending board
         self.worker: _Worker | None = None
         self.audit: ShareAudit | None = None
 
@@ -135,7 +136,7 @@ class Pool:
         self._flights: dict[WorkerConnection, _Flight] = {}
         self._processes: set[WorkerProcess] = set()  # processes that have not exited, pre-started ones included
         self._shared: dict[str, WorkerProcess] = {}  # by name
-        self._lending = _Lending(arena)
+        self._lending = Lending(arena)
         self._descriptors = DescriptorReserve()
         self._warm = WarmPool(warm_workers, self._begin)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # ends with this pool; lanes may outlast `close`
@@ -176,6 +177,35 @@ class Pool:
         if worker is not None and worker.line is not None:
             worker.retiring = True
             self._spawn_task(self._retire(worker, worker.line, grace))
+
+    def resize(self, setups: Mapping[LaneId, LaneSetup]) -> None:
+        """Let lanes go on with other shares and largest batches, from their next batch on. Raises ConfigError."""
+        lanes = [self._lanes[lane] for lane in setups if lane in self._lanes]
+        for lane in lanes:
+            lane.share = setups[lane.name].share
+            lane.models = {model.name: model for model in setups[lane.name].models}
+        launches = self._backend.resize({lane.name: lane.share for lane in lanes if lane.opened})
+        for lane in lanes:
+            if lane.name in launches:
+                self._relaunch(lane, launches[lane.name])
+
+    def _relaunch(self, lane: _Lane, launch: Launch) -> None:
+        lane.launch = launch
+        self._lend(lane)
+        worker = lane.worker
+        if worker is None or worker.over or worker.line is None:
+            return  # the next one starts with it
+        worker.resize_due = True
+        if worker.ready:
+            lane.audit = _audit(lane)
+            if worker.line not in self._flights:
+                self._send_resize(worker, worker.line)
+
+    def _send_resize(self, worker: _Worker, line: WorkerConnection) -> None:
+        """Between two batches: while one runs a worker expects nothing."""
+        worker.resize_due = False
+        launch = worker.lane.launch
+        line.send(Resize(tuple(worker.lane.models.values()), launch.cores, launch.cpu_limit))
 
     def close_partition(self, lane: LaneId, incarnation: int) -> None:
         """Close a lane's partition; `PartitionClosed` follows."""
@@ -220,9 +250,9 @@ class Pool:
             reason = f"{type(error).__name__}: {error}"
         if not reason:
             worker.ready = True
-            budget = lane.launch.budget
-            lent = lane.launch.lend
-            lane.audit = None if budget is None else ShareAudit(lane.name, lane.share, budget, lent=lent)
+            lane.audit = _audit(lane)
+            if worker.resize_due and worker.line is not None:
+                self._send_resize(worker, worker.line)
             self._tell(WorkerReady(lane.name, worker.incarnation))
             return
         if worker.line is not None:
@@ -250,7 +280,7 @@ class Pool:
                 threads=launch.threads,
                 cpu_limit=launch.cpu_limit,
                 lent_by_kernel=launch.lent_by_kernel,
-                board=self._lending.place(lane),
+                board=self._lending.place(lane.name),
                 fake=launch.fake,
                 cuda=launch.cuda,
                 groups=launch.groups,
@@ -269,8 +299,15 @@ class Pool:
         if lane.opened:
             await self._in_turn(self._backend.close, lane.name)
         lane.opened = True
-        lane.launch = await self._in_turn(self._backend.open, lane.name, lane.share, leaving)
-        self._lending.open(lane)
+        share = lane.share
+        lane.launch = await self._in_turn(self._backend.open, lane.name, share, leaving)
+        if lane.share != share:  # it was changed meanwhile
+            lane.launch = self._backend.resize({lane.name: lane.share})[lane.name]
+        self._lend(lane)
+
+    def _lend(self, lane: _Lane) -> None:
+        if lane.launch.lend and not lane.launch.lent_by_kernel:
+            self._lending.open(lane.name, lane.launch.cores)
 
     async def _retire(self, worker: _Worker, line: WorkerConnection, grace: float) -> None:
         """Stop a worker, and report its end once its process is gone and its memory free."""
@@ -284,16 +321,15 @@ class Pool:
             await self._in_turn(self._backend.close, lane)
         except Exception:
             logger.exception("the partition of %s could not be taken down", lane)
-        held = self._lanes.pop(lane, None)
-        if held is not None:
-            self._lending.close(held)
+        self._lanes.pop(lane, None)
+        self._lending.close(lane)
         self._tell(PartitionClosed(lane, incarnation))
 
     def _left(self, lines: Sequence[WorkerConnection], reason: str) -> None:
         """Handle the end of workers, whether expected or not."""
         workers = [self._workers.pop(line) for line in lines]
         for worker, line in zip(workers, lines, strict=True):
-            self._lending.clear(worker.lane)
+            self._lending.clear(worker.lane.name)
             if self._flights.pop(line, None) is not None and not worker.over:
                 self.unfinished.add(worker.lane.name)
         # Tasks that start or retire a worker report its end themselves.
@@ -366,14 +402,14 @@ class Pool:
             self.unfinished.add(lane)
             return
         kept: list[object] = []
-        requests = [[self._part(tensor, kept) for tensor in payload] for payload in payloads]
+        requests = [[tensor_part(tensor, self._arena, kept) for tensor in payload] for payload in payloads]
         rows = sum([payload[0].shape[0] for payload in payloads]) if held.models[model].batched else len(payloads)
         room = None
         if (size := rows * line.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
         line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
         self._flights[line] = _Flight(batch, model, rows, time.monotonic(), kept, room, len(payloads))
-        self._lending.has_work(held, True)
+        self._lending.has_work(lane, True)
 
     def poll(self) -> None:
         """Receive the answers that have arrived. The event loop does so too, but only after all callers that have data:
@@ -388,35 +424,24 @@ class Pool:
             batch = f"a batch of {flight.rows} of {flight.model!r}"
             yield WorkerBusy(worker.lane.name, worker.incarnation, flight.since, batch)
 
-    def _part(self, tensor: Tensor, kept: list[object]) -> TensorPart:
-        """Encode a tensor for the worker; whatever the worker reads stays in `kept`."""
-        kept.append(tensor)
-        size = len(tensor.data)
-        if tensor.block is not None:
-            start = cast(Block, tensor.block).offset + tensor.start
-            return TensorPart(tensor.name, tensor.datatype, tensor.shape, None, start, size)
-        if size >= LARGE and (block := self._arena.allocate(size)) is not None:
-            block.view[:] = tensor.data
-            kept.append(block)
-            return TensorPart(tensor.name, tensor.datatype, tensor.shape, None, block.offset, size)
-        return TensorPart(tensor.name, tensor.datatype, tensor.shape, cast(memoryview, tensor.data))
-
     def _answered(self, line: WorkerConnection, answer: BatchResult, size: int) -> None:
         """Take the answer of a worker. Raises WorkerError where it answers what it was not asked."""
         flight = self._flights.get(line)
         if flight is None or (answer.batch, len(answer.requests)) != (flight.batch, flight.requests):
             raise WorkerError(f"it answered batch {answer.batch}, which it was not given so")
         answers: list[Payload | RequestError] = [
-            FailedError(parts) if isinstance(parts, str) else tuple([_tensor(part, flight.room) for part in parts])
+            FailedError(parts) if isinstance(parts, str) else tuple([tensor_of(part, flight.room) for part in parts])
             for parts in answer.requests
         ]
         del self._flights[line]
         worker = self._workers[line]
         if worker.over:
             return  # nobody waits for it any more
+        if worker.resize_due:
+            self._send_resize(worker, line)
         self._tell_answer(worker, line, flight, answer, answers, size)
         if line not in self._flights:  # else it has its next batch already, and was at work all the time
-            self._lending.has_work(worker.lane, False)
+            self._lending.has_work(worker.lane.name, False)
 
     def _tell_answer(
         self,
@@ -431,7 +456,9 @@ class Pool:
         if worker.sample_due:
             self._sample(worker, line)
         if size >= LARGE:
-            _learn(line, flight, answer)
+            rows = max(flight.rows, 1)
+            known = line.footprints[flight.model]
+            line.footprints[flight.model] = max(known, -(-output_size(answer) // rows))  # leave more to the next
         reasons = [parts for parts in answer.requests if isinstance(parts, str)]
         if reasons and len(reasons) == len(answer.requests):
             self._batches.failed(lane.name, flight.batch, reasons[0])
@@ -470,57 +497,9 @@ class Pool:
             audit.sample(used, time.monotonic())
 
 
-class _Lending:
-    """The lending board of a pool, in its arena from the first lane on that is to be on it."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._block: Block | None = None
-        self._board: LendingBoard | None = None
-
-    def open(self, lane: _Lane) -> None:
-        """Give a lane a place, or the place that it has other cores. One for which there is none keeps to its share."""
-        launch = lane.launch
-        if not launch.lend or launch.lent_by_kernel:
-            return
-        if self._block is None and (block := self._arena.allocate(BOARD_SIZE)) is not None:
-            self._block, self._board = block, LendingBoard(block.view, fresh=True)
-        if self._board is not None and lane.slot is None:
-            lane.slot = self._board.open(launch.cores)
-        elif self._board is not None and lane.slot is not None:
-            self._board.move(lane.slot, launch.cores)
-
-    def place(self, lane: _Lane) -> tuple[int, int]:
-        """Return what `Setup.board` tells the lane's worker."""
-        return (0, 0) if self._block is None or lane.slot is None else (self._block.offset, lane.slot)
-
-    def has_work(self, lane: _Lane, has_work: bool) -> None:
-        if self._board is not None and lane.slot is not None:
-            self._board.set_work(lane.slot, has_work)
-
-    def clear(self, lane: _Lane) -> None:
-        """Its worker is gone."""
-        if self._board is not None and lane.slot is not None:
-            self._board.clear(lane.slot)
-
-    def close(self, lane: _Lane) -> None:
-        if self._board is not None and lane.slot is not None:
-            self._board.close(lane.slot)
-            lane.slot = None
-
-    def stop(self) -> None:
-        """Give its memory back, once there is no worker."""
-        self._board = self._block = None
-
-
-def _learn(line: WorkerConnection, flight: _Flight, answer: BatchResult) -> None:
-    """Raise the footprint of a model whose outputs were larger than their room."""
-    parts = [
-        part for parts in answer.requests if not isinstance(parts, str) for part in parts if part.datatype != "BYTES"
-    ]
-    size = sum(aligned(part.size if part.data is None else len(part.data)) for part in parts)
-    known = line.footprints[flight.model]
-    line.footprints[flight.model] = max(known, -(-size // max(flight.rows, 1)))
+def _audit(lane: _Lane) -> ShareAudit | None:
+    launch = lane.launch
+    return None if launch.budget is None else ShareAudit(lane.name, lane.share, launch.budget, lent=launch.lend)
 
 
 def _why_not(lane: _Lane | None, model: str) -> str:
@@ -529,13 +508,3 @@ def _why_not(lane: _Lane | None, model: str) -> str:
     if lane.worker is None or not lane.worker.ready:
         return "its worker is not ready"
     return "it runs another" if model in lane.models else f"it has no model {model!r}, only {', '.join(lane.models)}"
-
-
-def _tensor(part: TensorPart, room: Block | None) -> Tensor:
-    """Return an output. Raises WorkerError where it does not lie in the room that the worker was given."""
-    if part.data is not None:
-        return Tensor(part.name, part.datatype, part.shape, part.data)
-    if room is None or part.start < room.offset or part.size < 0 or part.start + part.size > room.offset + room.size:
-        raise WorkerError(f"it put output {part.name!r} where it has no room")
-    start = part.start - room.offset
-    return Tensor(part.name, part.datatype, part.shape, room.view[start : start + part.size], room, start)

@@ -18,6 +18,7 @@ from cotenant.control.events import (
     Dispatch,
     LaneStopped,
     Requested,
+    ResizeLanes,
     RolloutEnded,
     Shutdown,
     StartFailed,
@@ -161,6 +162,8 @@ class RolloutDriver:
                 self._driver.tell(event)
             case Assign(revision):
                 self._assign(revision)
+            case ResizeLanes(lanes):
+                self._resize(lanes)
             case Switch():
                 self._switch(command)
             case RolloutEnded():
@@ -181,20 +184,29 @@ class RolloutDriver:
         models = {name: offered.model for name, offered in deployment.offered.items()}
         try:
             specs = lane_specs(deployment.plan, models, deployment.problem.profiles)
-            self._wanted = self._matcher.match(deployment.plan, specs, lambda model: self._unchanged(model, deployment))
+            kinds = {kind.name: kind for kind in deployment.problem.fleet}
+            self._wanted = self._matcher.match(
+                deployment.plan, specs, lambda model: self._unchanged(model, deployment), kinds
+            )
             for name, lane in self._wanted.items():
                 if name not in self._matcher.lanes:
-                    held = tuple(worker_models(deployment, lane.spec))
-                    self._control.setups[name] = LaneSetup(self._share(lane), held)
+                    self._control.setups[name] = self._setup(lane, deployment)
             lanes, capacity = self._planned(deployment)
         except CotenantError as error:
             self._control.feed(Unassignable(revision.number, str(error)))
             return
         self._control.feed(Assigned(revision.number, lanes, capacity, applications_of(deployment)))
 
-    def _share(self, lane: LaneAssignment) -> int:
-        """Return the share that enforces a worker's limit."""
-        return lane.partition.share // (workers_per_partition(lane.partition) if self._divides else 1)
+    def _setup(self, lane: LaneAssignment, deployment: Deployment) -> LaneSetup:
+        """Return the models of a lane's worker, and the share that enforces its limit."""
+        share = lane.partition.share // (workers_per_partition(lane.partition) if self._divides else 1)
+        return LaneSetup(share, tuple(worker_models(deployment, lane.spec)))
+
+    def _resize(self, lanes: Sequence[LaneId]) -> None:
+        deployment = self._deployments[self._assigned]
+        setups = {name: self._setup(self._wanted[name], deployment) for name in lanes}
+        self._control.setups.update(setups)
+        self._control.pool.resize(setups)
 
     def _planned(self, deployment: Deployment) -> tuple[tuple[PlannedLane, ...], dict[DeviceId, int]]:
         """Return the wanted lanes, and the memory of devices. Lanes that share a process share the models' weights;

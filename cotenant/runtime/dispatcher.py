@@ -200,7 +200,7 @@ class Dispatcher:
             return []
         lane, batch = released
         lane.lent += lent
-        batch.queue.observe(batch.rows, now - batch.started + lent)
+        batch.queue.observe(batch.predicted, now - batch.started + lent)
         batch.queue.ended = now
         batch.queue.lent = lane.lent
         commands: list[Command] = []

@@ -85,11 +85,9 @@ class Queue:
         """Return the corrected latency of a batch in seconds."""
         return self.latencies[rows - 1] * self.correction
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Update the correction with an observed batch latency."""
-        if rows > self.batch:
-            return  # it began under a plan with larger batches; its predicted latency is gone
-        error = min(seconds / self.latencies[rows - 1], MAX_CORRECTION) - self.ratio
+    def observe(self, predicted: float, seconds: float) -> None:
+        """Update the correction with a batch latency, and what was predicted for it when it began."""
+        error = min(seconds / predicted, MAX_CORRECTION) - self.ratio
         self.ratio += GAIN * error
         self.deviation += DEVIATION_GAIN * (abs(error) - self.deviation)
         self.correction = min(self.ratio + self.deviation, MAX_CORRECTION)
@@ -173,9 +171,10 @@ class Queue:
 
 
 class Batch:
-    """Track a batch in flight. intact: none of its requests has ended yet."""
+    """Track a batch in flight. predicted: its latency by the plan when it began. intact: none of its requests has
+    ended yet."""
 
-    __slots__ = ("id", "intact", "queue", "requests", "rows", "started")
+    __slots__ = ("id", "intact", "predicted", "queue", "requests", "rows", "started")
 
     def __init__(self, id: int, queue: Queue, requests: tuple[Request, ...], rows: int, started: float) -> None:
         self.id = id
@@ -183,6 +182,7 @@ class Batch:
         self.requests = requests
         self.rows = rows
         self.started = started
+        self.predicted = queue.latencies[rows - 1]
         self.intact = True
 
 

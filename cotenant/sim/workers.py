@@ -29,6 +29,7 @@ from cotenant.control.events import (
     LaneStopped,
     PartitionClosed,
     Requested,
+    ResizeLanes,
     RetireWorker,
     RolloutEnded,
     SpawnWorker,
@@ -248,6 +249,8 @@ class Workers:
                 self._switch(command, now)
             case RolloutEnded():
                 self._rollout_ended(command, now)
+            case ResizeLanes():
+                pass  # batches take what the new revision says from `_switch` on
             case StartLane() | StopLane():
                 pass  # the supervisor has it
             case LaneReady() | LanesDown() | LaneLost() | LaneFailed() | StartFailed() | LaneStopped():
@@ -267,7 +270,8 @@ class Workers:
 
     def _assign(self, revision: PlanRevision, now: float) -> None:
         plan = revision.plan
-        self._wanted = self._matcher.match(plan, self._specs(plan))
+        kinds = {kind.name: kind for kind in self._problem.fleet}
+        self._wanted = self._matcher.match(plan, self._specs(plan), kinds=kinds)
         self._lanes.update(self._wanted)
         lanes = tuple(planned_lane(lane, self._problem) for lane in self._wanted.values())
         capacity = memory_capacity(plan, self._problem) | memory_capacity(self._plan, self._problem)

@@ -17,7 +17,7 @@ class CpuThrottle:
     """Limit CPU time to `rate` CPU seconds per second. used: reads the CPU time of this process, in seconds."""
 
     def __init__(self, rate: float, used: Callable[[], float] = time.process_time) -> None:
-        self._rate = rate
+        self.rate = rate  # of the next batch
         self._used = used
         self._charged = used()
         self._credit = 0.0
@@ -30,7 +30,7 @@ class CpuThrottle:
         used = self._used()
         cost = used - self._charged
         self._charged = used
-        return started + cost / self._rate - self._credit, cost
+        return started + cost / self.rate - self._credit, cost
 
     def ended(self, due: float, now: float) -> None:
         """Note that the batch due at `due` ended at `now`."""

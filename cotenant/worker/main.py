@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -35,6 +36,7 @@ from cotenant.worker.wire import (
     BatchResult,
     FromWorker,
     Inbox,
+    Resize,
     RunBatch,
     Setup,
     Timing,
@@ -103,11 +105,11 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     """
     inbox = Inbox(connection)
 
-    def receive() -> Setup | RunBatch | None:
+    def receive() -> ToWorker | None:
         while (message := inbox.take()) is None:
             if not inbox.fill():
                 return None
-        decoded: Setup | RunBatch = _decoder.decode(message)
+        decoded: ToWorker = _decoder.decode(message)
         return decoded
 
     def send(message: FromWorker) -> None:
@@ -132,7 +134,10 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     throttle = CpuThrottle(math.inf if setup.cpu_limit is None else setup.cpu_limit, used)
     borrower = _borrower(setup, memory)
 
-    while isinstance(run := receive(), RunBatch):
+    while isinstance(run := receive(), RunBatch | Resize):
+        if isinstance(run, Resize):
+            _resize(run, throttle, loaded)
+            continue
         started = time.monotonic()
         runner = loaded[run.model][0]
         batch = BatchBuilder(runner, memory, run.room)
@@ -171,6 +176,16 @@ def _load_models(
         resources.callback(runner.close)
         loaded[model.name] = runner, footprint
     return loaded
+
+
+def _resize(resize: Resize, throttle: CpuThrottle, loaded: dict[str, tuple[runners.Runner, int]]) -> None:
+    throttle.rate = math.inf if resize.cpu_limit is None else resize.cpu_limit
+    if resize.cores and sys.platform == "linux":
+        for thread in Path("/proc/self/task").iterdir():  # affinity is each thread's own
+            with contextlib.suppress(OSError):  # it has just ended
+                os.sched_setaffinity(int(thread.name), resize.cores)
+    for model in resize.models:
+        loaded[model.name][0].model = model
 
 
 def _borrower(setup: Setup, memory: mmap.mmap) -> Borrower | None:

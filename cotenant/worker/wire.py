@@ -1,9 +1,10 @@
 """Define the protocol between the server and a worker, over one socket per lane.
 
 The server sends `Setup`; the worker answers `WorkerReady` or `WorkerBroken`. Then the server sends one `RunBatch` at a
-time, and the worker answers each with a `BatchResult`. End of stream means stop; a worker process that goes on serving
-other lanes confirms with `WorkerClosed`. A message is its length in eight bytes, little-endian, and its msgpack. Small
-tensors travel inline; for a large one the message carries its offset in the arena.
+time, and the worker answers each with a `BatchResult`; between two of them `Resize` may come, which has no answer. End
+of stream means stop; a worker process that goes on serving other lanes confirms with `WorkerClosed`. A message is its
+length in eight bytes, little-endian, and its msgpack. Small tensors travel inline; for a large one the message carries
+its offset in the arena.
 """
 
 from __future__ import annotations
@@ -100,6 +101,15 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
     env: dict[str, str] = {}
 
 
+class Resize(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What the worker of a lane has from the next batch on: other cores, another limit, and its models with other
+    largest batches. It keeps its threads."""
+
+    models: tuple[WorkerModel, ...]
+    cores: tuple[int, ...] = ()
+    cpu_limit: float | None = None
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Report that all models are loaded and warm.
 
@@ -141,7 +151,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-ToWorker = Setup | RunBatch
+ToWorker = Setup | Resize | RunBatch
 FromWorker = WorkerReady | WorkerBroken | BatchResult | WorkerClosed
 
 _LENGTH = struct.Struct("<Q")

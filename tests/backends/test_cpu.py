@@ -85,6 +85,33 @@ def test_cpu_cores_are_never_allocated_twice(shares: list[int], cores: int) -> N
     assert max(busy) <= 1 + 1e-6
 
 
+@given(cores=st.integers(1, 8), reserve=st.sampled_from([0.0, 0.15, 0.5]), old=st.integers(1, 1000))
+def test_share_changes_in_place_as_long_as_its_threads_stay(cores: int, reserve: float, old: int) -> None:
+    backend = machine(cores, reserve=reserve)
+    (kind,) = backend.fleet()
+    for new in range(10, 1001, 10):
+        threads = backend.open(LANE_A, old).threads, backend.open(LANE_B, new).threads
+        assert kind.keeps_worker(old, new) == (threads[0] == threads[1])
+
+
+def test_shares_that_change_together_are_pinned_anew_the_largest_first() -> None:
+    backend = machine(2)
+    assert [backend.open(lane, 250).cores for lane in (LANE_A, LANE_B, LANE_C, LANE_D)] == [(0,), (0,), (1,), (1,)]
+    changed = backend.resize({LANE_A: 100, LANE_C: 400})
+    assert {lane: launch.cores for lane, launch in changed.items()} == {LANE_C: (0, 1), LANE_A: (0,)}
+    changed = backend.resize({LANE_B: 100, LANE_C: 400})
+    assert {lane: launch.cores for lane, launch in changed.items()} == {LANE_C: (0,), LANE_B: (1,)}
+    assert changed[LANE_C].cpu_limit == changed[LANE_C].budget == pytest.approx(0.8)
+
+
+def test_partition_may_stand_on_cores_of_one_that_leaves() -> None:
+    backend = machine(2)
+    backend.open(LANE_A, 500)
+    backend.open(LANE_B, 500)
+    assert backend.open(LANE_C, 400).cores == (0, 1)
+    assert backend.open(LANE_D, 400, leaving=[LANE_B]).cores == (1,)
+
+
 def quotas(folder: Path, version: int) -> Quotas:
     return Quotas(Cgroup(folder, folder, version))
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from cotenant.control.events import (
+    Assign,
+    Assigned,
     Dispatch,
     LaneFailed,
+    LaneReady,
     Requested,
+    ResizeLanes,
     RetireWorker,
+    RolloutCommand,
     RolloutEnded,
     SpawnWorker,
     Switch,
     Switched,
 )
 from cotenant.control.revision import MemoryPolicy, Phase, RolloutDurations, RolloutOutcome
+from cotenant.control.rollout import Rollout
 from cotenant.control.supervisor import LaneState, SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome
-from cotenant.runtime.events import Applied, Ready
+from cotenant.runtime.events import Applied, LaneModel, LaneSpec, Ready
 from tests.control.world import Cut, World, planned, revision
 
 D0, D1 = (DeviceId("d", index) for index in range(2))
@@ -527,3 +534,67 @@ def test_dispatcher_hears_only_of_lanes_that_it_has() -> None:
     world.exit(2)
     assert not [word for word in world.take() if isinstance(word, Dispatch)]
     assert not [word for word in world.take() if isinstance(word, RolloutEnded)]
+
+
+def in_place(*cuts: Cut, capacity: dict[DeviceId, int] | None = None) -> World:
+    """Revision 1 with these partitions, in force on devices whose workers go on with other shares."""
+    world = World(capacity, in_place=True)
+    world.request(1, *cuts)
+    for incarnation in list(world.workers):
+        world.ready(incarnation)
+    world.take()
+    return world
+
+
+def test_shares_change_in_place_at_the_switch_and_nothing_starts() -> None:
+    world = in_place(A, B)
+    world.request(2, A.at(300), B)
+    said = world.take()
+    assert [type(word) for word in said] == [Assign, ResizeLanes, Switch, RolloutEnded]
+    assert said[1] == ResizeLanes((LaneId(D0, 0),))
+    assert len(world.workers) == 2 and end_of(world, 2) == ("completed", "")
+    world.check_settled()
+
+
+def test_shares_change_no_earlier_than_new_workers_are_ready() -> None:
+    world = in_place(A)
+    world.request(2, A.at(300), C)
+    assert not any(isinstance(word, ResizeLanes) for word in world.take())
+    world.ready(2)
+    said = [word for word in world.take() if isinstance(word, ResizeLanes | Switch)]
+    assert [type(word) for word in said] == [ResizeLanes, Switch]
+    world.settle()
+    world.check_settled()
+
+
+def test_rollback_leaves_shares_as_they_were() -> None:
+    world = in_place(A)
+    world.request(2, A.at(300), C)
+    world.exit(2, "no such file")
+    world.settle()
+    assert end_of(world, 2)[0] == "rolled-back"
+    assert not any(isinstance(word, ResizeLanes) for word in world.take())
+    assert world.orchestrator.rollout.lanes[LaneId(D0, 0)].share == A.share
+    world.request(3, A.at(300))
+    assert [word.lanes for word in world.take() if isinstance(word, ResizeLanes)] == [(LaneId(D0, 0),)]
+    world.check_settled()
+
+
+def test_worker_that_grows_in_place_has_to_fit_the_memory_beside_the_others() -> None:
+    """And is taken for as large as it ever was: it does not give memory back."""
+    rollout = Rollout()
+    lane, key = planned(LaneId(D0, 0), A), LaneId(D0, 0)
+
+    def roll(number: int, memory: int, batch: int) -> list[RolloutCommand]:
+        spec = LaneSpec(id=key, models=(LaneModel(model="a", latencies=(0.1,) * batch),))
+        wanted = msgspec.structs.replace(lane, memory=memory, spec=spec)
+        rollout.handle(Requested(revision(number)), 0.0)
+        commands = rollout.handle(Assigned(number, (wanted,), {D0: 4}), 0.0)
+        return commands + rollout.handle(LaneReady(key), 0.0) + rollout.handle(Switched(number), 0.0)
+
+    roll(1, memory=2, batch=2)
+    assert ResizeLanes((key,)) in roll(2, memory=4, batch=4)
+    assert not any(isinstance(word, ResizeLanes) for word in roll(3, memory=2, batch=2))
+    assert rollout._workers[key].memory == 4
+    (ended,) = (word for word in roll(4, memory=5, batch=8) if isinstance(word, RolloutEnded))
+    assert ended.outcome is RolloutOutcome.REJECTED

@@ -27,6 +27,7 @@ from cotenant.control.events import (
     LaneStopped,
     PartitionClosed,
     Requested,
+    ResizeLanes,
     RetireWorker,
     ReviveLane,
     RolloutEnded,
@@ -68,6 +69,9 @@ class Cut(msgspec.Struct, frozen=True):
     memory: int | None = 1
     share: int = 100
 
+    def at(self, share: int) -> Cut:
+        return msgspec.structs.replace(self, share=share)
+
 
 def planned(key: LaneId, cut: Cut) -> PlannedLane:
     models = tuple(runtime.LaneModel(model=model, latencies=(0.1, 0.15)) for model in cut.models)
@@ -107,7 +111,12 @@ class World:
         capacity: dict[DeviceId, int] | None = None,
         memory: MemoryPolicy = MemoryPolicy.REFUSE,
         options: SupervisorOptions = OPTIONS,
+        *,
+        in_place: bool = False,
     ) -> None:
+        """in_place: workers go on with other shares."""
+        self.in_place = in_place
+        self.resizing: dict[LaneId, Cut] = {}  # what lanes of the last plan that was assigned are to become
         self.supervisor = CountingSupervisor(options)
         self.orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory)), self.supervisor)
         self.dispatcher = Dispatcher()
@@ -202,6 +211,11 @@ class World:
                 assert (0 if status.in_force is None else status.in_force.number) == self.in_force[-1]
                 assert (command.outcome == "completed") == (of.number in self.in_force)
                 assert bool(command.reason) == (command.outcome != "completed")
+            case ResizeLanes(lanes):
+                assert self.in_place
+                assert {*lanes} == self.resizing.keys()
+                self.cuts |= self.resizing
+                self.resizing = {}
             case SpawnWorker(lane, incarnation, fresh):
                 assert not self._serving(lane), f"{lane} has a worker already"
                 assert fresh or lane in self.open
@@ -234,9 +248,14 @@ class World:
             self.feed(Unassignable(number, "no such device"))
             return
         free = dict(self.orchestrator.rollout.lanes)
+        self.resizing = {}
         lanes = []
         for cut in self.plans[number]:
             key = next((key for key in free if self.cuts[key] == cut), None)
+            if key is None and self.in_place:
+                key = next((key for key in free if self.cuts[key].at(cut.share) == cut), None)
+                if key is not None:
+                    self.resizing[key] = cut
             if key is None:
                 key = LaneId(cut.device, len(self.cuts))
                 self.cuts[key] = cut

@@ -384,8 +384,8 @@ def test_lane_has_work_on_the_board_as_long_as_it_has_a_batch() -> None:
             for lane in (LANE, OTHER):
                 await pool.start(lane, share=500, models=[sleeper(0.05)])
                 await told.next()
-            board, lanes = pool._driver.pool._lending._board, pool._driver.pool._lanes
-            slot, other = lanes[LANE].slot, lanes[OTHER].slot
+            lending = pool._driver.pool._lending
+            board, slot, other = lending.board, lending.place(LANE)[1], lending.place(OTHER)[1]
             assert board is not None and slot and other
             board.hold(other, math.inf)
             assert board.may_resume(other)

@@ -106,6 +106,48 @@ def test_shares_changed_under_load_lose_no_request_and_start_no_process(tmp_path
     run(main())
 
 
+def test_workers_of_the_processor_go_on_with_other_shares(tmp_path: Path) -> None:
+    """The same processes, and no request is lost; one that is to have another number of threads is a new one."""
+
+    async def main() -> None:
+        async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
+            raise FailedError("nothing else is to be served")
+
+        backend = Cpu()
+        backend.capacity = 2.0  # whatever this machine has
+        given = sample_deployment(repository(tmp_path))
+        problem = msgspec.structs.replace(given.problem, fleet=backend.fleet())
+        given = msgspec.structs.replace(given, problem=problem)
+        server = Server(swapped(given, (500, 400)), backend, prepare)
+        await server.start()
+        answers: list[InferResponse | RequestError] = []
+        asked = 0
+        try:
+            before = {worker.lane: worker.pid for worker in server._rollouts.workers()}
+            for shares in ((400, 500), (100, 250), (500, 400)):
+                change = asyncio.ensure_future(server.apply(swapped(given, shares)))
+                while not change.done():
+                    for model, tensor in (("identity", floats()), ("lookup", indices(1))):
+                        server.infer(InferRequest(model=model, inputs=(tensor,)), answers.append)
+                        asked += 1
+                    await asyncio.sleep(0.002)
+                await change
+                workers = server._rollouts.workers()
+                assert {worker.lane: worker.pid for worker in workers} == before
+                assert tuple(worker.share for worker in workers) == shares
+            await server.apply(swapped(given, (600, 400)))
+            async with asyncio.timeout(PATIENCE):
+                while len(answers) < asked or len(server._rollouts.workers()) > 2:
+                    await asyncio.sleep(0.01)
+            kept = before.items() & {worker.lane: worker.pid for worker in server._rollouts.workers()}.items()
+            assert len(kept) == 1
+            assert [answer for answer in answers if isinstance(answer, RequestError)] == []
+        finally:
+            await server.stop(1.0)
+
+    run(main())
+
+
 def test_share_change_wait_for_a_dead_worker_raises() -> None:
     busy = share_change._Busy("m", [])
     busy.died(LaneId.parse("cpu-0/0"), "it was killed")  # while nobody waited for an answer

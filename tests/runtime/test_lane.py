@@ -15,16 +15,10 @@ def queue_of(*models: str) -> Queue:
 def test_observe_one_wild_batch_counts_as_one_of_the_slowest() -> None:
     """So that it is soon forgotten."""
     wild, slow = queue_of("m"), queue_of("m")
-    wild.observe(1, 1000 * LATENCIES[0])
-    slow.observe(1, MAX_CORRECTION * LATENCIES[0])
+    wild.observe(LATENCIES[0], 1000 * LATENCIES[0])
+    slow.observe(LATENCIES[0], MAX_CORRECTION * LATENCIES[0])
     assert (wild.ratio, wild.deviation, wild.correction) == (slow.ratio, slow.deviation, slow.correction)
     assert wild.ratio == pytest.approx(1 + GAIN * (MAX_CORRECTION - 1))
-
-
-def test_observe_batch_of_an_earlier_plan_with_more_rows_is_ignored() -> None:
-    queue = queue_of("m")
-    queue.observe(len(LATENCIES) + 1, 1.0)
-    assert queue.correction == 1.0
 
 
 def test_waited_long_counts_at_most_a_batch_of_each_other_model() -> None:

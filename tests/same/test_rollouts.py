@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -113,7 +113,7 @@ def plan(rng: np.random.Generator) -> Plan:
     cuts: dict[DeviceId, list[Partition]] = {}
     for model in MODELS:
         for _ in range(int(rng.integers(1, 3))):
-            placement = Placement(model=model, batch=4, rate=10.0, duty=0.1, latency=0.04)
+            placement = Placement(model=model, batch=int(rng.integers(2, 5)), rate=10.0, duty=0.1, latency=0.04)
             share = int(rng.choice((100, 200, 300)))
             cuts.setdefault(DEVICES[int(rng.integers(2))], []).append(Partition(share=share, placements=(placement,)))
     return Plan(
@@ -141,11 +141,13 @@ def story(seed: int) -> Story:
     )
 
 
-def given(root: Path) -> Deployment:
-    """Devices have memory for four workers."""
+def given(root: Path, *, in_place: bool = False) -> Deployment:
+    """Devices have memory for four workers. in_place: these change between the two smaller shares, and to larger
+    batches."""
     deployment = sample_deployment(root)
     (kind,) = deployment.problem.fleet
-    fleet = (msgspec.structs.replace(kind, count=2, memory=4 * (64 << 20)),)
+    kind = msgspec.structs.replace(kind, count=2, memory=4 * (64 << 20), batches_grow=in_place)
+    fleet = (msgspec.structs.replace(kind, in_place=(200, 1000) if in_place else ()),)
     return msgspec.structs.replace(deployment, problem=msgspec.structs.replace(deployment.problem, fleet=fleet))
 
 
@@ -192,6 +194,9 @@ class VirtualPool(Pool):
         up = max(ends, default=now) + (0.0 if first else startup(lane))
         if up < math.inf:
             self._loop.call_at(up, self._feed, WorkerReady(lane, incarnation))
+
+    def resize(self, setups: Mapping[LaneId, LaneSetup]) -> None:
+        """How long batches take is the story's."""
 
     def kill(self, lane: LaneId, incarnation: int, reason: str, *, abandon: bool = False) -> None:
         self.gone(lane)
@@ -298,9 +303,10 @@ async def driven(told: Story, deployment: Deployment) -> tuple[Recorder, Recordi
     return recorder, recording, answers
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_simulator_and_server_take_the_same_steps(seed: int, tmp_path: Path) -> None:
-    deployment, told = given(repository(tmp_path)), story(seed)
+def test_simulator_and_server_take_the_same_steps(seed: int, in_place: bool, tmp_path: Path) -> None:
+    deployment, told = given(repository(tmp_path), in_place=in_place), story(seed)
     expected, expected_control = simulated(told, deployment)
     loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
     try:
@@ -324,6 +330,18 @@ def test_stories_go_through_every_outcome(tmp_path: Path) -> None:
         _, control = simulated(story(seed), deployment)
         outcomes |= {word.split()[2] for _, word in control.words() if word.startswith("ended")}
     assert outcomes >= {"completed", "rolled-back", "rejected", "superseded"}
+
+
+def test_stories_change_workers_in_place_beside_new_ones_and_alone(tmp_path: Path) -> None:
+    deployment = given(repository(tmp_path), in_place=True)
+    alone, beside = 0, 0
+    for seed in range(20):
+        started = False
+        for _, word in simulated(story(seed), deployment)[1].words():
+            started = (started or word.startswith("SpawnWorker")) and not word.startswith("switch")
+            if word.startswith("ResizeLanes"):
+                alone, beside = alone + (not started), beside + started
+    assert alone and beside
 
 
 def test_orchestrator_that_is_told_a_story_again_says_the_same(tmp_path: Path) -> None:
