@@ -134,8 +134,8 @@ class Cpu:
         pass
 
     def _pin(self, lane: LaneId, threads: int, each: float, leaving: Collection[LaneId]) -> tuple[int, ...]:
-        """Return cores for a lane of that many threads, each busy for that fraction; none where they do not fit. Those of
-        lanes that leave count as free."""
+        """Return cores for a lane of that many threads, each busy for that fraction; none where they do not fit. Cores
+        of lanes that leave count as free."""
         used = dict.fromkeys(self.cores, 0.0)
         for other, (cores, fraction) in self._pinned.items():
             for core in cores if other not in leaving else ():
