@@ -62,7 +62,7 @@ def test_plan_with_a_quantile_uses_it(program: Program, folder: Path) -> None:
             "'linear' knows no quantiles; leave it out, or take",
         ),
         ('{ model = "linear", fit = "ours.json" }', "ours.json: is a fitted 'gaussian-process', not 'linear'"),
-        ('{ model = "gaussian-process", factor = 1.2 }', "'gaussian-process' has no factor"),
+        ('{ model = "gaussian-process", factor = 1.2 }', "'gaussian-process' takes no factor"),
         ('{ model = "gaussian-process" }', "'gaussian-process' has to be fitted to samples of pairs"),
         ('{ model = "magic" }', "interference.model: 'magic' is not known; take"),
         ('{ model = "gaussian-process", fits = "x" }', "interference: Object contains unknown field `fits`"),

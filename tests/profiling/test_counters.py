@@ -85,7 +85,7 @@ def test_parse_ncu_errors_give_the_remedy() -> None:
         parse_ncu(text)
     with pytest.raises(DeviceError, match="counted nothing: it wrote nothing"):
         parse_ncu("")
-    with pytest.raises(DeviceError, match=r"gpu__time_duration.sum in 'fortnight', which is not known"):
+    with pytest.raises(DeviceError, match=r"gpu__time_duration.sum in 'fortnight', which is an unknown unit"):
         parse_ncu(RAW.replace('"ns"', '"fortnight"'))
 
 
