@@ -254,12 +254,7 @@ class Driver:
         match command:
             case Run(lane, batch, model, requests):
                 self._running[lane] = command, now
-                try:
-                    self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
-                except Exception:
-                    # A lane that waited for a batch it never got would be busy for ever.
-                    logger.exception("batch %d of model '%s' could not be sent to %s", batch, model, lane)
-                    self.failed(lane, batch, "the server could not send the batch to its worker")
+                self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
             case Reply():
                 self._reply(command, now, answers)
             case Spawn(whole, number, request, item):
