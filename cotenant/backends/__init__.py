@@ -88,12 +88,11 @@ class Backend(Protocol):
         ...
 
     def on_worker_started(self, lane: LaneId, pid: int) -> None:
-        """Hear that the worker of that partition runs as this process. Raises DeviceError, ConfigError. Raises
-        DeviceError, ConfigError."""
+        """Hear that the worker of that partition runs as this process. Raises DeviceError, ConfigError."""
         ...
 
     def close(self, lane: LaneId) -> None:
-        """Close the partition that `open` opened. Harmless where there is none. Harmless where there is nothing."""
+        """Close the partition that `open` opened. Harmless where there is none."""
         ...
 
     def lost(self) -> dict[DeviceId, str]:

@@ -16,10 +16,7 @@ from cotenant.live.serving_state import ServingState
 
 
 class DeploymentManager:
-    """Request deployments; rollouts put them into force. prepare: plans a deployment for models to be loaded.
-
-    prepare: plans a deployment for models to be loaded.
-    """
+    """Request deployments; rollouts put them into force. prepare: plans a deployment for models to be loaded."""
 
     def __init__(
         self, state: ServingState, rollouts: RolloutDriver, observer: ServingObserver, prepare: Prepare

@@ -89,7 +89,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Start to serve; return the port (a free one for port 0). Raises ConfigError. Raises ConfigError."""
+        """Start to serve; return the port (a free one for port 0). Raises ConfigError."""
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._message_size),

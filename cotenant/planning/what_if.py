@@ -56,8 +56,7 @@ class ScenarioChange(msgspec.Struct, frozen=True):
 
 
 def read_change(text: str) -> tuple[ScenarioChange, ...]:
-    """Parse changes that are made together, separated by commas. Raises ConfigError. Raises ConfigError for what is
-    none."""
+    """Parse changes that are made together, separated by commas. Raises ConfigError."""
     return tuple(_change(part.strip()) for part in text.split(","))
 
 

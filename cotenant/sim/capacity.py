@@ -44,7 +44,7 @@ class Attainment(msgspec.Struct, frozen=True):
 
 
 class LoadLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold what a plan attains at a multiple of the load. models: those with requests. models: those with requests."""
+    """Hold what a plan attains at a multiple of the load. models: those with requests."""
 
     multiple: float
     models: dict[str, Attainment]

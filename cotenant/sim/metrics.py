@@ -11,10 +11,9 @@ from cotenant.sim.service import Service
 
 
 class CountingService:
-    """Count batches and replies in ledgers by model. `serve` and `ended` are for `loop.play`. follow: gives the
-    requests that follow from a reply; None where none ever do.
+    """Count batches and replies in ledgers by model, by `serve` and `ended`, which are for `loop.play`.
 
-    follow: gives the requests that follow from a reply, None where none ever do.
+    follow: gives the requests that follow from a reply; None where none ever do.
     """
 
     def __init__(
