@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         read_settings,
         read_workload,
     )
+    from cotenant.control.event_log import replay
     from cotenant.core.application import Application, Choice, Fixed, Poisson, Stage
     from cotenant.core.model import Kind, Model
     from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from cotenant.predictors.samples import Sample
     from cotenant.render.plan_figure import save_plan
     from cotenant.render.profiles import save_profiles
-    from cotenant.runtime.log import replay
     from cotenant.sim.run import simulate
     from cotenant.workload import Workload
 
@@ -103,7 +103,7 @@ _HOMES = {
     "read_samples_file": "config",
     "read_settings": "config",
     "read_workload": "config",
-    "replay": "runtime.log",
+    "replay": "control.event_log",
     "save_plan": "render.plan_figure",
     "save_profiles": "render.profiles",
     "serve": "app.serving",

@@ -242,6 +242,7 @@ def test_read_settings_without_a_file_gives_defaults() -> None:
     assert settings.reserve == 0.15
     assert settings.warm_workers == 1
     assert settings.rollout_memory == "refuse"
+    assert settings.adapt
     assert settings.cuts == tuple(range(50, 1001, 50))
     assert settings.grace == 10.0
     assert settings.objective is None

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.control.controller import ModelState
 from cotenant.core.identity import LaneId
-from cotenant.live.metrics import LaneReading, ServerCollector, render
+from cotenant.live.metrics import AdaptationReading, LaneReading, ServerCollector, render
 from cotenant.live.statistics import ModelCounts
+from cotenant.measure.histogram import Histogram
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -27,7 +29,17 @@ def test_metrics_that_are_named_are_exported(page: str) -> None:
         restarts=0,
         waiting={"m": 0},
     )
-    collector = ServerCollector([ModelCounts("m", "1")], [lane], backend="cpu", isolation="")
+    adaptation = AdaptationReading(
+        models={"m": ModelState(offered=1, planned=1, sustained=1, slowdown=1, observed_slowdown=1, attainment=None)},
+        foreign_load=0.5,
+        short=False,
+        replans={("rate", "keep"): 1},
+        late=0,
+        handling=Histogram(),
+        solving=Histogram(),
+        rollouts=Histogram(),
+    )
+    collector = ServerCollector([ModelCounts("m", "1")], [lane], adaptation=adaptation, backend="cpu", isolation="")
     text = render(collector, "")[0].decode()
     exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
     named = set(re.findall(r"\b(?:cotenant|nv)_[a-z_]*[a-z]\b", (DOCS / page).read_text()))

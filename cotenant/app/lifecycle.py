@@ -13,10 +13,12 @@ from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_some
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.reloader import Reloader
 from cotenant.app.running_server import Addresses, RunningServer
+from cotenant.app.solver import BackgroundSolver
 from cotenant.backends import Backend
 from cotenant.config import Settings
 from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
+from cotenant.live.adaptation import AdaptationOptions
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
@@ -76,6 +78,7 @@ async def running(
             builder.build,
             warm_workers=settings.warm_workers,
             memory_policy=MemoryPolicy(settings.rollout_memory),
+            adaptation=AdaptationOptions(solver=lambda: BackgroundSolver(settings.planner)) if settings.adapt else None,
             log=log,
         )
         reloader = Reloader(server, builder, settings, read, on_reload)

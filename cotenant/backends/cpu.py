@@ -97,7 +97,8 @@ class Cpu:
 
     def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
         with self._lock:
-            self._pinned = {lane: pinned for lane, pinned in self._pinned.items() if lane not in shares}
+            for lane in shares:
+                self._pinned.pop(lane, None)
             ordered = sorted(shares.items(), key=lambda item: -item[1])
             return {lane: self._launch(lane, share) for lane, share in ordered}
 

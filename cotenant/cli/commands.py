@@ -25,6 +25,7 @@ from cotenant.cli.loading import (
 )
 from cotenant.cli.options import (
     LOCAL,
+    Adapt,
     Duration,
     EventLog,
     GrpcPort,
@@ -297,6 +298,7 @@ def serve(
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     max_queue_delay: MaxQueueDelay = None,
+    adapt: Adapt = None,
     event_log: EventLog = None,
     log_level: LogLevelOption = None,
     json: Json = False,
@@ -316,6 +318,7 @@ def serve(
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             max_queue_delay=max_queue_delay,
+            adapt=adapt,
             event_log=event_log,
             log_level=log_level,
         )
@@ -357,8 +360,8 @@ def replay(
     ],
     json: Json = False,
 ) -> None:
-    """Replay an event log through a fresh dispatcher and compare its decisions."""
-    from cotenant.runtime.log import replay as run
+    """Replay an event log through a fresh dispatcher and a fresh controller, and compare their decisions."""
+    from cotenant.control.event_log import replay as run
 
     result = run(read_bytes(log).splitlines(), str(log))
     outcomes = [
@@ -372,6 +375,9 @@ def replay(
                     "events": result.events,
                     "seconds": result.seconds,
                     "outcomes": outcomes,
+                    "controller_events": result.controller_events,
+                    "solves": result.solves,
+                    "rolls": result.rolls,
                     "identical": not result.difference,
                     "difference": result.difference,
                 }
@@ -381,6 +387,9 @@ def replay(
         console.print(f"{result.events} events in {result.seconds:.3f} s", highlight=False)
         for row in outcomes:
             console.print(f"  {row['model']}: {row['count']} {row['outcome']}", highlight=False)
+        if result.controller_events:
+            asked = f"planned {result.solves} times, rolled out {result.rolls} plans"
+            console.print(f"  controller: {result.controller_events} events, {asked}", highlight=False)
         console.print("decisions identical" if not result.difference else f"[red]differs[/] at {result.difference}")
     if result.difference:
         raise typer.Exit(1)

@@ -110,6 +110,7 @@ def demo_settings(settings: Settings) -> Settings:
             ModelSettings(name=name, slo=recipe.slo, rate=recipe.weight) for name, recipe in ZOO.items() if recipe.demo
         ),
         objective="rate",
+        adapt=False,  # the report is held against the plan
     )
 
 

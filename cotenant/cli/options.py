@@ -113,6 +113,14 @@ EventLog = Annotated[
     Path | None,
     typer.Option("--event-log", envvar="COTENANT_EVENT_LOG", help="Write an event log, for `cotenant replay`."),
 ]
+Adapt = Annotated[
+    bool | None,
+    typer.Option(
+        "--adapt/--no-adapt",
+        envvar="COTENANT_ADAPT",
+        help="Plan again while serving, for the rates and latencies that are seen. Default: yes.",
+    ),
+]
 MaxQueueDelay = Annotated[
     float | None,
     typer.Option(

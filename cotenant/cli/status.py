@@ -20,8 +20,9 @@ from cotenant.render.plan_table import plan_bars
 from cotenant.render.table import table
 
 if TYPE_CHECKING:
-    from cotenant.live.status import Status
+    from cotenant.live.status import AdaptationStatus, Status
 
+SHOWN_DECISIONS = 8  # of those that the server remembers
 PERIOD = 1.0  # seconds between two refreshes of --watch
 
 
@@ -76,4 +77,19 @@ def status_view(status: Status) -> RenderableType:
     rollouts = table("rollouts", ">revision", "reason", "outcome", "durations", "failure")
     for past in status.rollout.last:
         rollouts.add_row(*(escape(cell) for cell in past.row()), style="red" if past.failed else "")
-    return Group(models, plan_bars(plan), workers, Text(f"rollout: {status.rollout.sentence()}"), rollouts)
+    rollout = Text(f"rollout: {status.rollout.sentence()}")
+    adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)
+    return Group(models, plan_bars(plan), workers, rollout, rollouts, *adaptation)
+
+
+def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:
+    """Draw what the controller does and why, what it knows of each model, and its last decisions."""
+    told = [Text(f"adaptation: {line}" if not number else line) for number, line in enumerate(status.sentences())]
+    numbers = (">offered/s", ">planned/s", ">sustained/s", ">slowdown planned", ">observed against that")
+    models = table("adaptation", "model", *numbers, ">attainment of late")
+    for row in status.rows():
+        models.add_row(*(escape(cell) for cell in row))
+    decisions = table("last decisions", ">when", "decision", "reason")
+    for decision in status.decisions[:SHOWN_DECISIONS]:
+        decisions.add_row(*(escape(cell) for cell in decision.row()))
+    return [*told, models, *([decisions] if status.decisions else [])]

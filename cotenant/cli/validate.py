@@ -171,7 +171,7 @@ async def served_process(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str,
     """Run `cotenant serve` in its own process; yield its plan, its HTTP address and its event log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "events.jsonl")
-        async with _process([*flags, "--event-log", str(log)]) as up:
+        async with _process([*flags, "--no-adapt", "--event-log", str(log)]) as up:
             yield Plan.from_json(jsonlib.dumps(up["plan"])), up["addresses"]["http"], log
 
 

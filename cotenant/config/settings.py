@@ -62,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device, in ‰; None: those that the hardware has.
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
     warm_workers: pre-started worker processes for each set of libraries that models need.
+    adapt: whether the server plans again while it serves, for the rates and latencies that it sees.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
     max_queue_delay: seconds, for models that set none themselves; None: 0.
     max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
@@ -87,6 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mps: MpsSettings
     create: bool
     warm_workers: int
+    adapt: bool
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
     max_body: int
@@ -149,6 +151,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     grpc_port: int = 8001
     metrics_port: int = 8002
     warm_workers: int = 1
+    adapt: bool = True
     rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
     max_body: str = "64MiB"
@@ -198,6 +201,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
+        adapt=file.adapt,
         rollout_memory=check_one_of(file.rollout_memory, RolloutMemory, f"{place}: rollout_memory"),
         max_queue_delay=None
         if file.max_queue_delay is None

@@ -53,10 +53,12 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A revision is in force that the controller did not ask for: the first one, a reload, a model loaded or unloaded.
 
     rates: requests/s that its plan was made for, by model or application; a model that is missing has an unknown rate.
+    slowdowns: that its plan counts with, as in `Solve`.
     """
 
     plan: Plan
     rates: dict[str, float]
+    slowdowns: dict[str, float] = {}
 
 
 class SolveStep(StrEnum):
@@ -125,6 +127,16 @@ ControllerEvent = Observed | Adopted | Solved | RollEnded | DevicesFound | Devic
 # Commands: what to do.
 
 
+class Cause(StrEnum):
+    """Why to plan anew, the most urgent first."""
+
+    DEVICES = "devices"
+    RATE = "rate"
+    LATENCY = "latency"
+    SLO = "slo"
+    SAVING = "saving"
+
+
 class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Find a plan, elsewhere, and answer by `Solved`, in any case.
 
@@ -132,7 +144,7 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     much longer batches take than profiled, for reasons that no profile or predictor knows, by model; 1 where a model is
     missing. current: the plan in force. devices: those that are there. launching: by kind, how many more are on their
     way. step: the first to try. fill: use all devices, for the largest multiple of the rates that they serve, instead
-    of the fewest that serve the rates.
+    of the fewest that serve the rates. cause, reason: why, for programs and for people.
     """
 
     number: int
@@ -144,6 +156,7 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     launching: dict[str, int] = {}
     step: SolveStep = SolveStep.KEEP
     fill: bool = False
+    cause: Cause = Cause.RATE
     reason: str = ""
 
 

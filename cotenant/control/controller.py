@@ -16,8 +16,7 @@ A plan is made anew for one of these reasons, the first that holds:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +26,7 @@ from cotenant.control.adaptation import (
     AcquisitionFailed,
     Adopted,
     BatchLatency,
+    Cause,
     ControllerCommand,
     ControllerEvent,
     DevicesFound,
@@ -83,16 +83,6 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     slowdowns: SlowdownOptions = SlowdownOptions()
 
 
-class Cause(StrEnum):
-    """Why to plan anew, the most urgent first."""
-
-    DEVICES = "devices"
-    RATE = "rate"
-    LATENCY = "latency"
-    SLO = "slo"
-    SAVING = "saving"
-
-
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One decision, for people. time: in seconds of the controller's clock. action: what it did or found."""
 
@@ -115,7 +105,8 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
 
 class ControllerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """activity: "watching", "solving" or "rolling out", with the reason. short: what cannot be served, in words; empty
-    where all can. decisions: the latest, oldest first."""
+    where all can. observed_slowdown: of all batches of late, against what the plan in force predicts. decisions: the
+    latest, oldest first."""
 
     activity: str
     reason: str
@@ -124,6 +115,7 @@ class ControllerStatus(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceId, ...]
     launching: dict[str, int]
     foreign_load: float | None
+    observed_slowdown: float
     decisions: tuple[Decision, ...]
 
 
@@ -135,15 +127,10 @@ class _Need(NamedTuple):
     step: SolveStep = SolveStep.KEEP
 
 
-class _Asked(NamedTuple):
-    solve: Solve
-    cause: Cause
-
-
 class _UnderWay(NamedTuple):
     """A rollout, and what it came from."""
 
-    asked: _Asked
+    asked: Solve
     solved: Solved
 
 
@@ -192,7 +179,7 @@ class Controller:
         self._watches: dict[str, _ModelWatch] = {}
         self._machine = SlowdownMonitor(self.options.slowdowns)  # over all models: other programs slow them all
         self._foreign_load: float | None = None
-        self._solving: _Asked | None = None
+        self._solving: Solve | None = None
         self._rolling: _UnderWay | None = None
         self._numbers = 0
         self._urgent = ""  # a reason that does not wait to settle
@@ -208,8 +195,8 @@ class Controller:
             case Observed():
                 self._observe(event, now)
                 commands += self._remeasured(event.seconds, now)
-            case Adopted(plan=plan, rates=rates):
-                self._adopt(plan, rates, now)
+            case Adopted():
+                self._adopt(event, now)
             case Solved():
                 self._solved(event, now, commands)
             case RollEnded():
@@ -267,11 +254,12 @@ class Controller:
 
     # What others decide
 
-    def _adopt(self, plan: Plan, rates: dict[str, float], now: float) -> None:
+    def _adopt(self, adopted: Adopted, now: float) -> None:
+        plan, rates = adopted.plan, adopted.rates
         self._plan = plan
         self._planned = dict(rates)
-        self._sustained = {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
-        self._slowdowns = {}
+        self._sustained = plan.rates() | {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
+        self._slowdowns = dict(adopted.slowdowns)
         self._short = ""
         self._wanted_devices = None
         self._not_before = now + self.options.settle
@@ -361,9 +349,10 @@ class Controller:
             devices=tuple(sorted(self._devices)),
             launching={kind: count for kind, count in sorted(self._launching.items()) if count},
             step=need.step,
+            cause=need.cause,
             reason=need.reason,
         )
-        self._solving = _Asked(solve, need.cause)
+        self._solving = solve
         self._note(now, "plan again", need.reason)
         commands.append(solve)
 
@@ -379,7 +368,7 @@ class Controller:
 
     def _solved(self, solved: Solved, now: float, commands: list[ControllerCommand]) -> None:
         asked = self._solving
-        if asked is None or asked.solve.number != solved.number:
+        if asked is None or asked.number != solved.number:
             return  # late, or twice
         self._solving = None
         if solved.plan is None:
@@ -388,7 +377,7 @@ class Controller:
             self._acquire(now, commands)
             self._fail(now, "no plan", solved.error)
             return
-        if self._is_outdated(solved, asked.solve):
+        if self._is_outdated(solved, asked):
             self._note(now, "discard the plan", f"rates have risen beyond it within {solved.seconds:.1f} s")
             return  # they are a reason of their own
         self._failures = 0
@@ -396,15 +385,15 @@ class Controller:
         self._wanted_devices = solved.devices or None
         self._acquire(now, commands)
         if solved.step is SolveStep.KEEP or not self._is_worth_it(solved.plan, asked.cause):
-            self._in_force(asked.solve, solved, now)
+            self._in_force(asked, solved, now)
             self._note(now, "keep the plan", "it serves these rates" if solved.step is SolveStep.KEEP else "no gain")
             self._release(now, commands)
             return
         self._rolling = _UnderWay(asked, solved)
         verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
         action = f"{verb} a plan of {solved.plan.devices_used} devices, solved in {solved.seconds:.2f} s"
-        self._note(now, action, asked.solve.reason)
-        commands.append(Roll(solved.number, solved.plan, asked.solve.rates | solved.rates, asked.solve.reason))
+        self._note(now, action, asked.reason)
+        commands.append(Roll(solved.number, solved.plan, asked.rates | solved.rates, asked.reason))
 
     def _is_outdated(self, solved: Solved, asked: Solve) -> bool:
         """Tell whether rates have risen beyond a plan while it was made, though another could serve them."""
@@ -447,9 +436,9 @@ class Controller:
             self._fail(now, f"the rollout was {ended.outcome}", ended.reason)
             return
         self._plan = under_way.solved.plan
-        self._in_force(under_way.asked.solve, under_way.solved, now)
+        self._in_force(under_way.asked, under_way.solved, now)
         self._forget_latencies()
-        self._note(now, f"in force after {ended.seconds:.2f} s", under_way.asked.solve.reason)
+        self._note(now, f"in force after {ended.seconds:.2f} s", under_way.asked.reason)
         self._release(now, commands)
 
     def _forget_latencies(self) -> None:
@@ -492,6 +481,11 @@ class Controller:
 
     # For people
 
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        """The latest decisions, oldest first."""
+        return self._decisions
+
     def _note(self, now: float, action: str, reason: str) -> None:
         self._decisions.append(Decision(time=now, action=action, reason=reason))
 
@@ -505,9 +499,9 @@ class Controller:
     def status(self) -> ControllerStatus:
         """Return what it knows and what it is at."""
         if self._rolling is not None:
-            activity, reason = "rolling out", self._rolling.asked.solve.reason
+            activity, reason = "rolling out", self._rolling.asked.reason
         elif self._solving is not None:
-            activity, reason = "solving", self._solving.solve.reason
+            activity, reason = "solving", self._solving.reason
         else:
             activity, reason = "watching", ""
         return ControllerStatus(
@@ -528,6 +522,7 @@ class Controller:
             devices=tuple(sorted(self._devices)),
             launching={kind: count for kind, count in sorted(self._launching.items()) if count},
             foreign_load=self._foreign_load,
+            observed_slowdown=self._machine.ratio,
             decisions=tuple(self._decisions),
         )
 

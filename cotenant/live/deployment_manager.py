@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from cotenant.control.revision import RolloutOutcome
 from cotenant.errors import CotenantError, FailedError, ModelError, RolloutError, UnsupportedError
-from cotenant.live.deployment import Deployment, Prepare, serves, with_models_of, with_planned_batches, without_model
+from cotenant.live.deployment import Deployment, Prepare, serves, with_models_of, without_model
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -27,11 +27,11 @@ class DeploymentManager:
         self._prepare = prepare
         self._changing = asyncio.Lock()  # loads and unloads take turns
 
-    async def start(self) -> None:
+    async def start(self, deployment: Deployment) -> None:
         """Start the workers of the first deployment. Raises WorkerError or RolloutError, with nothing left behind, if
         that fails."""
         try:
-            await self._rollouts.apply(self._state.deployment, "start of the server")
+            await self._rollouts.apply(deployment, "start of the server")
         except CotenantError:
             await self._rollouts.shutdown(grace=0.0)
             raise
@@ -42,7 +42,7 @@ class DeploymentManager:
 
     async def apply(self, deployment: Deployment, reason: str = "reload") -> None:
         """Switch to another deployment, as `RolloutDriver.apply` does."""
-        await self._rollouts.apply(with_planned_batches(deployment), reason)
+        await self._rollouts.apply(deployment, reason)
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Serve one more model: plan again with it, and switch to that plan. Raises FailedError, with nothing changed,
@@ -88,7 +88,7 @@ class DeploymentManager:
             base, current = self._rollouts.desired
             deployment = await changed(current)
             try:
-                await self._rollouts.apply(with_planned_batches(deployment), reason, base=base)
+                await self._rollouts.apply(deployment, reason, base=base)
             except RolloutError as error:
                 if error.outcome not in (RolloutOutcome.SUPERSEDED, RolloutOutcome.OUTDATED):
                     raise

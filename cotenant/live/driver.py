@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import CancelledError, FailedError, RequestError, UnavailableError
+from cotenant.live.event_log import EventLog
 from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
@@ -85,7 +86,7 @@ class Driver:
         *,
         clock: Callable[[], float],
         drained: Callable[[LaneId], None],
-        log: BinaryIO | None = None,
+        log: EventLog | None = None,
         rounding: float = ROUNDING,
     ) -> None:
         """Drive a dispatcher from the running event loop.
@@ -110,6 +111,7 @@ class Driver:
         self._empty: deque[LaneId] = deque()  # lanes that have drained, and of which nobody has heard
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
+        self.arrived: Counter[str] = Counter()  # requests of callers, by model or application, whatever became of them
         self._requests = 0
         self._writing = 0.0  # seconds from a batch's end until its last response is written, smoothed
 
@@ -143,6 +145,7 @@ class Driver:
         inputs: for an application, the tensors of its stages.
         """
         self._requests += 1
+        self.arrived[model] += 1
         request_id = self._requests
         if isinstance(inputs, tuple):
             self._callers[request_id] = inputs, answered
@@ -218,13 +221,13 @@ class Driver:
                 now = self._clock()
                 commands = self._decide(event, now)
                 if self._log is not None:
-                    self._write(self._log, log_line(now, event, commands))
+                    self._log.write(log_line(now, event, commands))
                 for command in commands:
                     try:
                         self._perform(command, now, ready)
                     except Exception as error:
                         logger.exception("a command was not carried out: %s", command)
-                        if isinstance(command, Run):  # else its requests would never end
+                        if isinstance(command, Run):  # else its lane would be busy for ever, and its requests never end
                             self.failed(command.lane, command.batch, f"{type(error).__name__}: {error}")
                 if ready:
                     self._writing += GAIN * (self._clock() - now - self._writing)
@@ -241,14 +244,6 @@ class Driver:
                 self._drained(lane)
             except Exception:
                 logger.exception("nobody could be told that %s has drained", lane)
-
-    def _write(self, log: BinaryIO, line: bytes) -> None:
-        """Write a line of the event log; serving continues if that fails."""
-        try:
-            log.write(line)
-        except OSError as error:
-            self._log = None
-            logger.error("the event log ends here, and cannot be replayed further: %s", error.strerror)
 
     def _perform(self, command: Command, now: float, answers: dict[int, Tensors]) -> None:
         match command:

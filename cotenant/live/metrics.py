@@ -20,6 +20,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from cotenant import __version__
+from cotenant.control.controller import ModelState
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
@@ -36,6 +37,7 @@ _FAILURES = {
 # Upper bounds of the latency histogram, in seconds.
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _PHASE_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)  # the same, of phases of rollouts
+_STEP_BUCKETS = (0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # the same, of steps of adaptation
 _PROCESS = ProcessCollector(registry=None)
 _PLATFORM = PlatformCollector(registry=None)
 
@@ -74,6 +76,21 @@ class RolloutReading(msgspec.Struct, frozen=True, kw_only=True):
 NO_ROLLOUT = RolloutReading()
 
 
+class AdaptationReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller at this moment, with what it knows of each model. replans: by cause and by the step that was
+    taken. late: requests that missed their target while a rollout that it asked for was under way. handling, solving,
+    rollouts: durations in seconds; see `AdaptationStatistics`."""
+
+    models: dict[str, ModelState]
+    foreign_load: float | None
+    short: bool
+    replans: dict[tuple[str, str], int]
+    late: int
+    handling: Histogram
+    solving: Histogram
+    rollouts: Histogram
+
+
 class ServerCollector(Collector):
     """Collect a server's metrics, and those of its process.
 
@@ -87,12 +104,15 @@ class ServerCollector(Collector):
         lanes: Iterable[LaneReading],
         *,
         rollouts: RolloutReading = NO_ROLLOUT,
+        adaptation: AdaptationReading | None = None,
         backend: str,
         isolation: str,
     ) -> None:
         self._models = list(models)
         self._lanes = list(lanes)
         self._rollouts = rollouts
+        self._adaptation = adaptation
+        self._steps = [] if adaptation is None else _read_steps(adaptation)
         self._phases = {
             phase: _read_durations(seconds, _PHASE_BUCKETS) for phase, seconds in rollouts.durations.items()
         }
@@ -109,6 +129,8 @@ class ServerCollector(Collector):
         yield from self._batches()
         yield from self._partitions()
         yield from self._rollout()
+        if self._adaptation is not None:
+            yield from self._adapt(self._adaptation)
         yield from _PROCESS.collect()
         yield from _PLATFORM.collect()
 
@@ -231,6 +253,41 @@ class ServerCollector(Collector):
             durations.add_metric((phase,), read.buckets, read.seconds)
         yield durations
 
+    def _adapt(self, adaptation: AdaptationReading) -> Iterator[Metric]:
+        for name, text, value in _ADAPTED:
+            family = GaugeMetricFamily(f"cotenant_adaptation_{name}", text, labels=("model",))
+            for model, state in adaptation.models.items():
+                family.add_metric((model,), value(state))
+            yield family
+        if adaptation.foreign_load is not None:
+            yield GaugeMetricFamily(
+                "cotenant_foreign_load_ratio",
+                "Part of the processors that other programs use.",
+                adaptation.foreign_load,
+            )
+        yield GaugeMetricFamily(
+            "cotenant_adaptation_short", "Not all that is offered can be served.", float(adaptation.short)
+        )
+        replans = CounterMetricFamily(
+            "cotenant_adaptation_replans", "Plans made while serving, by cause and step.", labels=("cause", "step")
+        )
+        for labels, count in adaptation.replans.items():
+            replans.add_metric(labels, count)
+        yield replans
+        yield CounterMetricFamily(
+            "cotenant_adaptation_late_requests",
+            "Requests that missed their target while an adaptation's rollout was under way.",
+            adaptation.late,
+        )
+        durations = HistogramMetricFamily(
+            "cotenant_adaptation_seconds",
+            "Durations: of handling an event on the event loop, of solving, of whole rollouts.",
+            labels=("step",),
+        )
+        for step, read in self._steps:
+            durations.add_metric((step,), read.buckets, read.seconds)
+        yield durations
+
 
 class _Durations(msgspec.Struct, frozen=True):
     """Durations: their sum, and counts by upper bound, as the exposition writes them."""
@@ -242,6 +299,11 @@ class _Durations(msgspec.Struct, frozen=True):
 def _read_durations(histogram: Histogram, bounds: Sequence[float]) -> _Durations:
     counts = zip(map(str, bounds), histogram.cumulative(bounds), strict=True)
     return _Durations(histogram.total, [*counts, ("+Inf", histogram.count)])
+
+
+def _read_steps(adaptation: AdaptationReading) -> list[tuple[str, _Durations]]:
+    steps = {"handle": adaptation.handling, "solve": adaptation.solving, "rollout": adaptation.rollouts}
+    return [(step, _read_durations(seconds, _STEP_BUCKETS)) for step, seconds in steps.items()]
 
 
 def render(collector: Collector, accept: str) -> tuple[bytes, str]:
@@ -283,4 +345,12 @@ _PARTITION: tuple[
     ("busy_seconds", CounterMetricFamily, "Time in which it ran batches.", lambda r: r.busy),
     ("lent_seconds", CounterMetricFamily, "Time by which batches ended early on lent time.", lambda r: r.lent),
     ("restarts", CounterMetricFamily, "How often its worker was started again.", lambda r: r.restarts),
+)
+
+_ADAPTED: tuple[tuple[str, str, Callable[[ModelState], float]], ...] = (
+    ("offered_rate", "Requests/s that are offered, as estimated.", lambda m: m.offered),
+    ("planned_rate", "Requests/s that the plan in force was made for.", lambda m: m.planned),
+    ("sustained_rate", "Requests/s that the plan in force serves within the SLO.", lambda m: m.sustained),
+    ("slowdown_ratio", "Slowdown of batches that the plan counts with.", lambda m: m.slowdown),
+    ("observed_slowdown_ratio", "Observed over planned latency of batches of late.", lambda m: m.observed_slowdown),
 )

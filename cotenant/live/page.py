@@ -6,7 +6,7 @@ from html import escape
 
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_share
-from cotenant.live.status import Status
+from cotenant.live.status import AdaptationStatus, Status
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1c2733 }
@@ -31,7 +31,7 @@ def render_page(status: Status) -> str:
             for partition in device.partitions
         )
         bars.append(f'<p>{escape(device.kind)} {device.id.index}</p><div class="bar">{cuts}</div>')
-    models = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in status.rows(plan)]
+    models = [_row(row) for row in status.rows(plan)]
     workers = "".join(
         f'<tr class="{"bad" if worker.over_share or worker.state != "ready" else ""}"><td>{escape(worker.lane)}</td>'
         f"<td>{escape(worker.state)}</td><td>{show_share(worker.share)}</td>"
@@ -54,4 +54,21 @@ def render_page(status: Status) -> str:
         f"{workers}</table>"
         "<table><tr><th>revision<th>reason<th>outcome<th>durations<th>failure</tr>"
         f"{rollouts}</table>"
+        f"{'' if status.adaptation is None else _adaptation(status.adaptation)}"
     )
+
+
+def _adaptation(status: AdaptationStatus) -> str:
+    """Return what the controller does and why, what it knows of each model, and its last decisions."""
+    models = "".join(_row(row) for row in status.rows())
+    decisions = "".join(_row(decision.row()) for decision in status.decisions[:8])
+    return (
+        f"<p>Adaptation: {'; '.join(escape(line) for line in status.sentences())}.</p>"
+        "<table><tr><th>model<th>offered/s<th>planned/s<th>sustained/s<th>slowdown planned<th>observed against that"
+        f"<th>attainment of late</tr>{models}</table>"
+        f"<table><tr><th>when<th>decision<th>reason</tr>{decisions}</table>"
+    )
+
+
+def _row(cells: list[str]) -> str:
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cotenant.backends import Backend
 from cotenant.control.events import (
@@ -33,7 +33,7 @@ from cotenant.control.supervisor import LaneState
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import CotenantError, RolloutError, WorkerError
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
-from cotenant.live.deployment import Deployment, applications_of, worker_models
+from cotenant.live.deployment import Deployment, applications_of, with_planned_batches, worker_models
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.pool import LaneSetup
 from cotenant.live.rollout_statistics import RolloutStatistics
@@ -64,6 +64,7 @@ class RolloutDriver:
     ) -> None:
         """control: drives the orchestrator; tests in virtual time have another."""
         self.statistics = RolloutStatistics()
+        self.on_ended: Callable[[RolloutEnded], None] = lambda ended: None
         self._orchestrator = orchestrator
         self._supervisor = orchestrator.supervisor
         self._state = state
@@ -86,7 +87,8 @@ class RolloutDriver:
 
     @property
     def desired(self) -> tuple[int | None, Deployment]:
-        """Return the deployment that is wanted, and the number of its revision; None before the first."""
+        """Return the deployment that is wanted, as it was requested, and the number of its revision; None before the
+        first."""
         revision = self._orchestrator.rollout.desired
         return (None, self._state.deployment) if revision is None else (revision.number, self._of(revision))
 
@@ -104,16 +106,9 @@ class RolloutDriver:
         Raises WorkerError where a new worker does not become ready, and RolloutError where it does not come into force
         for another reason; the previous deployment stays in force.
         """
-        self._control.watch()
         number = next(self._revisions)
-        self._deployments[number] = deployment
         caller = self._callers[number] = asyncio.get_running_loop().create_future()
-        self._idle.clear()
-        self._control.feed(
-            Requested(
-                PlanRevision(number=number, plan=deployment.plan, problem=deployment.problem, reason=reason, base=base)
-            )
-        )
+        self._request(number, deployment, reason, base)
         try:
             ended = await caller
         except asyncio.CancelledError:
@@ -123,6 +118,23 @@ class RolloutDriver:
             raise WorkerError(ended.reason)
         if ended is not None and ended.outcome is not RolloutOutcome.COMPLETED:
             raise RolloutError(f"revision {number} ({reason}) was {ended.outcome}: {ended.reason}", ended.outcome)
+
+    def request(self, deployment: Deployment, reason: str, *, base: int | None = None) -> int:
+        """Request a deployment as `apply` does, and return the number of its revision; `on_ended` tells of its end,
+        perhaps before this returns."""
+        number = next(self._revisions)
+        self._request(number, deployment, reason, base)
+        return number
+
+    def _request(self, number: int, deployment: Deployment, reason: str, base: int | None) -> None:
+        self._control.watch()
+        self._deployments[number] = deployment
+        self._idle.clear()
+        self._control.feed(
+            Requested(
+                PlanRevision(number=number, plan=deployment.plan, problem=deployment.problem, reason=reason, base=base)
+            )
+        )
 
     async def shutdown(self, grace: float) -> None:
         """Stop all lanes, each within `grace` seconds; none starts any more."""
@@ -226,7 +238,7 @@ class RolloutDriver:
     def _switch(self, switch: Switch) -> None:
         deployment = self._deployments[switch.number]
         self._observer.track(deployment.offered.values())
-        self._state.deployment = deployment
+        self._state.deployment = with_planned_batches(deployment)
         self._driver.tell(switch.both)
         for ready in switch.ready:
             self._driver.tell(ready)
@@ -254,6 +266,7 @@ class RolloutDriver:
             if not self._may_start_again(name):
                 del self._control.setups[name]  # never started
         self._answer(number, ended)
+        self.on_ended(ended)
 
     def _answer(self, number: int, ended: RolloutEnded | None) -> None:
         caller = self._callers.pop(number, None)

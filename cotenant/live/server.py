@@ -12,9 +12,11 @@ from cotenant.control.revision import MemoryPolicy
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
+from cotenant.live.adaptation import Adaptation, AdaptationOptions
 from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
 from cotenant.live.deployment_manager import DeploymentManager
 from cotenant.live.driver import Driver, Tensors
+from cotenant.live.event_log import EventLog
 from cotenant.live.inference import InferenceService
 from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
@@ -38,7 +40,8 @@ class Server:
     `oip.Core`, and forwards each call to the part that answers it.
 
     prepare: plans a deployment for models to be loaded. warm_workers: pre-started processes per worker template.
-    memory_policy: where a device cannot hold the workers of two revisions at once. log: where the event log goes.
+    memory_policy: where a device cannot hold the workers of two revisions at once. adaptation: None: the plan stays as
+    it is made. log: where the event log goes.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Server:
         *,
         warm_workers: int = 0,
         memory_policy: MemoryPolicy = MemoryPolicy.REFUSE,
+        adaptation: AdaptationOptions | None = None,
         log: BinaryIO | None = None,
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
@@ -56,10 +60,11 @@ class Server:
         def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
             rollouts.run(lane, batch, model, payloads)
 
+        events = None if log is None else EventLog(log)
         state = ServingState(with_planned_batches(deployment))
         observer = ServingObserver(state, busy_since=lambda lane: driver.busy_since(lane))
         driver = Driver(
-            Dispatcher(), run, observer, clock=time.monotonic, drained=lambda lane: rollouts.drained(lane), log=log
+            Dispatcher(), run, observer, clock=time.monotonic, drained=lambda lane: rollouts.drained(lane), log=events
         )
         self._arena = Arena(ARENA)
         orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))
@@ -72,18 +77,28 @@ class Server:
         self._deployments = deployments
         self._repository = ModelRepository(state, rollouts)
         self._inference = InferenceService(state, driver, rollouts)
-        self._reporter = StatusReporter(state, self._repository, observer, driver, rollouts, backend)
+        self._first = deployment
+        self._adaptation = (
+            None if adaptation is None else Adaptation(adaptation, state, driver, observer, rollouts, backend, events)
+        )
+        self._reporter = StatusReporter(
+            state, self._repository, observer, driver, rollouts, backend, adaptation=self._adaptation
+        )
 
     # Its life
 
     async def start(self) -> None:
         """Start the workers, then accept requests. Raises WorkerError, with nothing left behind, where one does not
         become ready."""
-        await self._deployments.start()
+        await self._deployments.start(self._first)
         self._inference.open()
+        if self._adaptation is not None:
+            self._adaptation.start()
 
     async def drain(self, grace: float) -> None:
         """Accept no further requests, and wait for those in flight, for `grace` seconds at most."""
+        if self._adaptation is not None:
+            await self._adaptation.stop()
         await self._inference.drain(grace)
 
     async def stop(self, grace: float) -> None:

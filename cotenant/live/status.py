@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from cotenant.control.controller import ModelState
 from cotenant.control.revision import RolloutDurations, RolloutOutcome
 from cotenant.core.plan import Plan
 from cotenant.core.provenance import Validation
 from cotenant.core.units import show_seconds
 from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.oip import IndexEntry
+
+NOTABLE_LOAD = 0.05  # part of the processors that other programs use, from which on it is worth a word
+NOTABLE_SLOWDOWN = 1.1
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +73,64 @@ class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
+class DecisionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller did or found, why, and how long ago."""
+
+    seconds_ago: float
+    action: str
+    reason: str
+
+    def row(self) -> list[str]:
+        """Return age, action and reason as text."""
+        return [f"{self.seconds_ago:.0f} s ago", self.action, self.reason]
+
+
+class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller knows and does; see `ControllerStatus`. foreign_load: part of the `processors` that other
+    programs use, from 0 to 1; None where that is not known. decisions: the latest first."""
+
+    activity: str
+    reason: str
+    short: str
+    foreign_load: float | None
+    processors: int
+    observed_slowdown: float
+    models: dict[str, ModelState]
+    decisions: tuple[DecisionStatus, ...]
+
+    def sentences(self) -> list[str]:
+        """Say what it does and why, what is in its way, and what cannot be served."""
+        lines = [self.activity + (f": {self.reason}" if self.reason else "")]
+        if self.foreign_load is not None and self.foreign_load >= NOTABLE_LOAD:
+            lines.append(
+                f"other programs use {self.foreign_load * self.processors:.1f} of {self.processors} processors"
+            )
+        if self.observed_slowdown >= NOTABLE_SLOWDOWN:
+            lines.append(f"batches take {self.observed_slowdown:.2g} × as predicted")
+        if self.short:
+            lines.append(self.short)
+        return lines
+
+    def rows(self) -> list[list[str]]:
+        """Return a row a model, as text: name, offered/s, planned/s, sustained/s, slowdown that its plan counts with,
+        observed against that, attainment of late."""
+        return [
+            [
+                name,
+                f"{it.offered:.1f}",
+                f"{it.planned:.1f}",
+                f"{it.sustained:.1f}",
+                f"{it.slowdown:.2f}",
+                f"{it.observed_slowdown:.2f}",
+                "-" if it.attainment is None else f"{it.attainment * 100:.2f} %",
+            ]
+            for name, it in self.models.items()
+        ]
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
-    come from outside, by model."""
+    come from outside, by model. adaptation: None where the plan stays as it was made."""
 
     backend: str
     isolation: str
@@ -83,6 +142,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: list[IndexEntry]
     statistics: dict[str, ModelStatus]
     workers: list[WorkerStatus]
+    adaptation: AdaptationStatus | None = None
 
     def rows(self, plan: Plan) -> list[list[str]]:
         """Return a row a model, as text: name, state, target, planned/s, served, mean, attainment, other

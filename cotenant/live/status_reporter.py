@@ -9,6 +9,7 @@ import msgspec
 
 from cotenant.backends import Backend
 from cotenant.control.events import RolloutEnded
+from cotenant.live.adaptation import Adaptation
 from cotenant.live.driver import Driver
 from cotenant.live.metrics import LaneReading, RolloutReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
@@ -32,6 +33,8 @@ class StatusReporter:
         driver: Driver,
         rollouts: RolloutDriver,
         backend: Backend,
+        *,
+        adaptation: Adaptation | None = None,
     ) -> None:
         self._state = state
         self._repository = repository
@@ -39,6 +42,7 @@ class StatusReporter:
         self._driver = driver
         self._rollouts = rollouts
         self._backend = backend
+        self._adaptation = adaptation
 
     async def status(self) -> Status:
         """Return all that `cotenant status` and the page show. The memory of workers is read in a thread."""
@@ -67,6 +71,7 @@ class StatusReporter:
                 msgspec.structs.replace(worker, memory=memory[worker.pid]) if worker.pid is not None else worker
                 for worker in workers
             ],
+            adaptation=None if self._adaptation is None else self._adaptation.status(),
         )
 
     def _rollout_status(self) -> RevisionStatus:
@@ -93,6 +98,7 @@ class StatusReporter:
             self._observer.models.values(),
             self.lane_readings(),
             rollouts=self.rollout_reading(),
+            adaptation=None if self._adaptation is None else self._adaptation.reading(),
             backend=self._backend.name,
             isolation=self._backend.isolation(),
         )

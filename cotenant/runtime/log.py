@@ -27,18 +27,6 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     commands: list[Command]
 
 
-class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Summarise a replay. outcomes: requests by model and outcome. seconds: from the first event to the last.
-
-    difference: the first line with other commands than logged, with both; empty if there is none.
-    """
-
-    events: int
-    seconds: float
-    outcomes: dict[tuple[str, str], int]
-    difference: str = ""
-
-
 # The JSON form of a request.
 _RequestFields = msgspec.defstruct(
     "_RequestFields",
@@ -69,38 +57,45 @@ def log_line(now: float, event: Event, commands: list[Command]) -> bytes:
     return encode(LogLine(now, event, commands)) + b"\n"
 
 
+def decode_line(line: str | bytes, where: str) -> LogLine:
+    """Decode one line. Raises ConfigError, with the place, for one that is invalid."""
+    try:
+        return _decode(line)
+    except (msgspec.DecodeError, ConfigError) as error:
+        raise ConfigError(f"{where}: not a line of an event log: {error}") from None
+
+
 def read_log(lines: Iterable[str | bytes], place: str = "log") -> Iterator[LogLine]:
-    """Yield the lines of a log in order. Raises ConfigError, with `place` and the line, for an invalid log."""
+    """Yield the dispatcher's lines of a log in order; those of a controller are objects, and left out. Raises
+    ConfigError, with `place` and the line, for an invalid log."""
     now = -math.inf
     for number, line in enumerate(lines, 1):
-        try:
-            entry = _decode(line)
-        except (msgspec.DecodeError, ConfigError) as error:
-            raise ConfigError(f"{place}:{number}: not a line of an event log: {error}") from None
+        if line[:1] in ("{", b"{"):
+            continue
+        entry = decode_line(line, f"{place}:{number}")
         if entry.now < now:
             raise ConfigError(f"{place}:{number}: time goes backwards, from {now} to {entry.now}")
         now = entry.now
         yield entry
 
 
-def replay(lines: Iterable[str | bytes], place: str = "log") -> ReplayResult:
-    """Feed a log into a fresh dispatcher. Raises ConfigError, with `place` and the line, for an invalid log."""
-    handle = Applications(Dispatcher().handle).handle
-    outcomes: Counter[tuple[str, str]] = Counter()
-    first = now = 0.0
-    number = 0
-    for number, entry in enumerate(read_log(lines, place), 1):
-        now = entry.now
-        if number == 1:
-            first = now
-        commands = handle(entry.event, now)
+class DispatcherReplay:
+    """Feed the lines of a log into a fresh dispatcher. outcomes: requests by model and outcome. events: lines that gave
+    the same commands."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self._handle = Applications(Dispatcher().handle).handle
+
+    def feed(self, entry: LogLine, where: str) -> str:
+        """Return the difference to what was logged, in words; empty if there is none."""
+        commands = self._handle(entry.event, entry.now)
         if commands != entry.commands:
-            difference = f"{place}:{number}: logged {entry.commands}, but now {commands}"
-            return ReplayResult(events=number, seconds=now - first, outcomes=dict(outcomes), difference=difference)
+            return f"{where}: logged {entry.commands}, but now {commands}"
+        self.events += 1
         for command in commands:
             if isinstance(command, Reply):
                 for request in command.requests:
-                    outcomes[request.model, command.outcome.value] += 1
-    if not number:
-        raise ConfigError(f"{place}: the log is empty; a server writes one with `cotenant serve --event-log FILE`")
-    return ReplayResult(events=number, seconds=now - first, outcomes=dict(outcomes))
+                    self.outcomes[request.model, command.outcome.value] += 1
+        return ""

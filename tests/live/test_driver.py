@@ -10,6 +10,7 @@ from cotenant.core.identity import LaneId
 from cotenant.core.request import Request
 from cotenant.errors import UnavailableError
 from cotenant.live.driver import GAIN, Driver, Tensors
+from cotenant.live.event_log import EventLog
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Arrived, Command, Died, Event, LaneModel, LaneSpec, Ready, Reply
 from cotenant.worker.wire import Timing
@@ -164,7 +165,9 @@ def test_full_disk_ends_the_event_log_alone(caplog: pytest.LogCaptureFixture) ->
 
     async def main() -> None:
         with Path("/dev/full").open("wb", buffering=0) as log:
-            driver = Driver(Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None, log=log)
+            driver = Driver(
+                Dispatcher(), run, Nobody(), clock=lambda: 0.0, drained=lambda lane: None, log=EventLog(log)
+            )
             driver.tell(Applied(LANE))
             driver.tell(Ready(LaneId.parse("cpu-0/0")))
             for _ in range(2):

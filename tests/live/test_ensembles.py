@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.backends.cpu import Cpu
 from cotenant.config import read_settings
+from cotenant.control.event_log import replay
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, PlanError
@@ -29,7 +30,6 @@ from cotenant.live.http import HttpServer
 from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest
 from cotenant.live.server import Server
-from cotenant.runtime.log import replay
 from tests.worker import graphs
 
 PATIENCE = 60.0

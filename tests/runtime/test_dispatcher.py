@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from cotenant.control.event_log import replay
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.runtime import dispatcher as words
@@ -30,7 +31,7 @@ from cotenant.runtime.events import (
     WakeAt,
     Woke,
 )
-from cotenant.runtime.log import log_line, replay
+from cotenant.runtime.log import log_line
 
 LANE_A, LANE_B, LANE_C = (LaneId(DeviceId("cpu"), slot) for slot in range(3))
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.control.event_log import replay
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Arrived, Event, Finished, LaneModel, LaneSpec, Ready, Reply
-from cotenant.runtime.log import log_line, read_log, replay
+from cotenant.runtime.log import log_line, read_log
 
 LANE_A = LaneId(DeviceId("cpu"), 0)
 
@@ -53,7 +54,7 @@ def test_replay_stops_at_the_first_difference_and_shows_both() -> None:
     ("lines", "message"),
     [
         ([], r"^x: the log is empty; a server writes one with `cotenant serve --event-log FILE`$"),
-        ([b"{}\n"], r"^x:1: not a line of an event log: Expected `array`, got `object`$"),
+        ([b"1\n"], r"^x:1: not a line of an event log: Expected `array`, got `int`$"),
         (
             [recorded()[2].replace(b'"id":1', b'"id":"1"')],
             r"^x:1: not a line of an event log: Expected `int`, got `str`",

@@ -17,6 +17,7 @@ import pytest
 
 from cotenant.backends import Backend
 from cotenant.backends.fake import Fake
+from cotenant.control.event_log import replay
 from cotenant.control.events import (
     Assign,
     DeviceRestored,
@@ -45,7 +46,7 @@ from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.runtime import events as runtime
 from cotenant.runtime.lane_specs import lane_specs
-from cotenant.runtime.log import log_line, replay
+from cotenant.runtime.log import log_line
 from cotenant.sim.loop import play
 from cotenant.sim.workers import OPTIONS, Workers
 from cotenant.worker.arena import Arena

@@ -1,0 +1,147 @@
+"""Adapt a server to what is asked of it: the controller, its driver, its solver, and what people see of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from cotenant.backends import Backend
+from cotenant.backends.local_provider import LocalProvider
+from cotenant.control.adaptation import ControllerCommand, ControllerEvent
+from cotenant.control.controller import ControllerOptions
+from cotenant.control.event_log import ControllerBuilt, controller_line, header_line
+from cotenant.core.identity import DeviceId
+from cotenant.live.adaptation_driver import AdaptationDriver, Solver, planned_rates
+from cotenant.live.deployment import Deployment
+from cotenant.live.driver import Driver
+from cotenant.live.event_log import EventLog
+from cotenant.live.foreign_load import ForeignLoad
+from cotenant.live.metrics import AdaptationReading
+from cotenant.live.rollout_driver import RolloutDriver
+from cotenant.live.serving_observer import ServingObserver
+from cotenant.live.serving_state import ServingState
+from cotenant.live.status import AdaptationStatus, DecisionStatus
+from cotenant.planners import Problem
+
+
+class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server adapts. solver: makes what plans anew, once the server is up. controller: how quickly it follows.
+    rates, slowdowns: that the first plan counts with, where they are known from before; see `Adopted`."""
+
+    solver: Callable[[], Solver]
+    controller: ControllerOptions = ControllerOptions()
+    rates: dict[str, float] | None = None
+    slowdowns: dict[str, float] = {}
+
+
+class Adaptation:
+    """Compose what adapts a server. It begins with `start`, once the first deployment is in force."""
+
+    def __init__(
+        self,
+        options: AdaptationOptions,
+        state: ServingState,
+        driver: Driver,
+        observer: ServingObserver,
+        rollouts: RolloutDriver,
+        backend: Backend,
+        log: EventLog | None,
+    ) -> None:
+        self._options = options
+        self._state = state
+        self._driver = driver
+        self._observer = observer
+        self._rollouts = rollouts
+        self._backend = backend
+        self._log = log
+        self._foreign_load = ForeignLoad(_cores())
+        self._adapting: AdaptationDriver | None = None
+        self._solver: Solver | None = None
+
+    def start(self) -> None:
+        """Begin with the deployment in force."""
+        _, deployment = self._rollouts.desired
+        built = controller_of(deployment, self._options.controller)
+        if self._log is not None:
+            self._log.write(header_line(built))
+        self._solver = self._options.solver()
+        self._adapting = AdaptationDriver(
+            built.controller(),
+            self._solver,
+            self._state,
+            self._driver,
+            self._observer,
+            self._rollouts,
+            LocalProvider(self._backend),
+            foreign_load=self._foreign_load,
+            log=self._write,
+        )
+        rates = planned_rates(deployment.problem) if self._options.rates is None else self._options.rates
+        self._adapting.start(rates, self._options.slowdowns)
+
+    def _write(self, now: float, event: ControllerEvent, commands: list[ControllerCommand]) -> None:
+        if self._log is not None:
+            self._log.write(controller_line(now, event, commands))
+
+    async def stop(self) -> None:
+        """Decide nothing any more, and end the solver. Rollouts under way go on."""
+        if self._adapting is not None:
+            await self._adapting.stop()
+        if self._solver is not None:
+            await self._solver.close()
+            self._solver = None
+
+    def reading(self) -> AdaptationReading | None:
+        """Return what the metrics show; None before the start."""
+        if self._adapting is None:
+            return None
+        seen, statistics = self._adapting.controller.status(), self._adapting.statistics
+        return AdaptationReading(
+            models=seen.models,
+            foreign_load=seen.foreign_load,
+            short=bool(seen.short),
+            replans={(str(cause), step): count for (cause, step), count in statistics.replans.items()},
+            late=statistics.late,
+            handling=statistics.handling,
+            solving=statistics.solving,
+            rollouts=statistics.rollouts,
+        )
+
+    def status(self) -> AdaptationStatus | None:
+        """Return what the controller knows and does; None before the start."""
+        if self._adapting is None:
+            return None
+        now, seen = time.monotonic(), self._adapting.controller.status()
+        return AdaptationStatus(
+            activity=seen.activity,
+            reason=seen.reason,
+            short=seen.short,
+            foreign_load=seen.foreign_load,
+            processors=self._foreign_load.processors,
+            observed_slowdown=seen.observed_slowdown,
+            models=seen.models,
+            decisions=tuple(
+                DecisionStatus(seconds_ago=now - each.time, action=each.action, reason=each.reason)
+                for each in reversed(seen.decisions)
+            ),
+        )
+
+
+def _cores() -> Iterable[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def controller_of(deployment: Deployment, options: ControllerOptions) -> ControllerBuilt:
+    """Return what the controller of a deployment is built from."""
+    problem = deployment.problem
+    targets = {model.name: model.attainment for model in problem.models}
+    targets |= {application.name: application.attainment for application in problem.applications}
+    return ControllerBuilt(devices=tuple(device_ids(problem)), targets=targets, options=options)
+
+
+def device_ids(problem: Problem) -> Iterable[DeviceId]:
+    """Return the devices that a problem's fleet has."""
+    return [DeviceId(kind.name, index) for kind in problem.fleet for index in range(kind.count or 1)]

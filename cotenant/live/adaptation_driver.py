@@ -1,0 +1,261 @@
+"""Drive a controller on the event loop: tell it what happened in each period, and carry its commands out.
+
+It decides nothing, and waits for nothing: a planner runs in a process of its own, /proc is read in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from cotenant.control.adaptation import (
+    Acquire,
+    Adopted,
+    ControllerCommand,
+    ControllerEvent,
+    Release,
+    Remeasure,
+    Roll,
+    RollEnded,
+    Solve,
+    Solved,
+)
+from cotenant.control.controller import Controller, Decision
+from cotenant.control.events import RolloutEnded
+from cotenant.control.provider import DeviceProvider
+from cotenant.control.revision import RolloutOutcome
+from cotenant.live.adaptation_statistics import AdaptationStatistics
+from cotenant.live.deployment import Deployment
+from cotenant.live.driver import Driver
+from cotenant.live.foreign_load import ForeignLoad
+from cotenant.live.observed_counts import ObservedCounts
+from cotenant.live.rollout_driver import RolloutDriver
+from cotenant.live.serving_observer import ServingObserver
+from cotenant.live.serving_state import ServingState
+from cotenant.planners import Problem
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 0.5  # seconds between two observations
+
+
+class Solver(Protocol):
+    """Solve elsewhere: neither waits on the event loop, nor raises anything."""
+
+    async def __call__(self, problem: Problem, solve: Solve) -> Solved: ...
+
+    async def close(self) -> None:
+        """End what it runs; an answer that is waited for comes at once."""
+        ...
+
+
+Log = Callable[[float, ControllerEvent, list[ControllerCommand]], None]
+
+
+class AdaptationDriver:
+    """Feed a controller from the event loop. `start` it once the first deployment is in force.
+
+    log: told of each event and the commands that answer it, in order. foreign_load: None where nothing tells.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        solver: Solver,
+        state: ServingState,
+        driver: Driver,
+        observer: ServingObserver,
+        rollouts: RolloutDriver,
+        provider: DeviceProvider,
+        *,
+        foreign_load: ForeignLoad | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        log: Log = lambda now, event, commands: None,
+        period: float = PERIOD,
+    ) -> None:
+        self.controller = controller
+        self.statistics = AdaptationStatistics()
+        self._solver = solver
+        self._state = state
+        self._driver = driver
+        self._observer = observer
+        self._rollouts = rollouts
+        self._provider = provider
+        self._foreign_load = foreign_load
+        self._clock = clock
+        self._log = log
+        self._period = period
+        self._counter = ObservedCounts(driver, observer)
+        self._pending: deque[ControllerEvent] = deque()
+        self._busy = False
+        self._running = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._observed_at = 0.0
+        self._bases: dict[int, int | None] = {}  # number of a `Solve` → the revision that it starts from
+        self._rolls: dict[int, tuple[Roll, float, int]] = {}  # revision → its `Roll`, when it began, requests late then
+        self._told: Decision | None = None  # the last decision that was logged
+
+    def start(self, rates: dict[str, float], slowdowns: dict[str, float] | None = None) -> None:
+        """Begin with the deployment in force. rates: requests/s that it was planned for, as in `Adopted`."""
+        self._running = True
+        self._rollouts.on_ended = self._rollout_ended
+        self._observed_at = self._clock()
+        self._counter.take()
+        self.feed(Adopted(plan=self._state.deployment.plan, rates=rates, slowdowns=slowdowns or {}))
+        self._timer = asyncio.get_running_loop().call_later(self._period, self._tick)
+
+    async def stop(self) -> None:
+        """Decide nothing any more. Rollouts under way go on."""
+        self._running = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def feed(self, event: ControllerEvent) -> None:
+        """Tell the controller, and do what it says. What happens meanwhile waits for its turn."""
+        if not self._running:
+            return
+        self._pending.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._pending:
+                event, now = self._pending.popleft(), self._clock()
+                begun = time.perf_counter()
+                commands = self.controller.handle(event, now)
+                self.statistics.decided(event, commands, time.perf_counter() - begun)
+                self._log(now, event, commands)
+                self._log_decisions()
+                for command in commands:
+                    self._perform(command, now)
+        finally:
+            self._busy = False
+
+    # Observing
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._period, self._tick)
+        self._tell_news()
+        if self._foreign_load is None:
+            self._observe(None)
+        else:
+            self._do(self._observe_foreign(self._foreign_load))
+
+    def _tell_news(self) -> None:
+        """Tell of devices that came or went."""
+        for event in self._provider.news(self._clock()):
+            self.feed(event)
+
+    async def _observe_foreign(self, meter: ForeignLoad) -> None:
+        self._observe(await asyncio.to_thread(meter.read, self._clock()))
+
+    def _observe(self, foreign_load: float | None) -> None:
+        now = self._clock()
+        seconds, self._observed_at = now - self._observed_at, now
+        if seconds <= 0:
+            return
+        seen = self._counter.take()
+        self.feed(msgspec.structs.replace(seen, seconds=seconds, foreign_load=foreign_load))
+
+    # What it wants done
+
+    def _perform(self, command: ControllerCommand, now: float) -> None:
+        match command:
+            case Solve():
+                self._solve(command)
+            case Roll():
+                self._roll(command, now)
+            case Acquire() | Release():
+                self._provider.handle(command, now)
+                self._tell_news()
+            case Remeasure(models):
+                # That would need whole shares of the devices that serve. Plans count with the slowdown meanwhile.
+                logger.warning(
+                    "batches of %s take longer than profiled, and no other program is to blame; measure them again with"
+                    " `cotenant profile --force` when the server is down",
+                    ", ".join(models),
+                )
+
+    def _solve(self, solve: Solve) -> None:
+        base, desired = self._rollouts.desired
+        if desired.plan != solve.current:
+            # The controller is told of the other revision as soon as that is in force.
+            self.feed(Solved(number=solve.number, error="another revision is on its way"))
+            return
+        self._bases = {solve.number: base}
+        self._do(self._answered(desired.problem, solve))
+
+    async def _answered(self, problem: Problem, solve: Solve) -> None:
+        begun = self._clock()
+        solved = await self._solver(problem, solve)
+        self.feed(msgspec.structs.replace(solved, seconds=self._clock() - begun))
+
+    def _roll(self, roll: Roll, now: float) -> None:
+        if self._state.transitions:
+            reason = f"{' and '.join(sorted(self._state.transitions))} is being loaded or unloaded"
+            self.feed(RollEnded(number=roll.number, outcome=RolloutOutcome.OUTDATED, reason=reason))
+            return
+        _, desired = self._rollouts.desired
+        deployment = with_plan(desired, roll)
+        number = self._rollouts.request(deployment, roll.reason, base=self._bases.pop(roll.number, None))
+        self._rolls[number] = roll, now, self._counter.late
+
+    def _rollout_ended(self, ended: RolloutEnded) -> None:
+        # Not within the rollout's own event: what follows may be another one.
+        asyncio.get_running_loop().call_soon(self._tell_ended, ended)
+
+    def _tell_ended(self, ended: RolloutEnded) -> None:
+        number = ended.revision.number
+        if number in self._rolls:
+            roll, since, late = self._rolls.pop(number)
+            now = self._clock()
+            self.statistics.rolled(roll, ended, self._counter.late - late)
+            self.feed(RollEnded(number=roll.number, outcome=ended.outcome, reason=ended.reason, seconds=now - since))
+        elif ended.outcome is RolloutOutcome.COMPLETED:
+            self.feed(Adopted(plan=ended.revision.plan, rates=planned_rates(ended.revision.problem)))
+
+    def _do(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("adaptation missed a step: %s: %s", type(error).__name__, error)
+
+    # For people
+
+    def _log_decisions(self) -> None:
+        fresh: list[Decision] = []
+        for decision in reversed(self.controller.decisions):
+            if decision is self._told:
+                break
+            fresh.append(decision)
+        for decision in reversed(fresh):
+            logger.info("adaptation: %s: %s", decision.action, decision.reason)
+            self._told = decision
+
+
+def planned_rates(problem: Problem | None) -> dict[str, float]:
+    """Return the rates that a plan for a problem was made for; none where it was to serve as much as it could."""
+    return dict(problem.rates) if problem is not None and problem.objective == "devices" else {}
+
+
+def with_plan(deployment: Deployment, roll: Roll) -> Deployment:
+    """Return a deployment with another plan, and the rates that this one was made for."""
+    problem = deployment.problem
+    rates = {name: roll.rates.get(name, 0.0) for name in problem.rates}
+    return msgspec.structs.replace(
+        deployment, plan=roll.plan, problem=msgspec.structs.replace(problem, rates=rates, objective="devices")
+    )

@@ -1,0 +1,24 @@
+"""Write the event log; serving goes on without one that cannot be written."""
+
+from __future__ import annotations
+
+import logging
+from typing import BinaryIO
+
+logger = logging.getLogger(__name__)
+
+
+class EventLog:
+    """Write lines in the order of events, until one cannot be written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: BinaryIO | None = file
+
+    def write(self, line: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line)
+        except OSError as error:
+            self._file = None
+            logger.error("the event log ends here, and cannot be replayed further: %s", error.strerror)

@@ -1,0 +1,215 @@
+"""A real server that adapts, with requests in flight throughout: none of them is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from cotenant.app.solver import BackgroundSolver
+from cotenant.backends.cpu import Cpu
+from cotenant.cli.status import status_view
+from cotenant.control.adaptation import Acquire, Remeasure, Roll, RollEnded, Solve, Solved
+from cotenant.control.controller import ControllerOptions
+from cotenant.control.event_log import replay
+from cotenant.control.revision import RolloutOutcome
+from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.errors import RequestError
+from cotenant.live.adaptation import AdaptationOptions
+from cotenant.live.deployment import Deployment
+from cotenant.live.metrics import render
+from cotenant.live.oip import InferRequest, InferResponse
+from cotenant.live.server import Server
+from cotenant.planners.rates import at_rates
+from cotenant.predictors.samples import Sample
+from tests.live.deployment import repository, sample_deployment
+from tests.live.test_server import floats, run, until
+
+EAGER = ControllerOptions(settle=0.2, cooldown=4.0)
+
+
+def planned_for(given: Deployment, rate: float) -> Deployment:
+    """One request at a time, on the smallest share, which sustains 50/s."""
+    problem = at_rates(given.problem, dict.fromkeys(given.problem.rates, rate))
+    placement = Placement(model="identity", batch=1, rate=rate, duty=0.02, latency=0.02)
+    devices = (Device(id=DeviceId("cpu"), partitions=(Partition(share=50, placements=(placement,)),)),)
+    return msgspec.structs.replace(given, problem=problem, plan=Plan(planner="hand", devices=devices))
+
+
+class Asking:
+    """A server, and what was asked of it."""
+
+    def __init__(self, server: Server, given: Deployment, log: io.BytesIO) -> None:
+        self.server = server
+        self.given = given
+        self.log = log
+        self.answers: list[InferResponse | RequestError] = []
+        self.asked = 0
+
+    async def ask(self, rate: float) -> None:
+        while True:
+            self.server.infer(InferRequest(model="identity", inputs=(floats(),)), self.answers.append)
+            self.asked += 1
+            await asyncio.sleep(1 / rate)
+
+    def decisions(self) -> list[str]:
+        adaptation = self.server._adaptation
+        assert adaptation is not None
+        status = adaptation.status()
+        return [] if status is None else [decision.action for decision in reversed(status.decisions)]
+
+
+@asynccontextmanager
+async def adaptive(root: Path, rate: float, options: ControllerOptions = EAGER) -> AsyncIterator[Asking]:
+    """All that was asked has been answered in the end, and the log replays."""
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+        return sample_deployment(root, tuple(sorted(wanted)))
+
+    log = io.BytesIO()
+    given = planned_for(sample_deployment(repository(root), ("identity",)), rate)
+    adaptation = AdaptationOptions(solver=lambda: BackgroundSolver("geometry"), controller=options)
+    server = Server(given, Cpu(), prepare, adaptation=adaptation, log=log)
+    asking = Asking(server, given, log)
+    try:
+        await server.start()
+        yield asking
+        await until(lambda: len(asking.answers) == asking.asked)
+    finally:
+        await server.drain(1.0)
+        await server.stop(1.0)
+    assert [answer for answer in asking.answers if isinstance(answer, RequestError)] == []
+    replayed = replay(log.getvalue().splitlines())
+    assert replayed.difference == "" and replayed.controller_events > 0
+
+
+def test_server_plans_anew_for_a_rate_beyond_its_plan_and_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cotenant.live.adaptation_driver")
+
+    async def main() -> None:
+        async with adaptive(tmp_path, 1.0) as asking:
+            server, before = asking.server, asking.server.deployment.plan
+            task = asyncio.create_task(asking.ask(200.0))
+            await until(lambda: server.deployment.plan.rate("identity") >= 100.0)
+            await until(lambda: any(action.startswith("in force") for action in asking.decisions()))
+            task.cancel()
+            status = await server.status()
+            assert server.deployment.plan != before and status.adaptation is not None
+            assert status.planned["identity"] >= 100.0
+            assert status.adaptation.models["identity"].planned >= 100.0
+            shown = io.StringIO()
+            Console(file=shown, width=250).print(status_view(status))
+            for text in (shown.getvalue(), await server.page()):
+                assert "identity is offered" in text and "in force after" in text
+            body, _ = render(server.metrics(), "")
+            assert b'cotenant_adaptation_planned_rate{model="identity"}' in body
+            assert b'cotenant_adaptation_seconds_count{step="solve"}' in body
+            replans = [line for line in body.decode().splitlines() if 'replans_total{cause="rate"' in line]
+            assert sum(float(line.split()[-1]) for line in replans) >= 1
+
+    run(main())
+    told = [record.getMessage() for record in caplog.records if "identity is offered" in record.getMessage()]
+    assert any(line.startswith("adaptation: plan again: ") for line in told)
+    assert any(line.startswith("adaptation: in force after ") for line in told)
+
+
+def test_revision_of_a_caller_is_adopted_and_stays(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            server = asking.server
+            await server.load("lookup", {})
+            await asyncio.sleep(0)  # the controller is told after the rollout's own event
+            adaptation = server._adaptation
+            assert adaptation is not None and adaptation._adapting is not None
+            controller = adaptation._adapting.controller
+            await until(lambda: controller._plan == server.deployment.plan)
+            assert server.deployment.plan.rate("lookup")
+            await server.unload("lookup", {})
+            await until(lambda: controller._plan == server.deployment.plan)
+            assert not server.deployment.plan.rate("lookup")
+
+    run(main())
+
+
+def test_plan_for_a_revision_that_is_gone_is_not_rolled_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            server = asking.server
+            assert server._adaptation is not None and server._adaptation._adapting is not None
+            driver = server._adaptation._adapting
+            fed: list[object] = []
+            driver.feed = fed.append  # type: ignore[method-assign, assignment]
+            solve = Solve(number=7, rates={"identity": 20.0}, current=server.deployment.plan, devices=())
+            driver._perform(solve, 0.0)
+            await server.load("lookup", {})
+            driver._perform(Roll(7, asking.given.plan, {"identity": 20.0}, "too late"), 0.0)
+            await until(lambda: any(isinstance(event, RollEnded) for event in fed))
+            (ended,) = [event for event in fed if isinstance(event, RollEnded)]
+            assert (ended.number, ended.outcome) == (7, RolloutOutcome.OUTDATED)
+            assert server.deployment.plan.rate("lookup")
+
+            fed.clear()
+            driver._perform(msgspec.structs.replace(solve, number=8), 0.0)
+            assert fed == [Solved(number=8, error="another revision is on its way")]
+
+            fed.clear()
+            server._state.transitions = {"lookup": "UNLOADING"}
+            driver._perform(Roll(8, asking.given.plan, {}, "now"), 0.0)
+            assert [(e.outcome, e.reason) for e in fed if isinstance(e, RollEnded)] == [
+                (RolloutOutcome.OUTDATED, "lookup is being loaded or unloaded")
+            ]
+            server._state.transitions = {}
+
+    run(main())
+
+
+def test_fixed_devices_are_refused_and_stale_profiles_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            assert asking.server._adaptation is not None and asking.server._adaptation._adapting is not None
+            driver = asking.server._adaptation._adapting
+            fed: list[object] = []
+            driver.feed = fed.append  # type: ignore[method-assign, assignment]
+            driver._perform(Acquire("cpu", 2), 0.0)
+            driver._perform(Remeasure(("identity",)), 0.0)
+            assert [type(event).__name__ for event in fed] == ["AcquisitionFailed"]
+
+    run(main())
+    assert "batches of identity take longer than profiled" in caplog.text
+
+
+def test_batches_grow_back_to_what_the_model_takes_after_a_smaller_plan(tmp_path: Path) -> None:
+    """What callers may send follows the plan in force, not the smallest one so far."""
+
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            server, given = asking.server, asking.given
+
+            def batched(batch: int) -> Deployment:
+                _, desired = server._rollouts.desired
+                (device,) = given.plan.devices
+                placement = msgspec.structs.replace(device.partitions[0].placements[0], batch=batch)
+                partition = msgspec.structs.replace(device.partitions[0], placements=(placement,))
+                plan = msgspec.structs.replace(
+                    given.plan, devices=(msgspec.structs.replace(device, partitions=(partition,)),)
+                )
+                return msgspec.structs.replace(desired, plan=plan)
+
+            await server.apply(batched(1))
+            assert server.model("identity").max_batch_size == 1
+            await server.apply(batched(4))
+            assert server.model("identity").max_batch_size == 4
+
+    run(main())
