@@ -111,12 +111,14 @@ class WorkerRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerBusy(msgspec.Struct, frozen=True, tag=True):
-    """Report that a worker has been running a batch since a time; sent periodically. batch: in words."""
+    """Report that a worker has been running a batch since a time; sent periodically. batch: in words. predicted: how
+    many seconds it was to take."""
 
     lane: LaneId
     incarnation: int
     since: float
     batch: str
+    predicted: float = 0.0
 
 
 class PartitionClosed(msgspec.Struct, frozen=True, tag=True):

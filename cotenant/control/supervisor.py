@@ -48,8 +48,9 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     first_delay: until a dead worker is started again; doubles with each quick death in a row, up to longest_delay.
     steady: a worker that was ready for this long did not die quickly. lives: quick deaths in a row after which a lane
-    has permanently failed. start_timeout: that a worker has to become ready. hang_timeout: that a batch may take before
-    its worker is killed.
+    has permanently failed. start_timeout: that a worker has to become ready. hang_factor, hang_timeout: a worker whose
+    batch takes longer than so many times its prediction, and than that, is killed. Batches of longer or rarer inputs
+    than were profiled may take many times their prediction; nobody waits for one that takes more.
     """
 
     first_delay: float = 0.1
@@ -57,7 +58,12 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
     steady: float = 10.0
     lives: int = 10
     start_timeout: float = 120.0
-    hang_timeout: float = 60.0
+    hang_factor: float = 20.0
+    hang_timeout: float = 5.0
+
+    def hang_limit(self, predicted: float) -> float:
+        """Return the seconds after which a batch that was predicted to take `predicted` seconds hangs."""
+        return max(self.hang_timeout, self.hang_factor * predicted)
 
 
 class LaneState(StrEnum):
@@ -314,7 +320,7 @@ class Supervisor:
 
     def _busy(self, busy: WorkerBusy, now: float) -> list[SupervisorCommand]:
         lane = self._current(busy.lane, busy.incarnation)
-        limit = self.options.hang_timeout
+        limit = self.options.hang_limit(busy.predicted)
         if lane is None or now - busy.since <= limit:
             return []
         return self._kill(lane, f"{busy.batch} took longer than {limit:g} s")

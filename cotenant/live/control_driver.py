@@ -45,7 +45,8 @@ TICK = 0.5  # seconds between two checks of all workers and devices
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Describe the state of a lane's worker.
 
-    state: starting, ready, restarting, lost (its device is), or failed (permanently).
+    state: starting, ready, stalled (requests of its batch have expired), restarting, lost (its device is), or failed
+    (permanently).
     share: ‰ that it should keep to; used_share: ‰ that it used of late, None where that is not known. over_share: it
     used more than its share. reason: of its last death. memory: bytes that are its process's own, which may be that of
     other lanes, too; only in a `Status`, since to know them takes reading /proc.
@@ -85,6 +86,7 @@ class ControlDriver:
         self.setups: dict[LaneId, LaneSetup] = {}
         # Whether a stopped lane may start again, as one that made room for a rollout.
         self.keeps: Callable[[LaneId], bool] = lambda lane: False
+        self.predicted: Callable[[LaneId], float] = lambda lane: 0.0  # seconds of the batch that the lane runs
         self._clock = clock
         self._handle = orchestrator.handle
         self._supervisor = orchestrator.supervisor
@@ -201,7 +203,7 @@ class ControlDriver:
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
         self._look_at_devices()
         for busy in self.pool.busy():
-            self.feed(busy)
+            self.feed(msgspec.structs.replace(busy, predicted=self.predicted(busy.lane)))
         self.pool.sample()
         states = {lane.state for lane in self._supervisor.lanes().values()}
         if not states & {LaneState.STARTING, LaneState.RESTARTING}:

@@ -125,6 +125,16 @@ class Driver:
         running = self._running.get(lane)
         return None if running is None else running[1]
 
+    def predicted(self, lane: LaneId) -> float:
+        """Return the seconds that the batch was to take that a lane is running; 0 for an idle lane."""
+        held = self._dispatcher.lanes.get(lane)
+        return 0.0 if held is None or held.batch is None else held.free_at - held.batch.started
+
+    def stalled(self, lane: LaneId) -> bool:
+        """Return whether requests of the running batch have expired, so that the lane gets no others until it ends."""
+        held = self._dispatcher.lanes.get(lane)
+        return held is not None and held.stalled
+
     def waiting(self, lane: LaneId) -> dict[str, int]:
         """Return the number of requests in the queues of a lane, by model."""
         held = self._dispatcher.lanes.get(lane)

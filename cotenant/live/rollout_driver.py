@@ -10,6 +10,8 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from cotenant.backends import Backend
 from cotenant.control.events import (
     Aborted,
@@ -73,6 +75,7 @@ class RolloutDriver:
         self._divides = backend.divides
         self._control = control(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
         self._control.keeps = self._may_start_again
+        self._control.predicted = driver.predicted
         self._matcher = LaneMatcher()
         self._revisions = itertools.count(1)
         self._deployments: dict[int, Deployment] = {}  # revisions in force, in progress, or queued
@@ -160,11 +163,14 @@ class RolloutDriver:
 
     def workers(self) -> list[WorkerStatus]:
         """Return the state of every lane's worker."""
-        return self._control.status()
+        return [
+            msgspec.structs.replace(worker, state="stalled") if self._driver.stalled(worker.lane) else worker
+            for worker in self._control.status()
+        ]
 
     def is_ready(self, lane: LaneId) -> bool:
-        """Return whether the lane is ready for a batch, or busy with one."""
-        return self._supervisor.state(lane) is LaneState.READY
+        """Return whether the lane is ready for a batch, or busy with one that may still be answered in time."""
+        return self._supervisor.state(lane) is LaneState.READY and not self._driver.stalled(lane)
 
     # Commands
 

@@ -153,7 +153,9 @@ class Server:
         return True
 
     def ready(self) -> bool:
-        return self._state.accepting
+        """Return whether requests are taken, and a lane is ready for them, unless there is none to be ready."""
+        lanes = self._state.lanes
+        return self._state.accepting and (not lanes or any(self._rollouts.is_ready(lane) for lane in lanes))
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         if name:

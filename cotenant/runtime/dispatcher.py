@@ -40,6 +40,8 @@ NO_LANE: Final = "no partition holds the model"
 NO_WORKER: Final = "no worker that holds the model is up"
 TOO_LARGE: Final = "it has more rows than the largest batch that the plan allows"
 PASSED: Final = "its deadline passed while it waited"
+OVERDUE: Final = "its deadline passed long ago, and its batch still runs"
+STALLED: Final = "the batch before it does not end, and no other partition can answer it in time"
 HOPELESS: Final = "it can no longer be answered within its deadline"
 LEFT: Final = "the caller left"
 DIED_TWICE: Final = "its worker died, and so did the one that tried again"
@@ -161,7 +163,10 @@ class Dispatcher:
             if best is not None:
                 self._run(lane, best, count, rows, now, commands)
         self._place(lane)
-        self._wake(lane, min(lane.earliest(), again), commands)
+        due = min(lane.earliest(), again)
+        if lane.batch is not None and lane.batch.overdue < due:
+            due = lane.batch.overdue
+        self._wake(lane, due, commands)
 
     def _place(self, lane: Lane) -> None:
         """Update the routing order after the lane's finish times changed."""
@@ -190,6 +195,7 @@ class Dispatcher:
         if lane is None or lane.batch is None or lane.batch.id != batch_id:
             return None
         batch, lane.batch = lane.batch, None
+        lane.set_state(up=True)
         return lane, batch
 
     def _finished(
@@ -246,8 +252,29 @@ class Dispatcher:
                 passed = [request for request in queue.waiting if request.deadline <= now]
                 queue.keep([request for request in queue.waiting if request.deadline > now])
                 self._end(tuple(passed), Outcome.EXPIRED, PASSED, commands, lane=lane.id)
+        if lane.batch is not None and lane.batch.overdue <= now:
+            self._stall(lane, lane.batch, now, commands)
         self._advance(lane, now, commands)
         return commands
+
+    def _stall(self, lane: Lane, batch: Batch, now: float, commands: list[Command]) -> None:
+        """End the running requests that are overdue, and move those that wait for the batch to other lanes. The batch
+        goes on: it is for the supervisor to say when its worker hangs."""
+        batch.overdue = math.inf
+        ended = []
+        for request in self._open(batch):
+            due = request.deadline + batch.grace
+            if due <= now:
+                ended.append(request)
+            elif due < batch.overdue:
+                batch.overdue = due
+        batch.intact = batch.intact and not ended
+        self._end(tuple(ended), Outcome.EXPIRED, OVERDUE, commands, lane=lane.id)
+        if not lane.stalled:
+            lane.set_state(up=True, stalled=True)
+            waiting = self._take_all(lane)
+            self._place(lane)
+            self._reroute(waiting, lane, Outcome.EXPIRED, STALLED, now, commands)
 
     # Workers and plans
 
@@ -255,7 +282,7 @@ class Dispatcher:
         lane = self.lanes.get(lane_id)
         commands: list[Command] = []
         if lane is not None and not lane.draining:
-            lane.up = True
+            lane.set_state(up=True, stalled=lane.stalled)
             self._advance(lane, now, commands)
         return commands
 
@@ -274,7 +301,7 @@ class Dispatcher:
 
     def _lose(self, lane: Lane, commands: list[Command]) -> list[tuple[Lane, list[Request]]]:
         """Take a lane down; return the requests to retry, those of its batch first."""
-        lane.up = False
+        lane.set_state(up=False)
         lost: tuple[Request, ...] = ()
         if lane.batch is not None:
             lost = self._open(lane.batch)
@@ -368,6 +395,11 @@ class Dispatcher:
                     seen[request.id] = lane.id
             if lane.batch is not None:
                 assert lane.up, lane.id
+                assert lane.batch.overdue >= lane.wake, lane.id
+                assert lane.available != lane.stalled, lane.id
+            else:
+                assert not lane.stalled and lane.available == lane.up, lane.id
+            if lane.batch is not None:
                 assert sum(request.size for request in lane.batch.requests) == lane.batch.rows
                 for request in lane.batch.requests:
                     if request.id in self._held:

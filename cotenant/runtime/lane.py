@@ -16,6 +16,8 @@ DEVIATION_GAIN: Final = 1 / 4
 # run nothing, and never observe that it is faster.
 MAX_CORRECTION: Final = 2.0
 
+MIN_GRACE: Final = 1.0  # seconds after its deadline before a running request expires; longer for a slow batch
+
 
 # Lower bound of the finish time, index of the queue among those of its model, and the queue.
 Entry = tuple[float, int, "Queue"]
@@ -172,9 +174,10 @@ class Queue:
 
 class Batch:
     """Track a batch in flight. predicted: its latency by the plan when it began. intact: none of its requests has
-    ended yet."""
+    ended yet. grace: seconds after its deadline within which a request is still worth a late answer. overdue: when the
+    first of the requests that have not ended is past that."""
 
-    __slots__ = ("id", "intact", "predicted", "queue", "requests", "rows", "started")
+    __slots__ = ("grace", "id", "intact", "overdue", "predicted", "queue", "requests", "rows", "started")
 
     def __init__(self, id: int, queue: Queue, requests: tuple[Request, ...], rows: int, started: float) -> None:
         self.id = id
@@ -184,12 +187,40 @@ class Batch:
         self.started = started
         self.predicted = queue.latencies[rows - 1]
         self.intact = True
+        self.grace = max(MIN_GRACE, queue.expected(rows))
+        self.overdue = self.earliest() + self.grace
+
+    def earliest(self) -> float:
+        """Return the earliest deadline of its requests."""
+        earliest = math.inf
+        for request in self.requests:
+            deadline = request.deadline
+            if deadline < earliest:
+                earliest = deadline
+        return earliest
 
 
 class Lane:
-    """Hold a worker of a partition at run time: a queue for each of its models, and at most one batch in flight."""
+    """Hold a worker of a partition at run time: a queue for each of its models, and at most one batch in flight.
 
-    __slots__ = ("batch", "draining", "free_at", "id", "lent", "queue_list", "queues", "routed", "up", "wake")
+    up: its worker is ready. stalled: it has not answered a batch for so long that requests of it expired; nothing more
+    is sent to it until it does. available: up, and not stalled.
+    """
+
+    __slots__ = (
+        "available",
+        "batch",
+        "draining",
+        "free_at",
+        "id",
+        "lent",
+        "queue_list",
+        "queues",
+        "routed",
+        "stalled",
+        "up",
+        "wake",
+    )
 
     def __init__(self, spec: LaneSpec) -> None:
         self.id = spec.id
@@ -200,6 +231,8 @@ class Lane:
         self.free_at = 0.0  # predicted end of the batch in flight
         self.lent = 0.0  # seconds, in all its batches
         self.up = False
+        self.stalled = False
+        self.available = False
         self.draining = False
         self.wake = math.inf  # earliest time of a pending Woke
         self.update(spec)
@@ -225,6 +258,12 @@ class Lane:
         for queue in self.queue_list:
             queue.others = [other for other in self.queue_list if other is not queue]
         return displaced
+
+    def set_state(self, *, up: bool, stalled: bool = False) -> None:
+        """Set whether its worker is ready, and whether it has stalled."""
+        self.up = up
+        self.stalled = stalled
+        self.available = up and not stalled
 
     def earliest(self) -> float:
         """Return the earliest deadline of all requests waiting on the lane; infinity if there are none."""

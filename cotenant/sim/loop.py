@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Final, Protocol
 
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Request
@@ -14,6 +14,8 @@ from cotenant.runtime.events import Arrived, Command, Died, Drained, Event, Fini
 
 Handle = Callable[[Event, float], list[Command]]
 Tell = Callable[[Event, float], None]  # hands an event to the dispatcher and performs its commands at once
+
+LONG: Final = 1.0  # seconds; the actor hears of batches that take so long or longer, and may act on them
 
 
 class Actor(Protocol):
@@ -131,7 +133,11 @@ class _Agenda:
         """Perform commands of the dispatcher."""
         for command in commands:  # no isinstance: it is slow to deny for structs
             if type(command) is Run:
-                self._at(now + self._service(command, now), Finished(command.lane, command.batch))
+                seconds = self._service(command, now)
+                if seconds >= LONG:
+                    self._acts = self._actor.due
+                    self.due = min(self.due, self._acts)
+                self._at(now + seconds, Finished(command.lane, command.batch))
             elif type(command) is Reply:
                 for follower in self._ended(command, now):
                     self._at(follower.arrived, Arrived(follower))

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from cotenant.core.request import Request
 from cotenant.measure.ledger import OutcomeLedger
 from cotenant.runtime.events import Reply, Run
+from cotenant.sim.loop import LONG
 from cotenant.sim.service import Service
 
 
 class CountingService:
     """Count batches and replies in ledgers by model, by `serve` and `ended`, which are for `loop.play`.
 
-    follow: gives the requests that follow from a reply; None where none ever do.
+    follow: gives the requests that follow from a reply; None where none ever do. began: hears of batches that take
+    `LONG` seconds or more, which may hang: the batch, its predicted and its true seconds, and when it begins.
     """
 
     def __init__(
@@ -21,14 +23,18 @@ class CountingService:
         ledgers: Mapping[str, OutcomeLedger],
         service: Service,
         follow: Callable[[Reply, float], Iterable[Request]] | None,
+        began: Callable[[Run, float, float, float], None] | None = None,
     ) -> None:
         self._ledgers = dict(ledgers)
         self._service = service
         self._follow = follow
+        self._began = began
 
     def serve(self, run: Run, now: float) -> float:
         rows, predicted, took = self._service.takes(run, now)
         self._ledgers[run.model].ran(rows, predicted, took)
+        if took >= LONG and self._began is not None:
+            self._began(run, predicted, took, now)
         return took
 
     def ended(self, reply: Reply, now: float) -> Iterable[Request]:

@@ -161,7 +161,8 @@ def _run(
         requests = driver.count(requests)
     if over is not None:
         requests = _until(requests, lambda: over(ledgers))
-    counted = CountingService(ledgers, service, follow)
+    began = actor.began if isinstance(actor, Workers) else None
+    counted = CountingService(ledgers, service, follow, began)
     play(handle or Dispatcher(), requests, counted.serve, counted.ended, actor)
 
 

@@ -40,6 +40,7 @@ from cotenant.control.events import (
     Switched,
     WakeAt,
     Woke,
+    WorkerBusy,
     WorkerReady,
     WorkersExited,
 )
@@ -51,7 +52,7 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import Problem
-from cotenant.runtime.events import ApplicationSpec, Drained, LaneSpec
+from cotenant.runtime.events import ApplicationSpec, Drained, LaneSpec, Run
 from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
 from cotenant.sim.loop import Tell
 from cotenant.workload.failures import Failure
@@ -164,6 +165,16 @@ class Workers:
 
     def drained(self, lane: LaneId, now: float) -> None:
         self._feed(Drained(lane), now)
+
+    def began(self, run: Run, predicted: float, seconds: float, now: float) -> None:
+        """Hear of a batch that begins and takes long; the supervisor is told when it hangs."""
+        supervisor = self.orchestrator.supervisor
+        limit = supervisor.options.hang_limit(predicted)
+        lane = supervisor.lanes().get(run.lane)
+        if seconds > limit and lane is not None:
+            batch = f"a batch of {sum(request.size for request in run.requests)} of {run.model!r}"
+            busy = WorkerBusy(run.lane, lane.incarnation, now, batch, predicted)
+            self._later(math.nextafter(now + limit, math.inf), busy)
 
     # Events
 

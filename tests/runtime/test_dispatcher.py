@@ -456,7 +456,10 @@ LANES = (
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["arrive"] * 8 + ["finish"] * 5 + ["wake"] * 3 + ["cancel", "die", "ready", "fail", "apply", "stale"]
+            ["arrive"] * 8
+            + ["finish"] * 5
+            + ["wake"] * 3
+            + ["cancel", "die", "ready", "fail", "apply", "stale", "hang"]
         ),
         st.integers(0, 10**6),
         st.floats(0, 0.02),
@@ -500,6 +503,11 @@ def test_dispatcher_over_random_events_ends_every_request_once(steps: list[tuple
                 story.feed(Applied(tuple(spec for i, spec in enumerate(LANES) if pick >> i & 1)))
             case "stale":
                 story.feed(Finished(lane_id, -1))
+            case "hang":
+                due = story.dispatcher.lanes[lane_id].wake if lane_id in story.dispatcher.lanes else math.inf
+                story.now += 1.2  # beyond the grace of every request
+                if due < math.inf:
+                    story.feed(Woke(lane_id, due))
             case _:
                 pass
     # Everything that is still held ends once its lanes come to rest.

@@ -44,6 +44,9 @@ class Served:
         status, body = self.ask(post(f"/v2/models/{model}/infer", json.dumps({"inputs": inputs, **more}).encode()))
         return status, json.loads(body)
 
+    def get(self, path: str) -> tuple[int, bytes]:
+        return self.ask(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+
     def serves(self) -> bool:
         """Tell whether each model answers an ordinary request."""
         return all(self.infer(model, ORDINARY[model])[0] == 200 for model in MODELS)

@@ -60,7 +60,10 @@ def test_play_batch_lost_with_its_worker_never_finishes() -> None:
 
     script = Script([*UP, (1.0, Died(LaneId.parse("cpu-0/0"), "test"))])
     play(handle, [Request(0, "m", 0.5, 4.0)], lambda run, now: 3.0, lambda reply, now: (), script)
-    assert heard[-2:] == [(1.0, "Died"), (4.0, "Woke")]
+    assert heard[-2:] == [
+        (4.0, "Woke"),
+        (5.0, "Woke"),
+    ]  # of its deadline, and of the grace after that; nothing finishes
 
 
 def test_play_follow_up_of_a_response_arrives_at_its_time() -> None:
