@@ -1,0 +1,195 @@
+"""What the benchmarks of a server that adapts share: one in this process, load from another, and what became of it.
+
+Run as a program, this module is the load: `python -m benchmarks.adaptive ADDRESS`, with a list of `Segment`s as JSON on
+standard input. It prints a line of cumulative counts a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.app.backend import create_backend
+from cotenant.app.lifecycle import assemble, running
+from cotenant.app.running_server import RunningServer
+from cotenant.cli.client import bodies_for, fetch_status
+from cotenant.cli.demo import demo_settings
+from cotenant.cli.latency_tuning import tune_for_latency
+from cotenant.config import Settings, read_settings
+from cotenant.core.model import Model
+from cotenant.live.load_generator import generate_load
+from cotenant.measure.report import Report
+from cotenant.workload import Workload
+from cotenant.workload.arrivals import Arrivals, generate_arrivals
+from cotenant.zoo import build_models
+
+MODELS = ("digits", "lenet", "mobilenet_v2", "resnet18")
+SHARE_OF_CAPACITY = 0.7
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Poisson arrivals for some seconds. rates: requests/s by model, the same models in every segment."""
+
+    seconds: float
+    rates: dict[str, float]
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that have ended by `seconds` from the beginning: all whose caller stayed, those within their target, and
+    those that failed: answered by an error, or not at all."""
+
+    seconds: float
+    stayed: int
+    within_target: int
+    failed: int
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A server, and the rates of 70 % of what its planner takes for its capacity."""
+
+    server: RunningServer
+    rates: dict[str, float]
+
+    @property
+    def address(self) -> str:
+        return self.server.addresses.http
+
+
+def arguments(description: str | None, seconds: float) -> argparse.ArgumentParser:
+    """Return a parser of the options that all of these benchmarks have. seconds: the default duration."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model-repository", type=Path, default=Path("models"))
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+@asynccontextmanager
+async def served(repository: Path, names: Sequence[str], *, adapt: bool) -> AsyncIterator[Served]:
+    """Serve example models at 70 % of capacity: measured, planned, and planned again for these rates."""
+    build_models(repository, names)
+    usual = msgspec.structs.replace(
+        read_settings(), model_repository=repository, http_port=0, grpc_port=0, metrics_port=0
+    )
+    most = demo_settings(usual)
+    most = msgspec.structs.replace(most, models=tuple(model for model in most.models if model.name in names))
+    backend = create_backend(most)
+    capacity = (await assemble(most, backend, models=names)).deployment.plan.rates()
+    rates = {name: rate * SHARE_OF_CAPACITY for name, rate in capacity.items()}
+    settings = _at(most, rates, adapt=adapt)
+    assembly = await assemble(settings, backend, models=list(rates))
+    async with running(assembly) as server:
+        tune_for_latency()
+        yield Served(server, rates)
+
+
+def _at(settings: Settings, rates: Mapping[str, float], *, adapt: bool) -> Settings:
+    models = [
+        msgspec.structs.replace(model, rate=rates[model.name]) for model in settings.models if model.name in rates
+    ]
+    return msgspec.structs.replace(settings, models=tuple(models), objective="devices", adapt=adapt)
+
+
+async def send(address: str, segments: Sequence[Segment], seed: int) -> list[Tick]:
+    """Send load from another process, and return what became of it, second by second."""
+    return [tick async for tick in sending(address, segments, seed)]
+
+
+async def sending(address: str, segments: Sequence[Segment], seed: int) -> AsyncIterator[Tick]:
+    """Send load from another process; yield what has become of it so far about once a second, and at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.adaptive", address, str(seed)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(msgspec.json.encode(segments))
+        process.stdin.close()
+        async for line in process.stdout:
+            yield msgspec.json.decode(line, type=Tick)
+        if await process.wait():
+            sys.exit("the load generator failed")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def attainment(ticks: Sequence[Tick], since: float, until: float) -> float:
+    """Return the fraction within the target of requests that ended between two moments; NaN where none did."""
+    before, after = _at_second(ticks, since), _at_second(ticks, until)
+    stayed = after.stayed - before.stayed
+    return (after.within_target - before.within_target) / stayed if stayed else float("nan")
+
+
+def _at_second(ticks: Sequence[Tick], seconds: float) -> Tick:
+    return max((tick for tick in ticks if tick.seconds <= seconds), key=lambda tick: tick.seconds, default=NOTHING)
+
+
+NOTHING = Tick(seconds=0.0, stayed=0, within_target=0, failed=0)
+
+
+@contextlib.contextmanager
+def foreign_programs(count: int) -> Iterator[None]:
+    """Keep so many processors busy within the block."""
+    loops = [
+        os.posix_spawn(sys.executable, [sys.executable, "-c", "while True: pass"], os.environ) for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for pid in loops:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def _arrivals(segments: Sequence[Segment], seed: int) -> Arrivals:
+    begin = 0.0
+    for number, segment in enumerate(segments):
+        for times, sources in generate_arrivals(Workload.poisson(segment.rates), segment.seconds, seed + number):
+            yield _later(times, begin), sources
+        begin += segment.seconds
+
+
+def _later(times: NDArray[np.float64], seconds: float) -> NDArray[np.float64]:
+    return times + seconds
+
+
+async def _generate(address: str, segments: Sequence[Segment], seed: int) -> None:
+    status = await asyncio.to_thread(fetch_status, address)
+    models = [Model(name=name, slo=status.targets[name]) for name in segments[0].rates]
+    bodies = await bodies_for(address, models, seed)
+    begun = time.monotonic()
+
+    def tell(report: Report) -> None:
+        rows = report.models
+        tick = Tick(
+            seconds=time.monotonic() - begun,
+            stayed=sum(row.stayed for row in rows),
+            within_target=sum(round((row.attainment or 0.0) * row.stayed) for row in rows),
+            failed=sum(row.outcomes.get("failed", 0) for row in rows),
+        )
+        print(msgspec.json.encode(tick).decode(), flush=True)
+
+    tune_for_latency()
+    seconds = sum(segment.seconds for segment in segments)
+    tell(await generate_load(address, models, bodies, _arrivals(segments, seed), seconds, on_tick=tell))
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Segment])
+    asyncio.run(_generate(sys.argv[1], asked, int(sys.argv[2])))
