@@ -97,8 +97,7 @@ class Cpu:
 
     def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
         with self._lock:
-            for lane in shares:
-                self._pinned.pop(lane, None)
+            self._pinned = {lane: pinned for lane, pinned in self._pinned.items() if lane not in shares}
             ordered = sorted(shares.items(), key=lambda item: -item[1])
             return {lane: self._launch(lane, share) for lane, share in ordered}
 
