@@ -53,6 +53,12 @@ def simulate(
     duration: Duration = 60.0,
     seed: Seed = 0,
     jobs: Jobs = 2,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Plan again during the run, with the controller of `cotenant serve`.")
+    ] = False,
+    event_log: Annotated[
+        Path | None, typer.Option("--event-log", help="Write what the controller of --adapt heard and said.")
+    ] = None,
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:
@@ -67,6 +73,10 @@ def simulate(
         raise ConfigError("--plot draws one run; leave it out, or leave out --what-if")
     if workload_file is not None and rate:
         raise ConfigError("--workload sets the rates; leave it out, or leave out --rate")
+    if adapt and (changes or plot is not None):
+        raise ConfigError(f"{'--what-if' if changes else '--plot'} is for one plan; leave it out, or leave out --adapt")
+    if event_log is not None and not adapt:
+        raise ConfigError("--event-log is about the controller; it goes with --adapt")
     if plot is not None:
         check_drawable(plot)  # an error now, not after minutes
     asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
@@ -77,6 +87,15 @@ def simulate(
         run_what_ifs(question, answer, changes, seconds=duration, seed=seed, jobs=jobs, json=json)
         return
     failures = () if workload_file is None else read_failures(workload_file)
+    if adapt:
+        from cotenant.cli.adaptive_simulation import adaptive_view, simulate_adaptive
+
+        run = simulate_adaptive(asked, answer, workload, failures, seconds=duration, seed=seed, log=event_log)
+        if json:
+            show_json(run.to_json())
+        else:
+            console.print(adaptive_view(run))
+        return
     report = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed)
     if plot is not None:
         save_timeline(report, plot, {model.name: model.slo for model in asked.models})

@@ -15,6 +15,7 @@ A plan is made anew for one of these reasons, the first that holds:
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -537,3 +538,9 @@ def _total(latencies: Iterable[BatchLatency]) -> BatchLatency:
     for each in latencies:
         batches, predicted, observed = batches + each.batches, predicted + each.predicted, observed + each.observed
     return BatchLatency(batches, predicted, observed)
+
+
+def decisions_since(decisions: Sequence[Decision], last: Decision | None) -> list[Decision]:
+    """Return those of a controller's decisions that came after one, oldest first; None: all that it remembers."""
+    fresh = itertools.takewhile(lambda decision: decision is not last, reversed(decisions))
+    return list(fresh)[::-1]

@@ -26,7 +26,7 @@ from cotenant.control.adaptation import (
     Solve,
     Solved,
 )
-from cotenant.control.controller import Controller, Decision
+from cotenant.control.controller import Controller, Decision, decisions_since
 from cotenant.control.events import RolloutEnded
 from cotenant.control.provider import DeviceProvider
 from cotenant.control.revision import RolloutOutcome
@@ -237,12 +237,7 @@ class AdaptationDriver:
     # For people
 
     def _log_decisions(self) -> None:
-        fresh: list[Decision] = []
-        for decision in reversed(self.controller.decisions):
-            if decision is self._told:
-                break
-            fresh.append(decision)
-        for decision in reversed(fresh):
+        for decision in decisions_since(self.controller.decisions, self._told):
             logger.info("adaptation: %s: %s", decision.action, decision.reason)
             self._told = decision
 

@@ -25,6 +25,32 @@ def test_simulate_a_plan_draws_it_and_prints_its_timeline(program: Program, fold
     assert "1 device, utilisation " in table and " requests queued, at most " in table
 
 
+def test_simulate_with_a_controller_shows_its_decisions_and_replays(program: Program, folder: Path) -> None:
+    (folder / "rise.toml").write_text(
+        """
+[[workload]]
+model = "identity"
+arrivals = "curve"
+points = [["0s", 100], ["10s", 100], ["10s", 700]]
+[[workload]]
+model = "lookup"
+rate = 20
+"""
+    )
+    command = ("simulate", "problem.toml", "--workload", "rise.toml", "--duration", "30", "--adapt")
+    said = program(*command, "--event-log", "decisions.jsonl", "--json")
+    assert (said.code, said.err) == (0, "wrote decisions.jsonl\n")
+    found = json.loads(said.out)
+    adaptation = found["adaptation"]
+    assert adaptation["solves"] >= 1 and adaptation["devices"] == {"cpu": 1}
+    first = adaptation["decisions"][0]
+    assert first["action"] == "plan again" and 10.0 < first["time"] < 15.0 and "identity is offered" in first["reason"]
+    assert {row["model"] for row in found["models"]} == {"identity", "lookup"}
+    replayed = json.loads(program("replay", "decisions.jsonl", "--json").out)
+    assert replayed["identical"] and replayed["solves"] == adaptation["solves"]
+    assert "plan again" in program(*command).out
+
+
 def test_simulate_with_prices_shows_cost(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace("count = 1", "price = 3.6"))
