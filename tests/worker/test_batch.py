@@ -153,12 +153,20 @@ def test_batch_model_without_batch_dimension_runs_each_request(folder: Path, mem
     assert run(load(model), [np.ones((3, 2), np.float32), np.ones((3, 2), np.float32)], memory) == [6, 6]
 
 
-@pytest.mark.parametrize("content", [b"", b"no model", None])
-def test_load_runner_of_an_invalid_model_raises(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no ONNX model: it is empty"),
+        (b"no model", "no ONNX model: a field of no known type"),
+        (b"\x08\x08", "ONNX Runtime cannot load it: "),
+        (None, "cannot read it: No such file or directory"),
+    ],
+)
+def test_load_runner_of_an_invalid_model_raises(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.onnx: ONNX Runtime cannot load it: ") as raised:
+    with pytest.raises(ModelError, match=rf"model\.onnx: {reason}") as raised:
         load(WorkerModel(name="m", path=str(path), inputs=()))
     assert "\n" not in str(raised.value)
 

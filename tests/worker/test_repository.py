@@ -217,15 +217,13 @@ def test_describe_wrong_config_raises_model_error(tmp_path: Path, config: str, r
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (b"not a model at all", "Protobuf parsing failed"),
-        (onnx_bytes()[:-20], "Protobuf parsing failed"),
         (onnx_bytes(opset=99), "Opset 99 is under development and support for this is limited"),
         (onnx_bytes(op="Frobnicate"), "No Op registered for Frobnicate"),
         (onnx_bytes().replace(b"\x01x", b"\x01\xff"), "'utf-8' codec can't decode byte 0xff"),
     ],
-    ids=["text", "cut", "opset", "operator", "name"],
+    ids=["opset", "operator", "name"],
 )
-def test_describe_file_that_is_no_model_raises_a_short_error(tmp_path: Path, model: bytes, reason: str) -> None:
+def test_describe_model_that_cannot_be_loaded_raises_a_short_error(tmp_path: Path, model: bytes, reason: str) -> None:
     put(tmp_path, model=model)
     with pytest.raises(ModelError) as caught:
         describe(tmp_path)
@@ -233,6 +231,13 @@ def test_describe_file_that_is_no_model_raises_a_short_error(tmp_path: Path, mod
     assert message.startswith(f"{tmp_path}/m/1/model.onnx: no model that ONNX Runtime ") and reason in message
     assert message.endswith("; export it again as ONNX, with an opset that this version knows")
     assert len(message.splitlines()) == 1 and "/onnxruntime" not in message
+
+
+@pytest.mark.parametrize("model", [b"not a model at all", onnx_bytes()[:-20]], ids=["text", "cut"])
+def test_describe_file_that_is_no_model_raises_a_short_error(tmp_path: Path, model: bytes) -> None:
+    put(tmp_path, model=model)
+    with pytest.raises(ModelError, match=r"/m/1/model\.onnx: no ONNX model: a field .*; export it again as ONNX$"):
+        describe(tmp_path)
 
 
 @pytest.mark.parametrize(

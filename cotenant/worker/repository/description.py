@@ -9,6 +9,7 @@ from typing import Any
 
 from cotenant.core.tensor import DTYPES, ModelInfo, TensorSpec
 from cotenant.errors import ModelError
+from cotenant.worker.external_data import check_external_data
 from cotenant.worker.repository.config import CONFIG, Parameter, TensorConfig
 from cotenant.worker.repository.layout import Entry, read_labels
 from cotenant.worker.torch_export import load_exported
@@ -103,6 +104,7 @@ def _read_onnx(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ..
         RuntimeError,
         ValueError,
     )
+    check_external_data(path)
     try:
         # The fallback would print, and try the same again.
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"], enable_fallback=0)

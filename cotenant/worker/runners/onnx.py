@@ -8,6 +8,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from cotenant.errors import ModelError
+from cotenant.worker.external_data import check_external_data
 from cotenant.worker.runners.arrays import Array, one_line
 from cotenant.worker.wire import WorkerModel
 
@@ -27,6 +28,7 @@ class Onnx:
     warmed = False
 
     def __init__(self, model: WorkerModel, threads: int, stream: int | None = None) -> None:
+        check_external_data(model.path)
         self.model = model
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
