@@ -56,7 +56,15 @@ class DeploymentBuilder:
 
     async def build(self, names: Collection[str] | None = None, samples: Sequence[Sample] = ()) -> Deployment:
         """Return a deployment with its plan. Arguments and errors are those of `describe`."""
-        deployment = await self.describe(names, samples)
+        return await self.planned(await self.describe(names, samples))
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._settings
+
+    async def planned(self, deployment: Deployment) -> Deployment:
+        """Return a deployment with a plan for its problem."""
         # In a thread: a server goes on meanwhile.
         plan = await asyncio.to_thread(plan_problem, deployment.problem, self._settings.planner)
         return msgspec.structs.replace(deployment, plan=plan)

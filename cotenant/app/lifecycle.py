@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -13,12 +13,14 @@ from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_some
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.reloader import Reloader
 from cotenant.app.running_server import Addresses, RunningServer
+from cotenant.app.server_state import StateFile, kept, restored, state_key, state_path
 from cotenant.app.solver import BackgroundSolver
 from cotenant.backends import Backend
 from cotenant.config import Settings
 from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
-from cotenant.live.adaptation import AdaptationOptions
+from cotenant.live.adaptation import AdaptationOptions, Learnt
+from cotenant.live.adaptation_driver import Solver
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
@@ -37,6 +39,7 @@ class Assembly(NamedTuple):
     backend: Backend
     builder: DeploymentBuilder
     deployment: Deployment
+    learnt: Learnt | None = None  # in an earlier run, by the same plan
 
 
 async def assemble(
@@ -51,7 +54,14 @@ async def assemble(
     models: those to serve; None: all of the repository. Raises CotenantError.
     """
     builder = DeploymentBuilder(settings, backend, progress)
-    return Assembly(settings, backend, builder, await builder.build(models))
+    if not settings.adapt:
+        return Assembly(settings, backend, builder, await builder.build(models))
+    described = await builder.describe(models)
+    learnt = await asyncio.to_thread(StateFile(state_path(settings)).load, state_key(described, settings))
+    before = None if learnt is None else restored(described, learnt)
+    if before is not None:
+        return Assembly(settings, backend, builder, before, learnt)
+    return Assembly(settings, backend, builder, await builder.planned(described))
 
 
 @asynccontextmanager
@@ -69,7 +79,7 @@ async def running(
     Sockets come first, so that a port in use is known before any model is loaded. Raises ConfigError, WorkerError,
     DeviceError where it does not start.
     """
-    settings, backend, builder, deployment = assembly
+    settings, backend, builder, deployment, learnt = assembly
     check_serves_something(deployment)
     with _event_log(settings.event_log) as log:
         server = Server(
@@ -78,7 +88,7 @@ async def running(
             builder.build,
             warm_workers=settings.warm_workers,
             memory_policy=MemoryPolicy(settings.rollout_memory),
-            adaptation=AdaptationOptions(solver=lambda: BackgroundSolver(settings.planner)) if settings.adapt else None,
+            adaptation=_adaptation(settings, learnt),
             log=log,
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
@@ -96,11 +106,33 @@ async def running(
                 metrics=await _listen(metrics, metrics_host, settings.metrics_port),
             )
             await server.start()
-            yield RunningServer(server, reloader, addresses)
+            async with _kept(server, builder):
+                yield RunningServer(server, reloader, addresses)
         finally:
             await server.drain(settings.grace)
             await asyncio.gather(http.stop(settings.grace), metrics.stop(0.0), grpc.stop(settings.grace))
             await server.stop(WORKER_GRACE)
+
+
+def _adaptation(settings: Settings, learnt: Learnt | None) -> AdaptationOptions | None:
+    if not settings.adapt:
+        return None
+
+    def solver() -> Solver:
+        return BackgroundSolver(settings.planner)
+
+    if learnt is None:
+        return AdaptationOptions(solver=solver)
+    return AdaptationOptions(solver=solver, rates=learnt.rates, slowdowns=learnt.slowdowns)
+
+
+def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextManager[None]:
+    """Keep what the server learns over a restart."""
+    if not builder.settings.adapt:
+        return nullcontext()
+
+    file = StateFile(state_path(builder.settings))
+    return kept(file, lambda: state_key(server.deployment, builder.settings), server.learnt)
 
 
 async def _listen(front_end: HttpServer | GrpcServer, host: str, port: int) -> str:

@@ -67,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_delay: seconds, for models that set none themselves; None: 0.
     max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
+    state: SQLite file of what is kept over a restart; None: one for each repository beside the profile cache.
     """
 
     model_repository: Path
@@ -95,6 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_memory: int
     grace: float
     event_log: Path | None
+    state: Path | None
     log_level: LogLevel
     models: tuple[ModelSettings, ...]
 
@@ -158,6 +160,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     max_memory: str = "1GiB"
     grace: str | int | float = "10s"
     event_log: str | None = None
+    state: str | None = None
     log_level: str = "warning"
     cpu: _CpuEntry = msgspec.field(default_factory=_CpuEntry)
     gpu: _GpuEntry = msgspec.field(default_factory=_GpuEntry)
@@ -210,6 +213,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         max_memory=_bytes(file.max_memory, f"{place}: max_memory"),
         grace=units.parse_seconds(str(file.grace), f"{place}: grace"),
         event_log=None if file.event_log is None else base / file.event_log,
+        state=None if file.state is None else base / file.state,
         log_level=check_one_of(file.log_level, LogLevel, f"{place}: log_level"),
         models=models,
     )

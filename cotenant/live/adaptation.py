@@ -14,6 +14,7 @@ from cotenant.control.adaptation import ControllerCommand, ControllerEvent
 from cotenant.control.controller import ControllerOptions
 from cotenant.control.event_log import ControllerBuilt, controller_line, header_line
 from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Plan
 from cotenant.live.adaptation_driver import AdaptationDriver, Solver, planned_rates
 from cotenant.live.deployment import Deployment
 from cotenant.live.driver import Driver
@@ -25,6 +26,14 @@ from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.status import AdaptationStatus, DecisionStatus
 from cotenant.planners import Problem
+
+
+class Learnt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server has learnt. rates, slowdowns: by model, that the plan in force counts with; see `Adopted`."""
+
+    plan: Plan
+    rates: dict[str, float]
+    slowdowns: dict[str, float]
 
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +102,17 @@ class Adaptation:
         if self._solver is not None:
             await self._solver.close()
             self._solver = None
+
+    def learnt(self) -> Learnt | None:
+        """Return what is worth keeping over a restart; None before the start."""
+        if self._adapting is None:
+            return None
+        models = self._adapting.controller.status().models
+        return Learnt(
+            plan=self._state.deployment.plan,
+            rates={name: model.planned for name, model in models.items() if model.planned},
+            slowdowns={name: model.slowdown for name, model in models.items() if model.slowdown > 1.0},
+        )
 
     def reading(self) -> AdaptationReading | None:
         """Return what the metrics show; None before the start."""

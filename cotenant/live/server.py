@@ -12,7 +12,7 @@ from cotenant.control.revision import MemoryPolicy
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
-from cotenant.live.adaptation import Adaptation, AdaptationOptions
+from cotenant.live.adaptation import Adaptation, AdaptationOptions, Learnt
 from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
 from cotenant.live.deployment_manager import DeploymentManager
 from cotenant.live.driver import Driver, Tensors
@@ -111,6 +111,10 @@ class Server:
     def deployment(self) -> Deployment:
         """The deployment in force."""
         return self._state.deployment
+
+    def learnt(self) -> Learnt | None:
+        """Return what adaptation has learnt; None where there is none."""
+        return None if self._adaptation is None else self._adaptation.learnt()
 
     async def apply(self, deployment: Deployment) -> None:
         """Switch to another deployment, as `DeploymentManager.apply` does."""

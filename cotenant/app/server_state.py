@@ -1,0 +1,151 @@
+"""What a server keeps over a restart: the plan in force, and the rates and slowdowns that it was made for.
+
+One row in an SQLite file, whose key says what the plan depends on: with other models, profiles or settings there is
+nothing to restore. A file that is broken, or cannot be written, costs no more than what it would have held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from cotenant.config import Settings
+from cotenant.core.identity import DeviceId
+from cotenant.errors import ConfigError
+from cotenant.live.adaptation import Learnt
+from cotenant.live.deployment import Deployment
+from cotenant.planners.check import check
+from cotenant.planners.rates import at_rates
+from cotenant.planning.replan import slowed_profiles
+from cotenant.profiling import cache
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 5.0  # seconds between two looks at whether something has to be written
+LOCKED = 1.0  # seconds to wait for another server that writes
+
+
+def state_path(settings: Settings) -> Path:
+    """Return the file of the settings, by default one for each repository and backend beside the profile cache."""
+    if settings.state is not None:
+        return settings.state
+    served = f"{settings.model_repository.resolve()}\0{settings.backend}"
+    return cache.cache_folder().parent / "state" / f"{hashlib.sha256(served.encode()).hexdigest()[:32]}.sqlite"
+
+
+def state_key(deployment: Deployment, settings: Settings) -> str:
+    """Hash all that a plan depends on, but for the rates that were learnt."""
+    problem = deployment.problem
+    profiles = [(name, kind, list(profile.points)) for (name, kind), profile in sorted(problem.profiles.items())]
+    asked = (settings.planner, settings.objective, settings.models, settings.interference)
+    depends = (asked, problem.models, problem.applications, problem.fleet, profiles)
+    return hashlib.sha256(msgspec.json.encode(depends, enc_hook=repr)).hexdigest()
+
+
+def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
+    """Return a deployment with the plan that was in force before; None where that is not valid any more."""
+    problem = deployment.problem
+    rates = {name: learnt.rates.get(name, 0.0) for name in problem.rates}
+    asked = at_rates(problem, rates)
+    slowed = msgspec.structs.replace(asked, profiles=slowed_profiles(problem.profiles, learnt.slowdowns))
+    if violations := check(learnt.plan, slowed):
+        logger.info("the plan of the last run is not valid any more: %s", violations[0])
+        return None
+    return msgspec.structs.replace(deployment, plan=learnt.plan, problem=asked)
+
+
+class StateFile:
+    """Load and store, never raising: what goes wrong is logged, once until it works again, and is in `problem`."""
+
+    def __init__(self, path: Path) -> None:
+        self.problem = ""
+        self._path = path
+
+    def load(self, key: str) -> Learnt | None:
+        """Return what was stored under a key; None where there is nothing. A broken file is put aside."""
+        if not self._path.exists():
+            return None
+        try:
+            with contextlib.closing(self._connect()) as database:
+                row = database.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
+            return None if row is None else _decode(row[0])
+        except sqlite3.OperationalError as error:  # locked, or not to be opened: the file may well be sound
+            self._trouble(f"{self._path}: cannot read the state of the last run: {error}")
+        except (sqlite3.DatabaseError, msgspec.DecodeError, ConfigError, TypeError) as error:
+            broken = self._path.with_name(self._path.name + ".broken")
+            with contextlib.suppress(OSError):
+                self._path.replace(broken)
+            self._trouble(f"{self._path}: the state of the last run is broken, and now {broken.name}: {error}")
+        return None
+
+    def store(self, key: str, learnt: Learnt) -> None:
+        """Replace what is stored."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(self._connect()) as database, database:
+                database.execute("CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+                database.execute("DELETE FROM state")
+                database.execute("INSERT INTO state VALUES (?, ?)", (key, _encode(learnt)))
+        except (sqlite3.Error, OSError) as error:
+            self._trouble(f"{self._path}: cannot keep the state for a restart: {error}")
+        else:
+            self.problem = ""
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=LOCKED)
+
+    def _trouble(self, problem: str) -> None:
+        if problem != self.problem:
+            logger.warning("%s", problem)
+        self.problem = problem
+
+
+@asynccontextmanager
+async def kept(file: StateFile, key: Callable[[], str], current: Callable[[], Learnt | None]) -> AsyncIterator[None]:
+    """Within the block, store what has changed now and then, and at its end.
+
+    key: returns that of `state_key`; called in a thread. current: returns what is to be kept; None where there is
+    nothing.
+    """
+    stored: Learnt | None = None
+
+    async def store() -> None:
+        nonlocal stored
+        learnt = current()
+        if learnt is not None and learnt != stored:
+            stored = learnt
+            await asyncio.to_thread(lambda: file.store(key(), learnt))
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(PERIOD)
+            await store()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store()
+
+
+def _encode(learnt: Learnt) -> str:
+    return msgspec.json.encode(learnt, enc_hook=str).decode()
+
+
+def _decode(text: str) -> Learnt:
+    return msgspec.json.decode(text, type=Learnt, dec_hook=_from_builtin)
+
+
+def _from_builtin(kind: type, value: object) -> DeviceId:
+    assert kind is DeviceId
+    return DeviceId.parse(msgspec.convert(value, str))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.app.lifecycle import assemble, running
+from cotenant.app.server_state import StateFile, restored, state_key, state_path
+from cotenant.backends.cpu import Cpu
+from cotenant.config import Settings, read_settings
+from cotenant.core.plan import Plan
+from cotenant.live.adaptation import Learnt
+from tests.live.deployment import csv, repository, sample_deployment
+
+SERVE = """
+model_repository = "models"
+profiles = "profiles.csv"
+state = "state.sqlite"
+http_port = 0
+grpc_port = 0
+metrics_port = 0
+[[models]]
+name = "identity"
+slo = "2s"
+rate = 20
+[[models]]
+name = "lookup"
+slo = "2s"
+rate = 10
+"""
+
+
+def settings_of(root: Path) -> Settings:
+    repository(root / "models")
+    (root / "profiles.csv").write_text(csv())
+    (root / "serve.toml").write_text(SERVE)
+    return read_settings(root / "serve.toml")
+
+
+def learnt_of(plan: Plan, rate: float = 20.0) -> Learnt:
+    return Learnt(plan=plan, rates={"identity": rate, "lookup": 10.0}, slowdowns={"identity": 1.25})
+
+
+def test_state_is_what_was_stored_under_its_key(tmp_path: Path) -> None:
+    given = sample_deployment(repository(tmp_path / "models"))
+    file = StateFile(tmp_path / "new" / "state.sqlite")
+    assert file.load("a") is None and file.problem == ""
+    file.store("a", learnt_of(given.plan))
+    file.store("a", learnt_of(given.plan, 1 / 3))
+    assert StateFile(tmp_path / "new" / "state.sqlite").load("a") == learnt_of(given.plan, 1 / 3)
+    assert file.load("b") is None
+    file.store("b", learnt_of(given.plan))
+    assert file.load("a") is None
+
+
+def test_broken_state_is_put_aside_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = sample_deployment(repository(tmp_path / "models"))
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(b"this is no database, and long enough to be taken for one" * 100)
+    file = StateFile(path)
+    assert file.load("a") is None
+    assert "state.sqlite: the state of the last run is broken, and now state.sqlite.broken: " in file.problem
+    assert (tmp_path / "state.sqlite.broken").exists()
+    file.store("a", learnt_of(given.plan))
+    assert file.problem == "" and file.load("a") is not None
+    assert len(caplog.records) == 1
+
+
+def test_state_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    file = StateFile(tmp_path / "file" / "state.sqlite")
+    for _ in range(3):
+        file.store("a", learnt_of(Plan(planner="none")))
+    assert "cannot keep the state for a restart: " in file.problem
+    assert len(caplog.records) == 1
+
+
+def test_plan_that_is_not_valid_any_more_is_not_restored(tmp_path: Path) -> None:
+    given = sample_deployment(repository(tmp_path))
+    assert restored(given, Learnt(plan=given.plan, rates=given.problem.rates, slowdowns={})) is not None
+    smaller = msgspec.structs.replace(given.problem.fleet[0], cuts=(10,))
+    changed = msgspec.structs.replace(given, problem=msgspec.structs.replace(given.problem, fleet=(smaller,)))
+    assert restored(changed, learnt_of(given.plan)) is None
+
+
+def test_each_repository_has_a_state_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    usual = read_settings()
+    other = msgspec.structs.replace(usual, model_repository=tmp_path)
+    assert state_path(usual) != state_path(other)
+    assert state_path(usual).parent == tmp_path / "cotenant" / "state"
+
+
+def test_server_starts_with_the_plan_of_its_last_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_of(tmp_path)
+    caplog.set_level(logging.INFO, "cotenant.app")
+
+    async def main() -> None:
+        assembly = await assemble(settings, Cpu())
+        assert assembly.learnt is None
+        async with running(assembly) as server:
+            planned = server.deployment.plan
+        learnt = StateFile(tmp_path / "state.sqlite").load(state_key(assembly.deployment, settings))
+        assert learnt is not None and learnt.plan == planned and learnt.rates == {"identity": 20.0, "lookup": 10.0}
+
+        again = await assemble(settings, Cpu())
+        assert again.learnt == learnt and again.deployment.plan == planned
+        async with running(again) as server:
+            status = (await server.status()).adaptation
+            assert status is not None and status.models["identity"].planned == 20.0
+
+        models = tuple(msgspec.structs.replace(model, rate=5.0) for model in settings.models)
+        other = await assemble(msgspec.structs.replace(settings, models=models), Cpu())
+        assert other.learnt is None and other.deployment.plan.rate("identity") == pytest.approx(5.0)
+        fixed = await assemble(msgspec.structs.replace(settings, adapt=False), Cpu())
+        assert fixed.learnt is None
+
+    asyncio.run(main())
