@@ -107,8 +107,8 @@ class AdaptationDriver:
         """Count requests as they arrive."""
         arrived = self.arrived
         for request in requests:
-            arrived[request.model] += 1
             yield request
+            arrived[request.model] += 1  # only now: a run asks for a request before its time has come
 
     def _observe(self, now: float) -> None:
         if now + self._adaptation.period < self._until:
