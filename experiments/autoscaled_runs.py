@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
-from cotenant.control.scaling.scaler import Scaler, ScalingOptions
+from cotenant.control.adaptation import ControllerCommand, ControllerEvent, Observed, Roll, RollEnded, Solve, Solved
+from cotenant.control.periodic import PeriodicController, PeriodicOptions
+from cotenant.control.provider import FixedProvider
+from cotenant.control.revision import RolloutOutcome
+from cotenant.control.scaling import ScalingPolicy
+from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
+from cotenant.core.plan_diff import renumber_devices
+from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
 from cotenant.measure.report import Report
 from cotenant.measure.timeline import Timeline
 from cotenant.planners import Planner, Problem
+from cotenant.planners.rates import at_rates
+from cotenant.planning.replan import with_devices
 from cotenant.runtime.dispatcher import Dispatcher
+from cotenant.runtime.events import Command, Event, Reply
+from cotenant.sim.adaptation import Adaptation
+from cotenant.sim.loop import Handle
 from cotenant.sim.recorder import Recorder
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
+
+OBSERVED = 2.5  # seconds between observations, of which each period of a policy is a multiple
 
 
 class AutoscaledRun(msgspec.Struct, frozen=True):
     """Hold the result of a run.
 
-    timeline: by periods of the scaler; plans: each with the time in seconds from which it is in force.
+    timeline: by periods of the policy; plans: each with the time in seconds from which it is in force. utilisation: by
+    observations, every `OBSERVED` seconds, the part of all devices of the cluster that ran batches. response_times: by
+    periods, mean seconds of answered requests, `nan` where none was.
     """
 
     timeline: Timeline
     plans: list[tuple[float, Plan]]
     report: Report
+    utilisation: list[float]
+    response_times: list[float]
 
 
 class IntervalSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +55,7 @@ class IntervalSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     offered, goodput: requests/s; missed: fraction late or dropped; worst_missed: the same of the model and the period
     that missed most. devices, partitions: in use on average; shares: sum over all partitions, in devices. plan_changes:
-    new plans that came into force.
+    new plans that came into force. utilisation: of the cluster; response_time: mean seconds of answered requests.
     """
 
     offered: float
@@ -47,61 +66,115 @@ class IntervalSummary(msgspec.Struct, frozen=True, kw_only=True):
     partitions: float
     shares: float
     plan_changes: int
+    utilisation: float
+    response_time: float
+
+
+class PlannerSolver(msgspec.Struct, frozen=True):
+    """Answer every `Solve` by a planner alone, for the devices that are there, filling them or not as it does."""
+
+    problem: Problem
+    planner: Planner
+
+    def __call__(self, solve: Solve) -> Solved:
+        problem = with_devices(at_rates(self.problem, solve.rates), Counter(device.kind for device in solve.devices))
+        if not problem.fleet:
+            return Solved(number=solve.number, plan=Plan(planner="none"))
+        plan = self.planner(msgspec.structs.replace(problem, current=solve.current))
+        return Solved(number=solve.number, plan=renumber_devices(plan, solve.current, solve.devices))
 
 
 def run_autoscaled(
     problem: Problem,
     environment: Problem,
     planner: Planner,
-    policy: ScalingOptions,
+    policy: ScalingPolicy,
+    options: PeriodicOptions,
     workload: Workload,
     *,
     seconds: float,
     startup: float,
     seed: int,
+    first: Plan | None = None,
 ) -> AutoscaledRun:
-    """Simulate a workload while a scaler replans.
+    """Simulate a workload under a scaling policy, on the devices of one cluster, which it may use or not.
 
     problem: what the planner gets at the beginning, with rates; environment: the problem that the simulator uses, with
-    the true interference. startup: seconds a worker takes to start; less than a period, so that a plan is in force
-    before the next one is requested.
+    the true interference. startup: seconds a worker takes to start. first: the plan at the beginning, where it is not
+    the planner's for the problem.
     """
-    scaler = _Logged(Scaler(problem, planner, planner(problem), policy), startup)
+    plan = planner(problem) if first is None else first
+    devices = [DeviceId(kind.name, index) for kind in problem.fleet for index in range(kind.count or 0)]
+    log = _Log(plan, len(devices))
+    adaptation = Adaptation(
+        controller=PeriodicController(policy, problem, options),
+        solver=PlannerSolver(problem, planner),
+        provider=FixedProvider(devices, (device.id for device in plan.devices)),
+        solve_seconds=0.0,
+        period=OBSERVED,
+        log=log,
+    )
+    periods = round(seconds / options.period)
+    response_times = _ResponseTimes(Dispatcher().handle, seconds / periods, periods)
     names = [model.name for model in environment.models]
-    recorder = Recorder(Dispatcher().handle, names, {}, seconds=seconds, intervals=round(seconds / policy.period))
+    recorder = Recorder(response_times, names, {}, seconds=seconds, intervals=periods)
     report = simulate(
         environment,
-        scaler.plans[0][1],
+        plan,
         workload,
         seconds=seconds,
         seed=seed,
-        control=scaler,
+        adaptation=adaptation,
         startup=startup,
         handle=recorder,
     )
-    return AutoscaledRun(recorder.timeline(), scaler.plans, report)
+    return AutoscaledRun(recorder.timeline(), log.plans, report, log.utilisation, response_times.means())
 
 
-class _Logged:
-    """Record the plans of a scaler, each with the time at which its workers are up."""
+class _Log:
+    """Record the plans in force and the utilisation of a cluster of so many devices."""
 
-    def __init__(self, scaler: Scaler, startup: float) -> None:
-        self.plans = [(0.0, scaler.plan)]
-        self._scaler = scaler
-        self._startup = startup
+    def __init__(self, plan: Plan, devices: int) -> None:
+        self.plans = [(0.0, plan)]
+        self.utilisation: list[float] = []
+        self._devices = devices
+        self._rolling: dict[int, Plan] = {}
 
-    @property
-    def period(self) -> float:
-        return self._scaler.period
+    def __call__(self, now: float, event: ControllerEvent, commands: list[ControllerCommand]) -> None:
+        match event:
+            case RollEnded(number=number, outcome=RolloutOutcome.COMPLETED):
+                self.plans.append((now, self._rolling[number]))
+            case Observed(utilisation=utilisation):
+                self.utilisation.append(utilisation * _shares(self.plans[-1][1]) / self._devices)
+            case _:
+                pass
+        for command in commands:
+            if isinstance(command, Roll):
+                self._rolling[command.number] = command.plan
 
-    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
-        plan = self._scaler.observe(rates, now)
-        if plan is not None:
-            self.plans.append((now + self._startup, plan))
-        return plan
 
-    def rolled_back(self, plan: Plan) -> None:
-        self._scaler.rolled_back(plan)
+class _ResponseTimes:
+    """Record the mean time from arrival to answer by periods: a transparent wrapper of a dispatcher's `handle`."""
+
+    def __init__(self, handle: Handle, period: float, periods: int) -> None:
+        self._handle = handle
+        self._period = period
+        self._sums = np.zeros((2, periods))
+
+    def __call__(self, event: Event, now: float) -> list[Command]:
+        commands = self._handle(event, now)
+        for command in commands:
+            if type(command) is Reply and command.outcome is Outcome.SERVED:
+                index = int(now / self._period)
+                if index < self._sums.shape[1]:
+                    self._sums[0, index] += sum([now - request.arrived for request in command.requests])
+                    self._sums[1, index] += len(command.requests)
+        return commands
+
+    def means(self) -> list[float]:
+        totals, counts = self._sums
+        means: list[float] = np.divide(totals, counts, out=np.full(len(totals), math.nan), where=counts > 0).tolist()
+        return means
 
 
 def summarize_intervals(result: AutoscaledRun, seconds: float) -> list[tuple[float, IntervalSummary]]:
@@ -114,7 +187,7 @@ def summarize_intervals(result: AutoscaledRun, seconds: float) -> list[tuple[flo
 
 
 def summarize(result: AutoscaledRun, start: float, end: float) -> IntervalSummary:
-    """Summarize the run from `start` to `end`, in seconds, rounded to periods of the scaler."""
+    """Summarize the run from `start` to `end`, in seconds, rounded to periods of the policy."""
     timeline, step = result.timeline, result.timeline.step
     periods = slice(round(start / step), round(end / step))
     length = end - start
@@ -136,7 +209,13 @@ def summarize(result: AutoscaledRun, start: float, end: float) -> IntervalSummar
         partitions=partitions,
         shares=shares,
         plan_changes=sum(start <= time < start + length for time, _ in result.plans[1:]),
+        utilisation=_mean(result.utilisation[round(start / OBSERVED) : round(end / OBSERVED)]),
+        response_time=_mean([time for time in result.response_times[periods] if not math.isnan(time)]),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _partitions(plan: Plan) -> float:

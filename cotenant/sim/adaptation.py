@@ -15,7 +15,6 @@ import msgspec
 
 from cotenant.control.adaptation import (
     Acquire,
-    AcquisitionFailed,
     Adopted,
     BatchLatency,
     ControllerCommand,
@@ -31,7 +30,8 @@ from cotenant.control.adaptation import (
     Solved,
 )
 from cotenant.control.events import RolloutEnded
-from cotenant.core.identity import DeviceId
+from cotenant.control.provider import DeviceProvider, FixedProvider
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.core.request import Request
 from cotenant.measure.ledger import OutcomeLedger
@@ -46,31 +46,18 @@ class ControllerMachine(Protocol):
     def handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]: ...
 
 
-class Provider(Protocol):
-    """Gives devices and takes them back, in virtual time: each answer with the time at which it comes."""
-
-    def acquire(self, kind: str, count: int, now: float) -> Iterable[tuple[float, ControllerEvent]]: ...
-
-    def release(self, devices: tuple[DeviceId, ...], now: float) -> Iterable[tuple[float, ControllerEvent]]: ...
-
-
-class NoProvider:
-    """All devices are there from the beginning; no more can be had."""
-
-    def acquire(self, kind: str, count: int, now: float) -> Iterable[tuple[float, ControllerEvent]]:
-        return [(now, AcquisitionFailed(kind, count, "there are no more devices"))]
-
-    def release(self, devices: tuple[DeviceId, ...], now: float) -> Iterable[tuple[float, ControllerEvent]]:
-        return []
-
-
 class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run is controlled. solve_seconds: that a solver takes, whatever it really takes; None: what it says.
-    period: seconds between two observations. log: told of each event and the commands that answer it, in order."""
+    """How a run is controlled.
+
+    provider: of further devices; by default there are none. works: whether a device that it gave is really there;
+    nothing starts on one that is not. solve_seconds: that a solver takes, whatever it really takes; None: what it says.
+    period: seconds between two observations. log: told of each event and the commands that answer it, in order.
+    """
 
     controller: ControllerMachine
     solver: Solver
-    provider: Provider = msgspec.field(default_factory=NoProvider)
+    provider: DeviceProvider = msgspec.field(default_factory=lambda: FixedProvider(()))
+    works: Callable[[DeviceId], bool] = lambda device: True
     solve_seconds: float | None = 0.5
     period: float = 0.5
     log: Callable[[float, ControllerEvent, list[ControllerCommand]], None] = lambda now, event, commands: None
@@ -86,6 +73,7 @@ class AdaptationDriver:
         self, adaptation: Adaptation, workers: Workers, ledgers: Mapping[str, OutcomeLedger], until: float
     ) -> None:
         self.arrived: Counter[str] = Counter()
+        self.busy: dict[LaneId, float] = {}  # seconds of batches since the last observation
         self._adaptation = adaptation
         self._workers = workers
         self._ledgers = ledgers
@@ -102,6 +90,7 @@ class AdaptationDriver:
         """Begin with a plan that was made for these rates."""
         self._workers.at(0.0, partial(self._feed, Adopted(plan=plan, rates=dict(rates))))
         self._workers.at(self._adaptation.period, self._observe)
+        self._listen()
 
     def count(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Count requests as they arrive."""
@@ -130,9 +119,18 @@ class AdaptationDriver:
                     for name, each in change.items()
                     if each.batches
                 },
+                utilisation=self._utilisation(seconds),
             ),
             now,
         )
+
+    def _utilisation(self, seconds: float) -> float:
+        """Return the part of the allocated share that ran batches. One that began in the period counts as a whole."""
+        shares = self._workers.shares()
+        busy = sum(shares.get(lane, 0.0) * min(took, seconds) for lane, took in self.busy.items())
+        self.busy.clear()
+        allocated = sum(shares.values()) * seconds
+        return min(1.0, busy / allocated) if allocated else 0.0
 
     def _feed(self, event: ControllerEvent, now: float) -> None:
         commands = self._adaptation.controller.handle(event, now)
@@ -150,16 +148,27 @@ class AdaptationDriver:
                 self._workers.at(now + seconds, partial(self._feed, answer))
             case Roll():
                 self._roll(command, now)
-            case Acquire(kind, count):
-                self._later(adaptation.provider.acquire(kind, count, now))
-            case Release(devices):
-                self._later(adaptation.provider.release(devices, now))
+            case Acquire() | Release():
+                adaptation.provider.handle(command, now)
+                self._listen()
             case Remeasure():
                 pass  # profiles are the world's own here
 
-    def _later(self, answers: Iterable[tuple[float, ControllerEvent]]) -> None:
-        for time, event in answers:
-            self._workers.at(time, partial(self._feed, event))
+    def _listen(self) -> None:
+        """Hear the provider's news when they are due; to ask too often is harmless."""
+        self._workers.at(self._adaptation.provider.due, self._hear)
+
+    def _hear(self, now: float) -> None:
+        for event in self._adaptation.provider.news(now):
+            match event:
+                case DevicesFound(devices):
+                    there = {device for device in devices if self._adaptation.works(device)}
+                    self._workers.restore(there, now)
+                    self._workers.lose(set(devices) - there, "there is no such device", now)
+                case DevicesGone(devices, reason):
+                    self._workers.lose(devices, reason, now)
+            self._feed(event, now)
+        self._listen()
 
     def _roll(self, roll: Roll, now: float) -> None:
         revision = self._workers.request(roll.plan, roll.reason, now)

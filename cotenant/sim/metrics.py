@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from cotenant.core.identity import LaneId
 from cotenant.core.request import Request
 from cotenant.measure.ledger import OutcomeLedger
 from cotenant.runtime.events import Reply, Run
@@ -15,7 +16,8 @@ class CountingService:
     """Count batches and replies in ledgers by model, by `serve` and `ended`, which are for `loop.play`.
 
     follow: gives the requests that follow from a reply; None where none ever do. began: hears of batches that take
-    `LONG` seconds or more, which may hang: the batch, its predicted and its true seconds, and when it begins.
+    `LONG` seconds or more, which may hang: the batch, its predicted and its true seconds, and when it begins. busy: the
+    seconds of batches are added up there, by lane.
     """
 
     def __init__(
@@ -24,17 +26,21 @@ class CountingService:
         service: Service,
         follow: Callable[[Reply, float], Iterable[Request]] | None,
         began: Callable[[Run, float, float, float], None] | None = None,
+        busy: dict[LaneId, float] | None = None,
     ) -> None:
         self._ledgers = dict(ledgers)
         self._service = service
         self._follow = follow
         self._began = began
+        self._busy = busy
 
     def serve(self, run: Run, now: float) -> float:
         rows, predicted, took = self._service.takes(run, now)
         self._ledgers[run.model].ran(rows, predicted, took)
         if took >= LONG and self._began is not None:
             self._began(run, predicted, took, now)
+        if self._busy is not None:
+            self._busy[run.lane] = self._busy.get(run.lane, 0.0) + took
         return took
 
     def ended(self, reply: Reply, now: float) -> Iterable[Request]:

@@ -162,7 +162,8 @@ def _run(
     if over is not None:
         requests = _until(requests, lambda: over(ledgers))
     began = actor.began if isinstance(actor, Workers) else None
-    counted = CountingService(ledgers, service, follow, began)
+    busy = None if driver is None else driver.busy
+    counted = CountingService(ledgers, service, follow, began, busy)
     play(handle or Dispatcher(), requests, counted.serve, counted.ended, actor)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
@@ -54,6 +54,7 @@ from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import Problem
 from cotenant.runtime.events import ApplicationSpec, Drained, LaneSpec, Run
 from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
+from cotenant.runtime.lane_specs import workers_per_partition
 from cotenant.sim.loop import Tell
 from cotenant.workload.failures import Failure
 
@@ -193,6 +194,22 @@ class Workers:
             self._by_hand.add(number)
         self._feed(Requested(PlanRevision(number=number, plan=plan, problem=self._problem, reason=reason)), now)
         return number
+
+    def shares(self) -> dict[LaneId, float]:
+        """Return the part of a device that each lane in force has, in ‰."""
+        return {
+            name: lane.partition.share / workers_per_partition(lane.partition)
+            for name, lane in self._matcher.lanes.items()
+        }
+
+    def lose(self, devices: Collection[DeviceId], reason: str, now: float) -> None:
+        """From now on nothing runs on these devices, until they are restored."""
+        if devices:
+            self._feed(DevicesLost(dict.fromkeys(devices, reason)), now)
+
+    def restore(self, devices: Iterable[DeviceId], now: float) -> None:
+        for device in devices:
+            self._feed(DeviceRestored(device), now)
 
     def _fail(self, failure: Failure, now: float) -> None:
         """Fail lanes, whose workers restart later, or devices, until they are back."""

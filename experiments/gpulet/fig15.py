@@ -2,8 +2,9 @@
 
 Sections 5.2 and 4.5: rates are observed every 20 s, which is also the paper's allowance for starting workers; here they
 take 15 s. The text does not state the paper's peaks. Here the waves start at 5 % and peak at 40 % and 70 % of what
-geometry serves with eight GPUs. Interference is that of `ground_truth`. Each system is scaled by the paper's policy,
-then by the policy with look-ahead and headroom by the forecast.
+geometry serves with eight GPUs. Interference is that of `ground_truth`. gpulet+int is scaled by the paper's Algorithm
+2; geometry says itself how many GPUs it needs. Rates to plan for are those of the published program; then both once
+more with look-ahead and headroom by the forecast.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.control.scaling.scaler import ScalingOptions
+from cotenant.control.periodic import PeriodicOptions
+from cotenant.control.scaling.gpulet import IncrementalScaling
+from cotenant.control.scaling.rates import TargetRateOptions
+from cotenant.control.scaling.static import StaticScaling
 from cotenant.planners.portfolio import choose_planner
 from cotenant.planning import plan as plan_problem
 from cotenant.render.figure import COLOURS, figure_for, save_figure
@@ -39,11 +43,10 @@ GEOMETRY = SYSTEMS[1]
 DEFAULT_SETS = ("v100",)
 LOW, FIRST, SECOND = 0.05, 0.4, 0.7  # of what eight GPUs sustain
 STARTUP = 15.0  # seconds; the paper's period is a conservative estimate of it
-AHEAD = ScalingOptions(
-    ahead=ScalingOptions().period * 2.5 + STARTUP
-)  # age of the observed rates, and how long a plan is in force
+PERIOD = 20.0  # seconds
+AHEAD = TargetRateOptions(ahead=PERIOD * 2.5 + STARTUP)  # age of the observed rates, and how long a plan is in force
 FIRST_WAVE = 1_200.0  # seconds
-VARIANTS = tuple((system, policy) for policy in (ScalingOptions(), AHEAD) for system in SYSTEMS)
+VARIANTS = tuple((system, rates) for rates in (TargetRateOptions(), AHEAD) for system in SYSTEMS)
 ROW = 100.0  # seconds of one row
 WHOLE_RUN = "all"
 
@@ -70,17 +73,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Describe a run. policy: of the scaler; with look-ahead it also adds headroom.
+    """Describe a run. rates: to plan for; with look-ahead it also adds headroom by the forecast.
 
     peak: requests/s of each model that eight GPUs serve; seconds: length of the run.
     """
 
     model_set: str
     system: System
-    policy: ScalingOptions
+    rates: TargetRateOptions
     peak: float
     seed: int
     seconds: float = paper.FIG15_SECONDS
+
+    @property
+    def algorithm_2(self) -> bool:
+        """Return whether the paper's algorithm scales, rather than a planner that needs no more than it has to."""
+        return self.system.planner == "elastic" and not self.rates.ahead
 
 
 def run(options: Options) -> list[Row]:
@@ -91,7 +99,7 @@ def run(options: Options) -> list[Row]:
         profiled_set = model_set(name)
         mix = dict.fromkeys(paper.GROUPS["scen3"], 1.0)
         peak, _ = largest_plan(GEOMETRY, profiled_set, mix, paper.FIG15_DEVICES, profiled_set.units[0])
-        runs += [Run(name, system, policy, peak, options.seed, seconds) for system, policy in VARIANTS]
+        runs += [Run(name, system, rates, peak, options.seed, seconds) for system, rates in VARIANTS]
     results = run_tasks(simulate_run, runs, options, "runs")
     return [row for each, result in zip(runs, results, strict=True) for row in rows_of(each, result)]
 
@@ -100,14 +108,17 @@ def simulate_run(run: Run) -> AutoscaledRun:
     """Simulate one run."""
     profiled_set, models = model_set(run.model_set), paper.GROUPS["scen3"]
     waves = gpulet_waves(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
-    rates = dict.fromkeys(models, waves.at(0) * run.policy.room)
+    start = dict.fromkeys(models, waves.at(0) * run.rates.headroom)
+    problem = msgspec.structs.replace(planner_problem(run.system, profiled_set, paper.FIG15_DEVICES), rates=start)
+    (kind,) = problem.fleet
+    planner = choose_planner(run.system.planner).plan
+    everything = StaticScaling(devices={kind.name: paper.FIG15_DEVICES})
     return run_autoscaled(
-        msgspec.structs.replace(planner_problem(run.system, profiled_set, paper.FIG15_DEVICES), rates=rates),
+        problem,
         true_environment(profiled_set, paper.FIG15_DEVICES, run.seed),
-        partial(plan_problem, planner=run.system.planner, validate=False)
-        if run.policy.ahead
-        else choose_planner(run.system.planner).plan,
-        run.policy,
+        partial(plan_problem, planner=run.system.planner, validate=False) if run.rates.ahead else planner,
+        IncrementalScaling(planner=planner) if run.algorithm_2 else everything,
+        PeriodicOptions(period=PERIOD, rates=run.rates),
         Workload(dict.fromkeys(models, waves)),
         seconds=run.seconds,
         startup=STARTUP,
@@ -120,7 +131,7 @@ def rows_of(run: Run, result: AutoscaledRun) -> list[Row]:
     return [
         Row(
             profiles=run.model_set,
-            system=run.system.name + (", ahead" if run.policy.ahead else ""),
+            system=run.system.name + (", ahead" if run.rates.ahead else ""),
             seconds=f"{start:.0f}" if start < math.inf else WHOLE_RUN,
             offered=interval.offered,
             goodput=interval.goodput,

@@ -5,9 +5,10 @@ models measured on a V100 take the roles: ResNet-50 its own, SSD that of SSD-Res
 of the Transformer. SLOs, attainments and largest batches are HetSev's; rates are multiples of what the cluster serves.
 One kind of GPU cannot show HetSev's choice of kinds.
 
-Three systems are compared. "K8S" gives every instance its own GPU, as Kubernetes does. "co-located" places several on
-one, as HetSev does, by gpulet's elastic partitioning: HetSev leaves shares to the GPU, and Cotenant has no planner with
-its rules yet. The third is geometry. All scale when instances are 80 % busy (section 4.1).
+Systems that are compared: "K8S" gives every instance its own GPU, as Kubernetes does. "HetSev" places two on one, which
+is what section 3 studies, by `instances`. Both scale by HetSev's heuristic, since the paper set both up alike. "integer
+program" is HetSev with the program that its heuristic approximates, for the rate at 80 % saturation. The last is
+geometry, for the same.
 """
 
 from __future__ import annotations
@@ -17,14 +18,23 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cotenant.control.scaling.scaler import ScalingOptions
+from cotenant.control.periodic import PeriodicOptions
+from cotenant.control.scaling import ScalingPolicy
+from cotenant.control.scaling.hetsev import GreedyScaling, LeastCostScaling
+from cotenant.control.scaling.rates import TargetRateOptions
+from cotenant.control.scaling.static import StaticScaling
 from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
-from cotenant.planners import Problem, portfolio
+from cotenant.planners import Planner, Problem, portfolio
+from cotenant.planners.rates import at_scale
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
+from cotenant.workload import Workload
+from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled
 from experiments.data import v100
 from experiments.gpulet.ground_truth import MeasuredInterference
+from experiments.hetsev.instances import InstancePlanner
 
 # Model of the paper → measured model that plays it, SLO in seconds, largest batch.
 MODELS = {
@@ -36,20 +46,85 @@ MODELS = {
 ATTAINMENT = 0.98
 DEVICES = 4  # half of the paper's V100s, so that a run takes a minute
 CUTS = (200, 400, 500, 600, 800, WHOLE)
-POLICY = ScalingOptions(period=15.0, room=1 / 0.8, little_room=1 / 0.8)
+PERIOD = 15.0  # seconds, as of the Horizontal Pod Autoscaler that HetSev changed
 STARTUP = 10.0  # seconds; the paper does not say
+SATURATION = 0.8
+CO_LOCATED = 500  # ‰ of a GPU for each of two instances
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a system. alone: each instance has a GPU to itself."""
+    """Describe a system. policy: "greedy", "program", or "planner" where that says itself how many GPUs it needs.
+
+    share: ‰ of a GPU for each instance; None where the planner decides.
+    """
 
     name: str
-    planner: str
-    alone: bool = False
+    policy: str
+    share: int | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Return whether each instance has a GPU to itself."""
+        return self.share == WHOLE
+
+    def planner(self) -> Planner:
+        """Return what plans for given devices."""
+        return portfolio.plan if self.share is None else InstancePlanner(self.share)
+
+    def scaling(self, devices: int) -> ScalingPolicy:
+        """Return the policy for a cluster of so many GPUs."""
+        share = self.share or WHOLE
+        policies: dict[str, ScalingPolicy] = {
+            "greedy": GreedyScaling(share=share, saturation=SATURATION),
+            "program": LeastCostScaling(share=share),
+            "planner": StaticScaling(devices={v100.KIND: devices}),
+        }
+        return policies[self.policy]
+
+    @property
+    def options(self) -> PeriodicOptions:
+        """Return how rates are observed. The heuristic adds its headroom itself."""
+        headroom = 1.0 if self.policy == "greedy" else 1 / SATURATION
+        rates = TargetRateOptions(headroom=headroom, low_headroom=headroom)
+        return PeriodicOptions(period=PERIOD, rates=rates, fill=self.share is not None, launch_seconds=LAUNCH)
+
+    def first_plan(self, asked: Problem) -> Plan:
+        """Return the plan on the fewest GPUs that serves the rates at the saturation that is aimed at."""
+        wanted = at_scale(asked, 1 / SATURATION)
+        if self.share is None:
+            return self.planner()(wanted)
+        (kind,) = asked.fleet
+        for count in range(1, (kind.count or 0) + 1):
+            fleet = (msgspec.structs.replace(kind, count=count),)
+            plan = self.planner()(msgspec.structs.replace(wanted, fleet=fleet))
+            if not plan.unserved:
+                break
+        return plan
 
 
-K8S = System(name="K8S", planner="bestfit", alone=True)
-SYSTEMS = (K8S, System(name="co-located", planner="elastic"), System(name="geometry", planner="geometry"))
+K8S = System(name="K8S", policy="greedy", share=WHOLE)
+HETSEV = System(name="HetSev", policy="greedy", share=CO_LOCATED)
+PROGRAM = System(name="integer program", policy="program", share=CO_LOCATED)
+SYSTEMS = (K8S, HETSEV, PROGRAM, System(name="geometry", policy="planner"))
+LAUNCH = {v100.KIND: STARTUP}
+
+
+def run_system(
+    system: System, asked: Problem, workload: Workload, *, seconds: float, seed: int, devices: int = DEVICES
+) -> AutoscaledRun:
+    """Simulate a workload on a cluster that a system scales. asked: with the rates at the beginning."""
+    return run_autoscaled(
+        asked,
+        cluster(asked.rates, devices),
+        system.planner(),
+        system.scaling(devices),
+        system.options,
+        workload,
+        first=system.first_plan(asked),
+        seconds=seconds,
+        startup=STARTUP,
+        seed=seed,
+    )
 
 
 def problem(rates: Mapping[str, float], *, alone: bool = False, devices: int = DEVICES) -> Problem:

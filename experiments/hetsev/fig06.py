@@ -11,13 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.planners.portfolio import choose_planner
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_fluctuating
-from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, summarize_intervals
+from experiments.autoscaled_runs import AutoscaledRun, summarize_intervals
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import POLICY, STARTUP, SYSTEMS, System, cluster, problem, served
+from experiments.hetsev.cluster import SYSTEMS, System, problem, run_system, served
 from experiments.parallel import Options, run_tasks
 
 TITLE = "two waves on shared GPUs, with autoscaling (HetSev, Figure 6)"
@@ -64,17 +63,10 @@ def run(options: Options) -> list[Row]:
 def simulate_run(run: Run) -> AutoscaledRun:
     """Simulate one run."""
     waves = hetsev_fluctuating(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
-    start = dict.fromkeys(paper.FIG06_MODELS, waves.at(0) * POLICY.room)
-    return run_autoscaled(
-        problem(start),
-        cluster(start),
-        choose_planner(run.system.planner).plan,
-        POLICY,
-        Workload(dict.fromkeys(start, waves)),
-        seconds=run.seconds,
-        startup=STARTUP,
-        seed=run.seed,
-    )
+    start = dict.fromkeys(paper.FIG06_MODELS, waves.at(0))
+    asked = problem(start, alone=run.system.alone)
+    workload = Workload(dict.fromkeys(start, waves))
+    return run_system(run.system, asked, workload, seconds=run.seconds, seed=run.seed)
 
 
 def rows_of(system: System, result: AutoscaledRun) -> list[Row]:

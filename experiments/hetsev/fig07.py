@@ -12,12 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.planners.portfolio import choose_planner
 from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
-from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, summarize
+from experiments.autoscaled_runs import AutoscaledRun, summarize
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import K8S, MODELS, POLICY, STARTUP, SYSTEMS, System, cluster, problem, served
+from experiments.hetsev.cluster import K8S, MODELS, SYSTEMS, System, problem, run_system, served
 from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
@@ -66,17 +65,10 @@ def simulate_run(run: Run) -> AutoscaledRun:
     day = hetsev_production(run.peak / SPIKE, SPIKE)
     points = [(max(0.0, time - FROM), rate) for time, rate in day.points if time >= FROM]
     curve = msgspec.structs.replace(day, points=((0.0, day.at(FROM)), *points))
-    start = dict.fromkeys(MODELS, curve.at(0) * POLICY.room)
-    return run_autoscaled(
-        problem(start, alone=run.system.alone, devices=FLEET),
-        cluster(start, FLEET),
-        choose_planner(run.system.planner).plan,
-        POLICY,
-        Workload(dict.fromkeys(start, curve)),
-        seconds=run.seconds,
-        startup=STARTUP,
-        seed=run.seed,
-    )
+    start = dict.fromkeys(MODELS, curve.at(0))
+    asked = problem(start, alone=run.system.alone, devices=FLEET)
+    workload = Workload(dict.fromkeys(start, curve))
+    return run_system(run.system, asked, workload, seconds=run.seconds, seed=run.seed, devices=FLEET)
 
 
 def rows_of(runs: Sequence[Run], results: Sequence[AutoscaledRun]) -> list[Row]:

@@ -9,6 +9,7 @@ FIG05_SPIKE = 3_500.0
 FIG05_LOW, FIG05_HIGH = 200.0, 1_000.0
 FIG05_THROUGHPUT_RATIO = 2.21  # times K8S's throughput, at most
 FIG05_RESPONSE_TIME_RATIO = 2.3  # times less of its response time, at most
+FIG05_UTILISATION_RATIO = 2.56  # times its cluster GPU utilisation, at most
 
 # Section 6.2 and Figure 6: three models, two waves, at most 18 instances.
 FIG06_MODELS = ("ResNet50", "Inception-v3", "SSD-ResNet50")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant.control.scaling.scaler import ScalingOptions
+from cotenant.control.scaling.rates import TargetRateOptions
 from cotenant.core.plan import Plan
 from cotenant.planners.check import check
 from cotenant.predictors import ConstantMargin, Load
@@ -201,7 +201,7 @@ def test_table_4_equals_the_paper_except_for_one_group(tmp_path: Path) -> None:
 @needs_data
 def test_figure_15(tmp_path: Path) -> None:
     system = fig15.SYSTEMS[0]
-    run = fig15.Run("v100", system, ScalingOptions(), 200.0, 0, seconds=120.0)
+    run = fig15.Run("v100", system, TargetRateOptions(), 200.0, 0, seconds=120.0)
     result = fig15.simulate_run(run)
     rows = fig15.rows_of(run, result)
     assert [row.seconds for row in rows] == ["0", "100", "all"]

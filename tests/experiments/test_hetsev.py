@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.control.scaling.scaler import ScalingOptions
+from cotenant.control.periodic import PeriodicOptions
+from cotenant.control.scaling.gpulet import IncrementalScaling
+from cotenant.control.scaling.rates import TargetRateOptions
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem, load_planner
 from cotenant.planners.check import check
+from cotenant.planners.rates import at_scale
 from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
 from experiments.autoscaled_runs import run_autoscaled, summarize_intervals
 from experiments.hetsev import fig05, fig06, fig07, paper
-from experiments.hetsev.cluster import MODELS, SYSTEMS, cluster, problem
+from experiments.hetsev.cluster import MODELS, SATURATION, SYSTEMS, cluster, problem
+from experiments.hetsev.instances import InstancePlanner
 from tests.experiments.data import needs_data
 
 
@@ -32,8 +36,10 @@ def test_autoscaled_run_summaries_add_up() -> None:
     )
     curve = Curve(((0.0, 20.0), (50.0, 20.0), (50.0, 150.0), (100.0, 150.0)))
     planner = load_planner("bestfit")
-    policy = ScalingOptions(period=5.0, little_room=1.2)
-    result = run_autoscaled(asked, asked, planner, policy, Workload({"a": curve}), seconds=100.0, startup=2.0, seed=1)
+    policy = IncrementalScaling(planner=planner)
+    options = PeriodicOptions(period=5.0, rates=TargetRateOptions(low_headroom=1.2))
+    workload = Workload({"a": curve})
+    result = run_autoscaled(asked, asked, planner, policy, options, workload, seconds=100.0, startup=2.0, seed=1)
     parts = dict(summarize_intervals(result, 50.0))
     low, high, whole = parts[0.0], parts[50.0], parts[math.inf]
     assert low.offered == pytest.approx(20, rel=0.2)
@@ -43,6 +49,9 @@ def test_autoscaled_run_summaries_add_up() -> None:
     assert 1 < high.devices <= 3
     for name in ("offered", "goodput", "devices", "partitions", "shares"):
         assert getattr(whole, name) == pytest.approx((getattr(low, name) + getattr(high, name)) / 2)
+    assert low.utilisation * 3 == pytest.approx(low.goodput * 0.01, rel=0.02)  # 10 ms each, on one of three devices
+    assert low.utilisation < high.utilisation <= 1
+    assert 0.01 <= low.response_time < high.response_time < 0.1
     assert whole.plan_changes == low.plan_changes + high.plan_changes == len(result.plans) - 1
 
 
@@ -50,13 +59,30 @@ def test_autoscaled_run_summaries_add_up() -> None:
 @pytest.mark.parametrize("system", SYSTEMS, ids=[system.name for system in SYSTEMS])
 def test_hetsev_systems_plan_within_the_limits_of_the_paper(system) -> None:  # type: ignore[no-untyped-def]
     asked = problem({"ResNet50": 300.0, "SSD-ResNet50": 60.0}, alone=system.alone)
-    plan = load_planner(system.planner)(asked)
+    plan = system.first_plan(asked)
     assert not plan.unserved
-    assert not check(plan, asked)
+    assert not check(plan, at_scale(asked, 1 / SATURATION))
     for device, partition, placement in plan.placements():
         assert placement.batch <= MODELS[placement.model][2]
         assert not system.alone or (len(device.partitions) == 1 and len(partition.placements) == 1)
+        assert system.share in (None, partition.share)
+        if system.share:  # anti-affinity
+            assert sum(it.placements[0].model == placement.model for it in device.partitions) == 1
     assert cluster(asked.rates).interference is not asked.interference
+
+
+@needs_data
+def test_instances_fill_all_devices_by_load() -> None:
+    asked = problem({"ResNet50": 600.0, "SSD-ResNet50": 60.0}, devices=4)
+    alone, shared = (InstancePlanner(share)(asked) for share in (WHOLE, 500))
+    models = [placement.model for _, _, placement in alone.placements()]
+    assert len(models) == 4 and models.count("ResNet50") >= 2 and "SSD-ResNet50" in models
+    assert [len(device.partitions) for device in shared.devices] == [2] * 4
+    assert not alone.unserved and not shared.unserved
+    over = InstancePlanner(500)(problem({"ResNet50": 1e5}, devices=2))
+    assert over.unserved and not [
+        it for it in check(over, problem({"ResNet50": 1e5}, devices=2)) if it.rule != "served"
+    ]
 
 
 @needs_data
