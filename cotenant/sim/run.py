@@ -33,7 +33,7 @@ from cotenant.sim.closed_loop import ClosedLoopCallers
 from cotenant.sim.loop import Actor, Handle, Script, play
 from cotenant.sim.metrics import CountingService
 from cotenant.sim.service import BatchTimes, Key, Noise, Overhead, RecordedBatches, Service
-from cotenant.sim.workers import ScalingPolicy, Workers
+from cotenant.sim.workers import Workers
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import Arrivals, merge_arrivals, random_streams
 from cotenant.workload.failures import Failure
@@ -58,7 +58,6 @@ def simulate(
     seed: int = 0,
     failures: Iterable[Failure] = (),
     changes: Iterable[tuple[float, Plan]] = (),
-    control: ScalingPolicy | None = None,
     adaptation: Adaptation | None = None,
     foreign_load: Iterable[tuple[float, float]] = (),
     startup: float | None = None,
@@ -73,9 +72,9 @@ def simulate(
     The problem is the ground truth: the latency of batches, and its variance (`Noise`), come from its profiles and its
     interference, whatever the plan predicts.
 
-    changes: later plans, and when their rollouts begin; control: decides that during the run; adaptation: so does a
-    controller, with devices of its own. foreign_load: (time, slowdown of all batches from then on, until the next), for
-    other programs on the same machine.
+    changes: later plans, and when their rollouts begin; adaptation: a controller that decides that during the run, with
+    devices of its own. foreign_load: (time, slowdown of all batches from then on, until the next), for other programs
+    on the same machine.
     startup: seconds until a worker is ready; None: as profiled (``start_s``), or 0. observed: batch latencies observed
     on a lane, instead of those of profiles and interference. handle: replaces that of a new dispatcher, to record
     events and commands. over: called periodically with the ledgers; once it returns True, no more requests arrive.
@@ -108,8 +107,6 @@ def simulate(
     workers = Workers(plan, problem, lanes, opened, starts, wholes)
     workers.fail(failures)
     workers.change(changes)
-    if control is not None:
-        workers.control(control, lambda: {name: ledger.arrived for name, ledger in ledgers.items()}, seconds)
     for time, slower in foreign_load:
         workers.at(time, partial(_slow_down, service, slower))
     driver = None

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from heapq import heappop, heappush
-from typing import Protocol
 
 from cotenant.control.events import (
     Assign,
@@ -62,20 +61,6 @@ from cotenant.workload.failures import Failure
 OPTIONS = SupervisorOptions(start_timeout=math.inf)
 
 
-class ScalingPolicy(Protocol):
-    """Observe the rates periodically, and request another plan. period: seconds between observations."""
-
-    @property
-    def period(self) -> float: ...
-
-    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
-        """Return the plan to change to; None to keep the present one. rates: requests/s of each model that ended since
-        the last observation."""
-
-    def rolled_back(self, plan: Plan) -> None:
-        """Hear that a requested plan did not come into force; the present one stays."""
-
-
 class Workers:
     """Simulate the workers, as the actor of `sim.loop.play`. Call `fail`, `change` and `control` before that.
 
@@ -107,7 +92,6 @@ class Workers:
         self._failures: list[Failure] = []
         self._revisions = itertools.count(1)
         self._by_hand: set[int] = set()  # revisions of which memory must hold the workers
-        self._control: ScalingPolicy | None = None
         self.on_rollout_ended: Callable[[RolloutEnded, float], None] = lambda ended, now: None
         self.on_devices_lost: Callable[[tuple[DeviceId, ...], str, float], None] = lambda lost, reason, now: None
         self.on_device_restored: Callable[[DeviceId, float], None] = lambda device, now: None
@@ -134,24 +118,6 @@ class Workers:
         addition to those of the plan before; a plan requested by a control is then dropped."""
         for time, plan in changes:
             self.at(time, partial(self.request, plan, "a change of the scenario", by_hand=True))
-
-    def control(self, control: ScalingPolicy, ended: Callable[[], Mapping[str, int]], until: float) -> None:
-        """Run a scaling policy. ended: returns how many requests have ended so far, by model. until: time from which it
-        is not called any more."""
-        self._control = control
-        before = dict(ended())
-
-        def look(now: float) -> None:
-            counts = dict(ended())
-            rates = {name: (count - before[name]) / control.period for name, count in counts.items()}
-            before.update(counts)
-            plan = control.observe(rates, now)
-            if now + control.period < until:
-                self.at(now + control.period, look)
-            if plan is not None:
-                self.request(plan, "rates have moved", now)
-
-        self.at(control.period, look)
 
     # The actor of a run
 
@@ -326,7 +292,4 @@ class Workers:
         self.ended.append(ended)
         if ended.outcome is RolloutOutcome.REJECTED and ended.revision.number in self._by_hand:
             raise PlanError(f"the plan cannot change after {now:g} s: {ended.reason}")
-        failed = ended.outcome in (RolloutOutcome.REJECTED, RolloutOutcome.ROLLED_BACK)
-        if failed and self._control is not None:
-            self._control.rolled_back(self._plan)
         self.on_rollout_ended(ended, now)

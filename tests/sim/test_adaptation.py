@@ -11,7 +11,6 @@ import pytest
 
 from cotenant.control.adaptation import (
     Acquire,
-    AcquisitionFailed,
     Adopted,
     ControllerCommand,
     ControllerEvent,
@@ -33,6 +32,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.sim.adaptation import Adaptation
+from cotenant.sim.cloud import CloudKind, SimulatedCloud
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 from cotenant.workload.failures import Failure
@@ -56,7 +56,7 @@ def plan_of(devices: Iterable[DeviceId]) -> Plan:
 def solver(solve: Solve) -> Solved:
     """A device for each 60 requests/s, as far as there are any."""
     wanted = math.ceil(solve.rates["a"] / 60.0)
-    there = [device for device in solve.devices if device in GPU][:wanted]
+    there = sorted(solve.devices)[:wanted]
     if not there:
         return Solved(number=solve.number, error="no device is left", devices={"gpu": wanted})
     return Solved(
@@ -69,23 +69,18 @@ def solver(solve: Solve) -> Solved:
     )
 
 
-class Cloud:
+class Cloud(SimulatedCloud):
     """Devices that take 3 s to launch."""
 
-    def __init__(self) -> None:
-        self.free = list(GPU[1:])
+    def __init__(self, **lies: Any) -> None:
+        kind = CloudKind(kind="gpu", launch_seconds=3.0, quota=len(GPU), **lies)
+        super().__init__([kind], seed=1, used=GPU[:1])
         self.released: list[DeviceId] = []
 
-    def acquire(self, kind: str, count: int, now: float) -> list[tuple[float, ControllerEvent]]:
-        given, self.free = self.free[:count], self.free[count:]
-        short = count - len(given)
-        return [(now + 3.0, DevicesFound(tuple(given)))] + (
-            [(now, AcquisitionFailed(kind, short, "sold out"))] if short else []
-        )
-
-    def release(self, devices: tuple[DeviceId, ...], now: float) -> list[tuple[float, ControllerEvent]]:
-        self.released += devices
-        return [(now, DevicesGone(devices, "released"))]
+    def handle(self, command: Acquire | Release, now: float) -> None:
+        super().handle(command, now)
+        if isinstance(command, Release):
+            self.released += command.devices
 
 
 Told = TypeVar("Told")
@@ -107,10 +102,15 @@ class Log:
         return [(now, command) for now, command in self.commands if isinstance(command, kind)]
 
 
-def run(workload: Workload, seconds: float, **more: Any) -> tuple[Report, Log, Cloud]:
-    log, cloud = Log(), Cloud()
+def run(workload: Workload, seconds: float, cloud: Cloud | None = None, **more: Any) -> tuple[Report, Log, Cloud]:
+    log, cloud = Log(), cloud or Cloud()
     adaptation = Adaptation(
-        controller=Controller(GPU[:1], {"a": 0.99}), solver=solver, provider=cloud, solve_seconds=0.25, log=log
+        controller=Controller(GPU[:1], {"a": 0.99}),
+        solver=solver,
+        provider=cloud,
+        works=cloud.works,
+        solve_seconds=0.25,
+        log=log,
     )
     report = simulate(
         PROBLEM,
@@ -197,3 +197,32 @@ def test_same_seed_gives_the_same_commands() -> None:
     logs = [run(stepping((0, 40.0), (20, 150.0)), 40.0)[1] for _ in range(2)]
     assert logs[0].commands == logs[1].commands
     assert logs[0].events == logs[1].events
+
+
+def test_utilisation_is_observed() -> None:
+    _, log, _ = run(Workload.poisson({"a": 40.0}), 60.0)
+    seen = [event for _, event in log.told(Observed)]
+    busy = sum(each.latencies["a"].observed for each in seen if "a" in each.latencies)
+    assert sum(each.utilisation * each.seconds for each in seen) == pytest.approx(busy, rel=0.05)
+
+
+def test_device_that_the_cloud_takes_away_serves_no_more_and_is_replaced() -> None:
+    cloud = Cloud()
+    workload = Workload.poisson({"a": 40.0})
+    report, log, _ = run(workload, 60.0, cloud)
+    assert report.models[0].attainment == 1.0
+    taken = Cloud(lifetime=20.0)
+    report, log, _ = run(workload, 120.0, taken)
+    gone = [now for now, event in log.told(DevicesGone) if event.reason == "the cloud took it away"]
+    assert gone
+    found = [now for now, _ in log.told(DevicesFound)]
+    assert all(any(now <= then < now + 12.0 for then in found) for now in gone if now < 100)
+    assert 0.3 < (report.models[0].attainment or 0.0) < 1.0
+
+
+def test_device_that_is_not_there_fails_the_rollout_and_nothing_else() -> None:
+    lying = Cloud(broken=1.0, broken_seconds=10.0)
+    report, log, _ = run(stepping((0, 40.0), (20, 150.0)), 40.0, lying)
+    outcomes = {event.outcome for _, event in log.told(RollEnded)}
+    assert outcomes == {RolloutOutcome.ROLLED_BACK}
+    assert report.models[0].goodput > 45  # requests/s: the device that is there serves on

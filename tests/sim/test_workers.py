@@ -207,35 +207,6 @@ def test_rollout_whose_workers_cannot_start_changes_nothing() -> None:
     ]
 
 
-class Alternating:
-    """Asks for the other of two plans at every second look."""
-
-    period = 2.0
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[float, dict[str, float]]] = []
-
-    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
-        self.seen.append((now, dict(rates)))
-        return plan("b" if len(self.seen) % 4 == 2 else "a") if len(self.seen) % 2 == 0 else None
-
-    def rolled_back(self, plan: Plan) -> None:
-        raise AssertionError("every plan came into force")
-
-
-def test_control_sees_rates_and_its_plans_come_into_force() -> None:
-    watched, control = Watched(plan("a"), startup=1.0), Alternating()
-    counts = iter([0, 6, 6, 10, 30])
-    watched.workers.control(control, lambda: {"a": next(counts)}, until=9.0)
-    story = watched.story()
-    assert control.seen == [(2.0, {"a": 3.0}), (4.0, {"a": 0.0}), (6.0, {"a": 2.0}), (8.0, {"a": 10.0})]
-    assert [(now, word) for now, word in story if word.startswith("ready")] == [
-        (0.0, "ready cpu-0/0"),
-        (5.0, "ready cpu-0/1"),
-        (9.0, "ready cpu-0/2"),
-    ]
-
-
 def test_failure_of_an_unknown_target_is_rejected() -> None:
     watched = Watched(plan("a", "b"))
     with pytest.raises(
@@ -257,23 +228,6 @@ def test_failure_at_an_invalid_time_is_rejected(time: float, back: float, messag
         Failure(parts=(DeviceId.parse("cpu-0"),), time=time, back=back)
 
 
-class Asks:
-    """A control that asks for a plan at its first look."""
-
-    period = 1.0
-
-    def __init__(self, asked: Plan) -> None:
-        self.asked: Plan | None = asked
-        self.told: list[Plan] = []
-
-    def observe(self, rates: Mapping[str, float], now: float) -> Plan | None:
-        asked, self.asked = self.asked, None
-        return asked
-
-    def rolled_back(self, plan: Plan) -> None:
-        self.told.append(plan)
-
-
 def test_rollout_without_memory_for_both_plans_is_an_error() -> None:
     watched = Watched(plan("a", "b"), startup=2.0, memory=3)
     watched.workers.change([(1.0, plan("a", "c"))])  # three at once
@@ -284,18 +238,11 @@ def test_rollout_without_memory_for_both_plans_is_an_error() -> None:
         watched.story()
 
 
-def test_control_is_told_of_plans_that_do_not_fit_memory() -> None:
-    first = plan("a", "b")
-    watched, control = Watched(first, memory=3), Asks(plan("c", "d"))
-    watched.workers.control(control, dict, until=1.5)
-    assert watched.story() == START
-    assert control.told == [first]
-
-
-def test_control_is_told_of_plans_that_were_rolled_back() -> None:
-    first = plan("a")
-    watched, control = Watched(first, startup=2.0), Asks(plan("b"))
-    watched.workers.control(control, dict, until=1.5)
-    watched.workers.fail([Failure(parts=(DeviceId.parse("cpu-0"),), time=2.0, back=1.0)])
-    watched.story()
-    assert control.told == [first]
+def test_lost_devices_stop_until_they_are_restored() -> None:
+    watched = Watched(plan("a"), startup=1.0)
+    cpu = DeviceId.parse("cpu-0")
+    watched.workers.at(2.0, lambda now: watched.workers.lose({cpu}, "it was taken away", now))
+    watched.workers.at(5.0, lambda now: watched.workers.restore({cpu}, now))
+    story = watched.story()
+    assert [word for now, word in story if now == 2.0] == ["died cpu-0/0"]
+    assert story[-1] == (6.0, "ready cpu-0/0")
