@@ -155,8 +155,10 @@ class AdaptationDriver:
                 pass  # profiles are the world's own here
 
     def _listen(self) -> None:
-        """Hear the provider's news when they are due; to ask too often is harmless."""
-        self._workers.at(self._adaptation.provider.due, self._hear)
+        """Hear the provider's news when they are due, until the run ends; to ask too often is harmless."""
+        due = self._adaptation.provider.due
+        if due < self._until:  # a cloud that takes devices away, and is asked for others, has news for ever
+            self._workers.at(due, self._hear)
 
     def _hear(self, now: float) -> None:
         for event in self._adaptation.provider.news(now):
