@@ -23,7 +23,7 @@ from cotenant.errors import ConfigError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
 from cotenant.planners.check import check
-from cotenant.planners.rates import at_rates
+from cotenant.planners.rates import at_rates, rescaled_plan
 from cotenant.planning.replan import slowed_profiles
 from cotenant.profiling import cache
 
@@ -56,10 +56,13 @@ def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
     rates = {name: learnt.rates.get(name, 0.0) for name in problem.rates}
     asked = at_rates(problem, rates)
     slowed = msgspec.structs.replace(asked, profiles=slowed_profiles(problem.profiles, learnt.slowdowns))
-    if violations := check(learnt.plan, slowed):
-        logger.info("the plan of the last run is not valid any more: %s", violations[0])
-        return None
-    return msgspec.structs.replace(deployment, plan=learnt.plan, problem=asked)
+    # A plan that was kept for higher rates still names those that it was made for.
+    for plan in (learnt.plan, rescaled_plan(learnt.plan, slowed)):
+        violations = check(plan, slowed)
+        if not violations:
+            return msgspec.structs.replace(deployment, plan=plan, problem=asked)
+    logger.info("the plan of the last run is not valid any more: %s", violations[0])
+    return None
 
 
 class StateFile:
