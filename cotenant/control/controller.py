@@ -93,8 +93,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller knows of a model. planned: requests/s that it is planned for; sustained: that its plan can
-    serve within the SLO. slowdown: of its batches against profile and prediction, that the plan counts with."""
+    """What the controller knows of a model.
+
+    planned: requests/s that its plan was made for, or gives it where no rate was known; sustained: that the plan can
+    serve within the SLO. slowdown: of its batches against their profile and predictor, that the plan counts with.
+    """
 
     offered: float
     planned: float
@@ -512,7 +515,7 @@ class Controller:
             models={
                 name: ModelState(
                     offered=watch.estimate.rate,
-                    planned=self._planned.get(name, 0.0),
+                    planned=self._planned.get(name, 0.0 if self._plan is None else self._plan.rate(name)),
                     sustained=self._sustained.get(name, 0.0),
                     slowdown=self._slowdowns.get(name, 1.0),
                     observed_slowdown=watch.slowdown.ratio,

@@ -15,13 +15,15 @@ from cotenant.control.adaptation import BatchLatency
 class SlowdownOptions(msgspec.Struct, frozen=True, kw_only=True):
     """half_life: seconds after which a batch counts half. batches: fewest that tell anything. tolerance: ratio, less 1,
     that a plan may be off without being wrong; spread: that a single batch may be off besides by chance, and n batches
-    by the square root of n less. persistence: seconds for which it must be off."""
+    by the square root of n less. persistence: seconds for which batches must take longer; recovery: for which they must
+    take less long, which is no hurry, and on a busy machine soon over."""
 
     half_life: float = 3.0
     batches: float = 8.0
     tolerance: float = 0.2
     spread: float = 0.8
-    persistence: float = 1.0
+    persistence: float = 1.5
+    recovery: float = 10.0
 
 
 class _Sums:
@@ -59,6 +61,7 @@ class SlowdownMonitor:
         self._recent = _Sums()
         self._since_off = _Sums()  # batches since predictions have been off: earlier ones were of another machine
         self._off_for = 0.0
+        self._slower = False  # the last observation, where it was off
 
     @property
     def ratio(self) -> float:
@@ -68,7 +71,7 @@ class SlowdownMonitor:
     @property
     def drifted(self) -> bool:
         """Whether batches have been off their prediction for long enough."""
-        return self._off_for >= self._options.persistence
+        return self._off_for >= (self._options.persistence if self.ratio > 1.0 else self._options.recovery)
 
     def shrunk_ratio(self, expected: float) -> float:
         """Observed over predicted seconds, as if a few batches more had been off by `expected`: the fewer batches ran,
@@ -83,9 +86,13 @@ class SlowdownMonitor:
         if batches is not None:
             self._recent.add(batches)
         chance = self._options.spread / math.sqrt(max(self._recent.batches, 1.0))
-        if abs(self.ratio - 1.0) <= self._options.tolerance + chance:
+        is_off = abs(self.ratio - 1.0) > self._options.tolerance + chance
+        slower = self.ratio > 1.0
+        if not is_off or slower != self._slower:
             self._off_for = 0.0
             self._since_off = _Sums()
+        self._slower = slower
+        if not is_off:
             return
         self._off_for += seconds
         if batches is not None:

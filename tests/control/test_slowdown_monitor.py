@@ -63,3 +63,19 @@ def test_nothing_observed_is_as_predicted() -> None:
     monitor = SlowdownMonitor()
     monitor.observe(None, PERIOD)
     assert monitor.ratio == monitor.shrunk_ratio(1.0) == 1.0
+
+
+def test_faster_batches_drift_later_than_slower_ones() -> None:
+    monitor = SlowdownMonitor()
+    observe(monitor, 0.5, 9)
+    assert not monitor.drifted
+    observe(monitor, 0.5, 3)
+    assert monitor.drifted
+
+
+def test_batches_that_swing_have_not_drifted() -> None:
+    monitor = SlowdownMonitor()
+    for _ in range(20):
+        observe(monitor, 0.4, 4)
+        observe(monitor, 1.0, 4)
+        assert not monitor.drifted
