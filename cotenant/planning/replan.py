@@ -69,6 +69,9 @@ class Replanner:
         there = with_devices(asked, Counter(device.kind for device in solve.devices))
         if not there.fleet:
             return Solved(number=solve.number, error="no device is left", devices=_counts(self._plan(asked, solve)))
+        if solve.fill:
+            filled = self._filled(there, solve)
+            return self._answer(solve, SolveStep.REPLAN, filled, there, _counts(filled))
         small = self._in_place(there, solve)
         if small is not None:
             return self._answer(solve, *small, there, _counts(small[1]))
@@ -79,6 +82,11 @@ class Replanner:
                 problem, wanted = self._with_headroom(there, solve)
             return self._answer(solve, SolveStep.REPLAN, wanted, problem, counts or _counts(wanted))
         return self._answer(solve, SolveStep.REPLAN, wanted, problem, _counts(wanted))
+
+    def _filled(self, there: Problem, solve: Solve) -> Plan:
+        """Return a plan for the largest multiple of the rates that the devices which are there serve."""
+        most = self._plan(msgspec.structs.replace(there, objective="rate"), solve)
+        return msgspec.structs.replace(most, objective=there.objective, bound=None)
 
     def _with_headroom(self, problem: Problem, solve: Solve) -> tuple[Problem, Plan]:
         """Return a plan for the rates that are asked for; where that leaves some unserved, one for those offered now.

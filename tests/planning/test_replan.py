@@ -110,6 +110,16 @@ def test_devices_that_are_left_are_the_ones_used() -> None:
     assert {device.id for device in solved.plan.devices} <= set(left)
 
 
+def test_all_devices_are_filled_where_that_is_asked_for() -> None:
+    least = solve({}, current(), FOUR).plan
+    filled = solve({}, current(), FOUR, fill=True)
+    assert filled.error == "" and filled.plan is not None and least is not None
+    assert (least.devices_used, filled.plan.devices_used) == (1, 4)
+    assert filled.devices == {"k": 4}
+    assert filled.plan.rate("a") > 2 * least.rate("a")
+    assert filled.plan.rate("a") / filled.plan.rate("b") == pytest.approx(RATES["a"] / RATES["b"], rel=0.01)
+
+
 def test_no_device_is_an_error_that_says_what_is_wanted() -> None:
     solved = solve({}, current(), ())
     assert solved.plan is None
