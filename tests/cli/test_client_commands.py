@@ -22,7 +22,7 @@ def test_models_commands_list_load_and_unload(program: Program, folder: Path) ->
 
         assert states() == {"broken": "UNAVAILABLE", "identity": "READY", "lookup": "READY"}
         shown = program("models", "list", *address).out
-        assert "broken" in shown and "no model that ONNX" in " ".join(shown.split())
+        assert "broken" in shown and "no ONNX model" in " ".join(shown.split())
         said = program("models", "unload", "lookup", *address)
         assert (said.code, said.err) == (0, "unloaded lookup\n")
         assert states()["lookup"] == "UNAVAILABLE"
