@@ -11,6 +11,8 @@
         ├── MalformedError     not the protocol: no JSON, a tensor too short
         ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
         ├── NotFoundError      no such model or version
+        ├── UnauthenticatedError  without a token, or with an unknown one
+        ├── ForbiddenError     not for this caller
         ├── UnavailableError   rejected, expired or no worker ready; may be retried
         ├── UnsupportedError   a part of the protocol that this server does not offer
         ├── CancelledError     the caller left
@@ -68,6 +70,14 @@ class InvalidError(RequestError):
 
 
 class NotFoundError(RequestError):
+    pass
+
+
+class UnauthenticatedError(RequestError):
+    pass
+
+
+class ForbiddenError(RequestError):
     pass
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from cotenant.app.access import grpc_tls, http_tls, read_access
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.reloader import Reloader
@@ -53,6 +54,7 @@ async def assemble(
 
     models: those to serve; None: all of the repository. Raises CotenantError.
     """
+    read_access(settings.access), http_tls(settings.access)  # a file that is wrong is known before anything is measured
     builder = DeploymentBuilder(settings, backend, progress)
     if not settings.adapt:
         return Assembly(settings, backend, builder, await builder.build(models))
@@ -93,11 +95,18 @@ async def running(
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
         limits = Limits(body=settings.max_body, memory=settings.max_memory)
+        access, tls = read_access(settings.access), http_tls(settings.access)
         http = HttpServer(
-            server, page=server.page, status=server.status, reload=reloader.reload_for_caller, limits=limits
+            server,
+            page=server.page,
+            status=server.status,
+            reload=reloader.reload_for_caller,
+            limits=limits,
+            access=access,
+            tls=tls,
         )
-        metrics = HttpServer(server, only_metrics=True, limits=metrics_limits())
-        grpc = GrpcServer(server, message_size=settings.max_body)
+        metrics = HttpServer(server, only_metrics=True, limits=metrics_limits(), access=access, tls=tls)
+        grpc = GrpcServer(server, message_size=settings.max_body, access=access, tls=grpc_tls(settings.access))
         try:
             metrics_host = settings.metrics_host or settings.host
             addresses = Addresses(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,15 +14,64 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from cotenant.cli.loading import read_bytes
 from cotenant.core.model import Model
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import ConfigError, FailedError
+from cotenant.live.access import is_local
 from cotenant.live.load_generator import RequestBody
 from cotenant.live.status import Status
 from cotenant.worker.repository import Config, Entry, sample_inputs
 
 TIMEOUT = 10.0  # seconds without a byte
 LENGTH = "Inference-Header-Content-Length"
+
+
+class ServerEndpoint(msgspec.Struct, frozen=True):
+    """Say where a server is, and what it asks of its callers. token: "" where it asks for none. ca_file: the authority
+    that signed its certificate; None: one that the system knows."""
+
+    address: str
+    token: str = ""
+    ca_file: Path | None = None
+
+    @classmethod
+    def of(cls, address: Address) -> ServerEndpoint:
+        return cls(address) if isinstance(address, str) else address
+
+    @property
+    def encrypted(self) -> bool:
+        return self.address.startswith("https://")
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that each request needs. Raises ConfigError for a token that others could read."""
+        if not self.token:
+            return {}
+        if not self.encrypted and not is_local(self.address):
+            raise ConfigError(f"{self.address!r}: a token is not sent over a network in the clear; write https://…")
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return what the connection is encrypted with; None for one in the clear. Raises ConfigError."""
+        if not self.encrypted:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{self.ca_file}: no certificates in PEM: {error}") from None
+
+    def connection(self, timeout: float | None) -> http.client.HTTPConnection:
+        host = self.address.removeprefix("https://").removeprefix("http://").rstrip("/")
+        context = self.tls()
+        if context is None:
+            return http.client.HTTPConnection(host, timeout=timeout)
+        return http.client.HTTPSConnection(host, timeout=timeout, context=context)
+
+    def __str__(self) -> str:
+        return self.address
+
+
+Address = str | ServerEndpoint
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
@@ -31,8 +81,19 @@ class HttpResponse(msgspec.Struct, frozen=True):
     body: bytes
 
 
+def endpoint(address: str, token_file: Path | None = None, ca_file: Path | None = None) -> ServerEndpoint:
+    """Return the server that a command's options name. Raises ConfigError."""
+    if token_file is None:
+        return ServerEndpoint(address, "", ca_file)
+    lines = read_bytes(token_file).decode("utf-8", "replace").splitlines()
+    tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if len(tokens) != 1 or not tokens[0].isascii() or not tokens[0].isprintable():
+        raise ConfigError(f"{token_file}: a token file of a command has one token, on a line of its own")
+    return ServerEndpoint(address, tokens[0], ca_file)
+
+
 def send(
-    address: str,
+    address: Address,
     method: str,
     path: str,
     body: bytes = b"",
@@ -43,19 +104,29 @@ def send(
 
     Raises ConfigError where no server answers.
     """
-    host = address.removeprefix("http://").rstrip("/")
+    server = ServerEndpoint.of(address)
     try:
-        with closing(http.client.HTTPConnection(host, timeout=timeout)) as connection:
-            connection.request(method, path, body, dict(headers or {}))
+        with closing(server.connection(timeout)) as connection:
+            connection.request(method, path, body, {**(headers or {}), **server.headers()})
             response = connection.getresponse()
             return HttpResponse(response.status, response.reason, dict(response.headers), response.read())
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(
+            f"{server.address!r} has a certificate that is not trusted here: {error.verify_message}; name who "
+            "signed it with --ca-file"
+        ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ConfigError(f"no server answers at {address!r}: {error}; start one with `cotenant serve`") from None
+        raise ConfigError(
+            f"no server answers at {server.address!r}: {error}; start one with `cotenant serve`"
+            + ("; one with TLS is at https://…" if not server.encrypted else "")
+        ) from None
 
 
-def fetch(address: str, path: str) -> bytes:
+def fetch(address: Address, path: str) -> bytes:
     """Return the body of a GET. Raises ConfigError where nothing answers, or not as a server of this version does."""
     response = send(address, "GET", path)
+    if response.status in (401, 403):
+        raise FailedError(f"{error_message(response)}; give one with --token-file")
     if response.status != 200:
         raise ConfigError(
             f"{address}{path} answers {response.status} {response.reason}; is it a server of this version?"
@@ -63,7 +134,7 @@ def fetch(address: str, path: str) -> bytes:
     return response.body
 
 
-def post(address: str, path: str, body: bytes = b"", timeout: float | None = TIMEOUT) -> bytes:
+def post(address: Address, path: str, body: bytes = b"", timeout: float | None = TIMEOUT) -> bytes:
     """Return the body of a POST. Raises FailedError with the server's own message where it rejects the request."""
     response = send(address, "POST", path, body, {"Content-Type": "application/json"}, timeout)
     if response.status != 200:
@@ -80,7 +151,7 @@ def error_message(response: HttpResponse) -> str:
         return f"{response.status} {response.reason}{': ' if text else ''}{text}"
 
 
-def fetch_status(address: str) -> Status:
+def fetch_status(address: Address) -> Status:
     try:
         return msgspec.json.decode(fetch(address, "/cotenant/status"), type=Status, dec_hook=_parse_identity)
     except msgspec.DecodeError as error:
@@ -111,7 +182,7 @@ def body_of(inputs: Sequence[Tensor]) -> RequestBody:
     return RequestBody(content=content, headers={LENGTH: str(len(head))})
 
 
-def infer(address: str, model: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def infer(address: Address, model: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Send one infer request and return its outputs. Raises FailedError with the server's message on an error."""
     body = body_of(inputs)
     response = send(address, "POST", f"{model_path(model)}/infer", body.content, body.headers)
@@ -126,7 +197,7 @@ def infer(address: str, model: str, inputs: Sequence[Tensor]) -> tuple[Tensor, .
     return tuple(outputs)
 
 
-def fetch_model(address: str, model: str) -> tuple[ModelInfo, dict[str, Any]]:
+def fetch_model(address: Address, model: str) -> tuple[ModelInfo, dict[str, Any]]:
     """Return a model's metadata and its configuration. Raises FailedError for a model that is not served."""
     path = model_path(model)
     metadata: dict[str, Any] = msgspec.json.decode(_get(address, path))
@@ -142,20 +213,20 @@ def fetch_model(address: str, model: str) -> tuple[ModelInfo, dict[str, Any]]:
     return info, config
 
 
-def _get(address: str, path: str) -> bytes:
+def _get(address: Address, path: str) -> bytes:
     response = send(address, "GET", path)
     if response.status != 200:
         raise FailedError(error_message(response))
     return response.body
 
 
-async def bodies_for(address: str, models: Iterable[Model], seed: int) -> dict[str, RequestBody]:
+async def bodies_for(address: Address, models: Iterable[Model], seed: int) -> dict[str, RequestBody]:
     """Return a random request for each model, by name."""
     rng = np.random.default_rng(seed)
     return {model.name: body_of(await asyncio.to_thread(random_inputs, address, model.name, rng)) for model in models}
 
 
-def random_inputs(address: str, model: str, rng: np.random.Generator) -> tuple[Tensor, ...]:
+def random_inputs(address: Address, model: str, rng: np.random.Generator) -> tuple[Tensor, ...]:
     """Return random inputs of one row, in the shapes that the server reports."""
     info, config = fetch_model(address, model)
     warm_up = msgspec.convert({"model_warmup": config.get("model_warmup", [])}, Config)

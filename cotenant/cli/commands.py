@@ -26,6 +26,7 @@ from cotenant.cli.loading import (
 from cotenant.cli.options import (
     LOCAL,
     Adapt,
+    CaFile,
     Duration,
     EventLog,
     GrpcPort,
@@ -46,6 +47,7 @@ from cotenant.cli.options import (
     ServerSettings,
     SettingsFile,
     TimeLimit,
+    TokenFile,
 )
 from cotenant.cli.output import console, print_labelled, print_written, show_json
 from cotenant.cli.reload import reload
@@ -334,13 +336,17 @@ def loadtest(
     duration: Duration = 10.0,
     seed: Seed = 0,
     json: Json = False,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Send open-loop random load to a server, and report throughput, latency and SLO attainment."""
     import uvloop
 
+    from cotenant.cli.client import endpoint
     from cotenant.cli.loadtest import run
 
-    report = uvloop.run(run(address, rate or (), scale=scale, seconds=duration, seed=seed, quiet=json))
+    server = endpoint(address, token_file, ca_file)
+    report = uvloop.run(run(server, rate or (), scale=scale, seconds=duration, seed=seed, quiet=json))
     if json:
         show_json(report.to_json())
     else:

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import LOCAL, Json, Seed, ServerAddress
+from cotenant.cli.options import LOCAL, CaFile, Json, Seed, ServerAddress, TokenFile
 from cotenant.cli.output import console, show_json
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
 from cotenant.core.units import show_seconds
@@ -23,6 +23,8 @@ from cotenant.render.table import table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from cotenant.cli.client import ServerEndpoint
 
 SHOWN = 8  # values of an output in the table
 
@@ -42,25 +44,28 @@ def infer(
     address: ServerAddress = LOCAL,
     seed: Seed = 0,
     json: Json = False,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Send one inference request and print the outputs."""
-    from cotenant.cli.client import fetch_model, random_inputs
+    from cotenant.cli.client import endpoint, fetch_model, random_inputs
     from cotenant.cli.client import infer as send_inputs
 
     if bool(inputs) == random:
         raise ConfigError(f"what to send to {model!r}? Give --input FILE or --random, one of the two")
+    server = endpoint(address, token_file, ca_file)
     if inputs and inputs[0].endswith(".json"):
         if len(inputs) > 1:
             raise ConfigError(f"{inputs[0]}: a JSON request holds all inputs; leave out the other --input")
         begun = time.perf_counter()
-        outputs = _send_json(address, model, read_bytes(Path(inputs[0])))
+        outputs = _send_json(server, model, read_bytes(Path(inputs[0])))
     else:
         if inputs:
-            tensors = read_arrays(inputs, fetch_model(address, model)[0])
+            tensors = read_arrays(inputs, fetch_model(server, model)[0])
         else:
-            tensors = list(random_inputs(address, model, np.random.default_rng(seed)))
+            tensors = list(random_inputs(server, model, np.random.default_rng(seed)))
         begun = time.perf_counter()
-        outputs = [_described(tensor) for tensor in send_inputs(address, model, tensors)]
+        outputs = [_described(tensor) for tensor in send_inputs(server, model, tensors)]
     seconds = time.perf_counter() - begun
     if json:
         show_json({"model_name": model, "outputs": outputs})
@@ -106,7 +111,7 @@ def _read_array(path: Path, spec: TensorSpec) -> Tensor:
     return Tensor(spec.name, spec.datatype, array.shape, data)
 
 
-def _send_json(address: str, model: str, request: bytes) -> list[dict[str, Any]]:
+def _send_json(address: ServerEndpoint, model: str, request: bytes) -> list[dict[str, Any]]:
     from cotenant.cli.client import model_path, post
 
     response: dict[str, Any] = msgspec.json.decode(post(address, f"{model_path(model)}/infer", request, timeout=None))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.live import Live
 
-from cotenant.cli.client import bodies_for, fetch_status
+from cotenant.cli.client import Address, ServerEndpoint, bodies_for, fetch_status
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.output import console
 from cotenant.cli.rates import chosen_rates
@@ -20,7 +20,9 @@ from cotenant.workload import Workload
 from cotenant.workload.arrivals import generate_arrivals
 
 
-async def run(address: str, rates: Sequence[str], *, scale: float, seconds: float, seed: int, quiet: bool) -> Report:
+async def run(
+    address: ServerEndpoint, rates: Sequence[str], *, scale: float, seconds: float, seed: int, quiet: bool
+) -> Report:
     """Send Poisson load to the models of a server: `scale` times the planned rates, or the rates given."""
     status = await asyncio.to_thread(fetch_status, address)
     requested = chosen_rates(status.planned, rates, scale)
@@ -32,7 +34,7 @@ async def run(address: str, rates: Sequence[str], *, scale: float, seconds: floa
 
 
 async def under_load(
-    address: str,
+    address: Address,
     models: Sequence[Model],
     bodies: Mapping[str, RequestBody],
     rates: Mapping[str, float],
@@ -44,11 +46,14 @@ async def under_load(
     """Send Poisson arrivals to a server and report the outcomes; shows a live table unless `quiet`."""
     arrivals = generate_arrivals(Workload.poisson({model.name: rates[model.name] for model in models}), seconds, seed)
     tune_for_latency()
+    server = ServerEndpoint.of(address)
+    bodies = {name: body.with_headers(server.headers()) for name, body in bodies.items()}
+    address, tls = server.address, server.tls()
     if quiet:
-        return await generate_load(address, models, bodies, arrivals, seconds)
+        return await generate_load(address, models, bodies, arrivals, seconds, tls=tls)
     with Live(console=console, transient=True, auto_refresh=False) as live:
 
         def show(report: Report) -> None:
             live.update(report_table(report), refresh=True)
 
-        return await generate_load(address, models, bodies, arrivals, seconds, on_tick=show)
+        return await generate_load(address, models, bodies, arrivals, seconds, on_tick=show, tls=tls)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import msgspec
 import typer
 from rich.markup import escape
 
-from cotenant.cli.options import LOCAL, Json, ServerAddress
+from cotenant.cli.options import LOCAL, CaFile, Json, ServerAddress, TokenFile
 from cotenant.cli.output import aside, console, show_json
 from cotenant.render.table import table
+
+if TYPE_CHECKING:
+    from cotenant.cli.client import ServerEndpoint
 
 app = typer.Typer(help="List, load and unload the models of a running server.", no_args_is_help=True)
 
@@ -19,11 +22,13 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the mod
 
 
 @app.command("list")
-def list_models(address: ServerAddress = LOCAL, json: Json = False) -> None:
+def list_models(
+    address: ServerAddress = LOCAL, json: Json = False, token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """List the models of the repository with their versions and states."""
-    from cotenant.cli.client import post
+    from cotenant.cli.client import endpoint, post
 
-    index = post(address, "/v2/repository/index", b"{}")
+    index = post(endpoint(address, token_file, ca_file), "/v2/repository/index", b"{}")
     entries: list[dict[str, Any]] = msgspec.json.decode(index)
     if json:
         show_json(entries)
@@ -35,18 +40,26 @@ def list_models(address: ServerAddress = LOCAL, json: Json = False) -> None:
 
 
 @app.command()
-def load(model: ModelName, address: ServerAddress = LOCAL) -> None:
+def load(
+    model: ModelName, address: ServerAddress = LOCAL, token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """Load a model, or load it again from its files. Profiles it first where needed; waits until it is served."""
-    _control(address, model, "load")
+    from cotenant.cli.client import endpoint
+
+    _control(endpoint(address, token_file, ca_file), model, "load")
 
 
 @app.command()
-def unload(model: ModelName, address: ServerAddress = LOCAL) -> None:
+def unload(
+    model: ModelName, address: ServerAddress = LOCAL, token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """Unload a model: requests in flight are answered, new ones rejected. Waits until it is done."""
-    _control(address, model, "unload")
+    from cotenant.cli.client import endpoint
+
+    _control(endpoint(address, token_file, ca_file), model, "unload")
 
 
-def _control(address: str, model: str, verb: str) -> None:
+def _control(address: ServerEndpoint, model: str, verb: str) -> None:
     from cotenant.cli.client import post
 
     post(address, f"/v2/repository/models/{quote(model, safe='')}/{verb}", b"{}", timeout=None)

@@ -137,7 +137,23 @@ LogLevelOption = Annotated[
 ]
 ServerAddress = Annotated[
     str,
-    typer.Option("--address", "-a", envvar="COTENANT_ADDRESS", metavar="HOST:PORT", help="Server's HTTP address."),
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="COTENANT_ADDRESS",
+        metavar="HOST:PORT",
+        help="Server's HTTP address; https://HOST:PORT for TLS.",
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", envvar="COTENANT_TOKEN_FILE", help="File with the token that the server asks for."),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file", envvar="COTENANT_CA_FILE", help="Certificate (PEM) that the server's is signed by, for https://."
+    ),
 ]
 LOCAL = "127.0.0.1:8000"  # a server with default settings
 TimeLimit = Annotated[

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cotenant.cli.options import LOCAL, ServerAddress
+from cotenant.cli.options import LOCAL, CaFile, ServerAddress, TokenFile
 from cotenant.cli.output import aside
 
 
-def reload(address: ServerAddress = LOCAL) -> None:
+def reload(address: ServerAddress = LOCAL, token_file: TokenFile = None, ca_file: CaFile = None) -> None:
     """Make a server read its settings again, and roll out the new plan. Waits until that is done."""
-    from cotenant.cli.client import post
+    from cotenant.cli.client import endpoint, post
 
-    post(address, "/cotenant/reload", timeout=None)
+    post(endpoint(address, token_file, ca_file), "/cotenant/reload", timeout=None)
     aside.print("configuration reloaded", highlight=False)

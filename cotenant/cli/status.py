@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.options import LOCAL, Json, ServerAddress
+from cotenant.cli.options import LOCAL, CaFile, Json, ServerAddress, TokenFile
 from cotenant.cli.output import console, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_memory, show_share
@@ -30,11 +30,14 @@ def status(
     address: ServerAddress = LOCAL,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
     json: Json = False,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Show what a server serves, on which partitions, and how well. With --watch --json: a line per second."""
-    from cotenant.cli.client import fetch_status
+    from cotenant.cli.client import endpoint, fetch_status
 
-    current = fetch_status(address)
+    server = endpoint(address, token_file, ca_file)
+    current = fetch_status(server)
     if not watch:
         if json:
             show_json(current)
@@ -45,11 +48,11 @@ def status(
         while True:
             show_json(msgspec.json.format(msgspec.json.encode(current, enc_hook=str), indent=-1))
             time.sleep(PERIOD)
-            current = fetch_status(address)
+            current = fetch_status(server)
     with Live(status_view(current), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(PERIOD)
-            live.update(status_view(fetch_status(address)), refresh=True)
+            live.update(status_view(fetch_status(server)), refresh=True)
 
 
 def status_view(status: Status) -> RenderableType:

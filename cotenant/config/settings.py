@@ -24,6 +24,7 @@ from cotenant.planners import PLANNERS, Objective, planner_names
 Enforcement = Literal["throttle", "quota"]
 RolloutMemory = Literal["refuse", "gap", "oversubscribe"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+ControlFrom = Literal["loopback", "any"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 
 
@@ -48,6 +49,18 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_limits: bool = False
     protocol: Literal[2, 3] = 2
     directory: Path | None = None
+
+
+class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Configure who may do what, and encryption. control: from where a server without tokens is controlled.
+
+    tokens: files of tokens, one a line, by role. certificate, key: PEM files; None: no TLS.
+    """
+
+    control: ControlFrom = "loopback"
+    tokens: dict[str, Path] = {}
+    certificate: Path | None = None
+    key: Path | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_log: Path | None
     state: Path | None
     log_level: LogLevel
+    access: AccessSettings
     models: tuple[ModelSettings, ...]
 
 
@@ -140,6 +154,17 @@ class _MigEntry(msgspec.Struct, forbid_unknown_fields=True):
     create: bool = False
 
 
+class _TokensEntry(msgspec.Struct, forbid_unknown_fields=True):
+    infer: str | None = None
+    observe: str | None = None
+    control: str | None = None
+
+
+class _TlsEntry(msgspec.Struct, forbid_unknown_fields=True):
+    certificate: str
+    key: str
+
+
 class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     model_repository: str = "models"
     profiles: str | None = None
@@ -162,6 +187,9 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     event_log: str | None = None
     state: str | None = None
     log_level: str = "warning"
+    control: str = "loopback"
+    tokens: _TokensEntry = msgspec.field(default_factory=_TokensEntry)
+    tls: _TlsEntry | None = None
     cpu: _CpuEntry = msgspec.field(default_factory=_CpuEntry)
     gpu: _GpuEntry = msgspec.field(default_factory=_GpuEntry)
     mps: _MpsEntry = msgspec.field(default_factory=_MpsEntry)
@@ -215,7 +243,18 @@ def read_settings(path: Path | str | None = None) -> Settings:
         event_log=None if file.event_log is None else base / file.event_log,
         state=None if file.state is None else base / file.state,
         log_level=check_one_of(file.log_level, LogLevel, f"{place}: log_level"),
+        access=_access(file, base, place),
         models=models,
+    )
+
+
+def _access(file: _SettingsFile, base: Path, place: str) -> AccessSettings:
+    tokens = {role: base / named for role, named in msgspec.structs.asdict(file.tokens).items() if named is not None}
+    return AccessSettings(
+        control=check_one_of(file.control, ControlFrom, f"{place}: control"),
+        tokens=tokens,
+        certificate=None if file.tls is None else base / file.tls.certificate,
+        key=None if file.tls is None else base / file.tls.key,
     )
 
 

@@ -21,13 +21,17 @@ from cotenant.errors import (
     ConfigError,
     CotenantError,
     FailedError,
+    ForbiddenError,
     InvalidError,
     MalformedError,
     NotFoundError,
     RequestError,
+    UnauthenticatedError,
     UnavailableError,
     UnsupportedError,
 )
+from cotenant.live.access import Access, Permission
+from cotenant.live.grpc_access import METHODS, caller_of, permission_of
 from cotenant.live.grpc_health import INFERENCE_SERVICE, add_health_and_reflection
 from cotenant.live.limits import MAX_BODY, MAX_FIELDS, MAX_LISTED, MAX_RANK
 from cotenant.live.oip import (
@@ -61,6 +65,8 @@ _CODES: dict[type[CotenantError], grpc.StatusCode] = {
     CancelledError: grpc.StatusCode.CANCELLED,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
 }
 # Datatype → field of InferTensorContents.
@@ -81,9 +87,20 @@ _CONTENTS = {
 
 
 class GrpcServer:
-    """Serve a core over gRPC. message_size: of the largest request, in bytes."""
+    """Serve a core over gRPC. message_size: of the largest request, in bytes. access: who may do what. tls: None to
+    serve in the clear."""
 
-    def __init__(self, core: Core, *, message_size: int = MAX_BODY) -> None:
+    def __init__(
+        self,
+        core: Core,
+        *,
+        message_size: int = MAX_BODY,
+        access: Access | None = None,
+        tls: grpc.ServerCredentials | None = None,
+    ) -> None:
+        self._access = access or Access()
+        self._tls = tls
+        self._infers_freely = self._access.is_free(Permission.INFER)
         self._core = core
         self._message_size = message_size
         self._server: grpc.aio.Server | None = None
@@ -101,7 +118,10 @@ class GrpcServer:
         add_health_and_reflection(server, self._core)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = server.add_insecure_port(address)
+            if self._tls is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, self._tls)
         except RuntimeError:
             raise ConfigError(
                 f"cannot serve gRPC on {address}; choose another address or port, or stop what holds it"
@@ -141,6 +161,7 @@ class GrpcServer:
         handlers = {name: self._unary(name, method) for name, method in plain.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        assert handlers.keys() == METHODS.keys()
         return grpc.method_handlers_generic_handler(INFERENCE_SERVICE, handlers)
 
     def _unary(self, name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler[Any, Any]:
@@ -149,7 +170,10 @@ class GrpcServer:
 
         async def call(wire: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                fields = method(_parse(request, wire))
+                message = _parse(request, wire)
+                if not self._access.is_free(permission := permission_of(name, message)):
+                    self._access.check(permission, caller_of(context))
+                fields = method(message)
                 return response(**(await fields if isinstance(fields, Awaitable) else fields))
             except Exception as error:  # noqa: BLE001  # `_expected` logs it
                 return await _abort(context, _expected(error))
@@ -160,6 +184,8 @@ class GrpcServer:
 
     async def _infer(self, wire: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         try:
+            if not self._infers_freely:
+                self._access.check(Permission.INFER, caller_of(context))
             _check_fields(wire)
             return await self._submit(_parse(messages.ModelInferRequest, wire), context)
         except Exception as error:  # noqa: BLE001  # `_expected` logs it
@@ -191,6 +217,11 @@ class GrpcServer:
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
         """Submit requests as they arrive, and respond in order."""
+        if not self._infers_freely:
+            try:
+                self._access.check(Permission.INFER, caller_of(context))
+            except RequestError as error:
+                await _abort(context, error)
         waiting: asyncio.Queue[tuple[str, asyncio.Future[bytes]] | None] = asyncio.Queue()
         room = asyncio.Semaphore(_MAX_STREAMED)
 

@@ -8,6 +8,7 @@ time on this side, is the generator's fault and not the server's: the report giv
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
@@ -38,6 +39,10 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
     headers: Mapping[str, str] = {}
 
+    def with_headers(self, more: Mapping[str, str]) -> RequestBody:
+        """Return the same with further headers."""
+        return RequestBody(content=self.content, headers={**self.headers, **more})
+
 
 async def generate_load(
     address: str,
@@ -49,15 +54,17 @@ async def generate_load(
     on_tick: Callable[[Report], None] | None = None,
     connections: int = 512,
     grace: float = 10.0,
+    tls: ssl.SSLContext | None = None,
 ) -> Report:
     """Send requests to ``http://host:port`` for some seconds, and return the report of their outcomes.
 
     arrivals: its sources are indices into `models`. on_tick: called with the report so far, once a second. connections:
     the most that are open; a request that finds none free waits for one, which counts. grace: seconds to wait for the
-    last responses; a request without one has failed. Raises ConfigError where nothing listens at the address.
+    last responses; a request without one has failed. tls: for ``https://host:port``.
+    Raises ConfigError where nothing listens at the address.
     """
-    host, port = _host_port(address)
-    client = _Client(host, port, [model.name for model in models], connections)
+    host, port = _host_port(address, encrypted=tls is not None)
+    client = _Client(host, port, [model.name for model in models], connections, tls)
     wires = [_wire(host, port, model.name, bodies[model.name]) for model in models]
     named = [(model.name, model.slo) for model in models]
     try:
@@ -98,13 +105,13 @@ async def generate_load(
         client.close()
 
 
-def _host_port(address: str) -> tuple[str, int]:
+def _host_port(address: str, *, encrypted: bool) -> tuple[str, int]:
     url = urlsplit(address if "//" in address else f"//{address}")
     try:
         port = url.port
     except ValueError:
         port = None
-    if url.scheme not in ("", "http") or not url.hostname or port is None:
+    if url.scheme not in ("", "https" if encrypted else "http") or not url.hostname or port is None:
         raise ConfigError(f"{address!r} is not the address of a server; write it as http://127.0.0.1:8000")
     return url.hostname, port
 
@@ -123,11 +130,12 @@ def _wire(host: str, port: int, model: str, body: RequestBody) -> bytes:
 class _Client:
     """Open keep-alive connections as they are needed, and keep a ledger of each model's outcomes."""
 
-    def __init__(self, host: str, port: int, names: Sequence[str], limit: int) -> None:
+    def __init__(self, host: str, port: int, names: Sequence[str], limit: int, tls: ssl.SSLContext | None) -> None:
         self.ledgers = {name: OutcomeLedger() for name in names}
         self._idle: list[_Connection] = []
         self._address = host, port
         self._limit = limit
+        self._tls = tls
         self._open: set[_Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._waiting: deque[tuple[Request, bytes]] = deque()
@@ -136,7 +144,7 @@ class _Client:
         self._closed = False
 
     async def connect(self) -> None:
-        await asyncio.get_running_loop().create_connection(lambda: _Connection(self), *self._address)
+        await asyncio.get_running_loop().create_connection(lambda: _Connection(self), *self._address, ssl=self._tls)
 
     def send(self, request: Request, wire: bytes) -> None:
         self._pending += 1

@@ -25,7 +25,7 @@ DEEP = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":' + b"[" * 
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     if body:
         lines.append(f"Content-Length: {len(body)}")
@@ -70,7 +70,7 @@ class Wire(asyncio.Transport):
     """A caller in the test's hands: what it says goes in through `say`, what it gets is in `got`."""
 
     def __init__(self, server: HttpServer) -> None:
-        super().__init__()
+        super().__init__({"peername": ("127.0.0.1", 50000)})
         self.got = b""
         self.closed = self.eof = self.paused = self.aborted = False
         self.unsent = 0

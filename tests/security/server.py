@@ -45,7 +45,7 @@ class Served:
         return status, json.loads(body)
 
     def get(self, path: str) -> tuple[int, bytes]:
-        return self.ask(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        return self.ask(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
     def serves(self) -> bool:
         """Tell whether each model answers an ordinary request."""
@@ -69,7 +69,7 @@ ORDINARY: dict[str, dict[str, Any]] = {
 
 
 def post(path: str, body: bytes, *lines: str) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *lines, "", ""]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *lines, "", ""]
     return "\r\n".join(head).encode("latin-1") + body
 
 

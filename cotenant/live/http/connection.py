@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import httptools
 
-from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.errors import RequestError
+from cotenant.live.http.request_cycle import PROXIED, RequestCycle
 from cotenant.live.http.request_handler import TOO_MUCH, RequestHandler
+from cotenant.live.http.response import status_of
 from cotenant.live.limits import MAX_DIGITS, Limits
-from cotenant.live.oip import UNEXPECTED
+from cotenant.live.oip import UNEXPECTED, public_message
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +29,21 @@ _HEADERS = frozenset(
     (
         b"accept",
         b"accept-encoding",
+        b"authorization",
         b"connection",
         b"content-encoding",
         b"content-length",
         b"expect",
         b"host",
         b"inference-header-content-length",
+        b"origin",
         b"transfer-encoding",
         b"upgrade",
+        *PROXIED,
     )
 )
 # A request may have several lines of these, which together are one list.
-_LISTS = frozenset((b"accept", b"accept-encoding", b"connection", b"upgrade"))
+_LISTS = frozenset((b"accept", b"accept-encoding", b"connection", b"upgrade", *PROXIED))
 
 
 class _Rejected(Exception):  # noqa: N818
@@ -247,6 +252,8 @@ class Connection(asyncio.BufferedProtocol):
         self._length = int(headers.get(b"content-length", 0))
         if self._length > limits.body:
             raise _Rejected(413, f"a body of {self._length} bytes; at most {limits.body} are taken")
+        if self._handler.access.authenticates and (self._length or b"transfer-encoding" in headers):
+            self._check_access()
         if self._length >= _MIN_DIRECT and b"content-encoding" not in headers:
             self._allocate_body()
         if b"expect" in headers:
@@ -254,6 +261,14 @@ class Connection(asyncio.BufferedProtocol):
                 raise _Rejected(417, "what this request expects is not known here; there is 100-continue")
             if not self._pending and not self._discarding and self.transport is not None:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _check_access(self) -> None:
+        """Read no body of a caller without permission: memory is for those who have one."""
+        method = self._parser.get_method()
+        try:
+            self._handler.admits(method, self._url, RequestCycle(self, method, self._url, self._headers))
+        except RequestError as error:
+            raise _Rejected(status_of(error), public_message(error)) from None
 
     def on_body(self, data: bytes) -> None:
         self._progress = True

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cotenant.errors import CotenantError, InvalidError, RequestError, UnavailableError
+from cotenant.errors import CotenantError, InvalidError, RequestError, UnauthenticatedError, UnavailableError
 from cotenant.live import codec
+from cotenant.live.access import Caller
 from cotenant.live.http.encoding import deflate, encoding_for
 from cotenant.live.http.response import BINARY, JSON, TextResponse, head, status_of
 from cotenant.live.limits import MAX_DIGITS
@@ -21,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 _MIN_COMPRESSED = 1 << 10  # bytes; a smaller response is not worth compressing
 _MIN_THREADED = 1 << 16  # bytes from which a response is compressed in a thread, and written without joining its parts
+
+
+# What only a proxy sends.
+PROXIED = frozenset((b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"))
 
 
 class Channel(Protocol):
@@ -82,6 +87,22 @@ class RequestCycle:
         self.http_1_0 = False
         self.handle: int | None = None
         self.response: Sequence[Data] | None = None
+
+    def caller(self) -> Caller:
+        """Return who sent the request, as far as its connection and its head tell."""
+        headers, transport = self.headers, self.channel.transport
+        name = None if transport is None else transport.get_extra_info("peername")
+
+        def header(name: bytes) -> str:
+            return headers.get(name, b"").decode("latin-1")
+
+        return Caller(
+            peer=str(name[0]) if name else "",
+            host=header(b"host"),
+            origin=header(b"origin"),
+            proxied=not PROXIED.isdisjoint(headers),
+            authorization=header(b"authorization"),
+        )
 
     def json_size(self) -> int:
         """Return the bytes of the body that are JSON. Raises InvalidError."""
@@ -148,6 +169,8 @@ class RequestCycle:
         headers = b""
         if isinstance(error, UnavailableError):
             headers = b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after))
+        elif isinstance(error, UnauthenticatedError):
+            headers = b"WWW-Authenticate: Bearer\r\n"
         self.reject(status_of(error), public_message(error), headers)
 
     def fail_unexpectedly(self, error: BaseException) -> None:

@@ -8,9 +8,10 @@ import zlib
 from typing import Any
 
 from cotenant.errors import CotenantError
+from cotenant.live.access import Access, Permission
 from cotenant.live.http.encoding import inflate, inflated_limit
 from cotenant.live.http.request_cycle import RequestCycle
-from cotenant.live.http.routes import Route, Services, find_route, metrics
+from cotenant.live.http.routes import Route, Services, find_route
 from cotenant.live.limits import Limits, MemoryBudget
 
 _ROUTES = 1024  # URLs whose routes are remembered
@@ -21,9 +22,11 @@ TOO_MUCH = "the bodies of all requests take too much memory now; try again"
 
 class RequestHandler:
     """Handle the requests of all connections. only_metrics: every other path is unknown. memory: what their bodies and
-    responses take."""
+    responses take. access: who may do what."""
 
-    def __init__(self, services: Services, *, only_metrics: bool, limits: Limits) -> None:
+    def __init__(self, services: Services, *, only_metrics: bool, limits: Limits, access: Access) -> None:
+        self.access = access
+        self._free = frozenset(permission for permission in Permission if access.is_free(permission))
         self.core = services.core
         self.memory = MemoryBudget(limits.memory)
         self._services = services
@@ -47,9 +50,13 @@ class RequestHandler:
             request.reject(404, "Not Found")
             return
         method = b"GET" if request.method == b"HEAD" else request.method
-        if method not in route.handlers:
-            request.reject(405, "Method Not Allowed", b"Allow: %s\r\n" % b", ".join(route.handlers))
-        elif b"content-encoding" in request.headers:
+        endpoint = route.endpoints.get(method)
+        if endpoint is None:
+            request.reject(405, "Method Not Allowed", b"Allow: %s\r\n" % b", ".join(route.endpoints))
+            return
+        if endpoint.permission not in self._free:
+            self.access.check(endpoint.permission, request.caller())
+        if b"content-encoding" in request.headers:
             self._inflate(request)
         elif len(request.body) > self._limits.json and request.json_size() > self._limits.json:
             request.reject(
@@ -57,7 +64,7 @@ class RequestHandler:
             )
         elif self.memory.exceeded:
             request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
-        elif (handler := route.handlers[method]) is None:
+        elif (handler := endpoint.handler) is None:
             request.infer(self.core, route.model, route.version)
         else:
             payload = handler(self._services, route, request)
@@ -75,13 +82,20 @@ class RequestHandler:
             return self._routes[url]
         except KeyError:
             route = find_route(url)
-            if route is None or (self._only_metrics and metrics not in route.handlers.values()):
+            if route is None or (self._only_metrics and not route.has_metrics):
                 return None
             if len(url) <= _MAX_URL:
                 if len(self._routes) >= _ROUTES:
                     self._routes.clear()
                 self._routes[url] = route
             return route
+
+    def admits(self, method: bytes, url: bytes, request: RequestCycle) -> None:
+        """Raise RequestError where the caller of a request lacks the permission, before its body is read."""
+        route = self.route(url)
+        endpoint = None if route is None else route.endpoints.get(method)
+        if endpoint is not None and endpoint.permission not in self._free:
+            self.access.check(endpoint.permission, request.caller())
 
     async def stop(self) -> None:
         """Cancel the handlers that are at work, and wait for their end."""

@@ -7,9 +7,11 @@ import msgspec
 from cotenant.errors import (
     CancelledError,
     CotenantError,
+    ForbiddenError,
     InvalidError,
     MalformedError,
     NotFoundError,
+    UnauthenticatedError,
     UnavailableError,
     UnsupportedError,
 )
@@ -21,6 +23,8 @@ HTML = "text/html; charset=utf-8"
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -38,6 +42,8 @@ _STATUS: dict[type[CotenantError], int] = {
     InvalidError: 400,
     CancelledError: 400,
     NotFoundError: 404,
+    UnauthenticatedError: 401,
+    ForbiddenError: 403,
     UnsupportedError: 501,
     UnavailableError: 503,
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import httptools
 import msgspec
 
 from cotenant.errors import InvalidError, MalformedError, NotFoundError, UnsupportedError
+from cotenant.live.access import Permission
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.response import HTML, TextResponse
 from cotenant.live.metrics import render
@@ -29,20 +30,31 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What a path stands for. handlers: by method."""
+    """What a path stands for. endpoints: by method."""
 
-    handlers: dict[bytes, Handler]
+    endpoints: dict[bytes, Endpoint]
     model: str = ""
     version: str = ""
 
     @property
     def infers(self) -> bool:
-        return None in self.handlers.values()
+        return any(endpoint.handler is None for endpoint in self.endpoints.values())
+
+    @property
+    def has_metrics(self) -> bool:
+        return any(endpoint.handler is metrics for endpoint in self.endpoints.values())
 
 
 # From the services, the route and the request to the payload of the response, or to a coroutine that returns it.
 # Raises RequestError's children. None is inference, which answers by itself.
 Handler = Callable[[Services, Route, RequestCycle], Any] | None
+
+
+class Endpoint(NamedTuple):
+    """What a method of a path does, and what a caller needs for it."""
+
+    handler: Handler
+    permission: Permission
 
 
 def find_route(url: bytes) -> Route | None:
@@ -51,14 +63,14 @@ def find_route(url: bytes) -> Route | None:
         path = (httptools.parse_url(url).path or b"").decode("ascii")
     except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
         return None
-    for pattern, handlers in _PATTERNS:
+    for pattern, endpoints in _PATTERNS:
         if match := pattern.fullmatch(path):
             groups = match.groupdict("")
             try:
                 model = unquote_to_bytes(groups.get("model", "")).decode()
             except UnicodeDecodeError:
                 return None
-            return Route(handlers, model, groups.get("version", ""))
+            return Route(endpoints, model, groups.get("version", ""))
     return None
 
 
@@ -180,33 +192,42 @@ _MODEL = r"/v2/models/(?P<model>[^/]+)"
 _VERSION = rf"{_MODEL}(?:/versions/(?P<version>[0-9]+))?"
 _REGION = r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
 
-_ROUTES: list[tuple[str, dict[bytes, Handler]]] = [
-    (rf"{_VERSION}/infer", {b"POST": None}),
-    (r"/", {b"GET": _page}),
-    (r"/cotenant/status", {b"GET": _status}),
-    (r"/cotenant/reload", {b"POST": _reload}),
-    (r"/metrics", {b"GET": metrics}),
-    (r"/v2", {b"GET": _server_metadata}),
-    (r"/v2/health/live", {b"GET": _live}),
-    (r"/v2/health/ready", {b"GET": _ready}),
-    (r"/v2/models", {b"GET": _models}),
-    (r"/v2/models/stats", {b"GET": _statistics}),
-    (rf"{_VERSION}", {b"GET": _model_metadata}),
-    (rf"{_VERSION}/ready", {b"GET": _model_ready}),
-    (rf"{_VERSION}/config", {b"GET": _config}),
-    (rf"{_VERSION}/stats", {b"GET": _statistics}),
-    (rf"{_VERSION}/generate(?:_stream)?", {b"POST": _reject_generate}),
-    (rf"(?:/v2|{_MODEL})/trace/setting", {b"GET": _trace_setting, b"POST": _set_trace}),
-    (r"/v2/logging", {b"GET": _log_settings, b"POST": _set_log}),
-    (r"/v2/repository/index", {b"POST": _index}),
-    (r"/v2/repository/models/(?P<model>[^/]+)/load", {b"POST": _load}),
-    (r"/v2/repository/models/(?P<model>[^/]+)/unload", {b"POST": _unload}),
-    (r"/v2/repository/[^/]+/(?:index|models/[^/]+/(?:un)?load)", {b"POST": _reject_named_repository}),
-    (rf"{_REGION}/status", {b"GET": _shared_memory_status}),
-    (rf"{_REGION}/register", {b"POST": _reject_registration}),
-    (rf"{_REGION}/unregister", {b"POST": _unregister}),
+ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
+    (rf"{_VERSION}/infer", {b"POST": Endpoint(None, Permission.INFER)}),
+    (r"/", {b"GET": Endpoint(_page, Permission.OBSERVE)}),
+    (r"/cotenant/status", {b"GET": Endpoint(_status, Permission.OBSERVE)}),
+    (r"/cotenant/reload", {b"POST": Endpoint(_reload, Permission.CONTROL)}),
+    (r"/metrics", {b"GET": Endpoint(metrics, Permission.OBSERVE)}),
+    (r"/v2", {b"GET": Endpoint(_server_metadata, Permission.METADATA)}),
+    (r"/v2/health/live", {b"GET": Endpoint(_live, Permission.PUBLIC)}),
+    (r"/v2/health/ready", {b"GET": Endpoint(_ready, Permission.PUBLIC)}),
+    (r"/v2/models", {b"GET": Endpoint(_models, Permission.METADATA)}),
+    (r"/v2/models/stats", {b"GET": Endpoint(_statistics, Permission.OBSERVE)}),
+    (rf"{_VERSION}", {b"GET": Endpoint(_model_metadata, Permission.METADATA)}),
+    (rf"{_VERSION}/ready", {b"GET": Endpoint(_model_ready, Permission.METADATA)}),
+    (rf"{_VERSION}/config", {b"GET": Endpoint(_config, Permission.METADATA)}),
+    (rf"{_VERSION}/stats", {b"GET": Endpoint(_statistics, Permission.OBSERVE)}),
+    (rf"{_VERSION}/generate(?:_stream)?", {b"POST": Endpoint(_reject_generate, Permission.INFER)}),
+    (
+        rf"(?:/v2|{_MODEL})/trace/setting",
+        {b"GET": Endpoint(_trace_setting, Permission.OBSERVE), b"POST": Endpoint(_set_trace, Permission.CONTROL)},
+    ),
+    (
+        r"/v2/logging",
+        {b"GET": Endpoint(_log_settings, Permission.OBSERVE), b"POST": Endpoint(_set_log, Permission.CONTROL)},
+    ),
+    (r"/v2/repository/index", {b"POST": Endpoint(_index, Permission.METADATA)}),
+    (r"/v2/repository/models/(?P<model>[^/]+)/load", {b"POST": Endpoint(_load, Permission.CONTROL)}),
+    (r"/v2/repository/models/(?P<model>[^/]+)/unload", {b"POST": Endpoint(_unload, Permission.CONTROL)}),
+    (
+        r"/v2/repository/[^/]+/(?:index|models/[^/]+/(?:un)?load)",
+        {b"POST": Endpoint(_reject_named_repository, Permission.CONTROL)},
+    ),
+    (rf"{_REGION}/status", {b"GET": Endpoint(_shared_memory_status, Permission.METADATA)}),
+    (rf"{_REGION}/register", {b"POST": Endpoint(_reject_registration, Permission.INFER)}),
+    (rf"{_REGION}/unregister", {b"POST": Endpoint(_unregister, Permission.INFER)}),
 ]
-_PATTERNS = [(re.compile(path), handlers) for path, handlers in _ROUTES]
+_PATTERNS = [(re.compile(path), endpoints) for path, endpoints in ROUTES]
 
 
 def _object(body: Data) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from cotenant.errors import ConfigError
+from cotenant.live.access import Access
 from cotenant.live.http.connection import Connection, ConnectionTable
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http.routes import Services
@@ -18,7 +20,8 @@ class HttpServer:
     """Serve a core over HTTP. page: makes what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON;
     reload: has the settings read again, on a POST to ``/cotenant/reload``.
 
-    only_metrics: offer nothing else, for an address that more people may reach.
+    only_metrics: offer nothing else, for an address that more people may reach. access: who may do what; by default
+    everybody everything, but control is for the server's own machine. tls: None to serve in the clear.
     """
 
     def __init__(
@@ -30,10 +33,13 @@ class HttpServer:
         reload: Callable[[], Awaitable[None]] | None = None,
         only_metrics: bool = False,
         limits: Limits | None = None,
+        access: Access | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         limits = limits or Limits()
         services = Services(core=core, page=page, status=status, reload=reload)
-        self._handler = RequestHandler(services, only_metrics=only_metrics, limits=limits)
+        self._handler = RequestHandler(services, only_metrics=only_metrics, limits=limits, access=access or Access())
+        self._tls = tls
         self._connections = ConnectionTable(self._handler, limits)
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -50,7 +56,7 @@ class HttpServer:
         """Start to serve; return the port (a free one for port 0). Raises ConfigError."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self.connect, host, port, backlog=1024)
+            self._server = await loop.create_server(self.connect, host, port, backlog=1024, ssl=self._tls)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"cannot serve HTTP on {host}:{port}: {getattr(error, 'strerror', None) or error}; "
