@@ -153,6 +153,16 @@ def test_late_answer_is_ignored() -> None:
     assert world.controller.status().activity == "watching"
 
 
+def test_answer_to_an_earlier_question_is_ignored() -> None:
+    world = World()
+    first = world.solve(300.0)
+    world.answer(first, None, error="the solver did not answer")
+    second = world.solve(300.0, 100.0)
+    assert world.answer(first, plan_of(1, 360.0)) == []
+    assert world.controller.status().activity == "solving"
+    assert [type(command) for command in world.answer(second, plan_of(1, 360.0))] == [Roll]
+
+
 def test_failed_solver_is_asked_again_later_and_later() -> None:
     world = World(retry=2.0)
     asked = []
@@ -249,6 +259,23 @@ def test_more_devices_are_acquired_and_used_once_they_are_there() -> None:
     assert isinstance(again, Solve)
     assert again.devices == GPU[:3]
     assert again.launching == {}
+
+
+def test_devices_on_their_way_are_not_acquired_twice() -> None:
+    world = World()
+    commands = world.answer(world.solve(300.0), plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
+    world.rolled(commands[1])
+    (again,) = world.tell(DevicesFound(GPU[1:2]))
+    assert isinstance(again, Solve)
+    assert again.launching == {"gpu": 1}
+    commands = world.answer(again, plan_of(2, 300.0), devices={"gpu": 3}, short="a 50 of 300/s")
+    assert [type(command) for command in commands] == [Roll]
+
+
+def test_device_that_the_plan_uses_is_not_released() -> None:
+    world = World(devices=3)
+    commands = world.answer(world.solve(300.0), plan_of(2, 360.0), devices={"gpu": 1})
+    assert world.rolled(commands[0]) == [Release(GPU[2:3])]
 
 
 def test_devices_that_cannot_be_had_are_asked_for_again_later() -> None:

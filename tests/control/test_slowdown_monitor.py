@@ -79,3 +79,13 @@ def test_batches_that_swing_have_not_drifted() -> None:
         observe(monitor, 0.4, 4)
         observe(monitor, 1.0, 4)
         assert not monitor.drifted
+
+
+def test_slow_batches_after_fast_ones_begin_a_time_of_their_own() -> None:
+    monitor = SlowdownMonitor()
+    observe(monitor, 0.3, 9, per_second=6.0)
+    monitor.observe(BatchLatency(200, 2.0, 5.0), PERIOD)
+    assert monitor.ratio > 2.0
+    assert not monitor.drifted
+    observe(monitor, 2.5, 2)
+    assert monitor.drifted

@@ -105,7 +105,9 @@ def test_headroom_that_does_not_fit_is_left_out_before_requests_are() -> None:
 def test_devices_that_are_left_are_the_ones_used() -> None:
     plan = current({"a": 1000.0, "b": 80.0}, devices=4)
     left = FOUR[2:]
+    assert not {device.id for device in plan.devices} <= set(left)
     solved = solve({"a": 100.0}, plan, left, step=SolveStep.KEEP)
+    assert solved.step is SolveStep.REPLAN, "the plan in force cannot be kept without its devices"
     assert solved.plan is not None
     assert {device.id for device in solved.plan.devices} <= set(left)
 
@@ -118,6 +120,13 @@ def test_all_devices_are_filled_where_that_is_asked_for() -> None:
     assert filled.devices == {"k": 4}
     assert filled.plan.rate("a") > 2 * least.rate("a")
     assert filled.plan.rate("a") / filled.plan.rate("b") == pytest.approx(RATES["a"] / RATES["b"], rel=0.01)
+
+
+def test_plan_whose_device_was_replaced_is_not_kept() -> None:
+    solved = solve({}, current(), FOUR[1:2], step=SolveStep.KEEP)
+    assert solved.step is SolveStep.REPLAN
+    assert solved.plan is not None
+    assert [device.id for device in solved.plan.devices] == [FOUR[1]]
 
 
 def test_no_device_is_an_error_that_says_what_is_wanted() -> None:
