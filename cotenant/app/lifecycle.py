@@ -22,6 +22,7 @@ from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import AdaptationOptions, Learnt
 from cotenant.live.adaptation_driver import Solver
+from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
@@ -89,6 +90,7 @@ async def running(
             backend,
             builder.build,
             warm_workers=settings.warm_workers,
+            confinement=Confinement(memory=settings.worker_memory, environment=settings.worker_environment),
             memory_policy=MemoryPolicy(settings.rollout_memory),
             adaptation=_adaptation(settings, learnt),
             log=log,

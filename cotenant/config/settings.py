@@ -28,6 +28,9 @@ ControlFrom = Literal["loopback", "any"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 
 
+MIN_WORKER_MEMORY = 256 << 20  # bytes
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Configure one model. None: the server chooses.
 
@@ -76,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
     warm_workers: pre-started worker processes for each set of libraries that models need.
     adapt: whether the server plans again while it serves, for the rates and latencies that it sees.
+    worker_memory: bytes that a worker process may have of its own; None: no limit. worker_environment: variables that
+    workers get besides the usual ones.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
     max_queue_delay: seconds, for models that set none themselves; None: 0.
     max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
@@ -102,6 +107,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mps: MpsSettings
     create: bool
     warm_workers: int
+    worker_memory: int | None
+    worker_environment: tuple[str, ...]
     adapt: bool
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
@@ -178,6 +185,8 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     grpc_port: int = 8001
     metrics_port: int = 8002
     warm_workers: int = 1
+    worker_memory: str | None = None
+    worker_environment: tuple[str, ...] = ()
     adapt: bool = True
     rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
@@ -233,6 +242,8 @@ def read_settings(path: Path | str | None = None) -> Settings:
         create=file.mig.create,
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
         adapt=file.adapt,
+        worker_memory=_worker_memory(file.worker_memory, f"{place}: worker_memory"),
+        worker_environment=file.worker_environment,
         rollout_memory=check_one_of(file.rollout_memory, RolloutMemory, f"{place}: rollout_memory"),
         max_queue_delay=None
         if file.max_queue_delay is None
@@ -302,6 +313,13 @@ def _bytes(text: str, place: str) -> int:
     size = units.parse_memory(text, place)
     if place.endswith("max_body") and not 1 << 10 <= size < 1 << 31:
         raise ConfigError(f"{place}: {text!r} must be at least 1KiB and less than 2GiB")
+    return size
+
+
+def _worker_memory(text: str | None, place: str) -> int | None:
+    size = None if text is None else units.parse_memory(text, place)
+    if size is not None and size < MIN_WORKER_MEMORY:
+        raise ConfigError(f"{place}: {text!r} is less than a worker takes to start; write 256MiB or more")
     return size
 
 

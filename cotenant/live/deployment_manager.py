@@ -45,7 +45,8 @@ class DeploymentManager:
         await self._rollouts.apply(deployment, reason)
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Serve one more model: plan again with it, and switch to that plan. Raises FailedError, with nothing changed,
+        """Serve one more model: plan again with it, and switch to that plan. A permanently failed lane of one that is
+        served already is revived. Raises FailedError, with nothing changed,
         where it cannot be served or would displace a served model."""
         if "config" in parameters or any(key.startswith("file:") for key in parameters):
             raise UnsupportedError(
@@ -68,6 +69,7 @@ class DeploymentManager:
 
         async with self._transition("load", name):
             await self._change(with_model, f"load of {name}")
+            await self._rollouts.revive(name)
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Take a model out of its partitions; the others stay where they are. Harmless where it is not served."""

@@ -27,6 +27,7 @@ from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
 from cotenant.live.batch_tensors import output_size, tensor_of, tensor_part
+from cotenant.live.confinement import Confinement
 from cotenant.live.descriptors import DescriptorReserve
 from cotenant.live.lending import Lending
 from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time
@@ -127,6 +128,7 @@ class Pool:
         warm_workers: int = 0,
     ) -> None:
         self.unfinished: set[LaneId] = set()  # lanes whose last worker ended with a batch under way
+        self.confinement = Confinement()  # of processes that start from now on
         self._backend = backend
         self._arena = arena
         self._tell = tell
@@ -359,7 +361,14 @@ class Pool:
 
     def _begin(self, name: str, template: WorkerTemplate, preload: Sequence[str] | None = None) -> WorkerProcess:
         with self._descriptors.lent():
-            process = WorkerProcess(name, self._arena.fd, left=self._left, shared=template.shared, preload=preload)
+            process = WorkerProcess(
+                name,
+                self._arena.fd,
+                left=self._left,
+                shared=template.shared,
+                preload=preload,
+                confinement=self.confinement,
+            )
         self._processes.add(process)
         process.gone.add_done_callback(lambda gone: self._processes.discard(process))
         return process

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import WorkerError
+from cotenant.live.confinement import Confinement
 from cotenant.worker.wire import (
     BatchResult,
     FromWorker,
@@ -30,14 +31,6 @@ from cotenant.worker.wire import (
 
 logger = logging.getLogger(__name__)
 
-# One thread per core: a numeric library that started threads of its own would exceed the share. No thread spins while
-# it waits: spinning would use up CPU time of the share.
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
 _CPUCLOCK_SCHED = 2  # the clock of CPU time in nanoseconds, of those that Linux has for a process
 _POLL = 0.005  # seconds between two checks whether a process that has closed its socket has exited
 _SLOW = 0.1  # the same, once it was killed: one that is blocked in a driver may never exit
@@ -78,6 +71,7 @@ class WorkerProcess:
         left: Callable[[Sequence[WorkerConnection], str], None],
         shared: bool = False,
         preload: Sequence[str] | None = None,
+        confinement: Confinement | None = None,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = loop.create_future()
@@ -104,11 +98,12 @@ class WorkerProcess:
                 stdout=printed,
                 stderr=printed,
                 pass_fds=(arena,),
-                env={**os.environ, **_ENVIRONMENT},
+                env=(confinement or Confinement()).environ(os.environ),
                 process_group=0,  # Ctrl-C is for the server alone, which stops its workers
             )
             ours.pop_all()  # the server's ends stay open
         self.pid = self._process.pid
+        (confinement or Confinement()).apply(self.pid)
         os.set_blocking(self._output, False)
         loop.add_reader(self._output, self._listen)
         if preload is not None:

@@ -21,6 +21,7 @@ from cotenant.control.events import (
     LaneStopped,
     Requested,
     ResizeLanes,
+    ReviveLane,
     RolloutEnded,
     Shutdown,
     StartFailed,
@@ -34,6 +35,7 @@ from cotenant.control.rollout import RolloutStatus
 from cotenant.control.supervisor import LaneState
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import CotenantError, RolloutError, WorkerError
+from cotenant.live.confinement import Confinement
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
 from cotenant.live.deployment import Deployment, applications_of, with_planned_batches, worker_models
 from cotenant.live.driver import Driver, Tensors
@@ -49,6 +51,9 @@ from cotenant.worker.arena import Arena
 logger = logging.getLogger(__name__)
 
 
+REVIVE_INTERVAL = 0.02  # seconds between two looks at a lane that is revived
+
+
 class RolloutDriver:
     """Put deployments into force. All methods belong to the event loop."""
 
@@ -62,6 +67,7 @@ class RolloutDriver:
         arena: Arena,
         *,
         warm_workers: int = 0,
+        confinement: Confinement | None = None,
         control: type[ControlDriver] = ControlDriver,
     ) -> None:
         """control: drives the orchestrator; tests in virtual time have another."""
@@ -74,6 +80,7 @@ class RolloutDriver:
         self._observer = observer
         self._divides = backend.divides
         self._control = control(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
+        self._control.pool.confinement = confinement or Confinement()
         self._control.keeps = self._may_start_again
         self._control.predicted = driver.predicted
         self._matcher = LaneMatcher()
@@ -171,6 +178,17 @@ class RolloutDriver:
     def is_ready(self, lane: LaneId) -> bool:
         """Return whether the lane is ready for a batch, or busy with one that may still be answered in time."""
         return self._supervisor.state(lane) is LaneState.READY and not self._driver.stalled(lane)
+
+    async def revive(self, model: str) -> None:
+        """Start the workers of a model's permanently failed lanes again. Raises WorkerError where one fails again."""
+        lanes = [lane for lane in self._state.lanes_of(model) if self._supervisor.state(lane) is LaneState.FAILED]
+        for lane in lanes:
+            self._control.feed(ReviveLane(lane))
+        for lane in lanes:
+            while self._supervisor.state(lane) is LaneState.RESTARTING:
+                await asyncio.sleep(REVIVE_INTERVAL)
+            if self._supervisor.state(lane) is LaneState.FAILED:
+                raise WorkerError(f"{lane} failed again: {self._supervisor.lanes()[lane].reason}")
 
     # Commands
 

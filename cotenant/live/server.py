@@ -13,6 +13,7 @@ from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
 from cotenant.live.adaptation import Adaptation, AdaptationOptions, Learnt
+from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
 from cotenant.live.deployment_manager import DeploymentManager
 from cotenant.live.driver import Driver, Tensors
@@ -40,6 +41,7 @@ class Server:
     `oip.Core`, and forwards each call to the part that answers it.
 
     prepare: plans a deployment for models to be loaded. warm_workers: pre-started processes per worker template.
+    confinement: of worker processes.
     memory_policy: where a device cannot hold the workers of two revisions at once. adaptation: None: the plan stays as
     it is made. log: where the event log goes.
     """
@@ -51,6 +53,7 @@ class Server:
         prepare: Prepare,
         *,
         warm_workers: int = 0,
+        confinement: Confinement | None = None,
         memory_policy: MemoryPolicy = MemoryPolicy.REFUSE,
         adaptation: AdaptationOptions | None = None,
         log: BinaryIO | None = None,
@@ -68,7 +71,16 @@ class Server:
         )
         self._arena = Arena(ARENA)
         orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))
-        rollouts = RolloutDriver(orchestrator, state, driver, observer, backend, self._arena, warm_workers=warm_workers)
+        rollouts = RolloutDriver(
+            orchestrator,
+            state,
+            driver,
+            observer,
+            backend,
+            self._arena,
+            warm_workers=warm_workers,
+            confinement=confinement,
+        )
         deployments = DeploymentManager(state, rollouts, observer, prepare)
         self._state = state
         self._observer = observer

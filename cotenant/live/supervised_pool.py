@@ -17,6 +17,7 @@ from cotenant.control.orchestrator import Command, Orchestrator
 from cotenant.control.supervisor import LaneState, Supervisor, SupervisorOptions
 from cotenant.core.identity import LaneId
 from cotenant.errors import WorkerError
+from cotenant.live.confinement import Confinement
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
 from cotenant.live.pool import BatchListener, LaneSetup, Payload
 from cotenant.live.process import private_memory
@@ -48,6 +49,7 @@ class SupervisedPool:
         *,
         options: SupervisorOptions | None = None,
         warm_workers: int = 0,
+        confinement: Confinement | None = None,
     ) -> None:
         orchestrator = Orchestrator(supervisor=Supervisor(options))  # lanes outside of any plan revision
         self._supervisor = orchestrator.supervisor
@@ -55,6 +57,7 @@ class SupervisedPool:
         self._driver = ControlDriver(
             orchestrator, self._perform, backend.with_ceilings(), arena, listener, warm_workers=warm_workers
         )
+        self._driver.pool.confinement = confinement or Confinement()
         self._started: dict[LaneId, asyncio.Future[str]] = {}  # why it is not ready; empty where it is
         self._stopped: dict[LaneId, asyncio.Future[None]] = {}
         self._closed = False

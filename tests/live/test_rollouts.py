@@ -97,7 +97,7 @@ def test_worker_that_does_not_start_rolls_the_revision_back(tmp_path: Path) -> N
         async with asked(tmp_path) as asking:
             server, before = asking.server, asking.pids()
             with pytest.raises(
-                WorkerError, match=r"^the worker of cpu-0/1 did not start: .*broken\.onnx: ONNX Runtime"
+                WorkerError, match=r"^the worker of cpu-0/1 did not start: .*broken\.onnx: no ONNX model"
             ):
                 await server.apply(broken(shared(asking.given, 600)))
             assert asking.pids() == before
@@ -410,7 +410,7 @@ def test_gap_rollout_that_fails_starts_the_old_worker_again(tmp_path: Path) -> N
             last = asyncio.create_task(server.apply(shared(given, 400)))
             with pytest.raises(RolloutError, match="superseded"):
                 await superseded
-            with pytest.raises(WorkerError, match=r"broken\.onnx: ONNX Runtime"):
+            with pytest.raises(WorkerError, match=r"broken\.onnx: no ONNX model"):
                 await failing
             await last
             await until(lambda: [worker.share for worker in server._rollouts.workers()] == [400])
