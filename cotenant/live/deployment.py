@@ -70,7 +70,7 @@ def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
 
 
 def without_model(deployment: Deployment, name: str) -> Deployment:
-    """Return the deployment without a model in its plan, and unchanged for all others."""
+    """Return the deployment without a model in its plan and problem, and unchanged for all others."""
     devices = []
     for device in deployment.plan.devices:
         partitions = [
@@ -82,7 +82,20 @@ def without_model(deployment: Deployment, name: str) -> Deployment:
             devices.append(Device(id=device.id, partitions=tuple(partitions)))
     split = {whole: parts for whole, parts in deployment.plan.split.items() if whole != name}
     plan = msgspec.structs.replace(deployment.plan, devices=tuple(devices), split=split)
-    return msgspec.structs.replace(deployment, plan=plan)
+    return msgspec.structs.replace(deployment, plan=plan, problem=_without(deployment.problem, name))
+
+
+def _without(problem: Problem, name: str) -> Problem:
+    """Return the problem without a model and the applications that need it: a plan made later must not serve it."""
+    applications = tuple(
+        application
+        for application in problem.applications
+        if application.name != name and all(stage.model != name for stage in application.stages)
+    )
+    models = tuple(model for model in problem.models if model.name != name)
+    known = {each.name for each in (*models, *applications)}
+    rates = {each: rate for each, rate in problem.rates.items() if each in known}
+    return msgspec.structs.replace(problem, models=models, applications=applications, rates=rates)
 
 
 def applications_of(deployment: Deployment) -> tuple[ApplicationSpec, ...]:

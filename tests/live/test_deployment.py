@@ -5,9 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.control.adaptation import Solve, SolveStep
+from cotenant.core.application import Application, Stage
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement
-from cotenant.live.deployment import with_models_of, with_planned_batches
+from cotenant.live.deployment import with_models_of, with_planned_batches, without_model
+from cotenant.planning.replan import Replanner
 from tests.live.deployment import repository, sample_deployment
 
 
@@ -39,3 +42,29 @@ def test_model_that_became_usable_is_offered_alone(tmp_path: Path) -> None:
     merged = with_models_of(broken, before)
     assert list(merged.offered) == ["identity", "lookup"]
     assert merged.broken == {"broken": "not a model"}
+
+
+def test_unloaded_model_stays_out_of_plans_that_are_made_later(tmp_path: Path) -> None:
+    before = sample_deployment(repository(tmp_path))
+    unloaded = without_model(before, "lookup")
+    assert before.plan.rate("lookup") and not unloaded.plan.rate("lookup")
+    solve = Solve(
+        number=1,
+        rates={"identity": 5.0, "lookup": 5.0},
+        current=unloaded.plan,
+        devices=tuple(device.id for device in before.plan.devices),
+        step=SolveStep.REPLAN,
+    )
+    anew = Replanner(unloaded.problem)(solve)
+    assert anew.plan is not None, anew.error
+    assert anew.plan.rate("identity") >= 5.0 and not anew.plan.rate("lookup")
+
+
+def test_unloaded_stage_takes_its_application_out_of_the_problem(tmp_path: Path) -> None:
+    before = sample_deployment(repository(tmp_path))
+    both = Application(
+        name="both", slo=1.0, stages=(Stage(name="1", model="identity"), Stage(name="2", model="lookup", after=("1",)))
+    )
+    problem = msgspec.structs.replace(before.problem, applications=(both,), rates={**before.problem.rates, "both": 1.0})
+    unloaded = without_model(msgspec.structs.replace(before, problem=problem), "lookup").problem
+    assert unloaded.applications == () and unloaded.rates.keys() == {"identity"}
