@@ -260,6 +260,8 @@ class Controller:
 
     def _adopt(self, adopted: Adopted, now: float) -> None:
         plan, rates = adopted.plan, adopted.rates
+        # The last rate of a model that is not served any more would stay for ever: nobody offers it to a plan.
+        self._watches = {name: it for name, it in self._watches.items() if name in rates or plan.rate(name)}
         self._plan = plan
         self._planned = dict(rates)
         self._sustained = plan.rates() | {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
@@ -268,7 +270,8 @@ class Controller:
         self._wanted_devices = None
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
-            self._watch(name).peaks.append((now, rate))  # what was expected is believed for a cool-down
+            # What was expected is believed for a cool-down.
+            self._watch(name).raise_peak(now, rate, now - self.options.cooldown)
         self._forget_latencies()
 
     def _found(self, devices: tuple[DeviceId, ...]) -> None:
@@ -375,6 +378,9 @@ class Controller:
         if asked is None or asked.number != solved.number:
             return  # late, or twice
         self._solving = None
+        if asked.current != self._plan:
+            self._note(now, "discard the plan", "another has come into force meanwhile")
+            return
         if solved.plan is None:
             self._short = solved.short
             self._wanted_devices = solved.devices or self._wanted_devices

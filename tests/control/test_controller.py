@@ -15,6 +15,7 @@ from cotenant.control.adaptation import (
     AcquisitionFailed,
     Adopted,
     BatchLatency,
+    Cause,
     ControllerCommand,
     ControllerEvent,
     DevicesFound,
@@ -304,6 +305,38 @@ def test_adopted_plan_is_the_one_in_force() -> None:
     world = World()
     world.tell(Adopted(plan=plan_of(1, 400.0), rates={"a": 400.0}))
     assert world.observe(390.0, 60) == []
+
+
+def test_higher_rate_of_an_adopted_plan_is_believed_for_a_cooldown() -> None:
+    world = World(plan_of(1))
+    world.observe(10.0, 5)
+    world.tell(Adopted(plan=plan_of(3, 300.0), rates={"a": 300.0}))
+    assert world.observe(10.0, 50) == []
+    assert world.solve(10.0, 30).cause is Cause.SAVING
+
+
+def test_model_that_an_adopted_plan_leaves_out_is_forgotten() -> None:
+    world = World()
+    world.observe(100.0, 5)
+    other = plan_of(1)
+    (device,) = other.devices
+    placement = Placement(model="b", batch=8, rate=10.0, duty=0.1, latency=0.1)
+    device = msgspec.structs.replace(device, partitions=(Partition(share=1000, placements=(placement,)),))
+    world.tell(Adopted(plan=msgspec.structs.replace(other, devices=(device,)), rates={"b": 10.0}))
+    for _ in range(20):
+        world.now += PERIOD
+        assert world.tell(Observed(seconds=PERIOD, offered={"b": 5})) == []
+
+
+def test_plan_that_was_made_for_a_plan_no_more_in_force_is_discarded() -> None:
+    world = World()
+    solve = world.solve(200.0)
+    adopted = plan_of(1, 50.0)
+    world.tell(Adopted(plan=adopted, rates={"a": 50.0}))
+    assert world.answer(solve, solve.current, SolveStep.KEEP) == []
+    assert world.controller.status().models["a"].planned == 50.0
+    assert world.controller.decisions[-1].action == "discard the plan"
+    assert world.solve(200.0).current == adopted
 
 
 def test_model_that_nobody_expected_is_planned_for() -> None:
