@@ -124,8 +124,8 @@ async def kept(file: StateFile, key: Callable[[], str], current: Callable[[], Le
         nonlocal stored
         learnt = current()
         if learnt is not None and learnt != stored:
-            stored = learnt
             await asyncio.to_thread(lambda: file.store(key(), learnt))
+            stored = None if file.problem else learnt  # what could not be stored is tried again
 
     async def watch() -> None:
         while True:

@@ -84,6 +84,8 @@ class SolverProcess:
             reason = f"the solver did not answer within {self._limit:g} s, and was replaced"
         except (OSError, EOFError):
             reason = f"the solver process died{self._how()}, and was replaced"
+        except Exception as error:  # noqa: BLE001  # such as a problem that cannot be pickled
+            reason = f"the solver could not be asked: {type(error).__name__}: {error}"
         self._stop()
         return Solved(number=solve.number, error=reason)
 
@@ -105,7 +107,10 @@ class SolverProcess:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             return ""
-        return f" by {signal.Signals(-code).name}" if code < 0 else f" with exit status {code}"
+        if code >= 0:
+            return f" with exit status {code}"
+        # Real-time signals have no names.
+        return f" by {signal.Signals(-code).name}" if -code in set(signal.Signals) else f" by signal {-code}"
 
     def _stop(self) -> None:
         with self._lock:

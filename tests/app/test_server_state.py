@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.app import server_state
 from cotenant.app.lifecycle import assemble, running
-from cotenant.app.server_state import StateFile, restored, state_key, state_path
+from cotenant.app.server_state import StateFile, kept, restored, state_key, state_path
 from cotenant.backends.cpu import Cpu
 from cotenant.config import Settings, read_settings
 from cotenant.core.plan import Plan
@@ -76,6 +77,22 @@ def test_state_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytes
         file.store("a", learnt_of(Plan(planner="none")))
     assert "cannot keep the state for a restart: " in file.problem
     assert len(caplog.records) == 1
+
+
+def test_state_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_state, "PERIOD", 0.001)
+    folder = tmp_path / "folder"
+    folder.write_text("")
+    file, learnt = StateFile(folder / "state.sqlite"), learnt_of(Plan(planner="none"))
+
+    async def main() -> None:
+        async with kept(file, lambda: "a", lambda: learnt):
+            while not file.problem:
+                await asyncio.sleep(0.001)
+            folder.unlink()
+        assert file.load("a") == learnt
+
+    asyncio.run(main())
 
 
 def test_plan_that_is_not_valid_any_more_is_not_restored(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant.control.adaptation import Solve, SolveStep
@@ -66,6 +67,7 @@ def test_solver_that_dies_is_replaced_and_its_death_is_the_answer() -> None:
     [
         ("import time; time.sleep(60)", "the solver did not answer within 0.3 s, and was replaced"),
         ("raise SystemExit(3)", "the solver process died with exit status 3, and was replaced"),
+        ("import os; os.kill(os.getpid(), 40)", "the solver process died by signal 40, and was replaced"),
     ],
 )
 def test_solver_without_an_answer_says_why(program: str, reason: str) -> None:
@@ -98,3 +100,10 @@ def test_closed_solver_answers_at_once() -> None:
     thread.join(30.0)
     assert answers == ["the solver process died by SIGKILL, and was replaced"]
     assert solver(problem(), asked(Plan(planner="none"), 1.0)).error == "the server stops"
+
+
+def test_problem_that_cannot_be_sent_is_the_answer() -> None:
+    given = msgspec.structs.replace(problem(), interference=lambda: None)  # type: ignore[arg-type]
+    solver = SolverProcess("geometry", program=("-c", "import time; time.sleep(60)"))
+    assert "the solver could not be asked: " in solver(given, asked(Plan(planner="none"), 1.0)).error
+    assert solver.pid is None
