@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import ssl
 import subprocess
@@ -104,14 +105,14 @@ def test_stock_clients_do_what_their_tokens_are_for(guarded: Guarded) -> None:
 
 def test_streams_of_grpc_need_a_token(guarded: Guarded) -> None:
     client = triton_grpc.InferenceServerClient(guarded.server.grpc, ssl=True, root_certificates=guarded.ca)
-    answers: list[Any] = []
-    client.start_stream(lambda result, error: answers.append(error))
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error))
     given = triton_grpc.InferInput("x", [1, 16], "FP32")
     given.set_data_from_numpy(np.zeros((1, 16), np.float32))
     client.async_stream_infer("identity", [given])
+    assert "asks for a token" in str(answers.get(timeout=60))
     client.stop_stream()
     client.close()
-    assert "asks for a token" in str(answers[0])
 
 
 @pytest.mark.parametrize(
