@@ -93,7 +93,7 @@ def _without(problem: Problem, name: str) -> Problem:
         if application.name != name and all(stage.model != name for stage in application.stages)
     )
     models = tuple(model for model in problem.models if model.name != name)
-    known = {each.name for each in (*models, *applications)}
+    known = {model.name for model in models} | {application.name for application in applications}
     rates = {each: rate for each, rate in problem.rates.items() if each in known}
     return msgspec.structs.replace(problem, models=models, applications=applications, rates=rates)
 
