@@ -103,7 +103,7 @@ def test_closed_solver_answers_at_once() -> None:
 
 
 def test_problem_that_cannot_be_sent_is_the_answer() -> None:
-    given = msgspec.structs.replace(problem(), interference=lambda: None)  # type: ignore[arg-type]
+    given = msgspec.structs.replace(problem(), interference=lambda: None)
     solver = SolverProcess("geometry", program=("-c", "import time; time.sleep(60)"))
     assert "the solver could not be asked: " in solver(given, asked(Plan(planner="none"), 1.0)).error
     assert solver.pid is None
