@@ -49,19 +49,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Deployment]]
 
 
-def with_planned_batches(deployment: Deployment) -> Deployment:
-    """Return the deployment with each model's largest batch as planned."""
-    batches: dict[str, int] = {}
-    for _, _, placement in deployment.plan.placements():
-        batches[placement.model] = max(placement.batch, batches.get(placement.model, 0))
-    offered = {}
-    for name, given in deployment.offered.items():
-        models = {name} if given.ensemble is None else given.ensemble.models
-        rows = min([given.info.max_batch_size, *(batches[model] for model in models if model in batches)])
-        offered[name] = msgspec.structs.replace(given, info=msgspec.structs.replace(given.info, max_batch_size=rows))
-    return msgspec.structs.replace(deployment, offered=offered)
-
-
 def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
     """Return a deployment of some models with the others as they were before: those that it says nothing of."""
     offered = {name: known for name, known in before.offered.items() if name not in deployment.broken}

@@ -17,6 +17,7 @@ from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import CancelledError, FailedError, RequestError, UnavailableError
 from cotenant.live.event_log import EventLog
+from cotenant.live.split_tensors import SplitTensors
 from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
@@ -33,6 +34,7 @@ from cotenant.runtime.events import (
     Reply,
     Run,
     Spawn,
+    Split,
     WakeAt,
     Woke,
 )
@@ -107,6 +109,8 @@ class Driver:
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of requests in flight
         self._parts: dict[int, StageTensors] = {}  # of those for applications
         self._stages: dict[int, tuple[StageTensors, int]] = {}  # of those for stages, with the stage's number
+        self._split: dict[int, SplitTensors] = {}  # of those that run in parts
+        self._split_of: dict[int, SplitTensors] = {}  # by part; their inputs are in `_callers`
         self._running: dict[LaneId, tuple[Run, float]] = {}  # by lane, and since when
         self._empty: deque[LaneId] = deque()  # lanes that have drained, and of which nobody has heard
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
@@ -118,7 +122,7 @@ class Driver:
     @property
     def in_flight(self) -> int:
         """The number of requests that have not ended."""
-        return len(self._callers)
+        return len(self._callers) - len(self._split_of)
 
     def busy_since(self, lane: LaneId) -> float | None:
         """Return when the batch began that a lane is running; None for an idle lane."""
@@ -198,16 +202,22 @@ class Driver:
         failed = []
         made: list[tuple[int, int, int]] = []
         for request, answer in zip(run.requests, answers, strict=True):
-            if not isinstance(answer, RequestError) and request.id in self._stages:
-                parts, number = self._stages[request.id]
-                try:
-                    made += [(request.id, later, count) for later, count in parts.made(number, answer).items()]
-                except RequestError as error:
-                    answer = error
-            if isinstance(answer, RequestError):
-                failed.append((request.id, str(answer)))
-            else:
-                outputs[request.id] = answer
+            try:
+                if isinstance(answer, RequestError):
+                    raise answer
+                answered, complete = request.id, answer
+                if self._split_of and answered in self._split_of:
+                    split = self._split_of[answered]
+                    taken = split.take(answered, answer)
+                    if taken is None:
+                        continue  # other parts of it run
+                    answered, complete = split.request, taken
+                if answered in self._stages:
+                    parts, number = self._stages[answered]
+                    made += [(answered, later, count) for later, count in parts.made(number, complete).items()]
+                outputs[answered] = complete
+            except RequestError as error:
+                failed.append((request.id, str(error)))
         return Finished(run.lane, run.batch, tuple(failed), tuple(made), lent)
 
     def failed(self, lane: LaneId, batch: int, reason: str) -> None:
@@ -272,16 +282,39 @@ class Driver:
                     logger.exception("stage %d of request %d has no inputs", number, whole)
                     self._callers[request.id] = (), take
                     self._pending.append((Cancelled(whole), {}))
+            case Split(request_id, split_parts):
+                self._take_apart(request_id, split_parts)
             case WakeAt(lane, time):
                 self._loop.call_later(max(0.0, time - now) + self._rounding, self.feed, Woke(lane, time))
             case Drained(lane):
                 self._empty.append(lane)
+
+    def _take_apart(self, request_id: int, parts: Sequence[Request]) -> None:
+        """Give the parts of a request their inputs. request_id: of a request, or of a part of one."""
+        split = self._split_of.pop(request_id, None)
+        if split is None:
+            split = self._split[request_id] = SplitTensors(request_id)
+            inputs, _ = self._callers[request_id]
+        else:
+            inputs, _ = self._callers.pop(request_id)
+        try:
+            apart = split.split(request_id, inputs, parts)
+        except Exception:
+            logger.exception("the inputs of request %d cannot be split", split.request)
+            apart = [()] * len(parts)
+            self._pending.append((Cancelled(split.request), {}))
+        for part, tensors in zip(parts, apart, strict=True):
+            self._split_of[part.id] = split
+            self._callers[part.id] = tensors, _nobody
 
     def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors]) -> None:
         self._observer.ended(reply, now)
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
             parts = self._parts.pop(request.id, None) if self._parts else None
+            if self._split and request.id in self._split:
+                for part in self._split.pop(request.id).parts:
+                    del self._callers[part], self._split_of[part]
             self._stages.pop(request.id, None)
             try:
                 if reply.outcome is not Outcome.SERVED:
@@ -291,6 +324,10 @@ class Driver:
             except Exception:
                 # One response that cannot be written must not cost others theirs, nor the lane its next batch.
                 logger.exception("the answer to request %d for model '%s' was lost", request.id, request.model)
+
+
+def _nobody(result: Tensors | RequestError) -> None:
+    """Take the place of a caller: a part of a request has none."""
 
 
 def _take(parts: StageTensors, number: int, item: int, result: Tensors | RequestError) -> None:

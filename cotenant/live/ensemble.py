@@ -9,6 +9,7 @@ import msgspec
 from cotenant.core.application import MAX_REQUESTS
 from cotenant.core.tensor import Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError
+from cotenant.live.rows import concatenate
 from cotenant.worker.ensemble import Ensemble, EnsembleStage
 
 
@@ -71,11 +72,10 @@ class EnsembleTensors:
 
     def _concatenated(self, spec: TensorSpec) -> Tensor:
         """Concatenate rows in order; without rows, return an empty tensor of the right shape."""
-        rows = [row for _, row in sorted(self._rows.get(spec.name, {}).items())]
-        rest = rows[0].shape[1:] if rows else tuple(max(0, size) for size in spec.shape[1:])
-        if any(row.shape[1:] != rest for row in rows):
-            raise FailedError(f"rows of {spec.name!r} have different shapes, and cannot be put together")
-        return Tensor(spec.name, spec.datatype, (len(rows), *rest), b"".join(row.data for row in rows))
+        rows = [_renamed(row, spec.name) for _, row in sorted(self._rows.get(spec.name, {}).items())]
+        if not rows:
+            return Tensor(spec.name, spec.datatype, (0, *(max(0, size) for size in spec.shape[1:])), b"")
+        return concatenate(rows)
 
 
 def _row(tensor: Tensor, item: int) -> Tensor:

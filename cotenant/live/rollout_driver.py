@@ -37,7 +37,7 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import CotenantError, RolloutError, WorkerError
 from cotenant.live.confinement import Confinement
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
-from cotenant.live.deployment import Deployment, applications_of, with_planned_batches, worker_models
+from cotenant.live.deployment import Deployment, applications_of, worker_models
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.pool import LaneSetup
 from cotenant.live.rollout_statistics import RolloutStatistics
@@ -262,7 +262,7 @@ class RolloutDriver:
     def _switch(self, switch: Switch) -> None:
         deployment = self._deployments[switch.number]
         self._observer.track(deployment.offered.values())
-        self._state.deployment = with_planned_batches(deployment)
+        self._state.deployment = deployment
         self._driver.tell(switch.both)
         for ready in switch.ready:
             self._driver.tell(ready)

@@ -14,7 +14,7 @@ from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
 from cotenant.live.adaptation import Adaptation, AdaptationOptions, Learnt
 from cotenant.live.confinement import Confinement
-from cotenant.live.deployment import Deployment, Prepare, with_planned_batches
+from cotenant.live.deployment import Deployment, Prepare
 from cotenant.live.deployment_manager import DeploymentManager
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.event_log import EventLog
@@ -64,7 +64,7 @@ class Server:
             rollouts.run(lane, batch, model, payloads)
 
         events = None if log is None else EventLog(log)
-        state = ServingState(with_planned_batches(deployment))
+        state = ServingState(deployment)
         observer = ServingObserver(state, busy_since=lambda lane: driver.busy_since(lane))
         driver = Driver(
             Dispatcher(), run, observer, clock=time.monotonic, drained=lambda lane: rollouts.drained(lane), log=events

@@ -75,7 +75,7 @@ def held_until(queue: Queue, rows: int) -> float:
 
     Minus infinity if it does not wait.
     """
-    if queue.max_queue_delay <= 0 or rows >= queue.batch:
+    if queue.max_queue_delay <= 0 or queue.rows >= queue.batch:
         return -math.inf
     latest = queue.earliest() - queue.expected(min(queue.batch, rows + 1))
     return min(queue.waiting[0].arrived + queue.max_queue_delay, latest)

@@ -1,7 +1,8 @@
 """Decide which request runs where and when, and which is rejected.
 
 The live server and the simulator run the same object: events in, commands out. It never waits, reads no clock and holds
-no tensors. Every request that arrives ends in exactly one `Reply`; `_end` is the only place that ends one.
+no tensors. Every request that arrives ends in exactly one `Reply`; `_end` is the only place that ends one. A request
+with more rows than a batch takes runs in parts (`splitting`), and still ends in one `Reply`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from cotenant.runtime.events import (
     Ready,
     Reply,
     Run,
+    Split,
     WakeAt,
     Woke,
 )
 from cotenant.runtime.lane import Batch, Lane, Queue
 from cotenant.runtime.routing import ModelRoutes
+from cotenant.runtime.splitting import SplitRequests, places_for_parts, rows_to_fill
 
 COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
 
 TOO_LATE: Final = "it could not be answered within its deadline"
 NO_LANE: Final = "no partition holds the model"
 NO_WORKER: Final = "no worker that holds the model is up"
-TOO_LARGE: Final = "it has more rows than the largest batch that the plan allows"
 PASSED: Final = "its deadline passed while it waited"
 OVERDUE: Final = "its deadline passed long ago, and its batch still runs"
 STALLED: Final = "the batch before it does not end, and no other partition can answer it in time"
@@ -55,7 +57,8 @@ class Dispatcher:
     def __init__(self) -> None:
         self.lanes: dict[LaneId, Lane] = {}
         self._routes: dict[str, ModelRoutes] = {}  # by model
-        self._held: dict[int, Queue] = {}  # every open request → the queue that holds it or held it
+        self._held: dict[int, Queue] = {}  # every open request or part of one → the queue that holds it or held it
+        self._split = SplitRequests()
         self._tried: set[int] = set()  # requests whose batch was lost with its worker once
         self._batches = 0
 
@@ -88,11 +91,8 @@ class Dispatcher:
             return [Reply((request,), Outcome.REJECTED, NO_LANE)]
         size, priority, deadline = request.size, request.priority, request.deadline
         queue, finish = routes.first(size, priority, deadline, now)
-        if queue is None:
-            small = any(size <= queue.batch for queue in routes.queues)
-            return [Reply((request,), Outcome.REJECTED, NO_WORKER if small else TOO_LARGE)]
-        if finish > deadline:
-            return [Reply((request,), Outcome.REJECTED, TOO_LATE, finish - deadline)]
+        if queue is None or finish > deadline:
+            return self._admit_parts(request, routes, finish, now)
         self._held[request.id] = queue
         routes.push(queue, request, size, priority, deadline)
         lane = queue.lane
@@ -105,11 +105,55 @@ class Dispatcher:
             self._wake(lane, deadline, commands)
         return commands
 
+    def _admit_parts(self, request: Request, routes: ModelRoutes, finish: float, now: float) -> list[Command]:
+        """Handle the arrival of a request that no lane finishes in time in one batch, the best of them at `finish`."""
+        places: list[tuple[Queue, int]] = []
+        if request.size > 1:
+            places, finish = places_for_parts(routes.queues, request.size, request.priority, request.deadline, now)
+        if not places:
+            if finish == math.inf:
+                return [Reply((request,), Outcome.REJECTED, NO_WORKER)]
+            return [Reply((request,), Outcome.REJECTED, TOO_LATE, finish - request.deadline)]
+        commands: list[Command] = []
+        touched: dict[LaneId, Lane] = {}
+        self._enqueue(request, places, routes, touched, commands)
+        for lane in touched.values():
+            self._advance(lane, now, commands)
+        return commands
+
+    def _enqueue(
+        self,
+        request: Request,
+        places: list[tuple[Queue, int]],
+        routes: ModelRoutes,
+        touched: dict[LaneId, Lane],
+        commands: list[Command],
+    ) -> None:
+        """Insert a request into these queues, so many rows into each; add their lanes to `touched`."""
+        parts = [request] if len(places) == 1 else self._take_apart(request, [rows for _, rows in places], commands)
+        for part, (queue, rows) in zip(parts, places):  # noqa: B905  # mypyc knows this zip
+            self._held[part.id] = queue
+            routes.push(queue, part, rows, part.priority, part.deadline)
+            touched[queue.lane.id] = queue.lane
+
+    def _take_apart(self, request: Request, sizes: list[int], commands: list[Command]) -> list[Request]:
+        """Replace a request, or a part of one, by parts of these numbers of rows, which are in no queue yet."""
+        parts = self._split.split(request, sizes)
+        commands.append(Split(request.id, tuple(parts)))
+        self._held.pop(request.id, None)
+        if request.id in self._tried:
+            self._tried.remove(request.id)
+            self._tried.update([part.id for part in parts])
+        return parts
+
     def _cancelled(self, request_id: int, now: float) -> list[Command]:
+        commands: list[Command] = []
         queue = self._held.get(request_id)
         if queue is None:
-            return []  # it ended before its caller left
-        commands: list[Command] = []
+            whole = self._split.by_request.get(request_id)
+            if whole is not None:  # else it ended before its caller left
+                self._end(tuple(whole.parts.values()), Outcome.CANCELLED, LEFT, commands)
+            return commands
         gone = tuple([request for request in queue.waiting if request.id == request_id])
         if gone:
             queue.keep([request for request in queue.waiting if request.id != request_id])
@@ -138,6 +182,8 @@ class Dispatcher:
         lane: LaneId | None = None,
     ) -> None:
         """End requests, all of them open."""
+        if self._split.by_part:
+            requests = self._end_parts(requests, outcome, reason, commands, batch, lane)
         if not requests:
             return
         held = self._held
@@ -150,6 +196,52 @@ class Dispatcher:
         else:
             commands.append(Reply(requests, outcome, reason, 0.0, lane, batch.id, batch.started))
 
+    def _end_parts(
+        self,
+        requests: tuple[Request, ...],
+        outcome: Outcome,
+        reason: str,
+        commands: list[Command],
+        batch: Batch | None,
+        lane: LaneId | None,
+    ) -> tuple[Request, ...]:
+        """End the parts among these requests, and what they are parts of where that ends; return the others."""
+        others: list[Request] = []
+        for request in requests:
+            whole = self._split.by_part.get(request.id)
+            if whole is None:
+                if request.id in self._held:  # else it has ended with another part
+                    others.append(request)
+                continue
+            if batch is not None and outcome is Outcome.SERVED:
+                del self._held[request.id]
+                self._tried.discard(request.id)
+                whole = self._split.served(request.id, batch.started)
+            else:
+                self._split.end(whole)
+                self._withdraw(whole.parts)
+            if whole is not None:
+                ended = (whole.request,)
+                if batch is None:
+                    commands.append(Reply(ended, outcome, reason, 0.0, lane))
+                else:
+                    started = min(whole.started, batch.started)
+                    commands.append(Reply(ended, outcome, reason, 0.0, lane, batch.id, started))
+        return tuple(others)
+
+    def _withdraw(self, parts: dict[int, Request]) -> None:
+        """Take parts of a request that ended out of their queues; a batch that runs goes on without them."""
+        for queue in {id(queue): queue for queue in [self._held[part] for part in parts]}.values():
+            if any(request.id in parts for request in queue.waiting):
+                queue.keep([request for request in queue.waiting if request.id not in parts])
+                self._place(queue.lane)
+            running = queue.lane.batch
+            if running is not None:
+                running.intact = False
+        for part in parts:
+            del self._held[part]
+        self._tried.difference_update(parts)
+
     # Lanes
 
     def _advance(self, lane: Lane, now: float, commands: list[Command]) -> None:
@@ -161,12 +253,26 @@ class Dispatcher:
                     self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
+                if rows < best.batch and count < len(best.waiting) and best.waiting[count].id in self._split.by_part:
+                    fill = rows_to_fill(best, count, rows, now)
+                    if fill:
+                        self._fill(best, count, fill, commands)
+                        count += 1
+                        rows += fill
                 self._run(lane, best, count, rows, now, commands)
         self._place(lane)
         due = min(lane.earliest(), again)
         if lane.batch is not None and lane.batch.overdue < due:
             due = lane.batch.overdue
         self._wake(lane, due, commands)
+
+    def _fill(self, queue: Queue, position: int, rows: int, commands: list[Command]) -> None:
+        """Split a waiting part, so that its first rows can run with the requests before it."""
+        part = queue.waiting[position]
+        parts = self._take_apart(part, [rows, part.size - rows], commands)
+        queue.waiting[position : position + 1] = parts
+        for part in parts:
+            self._held[part.id] = queue
 
     def _place(self, lane: Lane) -> None:
         """Update the routing order after the lane's finish times changed."""
@@ -195,6 +301,8 @@ class Dispatcher:
         if lane is None or lane.batch is None or lane.batch.id != batch_id:
             return None
         batch, lane.batch = lane.batch, None
+        if self._split.by_part:
+            batch.intact = False  # parts in it may end with others while its lane proceeds
         lane.set_state(up=True)
         return lane, batch
 
@@ -215,9 +323,9 @@ class Dispatcher:
         if failed:
             reasons = dict(failed)
             for request in requests:
-                if request.id in reasons:
+                if request.id in reasons and request.id in self._held:  # else it ended with another part
                     self._end((request,), Outcome.FAILED, reasons[request.id], commands, batch, lane.id)
-            requests = tuple([request for request in requests if request.id not in reasons])
+            requests = tuple([request for request in requests if request.id in self._held])
         self._end(requests, Outcome.SERVED, "", commands, batch, lane.id)
         return commands
 
@@ -309,6 +417,7 @@ class Dispatcher:
         retried = [request for request in lost if request.id not in self._tried]
         twice = tuple([request for request in lost if request.id in self._tried])
         self._end(twice, Outcome.FAILED, DIED_TWICE, commands)
+        retried = [request for request in retried if request.id in self._held]  # else it ended with another part
         self._tried.update([request.id for request in retried])
         waiting = self._take_all(lane)
         self._place(lane)
@@ -332,24 +441,31 @@ class Dispatcher:
         """
         touched: dict[LaneId, Lane] = {}
         for request in requests:
+            if request.id not in self._held:
+                continue  # it ended with another part
             routes = self._routes.get(request.model)
-            size, priority, deadline = request.size, request.priority, request.deadline
-            queue, finish = (None, math.inf) if routes is None else routes.first(size, priority, deadline, now)
-            own_reason = reason
-            if queue is None and self.lanes.get(home.id) is home and not home.draining:
-                own = home.queues.get(request.model)
-                if own is not None and size > own.batch:
-                    own_reason = TOO_LARGE  # under the new plan
-                else:
-                    queue, finish = own, now
-            if queue is None or routes is None or finish > deadline:
-                self._end((request,), end, own_reason, commands)
-                continue
-            self._held[request.id] = queue
-            routes.push(queue, request, size, priority, deadline)
-            touched[queue.lane.id] = queue.lane
+            places = [] if routes is None else self._places(request, routes, home, now)
+            if routes is None or not places:
+                self._end((request,), end, reason, commands)
+            else:
+                self._enqueue(request, places, routes, touched, commands)
         for lane in touched.values():
             self._advance(lane, now, commands)
+
+    def _places(self, request: Request, routes: ModelRoutes, home: Lane, now: float) -> list[tuple[Queue, int]]:
+        """Return which queues take how many rows of a request; empty where they cannot finish in time."""
+        size, priority, deadline = request.size, request.priority, request.deadline
+        queue, finish = routes.first(size, priority, deadline, now)
+        if queue is not None and finish <= deadline:
+            return [(queue, size)]
+        places: list[tuple[Queue, int]] = []
+        if size > 1:
+            places, finish = places_for_parts(routes.queues, size, priority, deadline, now)
+        if finish == math.inf and now <= deadline and self.lanes.get(home.id) is home and not home.draining:
+            own = home.queues.get(request.model)
+            if own is not None:
+                places = [(own, min(own.batch, size - row)) for row in range(0, size, own.batch)]
+        return places
 
     def _applied(self, specs: tuple[LaneSpec, ...], now: float) -> list[Command]:
         commands: list[Command] = []
@@ -385,30 +501,17 @@ class Dispatcher:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
         seen: dict[int, str] = {}
         for lane in self.lanes.values():
-            for queue in lane.queues.values():
-                assert queue.rows == sum(request.size for request in queue.waiting), lane.id
-                urgency = [(request.priority, request.deadline) for request in queue.waiting]
-                assert urgency == sorted(urgency), lane.id
-                for request in queue.waiting:
-                    assert request.id not in seen, request
-                    assert request.size <= queue.batch, request
-                    seen[request.id] = lane.id
-            if lane.batch is not None:
-                assert lane.up, lane.id
-                assert lane.batch.overdue >= lane.wake, lane.id
-                assert lane.available != lane.stalled, lane.id
-            else:
-                assert not lane.stalled and lane.available == lane.up, lane.id
-            if lane.batch is not None:
-                assert sum(request.size for request in lane.batch.requests) == lane.batch.rows
-                for request in lane.batch.requests:
-                    if request.id in self._held:
-                        assert request.id not in seen, request
-                        seen[request.id] = lane.id
-            assert lane.earliest() >= lane.wake, lane.id
-            assert not (lane.draining and (lane.batch is None or lane.earliest() < math.inf)), lane.id
+            lane.invariants()
+            running = () if lane.batch is None else lane.batch.requests
+            held = [request for queue in lane.queues.values() for request in queue.waiting]
+            for request in (*held, *(request for request in running if request.id in self._held)):
+                assert request.id not in seen, request
+                seen[request.id] = lane.id
         assert seen.keys() == self._held.keys()
         assert all(self._held[id_].lane.id == lane for id_, lane in seen.items())
         assert self._tried <= self._held.keys()
+        self._split.invariants()
+        assert self._split.by_part.keys() <= self._held.keys()
+        assert not self._split.by_request.keys() & self._held.keys()
         for routes in self._routes.values():
             routes.invariants()

@@ -135,6 +135,13 @@ class Run(msgspec.Struct, frozen=True, tag=True, gc=False):
     requests: tuple[Request, ...]
 
 
+class Split(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Run the rows of a request, or of such a part of one, in these parts, in order. No `Reply` is about a part."""
+
+    request: int
+    parts: tuple[Request, ...]
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Report that these requests, all of one model, have ended. reason: for people, empty where served.
 
@@ -174,4 +181,4 @@ class Spawn(msgspec.Struct, frozen=True, tag=True, gc=False):
     item: int = 0
 
 
-Command = Run | Reply | WakeAt | Drained | Spawn
+Command = Run | Reply | WakeAt | Drained | Spawn | Split

@@ -272,3 +272,21 @@ class Lane:
             if queue.rows:
                 first = min(first, queue.earliest())
         return first
+
+    def invariants(self) -> None:
+        """Raise AssertionError where the state contradicts itself."""
+        for queue in self.queues.values():
+            assert queue.rows == sum(request.size for request in queue.waiting), self.id
+            urgency = [(request.priority, request.deadline) for request in queue.waiting]
+            assert urgency == sorted(urgency), self.id
+            for request in queue.waiting:
+                assert request.size <= queue.batch, request
+        if self.batch is not None:
+            assert self.up, self.id
+            assert self.batch.overdue >= self.wake, self.id
+            assert self.available != self.stalled, self.id
+            assert sum(request.size for request in self.batch.requests) == self.batch.rows
+        else:
+            assert not self.stalled and self.available == self.up, self.id
+        assert self.earliest() >= self.wake, self.id
+        assert not (self.draining and (self.batch is None or self.earliest() < math.inf)), self.id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -28,6 +29,7 @@ from cotenant.runtime.events import (
     Ready,
     Reply,
     Run,
+    Split,
     WakeAt,
     Woke,
 )
@@ -102,23 +104,17 @@ def test_dispatcher_request_that_cannot_meet_its_deadline_is_rejected() -> None:
     assert reply.retry_after == pytest.approx(0.011 + 0.014 - 0.015)  # its batch counts as a full one
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        (request(1, model="other"), words.NO_LANE),
-        (request(1, size=5), words.TOO_LARGE),
-    ],
-)
-def test_dispatcher_request_without_a_suitable_lane_is_rejected_with_the_reason(asked: Request, reason: str) -> None:
-    (reply,) = arrive(started(A), 0.0, asked)
+def test_dispatcher_request_without_a_lane_is_rejected_with_the_reason() -> None:
+    (reply,) = arrive(started(A), 0.0, request(1, model="other"))
     assert isinstance(reply, Reply)
-    assert reply.reason == reason
+    assert reply.reason == words.NO_LANE
 
 
-def test_dispatcher_without_a_running_worker_rejects_everything() -> None:
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_dispatcher_without_a_running_worker_rejects_everything(size: int) -> None:
     dispatcher = Dispatcher()
     dispatcher.handle(Applied((A,)), 0.0)
-    (reply,) = arrive(dispatcher, 0.0, request(1))
+    (reply,) = arrive(dispatcher, 0.0, request(1, size=size))
     assert isinstance(reply, Reply)
     assert reply.reason == words.NO_WORKER
 
@@ -349,24 +345,6 @@ def test_dispatcher_batch_above_the_limit_of_the_new_plan_is_answered() -> None:
     assert ends(dispatcher.handle(Finished(LANE_A, 2), 0.023)) == {1: Outcome.SERVED, 2: Outcome.SERVED}
 
 
-def test_dispatcher_queued_request_above_the_limit_of_the_new_plan_is_rejected() -> None:
-    dispatcher = started(A)
-    arrive(dispatcher, 0.0, request(1, within=1.0), request(2, size=3, within=1.0), request(3, within=1.0))
-    commands = dispatcher.handle(Applied((lane(LANE_A, LaneModel(model="m", latencies=linear(2))),)), 0.001)
-    (reply,) = [command for command in commands if isinstance(command, Reply)]
-    assert ([it.id for it in reply.requests], reply.outcome, reply.reason) == ([2], Outcome.EXPIRED, words.TOO_LARGE)
-    dispatcher.invariants()
-    assert runs(dispatcher.handle(Finished(LANE_A, 1), 0.011)) == [[3]]
-
-
-def test_dispatcher_retry_respects_the_batch_limit_of_the_new_plan() -> None:
-    dispatcher = started(A)
-    arrive(dispatcher, 0.0, request(1, size=3, within=1.0))
-    dispatcher.handle(Applied((lane(LANE_A, LaneModel(model="m", latencies=linear(2))),)), 0.001)
-    assert ends(dispatcher.handle(Died(LANE_A, "killed"), 0.002)) == {1: Outcome.FAILED}
-    dispatcher.invariants()
-
-
 def test_dispatcher_observed_slowdown_changes_admission() -> None:
     dispatcher = started(A)
     for batch in range(1, 40):
@@ -419,6 +397,12 @@ class Story:
         self.arrived: set[int] = set()
         self.replied: dict[int, Outcome] = {}
         self.log: list[tuple[float, Event, list[Command]]] = []
+        self.part_of: dict[int, int] = {}
+        self.rows: dict[int, int] = {}  # of requests and parts that were not split
+        self.largest = {spec.id: max(len(model.latencies) for model in spec.models) for spec in LANES}
+
+    def whole_of(self, id: int) -> int:
+        return self.part_of.get(id, id)
 
     def feed(self, event: Event) -> None:
         commands = self.dispatcher.handle(event, self.now)
@@ -426,12 +410,15 @@ class Story:
         self.log.append((self.now, event, commands))
         if isinstance(event, Died):
             self.running.pop(event.lane, None)
+        if isinstance(event, Arrived):
+            self.rows[event.request.id] = event.request.size
         for command in commands:
             match command:
                 case Run(lane_id, batch, _, requests):
                     assert lane_id not in self.running, "two batches in flight on one lane"
                     assert requests
-                    assert all(r.id not in self.replied for r in requests), "ran after it ended"
+                    assert all(self.whole_of(r.id) not in self.replied for r in requests), "ran after it ended"
+                    assert sum(r.size for r in requests) <= self.largest[lane_id]
                     self.running[lane_id] = batch
                 case Reply(requests):
                     for ended in requests:
@@ -441,6 +428,12 @@ class Story:
                     assert time >= self.now or math.isclose(time, self.now)
                 case Drained(lane_id):
                     assert lane_id not in self.running
+                case Split(split, parts):
+                    assert self.whole_of(split) not in self.replied, "split after it ended"
+                    self.part_of.update((part.id, self.whole_of(split)) for part in parts)
+                    rows = self.rows.pop(split, None)
+                    assert rows is None or rows == sum(part.size for part in parts), "rows were lost"
+                    self.rows.update((part.id, part.size) for part in parts)
 
 
 LANES = (
@@ -453,13 +446,20 @@ LANES = (
     ),
 )
 
+
+def smaller(spec: LaneSpec, batch: int) -> LaneSpec:
+    """The same lane with batches of no more rows."""
+    models = tuple(msgspec.structs.replace(model, latencies=model.latencies[:batch]) for model in spec.models)
+    return LaneSpec(id=spec.id, models=models)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
             ["arrive"] * 8
             + ["finish"] * 5
             + ["wake"] * 3
-            + ["cancel", "die", "ready", "fail", "apply", "stale", "hang"]
+            + ["cancel", "die", "ready", "fail", "bad", "apply", "smaller", "stale", "hang"]
         ),
         st.integers(0, 10**6),
         st.floats(0, 0.02),
@@ -477,16 +477,22 @@ def test_dispatcher_over_random_events_ends_every_request_once(steps: list[tuple
         story.now += wait
         running = sorted(story.running)
         lane_id = LANES[pick % 3].id
+        size = 1 + pick % 3 if pick % 5 else 1 + pick % 31
         match what:
             case "arrive":
                 model = "mn"[pick % 2]
-                asked = Request(step, model, story.now, story.now + (pick % 97) / 1000, 1 + pick % 3, pick // 7 % 2)
+                asked = Request(step, model, story.now, story.now + (pick % 297) / 1000, size, pick // 7 % 2)
                 story.arrived.add(step)
                 story.feed(Arrived(asked))
-            case "finish" | "fail" if running:
+            case "finish" | "fail" | "bad" if running:
                 done = running[pick % len(running)]
                 batch = story.running.pop(done)
-                story.feed(Finished(done, batch) if what == "finish" else Failed(done, batch, "broken"))
+                if what == "fail":
+                    story.feed(Failed(done, batch, "broken"))
+                else:
+                    ran = next(c for _, _, cs in story.log for c in cs if isinstance(c, Run) and c.batch == batch)
+                    bad = tuple((r.id, "bad") for i, r in enumerate(ran.requests) if what == "bad" and pick >> i & 1)
+                    story.feed(Finished(done, batch, bad))
             case "wake":
                 due = story.dispatcher.lanes[lane_id].wake if lane_id in story.dispatcher.lanes else math.inf
                 if due < math.inf:
@@ -501,6 +507,8 @@ def test_dispatcher_over_random_events_ends_every_request_once(steps: list[tuple
                     story.feed(Ready(lane_id))
             case "apply":
                 story.feed(Applied(tuple(spec for i, spec in enumerate(LANES) if pick >> i & 1)))
+            case "smaller":
+                story.feed(Applied(tuple(smaller(spec, 1 + pick % 4) for spec in LANES)))
             case "stale":
                 story.feed(Finished(lane_id, -1))
             case "hang":
