@@ -45,8 +45,7 @@ class ModelRepository:
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         """Return Triton's ModelConfig in its JSON shape. Raises NotFoundError."""
         info = self.model(name, version)
-        kinds = {lane: assignment.device.kind for lane, assignment in self._state.lanes_of(name).items()}
-        return model_config(info, self._state.deployment.offered[name], kinds)
+        return model_config(info, self._state.deployment.offered[name], self._state.lanes_of(name))
 
     def index(self, *, ready: bool = False) -> list[IndexEntry]:
         """List the models with their states; only those that are READY where `ready` is set."""

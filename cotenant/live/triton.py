@@ -11,6 +11,7 @@ from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import InvalidError, UnsupportedError
 from cotenant.live.deployment import ServableModel
+from cotenant.runtime.lane_assignment import LaneAssignment
 from cotenant.worker.repository import ENSEMBLE
 
 # Nothing is traced, and the log goes to standard error: what can be read, and what it can be set to.
@@ -32,8 +33,8 @@ LOG: dict[str, Any] = {
 }
 
 
-def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId, str]) -> dict[str, Any]:
-    """Return Triton's ModelConfig in its JSON shape. lanes: those of the model, with the kind of their device."""
+def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId, LaneAssignment]) -> dict[str, Any]:
+    """Return Triton's ModelConfig in its JSON shape. lanes: those that hold the model."""
     batching: dict[str, Any] = {}
     if info.platform == ENSEMBLE:
         batching = {"ensemble_scheduling": msgspec.to_builtins(offered.entry.config.ensemble_scheduling)}
@@ -41,7 +42,14 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
         max_queue_delay = round(offered.model.max_queue_delay * 1e6)
         batching = {
             "dynamic_batching": {
-                "preferred_batch_size": [info.max_batch_size],
+                "preferred_batch_size": sorted(
+                    {
+                        len(held.latencies)
+                        for lane in lanes.values()
+                        for held in lane.spec.models
+                        if held.model == info.name
+                    }
+                ),
                 "max_queue_delay_microseconds": max_queue_delay,
                 "priority_queue_policy": {},
             }
@@ -57,8 +65,8 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
         "output": [_tensor_config(spec, first) for spec in info.outputs],
         **batching,
         "instance_group": [
-            {"name": str(lane), "kind": "KIND_CPU" if kind == "cpu" else "KIND_GPU", "count": 1}
-            for lane, kind in lanes.items()
+            {"name": str(name), "kind": "KIND_CPU" if lane.device.kind == "cpu" else "KIND_GPU", "count": 1}
+            for name, lane in lanes.items()
         ],
         "default_model_filename": "" if info.platform == ENSEMBLE else offered.entry.path.name,
         # Load generators that send random inputs need it, such as `cotenant loadtest`.

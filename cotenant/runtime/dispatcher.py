@@ -59,6 +59,7 @@ class Dispatcher:
         self._routes: dict[str, ModelRoutes] = {}  # by model
         self._held: dict[int, Queue] = {}  # every open request or part of one → the queue that holds it or held it
         self._split = SplitRequests()
+        self._parts = self._split.by_part
         self._tried: set[int] = set()  # requests whose batch was lost with its worker once
         self._batches = 0
 
@@ -182,7 +183,7 @@ class Dispatcher:
         lane: LaneId | None = None,
     ) -> None:
         """End requests, all of them open."""
-        if self._split.by_part:
+        if self._parts:
             requests = self._end_parts(requests, outcome, reason, commands, batch, lane)
         if not requests:
             return
@@ -208,7 +209,7 @@ class Dispatcher:
         """End the parts among these requests, and what they are parts of where that ends; return the others."""
         others: list[Request] = []
         for request in requests:
-            whole = self._split.by_part.get(request.id)
+            whole = self._parts.get(request.id)
             if whole is None:
                 if request.id in self._held:  # else it has ended with another part
                     others.append(request)
@@ -253,7 +254,7 @@ class Dispatcher:
                     self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
-                if rows < best.batch and count < len(best.waiting) and best.waiting[count].id in self._split.by_part:
+                if self._parts and count < len(best.waiting) and best.waiting[count].id in self._parts:
                     fill = rows_to_fill(best, count, rows, now)
                     if fill:
                         self._fill(best, count, fill, commands)
@@ -301,7 +302,7 @@ class Dispatcher:
         if lane is None or lane.batch is None or lane.batch.id != batch_id:
             return None
         batch, lane.batch = lane.batch, None
-        if self._split.by_part:
+        if self._parts:
             batch.intact = False  # parts in it may end with others while its lane proceeds
         lane.set_state(up=True)
         return lane, batch
@@ -511,7 +512,7 @@ class Dispatcher:
         assert all(self._held[id_].lane.id == lane for id_, lane in seen.items())
         assert self._tried <= self._held.keys()
         self._split.invariants()
-        assert self._split.by_part.keys() <= self._held.keys()
+        assert self._parts.keys() <= self._held.keys()
         assert not self._split.by_request.keys() & self._held.keys()
         for routes in self._routes.values():
             routes.invariants()

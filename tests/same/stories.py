@@ -134,7 +134,7 @@ def story(seed: int, count: int = 8000) -> str:
     specs = fleet(rng, lanes, models, each)
     rate = capacity(specs) * float(rng.choice((0.1, 0.5, 0.9, 1.5)))
     plain = seed % 2 == 0
-    requests = arriving(rng, count, rate, models, largest=1 if plain else 3, priorities=1 if plain else 2)
+    requests = arriving(rng, count, rate, models, largest=1 if plain else 40, priorities=1 if plain else 2)
     events = [] if plain else mishaps(rng, specs, count / rate, count // 100)
     extra = iter(range(count, 2 * count))
 

@@ -16,7 +16,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
 from cotenant.live.driver import Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
-from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run, Spawn
+from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run, Spawn, Split
 from cotenant.sim.loop import Script, play
 from cotenant.worker.wire import Timing
 
@@ -55,17 +55,20 @@ class Recorder(Dispatcher):
 
 def takes(run: Run) -> float:
     """Up to 30 % longer than planned, for no reason that the dispatcher could know."""
-    return LATENCIES[run.lane, run.model][len(run.requests) - 1] * (1 + 0.3 * (run.batch * 0.6180339887 % 1))
+    rows = sum(request.size for request in run.requests)
+    return LATENCIES[run.lane, run.model][rows - 1] * (1 + 0.3 * (run.batch * 0.6180339887 % 1))
 
 
-def arrivals(load: float, seed: int, count: int = 400) -> list[Request]:
+def arrivals(load: float, seed: int, largest: int, count: int = 400) -> list[Request]:
+    """largest: rows of a request, most of which have one."""
     rng = np.random.default_rng(seed)
     rate = load * sum(CAPACITY.values())
     times = np.cumsum(rng.exponential(1 / rate, count)).tolist()
     models = rng.choice(list(CAPACITY), count, p=[rate / sum(CAPACITY.values()) for rate in CAPACITY.values()])
+    sizes = np.where(rng.random(count) < 0.2, rng.integers(1, largest + 1, count), 1).tolist()
     return [
-        Request(number, model, time, time + TARGETS[model])
-        for number, (time, model) in enumerate(zip(times, models.tolist(), strict=True), 1)
+        Request(number, model, time, time + TARGETS[model], size)
+        for number, (time, model, size) in enumerate(zip(times, models.tolist(), sizes, strict=True), 1)
     ]
 
 
@@ -82,7 +85,7 @@ class Workers:
     driver: Driver
 
     def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
-        run = Run(lane, batch, model, tuple(Request(0, model, 0, 0) for _ in payloads))
+        run = Run(lane, batch, model, tuple(Request(0, model, 0, 0, x.shape[0]) for (x,) in payloads))
         timing = Timing(0, 0, 0, 0, 0, 0)
         asyncio.get_running_loop().call_later(takes(run), self.driver.finished, lane, batch, list(payloads), timing)
 
@@ -106,8 +109,9 @@ async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Ten
     answers: dict[int, list[Tensors | RequestError]] = {request.id: [] for request in requests}
 
     def submit(request: Request) -> None:
-        payload = (Tensor("x", "UINT8", (1,), bytes([request.id % 256])),)
-        driver.submit(request.model, payload, answers[request.id].append, within=TARGETS[request.model])
+        payload = (Tensor("x", "UINT8", (request.size,), data(request)),)
+        answered = answers[request.id].append
+        driver.submit(request.model, payload, answered, within=TARGETS[request.model], size=request.size)
 
     for request in requests:
         loop.call_at(start + request.arrived, submit, request)
@@ -116,17 +120,21 @@ async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Ten
     return recorder.story, answers
 
 
+def data(request: Request) -> bytes:
+    """Rows that tell of which request they are, and in which order."""
+    return bytes((request.id + row) % 256 for row in range(request.size))
+
+
 @pytest.mark.parametrize("load", [0.3, 0.9, 3.0])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_simulator_and_driver_get_the_same_commands(load: float, seed: int) -> None:
-    requests = arrivals(load, seed)
+@pytest.mark.parametrize(("seed", "largest"), [(1, 1), (2, 1), (3, 1), (4, 30)])
+def test_simulator_and_driver_get_the_same_commands(load: float, seed: int, largest: int) -> None:
+    requests = arrivals(load / (1 + 0.1 * (largest - 1)), seed, largest)
     loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
     try:
         live, answers = loop.run_until_complete(driven(requests))
     finally:
         loop.close()
-    expected = [entry for entry in simulated(requests) if entry[1]]
-    got = [entry for entry in live if entry[1]]
+    expected, got = in_order(simulated(requests)), in_order(live)
     assert [_shape(commands) for _, commands in got] == [_shape(commands) for _, commands in expected]
     # looptime keeps time in whole nanoseconds.
     assert [now for now, _ in got] == pytest.approx([now for now, _ in expected], abs=1e-6)
@@ -139,9 +147,15 @@ def test_simulator_and_driver_get_the_same_commands(load: float, seed: int) -> N
         (answer,) = answers[request.id]  # exactly one
         if request.id in served:
             assert isinstance(answer, tuple)
-            assert answer[0].data == bytes([request.id % 256])
+            assert bytes(answer[0].data) == data(request)
         else:
             assert isinstance(answer, RequestError)
+
+
+def in_order(story: Story) -> Story:
+    """Leave out where there was nothing to do. Timers of one moment, as those of a request's parts, have no order."""
+    told = [entry for entry in story if entry[1]]
+    return sorted(told, key=lambda entry: (round(entry[0], 7), repr(_shape(entry[1]))))
 
 
 def _shape(commands: list[Command]) -> list[tuple[object, ...]]:
@@ -155,6 +169,8 @@ def _shape(commands: list[Command]) -> list[tuple[object, ...]]:
                 shapes.append(("reply", outcome, reason, *(request.id for request in requests)))
             case Spawn(whole, stage):
                 shapes.append(("spawn", whole, stage))
+            case Split(whole, parts):
+                shapes.append(("split", whole, *(part.size for part in parts)))
             case _:
                 shapes.append((type(command).__name__, command.lane))
     return shapes
