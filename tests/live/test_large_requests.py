@@ -194,6 +194,17 @@ def test_parts_that_were_split_again_keep_their_place() -> None:
     assert split.take(-3, third) == rows(1, 2, 3, 4, 5)
 
 
+def test_answer_of_a_part_that_was_split_later_does_not_count() -> None:
+    """Its lane died before the dispatcher heard of the answer, and it is retried in smaller batches."""
+    split = SplitTensors(1)
+    first, second = split.split(1, rows(1, 2, 3), [part(-1, 2), part(-2, 1)])
+    split.take(-1, rows(9, 9))
+    third, fourth = split.split(-1, first, [part(-3, 1), part(-4, 1)])
+    assert split.take(-3, third) is None
+    assert split.take(-2, second) is None
+    assert split.take(-4, fourth) == rows(1, 2, 3)
+
+
 def test_part_whose_outputs_have_other_rows_fails() -> None:
     split = SplitTensors(1)
     split.split(1, rows(1, 2, 3), [part(-1, 2), part(-2, 1)])

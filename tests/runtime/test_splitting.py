@@ -136,8 +136,8 @@ def test_parts_fill_up_the_batches_of_other_requests() -> None:
 
 def test_batch_is_not_filled_up_beyond_its_earliest_deadline() -> None:
     told = Told(*of(4))
-    told.arrive(0.0, request(0), request(1, within=0.0262), request(2, size=3, within=1.0))
-    told.feed(Applied(of(2)), 0.001)
+    told.arrive(0.0, request(0), request(1, within=0.0262), request(2, size=4, within=1.0, priority=1))
+    told.feed(Applied(of(3)), 0.001)
     told.feed(Applied(of(4)), 0.002)
     told.finish(0.0130)  # 13.2 ms are left for request 1: enough for two rows
     assert told.ran()[1:] == [(LANE_A, [1, 1])]
@@ -230,6 +230,24 @@ def test_request_lost_with_its_worker_is_split_for_a_smaller_lane() -> None:
     told.finish(0.030, LANE_B)
     assert told.ran() == [(LANE_A, [4]), (LANE_B, [3]), (LANE_B, [1])]
     assert told.ends() == SERVED
+
+
+def test_parts_of_a_request_that_was_lost_once_are_not_retried_again() -> None:
+    told = Told(*of(4, 3))
+    told.arrive(0.0, request(1, size=4, within=1.0))
+    told.feed(Died(LANE_A, "killed"), 0.005)
+    told.feed(Died(LANE_B, "killed"), 0.006)
+    assert told.ends() == [(1, Outcome.FAILED, words.DIED_TWICE)]
+
+
+def test_part_lost_twice_ends_those_lost_with_it() -> None:
+    told = Told(*of(4, 2))
+    told.arrive(0.0, request(1, size=7, within=1.0))  # the second lane runs two rows, and one waits there
+    told.feed(Died(LANE_B, "killed"), 0.002)
+    told.finish(0.014)
+    assert told.ran() == [(LANE_B, [2]), (LANE_A, [4]), (LANE_A, [2, 1])]
+    told.feed(Died(LANE_A, "killed"), 0.015)  # for the two rows it is the second time, for the other one the first
+    assert told.ends() == [(1, Outcome.FAILED, words.DIED_TWICE)]
 
 
 def test_waiting_request_is_split_for_the_batches_of_the_next_plan() -> None:
