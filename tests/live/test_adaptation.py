@@ -190,8 +190,8 @@ def test_fixed_devices_are_refused_and_stale_profiles_are_told(
     assert "batches of identity take longer than profiled" in caplog.text
 
 
-def test_batches_grow_back_to_what_the_model_takes_after_a_smaller_plan(tmp_path: Path) -> None:
-    """What callers may send follows the plan in force, not the smallest one so far."""
+def test_batches_grow_back_after_a_smaller_plan_and_callers_notice_nothing(tmp_path: Path) -> None:
+    """How many rows callers may send does not move with the plan; how many run at once does."""
 
     async def main() -> None:
         async with adaptive(tmp_path, 10.0) as asking:
@@ -207,9 +207,10 @@ def test_batches_grow_back_to_what_the_model_takes_after_a_smaller_plan(tmp_path
                 )
                 return msgspec.structs.replace(desired, plan=plan)
 
-            await server.apply(batched(1))
-            assert server.model("identity").max_batch_size == 1
-            await server.apply(batched(4))
-            assert server.model("identity").max_batch_size == 4
+            own = server.model("identity").max_batch_size
+            for batch in (1, 4):
+                await server.apply(batched(batch))
+                assert server.model("identity").max_batch_size == own > 4
+                assert server.config("identity")["dynamic_batching"]["preferred_batch_size"] == [batch]
 
     run(main())
