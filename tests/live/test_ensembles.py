@@ -28,7 +28,7 @@ from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.metrics import render
-from cotenant.live.oip import InferRequest
+from cotenant.live.oip import InferRequest, InferResponse
 from cotenant.live.server import Server
 from tests.worker import graphs
 
@@ -142,6 +142,30 @@ def use(client: Any, module: Any) -> None:
         client.infer("diamond", [given])
     client.load_model("mean")
     assert client.infer("diamond", [given]).as_numpy("score").shape == (3, 1)
+
+
+def test_request_with_more_rows_than_batches_take_goes_through_all_steps(tmp_path: Path) -> None:
+    log = io.BytesIO()
+
+    async def main() -> None:
+        async with started(repository(tmp_path / "models"), log) as server:
+            pixels = np.random.default_rng(0).random((30, 16)).astype(np.float32)
+            given = Tensor("pixels", "FP32", pixels.shape, pixels.tobytes())
+            answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            server.infer(InferRequest(model="diamond", inputs=(given,)), answered.set_result)
+            answer = await answered
+            assert isinstance(answer, InferResponse), answer
+            outputs = {tensor.name: tensor.array() for tensor in answer.outputs}
+            np.testing.assert_allclose(outputs["mixed"], 2 * pixels)
+            np.testing.assert_allclose(outputs["score"], (2 * pixels).mean(axis=1, keepdims=True), rtol=1e-5)
+            for model in ("diamond", *MODELS):
+                assert server.statistics(model)[0]["inference_stats"]["success"]["count"] == 1, model
+            assert server._driver.in_flight == 0
+
+    run(main())
+    lines = log.getvalue().splitlines()
+    assert sum(b'"Split"' in line for line in lines) >= 1
+    assert replay(lines).difference == ""
 
 
 def over_http(client: Any) -> None:
