@@ -9,8 +9,9 @@ TESTABLE := .venv/.testable
 demo: $(READY)
 	$(BIN)/cotenant demo
 
+# Two processes, a file of tests in one of them: most tests wait for processes of their own more than they compute.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 check: $(TESTABLE)
 	$(BIN)/ruff format --check .

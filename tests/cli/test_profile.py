@@ -34,7 +34,7 @@ def test_profile_writes_and_caches_what_it_measured(program: Program, folder: Pa
     words = " ".join(said.err.split())
     assert (
         "profiling first" in words
-        and "broken: mine/broken/1/model.onnx: no model" in words
+        and "broken: mine/broken/1/model.onnx: no ONNX model" in words
         and "wrote mine.csv" in words
     )
     written = read_profiles_file(folder / "mine.csv")
