@@ -165,12 +165,12 @@ def _end(watch: nvidia.DeviceWatch, parts: dict[DeviceId, list[_Part]]) -> None:
 def _free(gpu: Gpu) -> list[_Part]:
     """Return the instances without processes."""
     found = []
-    for it in gpu.instances:
-        if others := nvidia.gpu_processes(it.uuid):
+    for each in gpu.instances:
+        if others := nvidia.gpu_processes(each.uuid):
             other, name = others[0], others[0].name or "a process"
-            logger.warning("%s of %s is left out: %s (%d) computes there", it.profile, gpu.uuid, name, other.pid)
+            logger.warning("%s of %s is left out: %s (%d) computes there", each.profile, gpu.uuid, name, other.pid)
         else:
-            found.append(_Part(it.uuid, it.profile, it.share, it.memory, set()))
+            found.append(_Part(each.uuid, each.profile, each.share, each.memory, set()))
     return found
 
 
@@ -183,7 +183,9 @@ def _geometry(gpu: Gpu, parts: Iterable[_Part]) -> str:
         handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         offered = _offered(nvml, handle)
         return mig.geometry_name(
-            mig.Instance(_name(info), share, info.memorySizeMB << 20, places[0].size, tuple(it.start for it in places))
+            mig.Instance(
+                _name(info), share, info.memorySizeMB << 20, places[0].size, tuple(each.start for each in places)
+            )
             for share, info in offered.items()
             if (places := _placements(nvml, handle, info))
         )

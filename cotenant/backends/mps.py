@@ -207,8 +207,8 @@ class _Device:
         try:
             carved = self.daemon.carve(chunks)
         except DeviceError:
-            staying = [it for other, it in self._carved.items() if other not in leaving]
-            free = (it for it in self._carved.values() if it.chunks == chunks and it not in staying)
+            staying = [part for other, part in self._carved.items() if other not in leaving]
+            free = (part for part in self._carved.values() if part.chunks == chunks and part not in staying)
             if (inherited := next(free, None)) is None:
                 raise
             carved = inherited

@@ -152,23 +152,24 @@ def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample
             ">fitted in",
         )
         mine = [verdict for verdict in verdicts if verdict.held_out == what]
-        for it in sorted(mine, key=lambda verdict: (verdict.p90 is None, verdict.p90)):
+        for verdict in sorted(mine, key=lambda verdict: (verdict.p90 is None, verdict.p90)):
             mean, p50, p90, p95 = (
-                "-" if number is None else f"{number:.2f}" for number in (it.mean, it.p50, it.p90, it.p95)
+                "-" if number is None else f"{number:.2f}"
+                for number in (verdict.mean, verdict.p50, verdict.p90, verdict.p95)
             )
             rows.add_row(
-                escape(it.predictor),
+                escape(verdict.predictor),
                 mean,
                 p50,
                 p90,
-                "-" if it.spread is None else f"±{it.spread:.2f}",
+                "-" if verdict.spread is None else f"±{verdict.spread:.2f}",
                 p95,
-                "-" if it.bias is None else f"{it.bias:+.2f}",
-                "-" if it.coverage is None else f"{it.coverage:.1f} %",
-                "-" if it.fit_s is None else f"{it.fit_s:.2g} s",
+                "-" if verdict.bias is None else f"{verdict.bias:+.2f}",
+                "-" if verdict.coverage is None else f"{verdict.coverage:.1f} %",
+                "-" if verdict.fit_s is None else f"{verdict.fit_s:.2g} s",
             )
         found.append(rows)
-        found += [Text(f"{it.predictor}: {it.failed}", style="dim") for it in mine if it.failed]
+        found += [Text(f"{verdict.predictor}: {verdict.failed}", style="dim") for verdict in mine if verdict.failed]
         found.append(Text())
     return Group(*found[:-1])
 

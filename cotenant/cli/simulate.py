@@ -119,7 +119,7 @@ def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, scale: 
 
 
 def workload_of(file: Path, problem: Any) -> Any:
-    return read_workload(file, [it.name for it in (*problem.applications, *problem.models)])
+    return read_workload(file, [each.name for each in (*problem.applications, *problem.models)])
 
 
 def without_failures(file: Path | None) -> None:

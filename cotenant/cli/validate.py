@@ -283,20 +283,20 @@ def _with_outside_time(report: Report, outside: Mapping[str, OutsideTime], names
 def result_view(result: Result) -> RenderableType:
     """Tabulate each load, and summarise the differences between runs."""
     parts: list[RenderableType] = []
-    for it in result.loads:
-        slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in it.slowdowns.items())
-        outside = show_seconds(max(it.outside.values(), default=0.0))
+    for compared in result.loads:
+        slowdowns = ", ".join(f"{name} {factor:.2f}" for name, factor in compared.slowdowns.items())
+        outside = show_seconds(max(compared.outside.values(), default=0.0))
         notes = f"batch latency over profile: {slowdowns or '-'}; outside the server up to {outside}"
-        parts += [comparison_table(it), *map(Text, comparison_summary(it)), Text(notes, style="dim"), ""]
+        parts += [comparison_table(compared), *map(Text, comparison_summary(compared)), Text(notes, style="dim"), ""]
     return Group(*parts[:-1])
 
 
-def comparison_table(it: Comparison) -> RenderableType:
+def comparison_table(compared: Comparison) -> RenderableType:
     headings = (">requests", ">p50", ">Δ", ">p99", ">Δ", ">attainment", ">Δ", ">batches Δ")
-    title = f"{it.load:g} × the planned rates: simulated; Δ of the live run; Δ of batches between the live runs"
+    title = f"{compared.load:g} × the planned rates: simulated; Δ of the live run; Δ of batches between the live runs"
     rows = table(title, "model", *headings)
-    for simulated, live in _pairs(it.simulated, it.live):
-        took = it.batches.get(simulated.model)
+    for simulated, live in _pairs(compared.simulated, compared.live):
+        took = compared.batches.get(simulated.model)
         rows.add_row(
             escape(simulated.model),
             f"{_count(simulated)}",
@@ -311,15 +311,15 @@ def comparison_table(it: Comparison) -> RenderableType:
     return rows
 
 
-def comparison_summary(it: Comparison) -> list[str]:
+def comparison_summary(compared: Comparison) -> list[str]:
     """Sum up how far the live run is from the simulation of its own batches, the prediction, and the run before."""
-    lag = it.live.lag or 0.0
+    lag = compared.live.lag or 0.0
     busy = f". Unreliable: the machine was busy, send lag p99: {show_seconds(lag)}"
     return [
-        f"simulated with its own batches: {largest_difference(it.simulated, it.live)}"
+        f"simulated with its own batches: {largest_difference(compared.simulated, compared.live)}"
         + (busy if lag > MAX_LAG else ""),
-        f"predicted from the first run: {largest_difference(it.predicted, it.live)}",
-        f"the first live run: {largest_difference(it.first, it.live)}",
+        f"predicted from the first run: {largest_difference(compared.predicted, compared.live)}",
+        f"the first live run: {largest_difference(compared.first, compared.live)}",
     ]
 
 

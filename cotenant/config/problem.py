@@ -92,7 +92,10 @@ def read_problem(path: Path | str) -> Problem:
         for i, entry in enumerate(file.models)
         if entry.slo is not None
     }
-    rates |= {it.name: parse_rate(it.rate, f"{path}: applications[{i}].rate") for i, it in enumerate(file.applications)}
+    rates |= {
+        application.name: parse_rate(application.rate, f"{path}: applications[{i}].rate")
+        for i, application in enumerate(file.applications)
+    }
     try:
         return Problem(
             models=models,
@@ -116,7 +119,7 @@ def _implied(models: Sequence[Model], applications: Sequence[Application]) -> tu
 
 def _loosest(model: str, applications: Sequence[Application]) -> float:
     """Return the target of a model that only applications use: the shortest of theirs."""
-    return min((it.slo for it in applications if model in it.models()), default=math.inf)
+    return min((application.slo for application in applications if model in application.models()), default=math.inf)
 
 
 def _mistaken(model: str, kinds: set[str], profiles: Profiles) -> str:

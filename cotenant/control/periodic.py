@@ -174,7 +174,7 @@ class PeriodicController:
 
     def _known(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Return the rates of models and applications that the problem has; others are not served, and not planned."""
-        names = {model.name for model in self._problem.models} | {it.name for it in self._problem.applications}
+        names = {model.name for model in self._problem.models} | {each.name for each in self._problem.applications}
         return {name: rate for name, rate in rates.items() if name in names}
 
     # Devices
@@ -194,7 +194,7 @@ class PeriodicController:
             kept = sorted(device for device in self._kept() if device.kind == kind)
             staying = sorted(
                 (device for device in self._leaving - self._released if device.kind == kind),
-                key=lambda it: it not in used,
+                key=lambda each: each not in used,
             )
             while staying and len(kept) + launching[kind] < wanted:  # sooner than another is launched
                 self._leaving.discard(staying[0])
@@ -205,7 +205,7 @@ class PeriodicController:
                 seconds = self.options.launch_seconds.get(kind, 0.0)
                 given_up = now + 3 * seconds + self.options.launch_timeout
                 self._launches += [_Launch(kind, given_up)] * missing
-            for device in sorted(kept, key=lambda it: (it in used, it))[: max(0, len(kept) - wanted)]:
+            for device in sorted(kept, key=lambda each: (each in used, each))[: max(0, len(kept) - wanted)]:
                 self._leaving.add(device)
         return commands + self._release()
 

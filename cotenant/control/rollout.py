@@ -465,7 +465,9 @@ def _applied(lanes: Iterable[PlannedLane], applications: tuple[ApplicationSpec, 
 def _is_other_worker(held: PlannedLane, new: PlannedLane) -> bool:
     """Whether a worker is to have another share, or larger batches than it has."""
     batches = {model.model: len(model.latencies) for model in held.spec.models}
-    return held.share != new.share or any(len(it.latencies) > batches.get(it.model, 0) for it in new.spec.models)
+    return held.share != new.share or any(
+        len(model.latencies) > batches.get(model.model, 0) for model in new.spec.models
+    )
 
 
 def _larger(lane: PlannedLane, other: PlannedLane) -> PlannedLane:

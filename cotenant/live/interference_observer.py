@@ -95,8 +95,8 @@ class InterferenceObserver:
     def samples(self) -> list[Sample]:
         """Return the means of the combinations that were seen often enough."""
         return [
-            Sample(victim, tuple(colocated), self._alone[run].seconds / it.count, it.seconds / it.count)
-            for run, it in self._together.items()
-            if it.count >= MIN_BATCHES
+            Sample(victim, tuple(colocated), self._alone[run].seconds / seen.count, seen.seconds / seen.count)
+            for run, seen in self._together.items()
+            if seen.count >= MIN_BATCHES
             for victim, *colocated in [run]
         ]

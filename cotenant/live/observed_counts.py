@@ -50,7 +50,7 @@ class ObservedCounts:
             stayed={name: each.stayed for name, each in change.items() if each.stayed},
             within_target={name: each.within_target for name, each in change.items() if each.within_target},
             # A stage of an application ends more often than callers ask for it.
-            waiting={name: count for name, it in totals.items() if (count := it.arrived - it.ended) > 0},
+            waiting={name: count for name, counts in totals.items() if (count := counts.arrived - counts.ended) > 0},
             latencies={
                 name: BatchLatency(each.batches, each.predicted, each.observed)
                 for name, each in change.items()

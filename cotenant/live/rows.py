@@ -49,7 +49,10 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     first = tensors[0]
     if len(tensors) == 1:
         return first
-    if any((it.name, it.datatype, it.shape[1:]) != (first.name, first.datatype, first.shape[1:]) for it in tensors):
+    if any(
+        (tensor.name, tensor.datatype, tensor.shape[1:]) != (first.name, first.datatype, first.shape[1:])
+        for tensor in tensors
+    ):
         raise FailedError(f"rows of {first.name!r} have different shapes, and cannot be put together")
     rows = sum([tensor.shape[0] for tensor in tensors])
     return Tensor(first.name, first.datatype, (rows, *first.shape[1:]), b"".join([tensor.data for tensor in tensors]))

@@ -117,14 +117,14 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
         return [
             [
                 name,
-                f"{it.offered:.1f}",
-                f"{it.planned:.1f}",
-                f"{it.sustained:.1f}",
-                f"{it.slowdown:.2f}",
-                f"{it.observed_slowdown:.2f}",
-                "-" if it.attainment is None else f"{it.attainment * 100:.2f} %",
+                f"{model.offered:.1f}",
+                f"{model.planned:.1f}",
+                f"{model.sustained:.1f}",
+                f"{model.slowdown:.2f}",
+                f"{model.observed_slowdown:.2f}",
+                "-" if model.attainment is None else f"{model.attainment * 100:.2f} %",
             ]
-            for name, it in self.models.items()
+            for name, model in self.models.items()
         ]
 
 

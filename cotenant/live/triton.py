@@ -71,8 +71,12 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
         "default_model_filename": "" if info.platform == ENSEMBLE else offered.entry.path.name,
         # Load generators that send random inputs need it, such as `cotenant loadtest`.
         "model_warmup": [
-            {"inputs": {name: {"dims": given.dims, "zero_data": given.zero_data} for name, given in it.inputs.items()}}
-            for it in offered.entry.config.model_warmup
+            {
+                "inputs": {
+                    name: {"dims": given.dims, "zero_data": given.zero_data} for name, given in each.inputs.items()
+                }
+            }
+            for each in offered.entry.config.model_warmup
         ],
         "parameters": {
             name: {"string_value": parameter.string_value}

@@ -53,7 +53,7 @@ def rates_of_models(problem: Problem) -> dict[str, float]:
         return problem.rates
     return {
         model.name: problem.rates.get(model.name, 0.0)
-        + sum(problem.rates.get(it.name, 0.0) * it.uses(model.name) for it in problem.applications)
+        + sum(problem.rates.get(each.name, 0.0) * each.uses(model.name) for each in problem.applications)
         for model in problem.models
     }
 
@@ -97,7 +97,7 @@ def carried_rates(plan: Plan, problem: Problem) -> dict[str, float]:
     placed = plan.rates()
     part = {name: placed.get(name, 0.0) / rate if rate else 1.0 for name, rate in rates_of_models(problem).items()}
     part |= {
-        application.name: min(part[it] for it in application.models()) if application.name in plan.split else 0.0
+        application.name: min(part[each] for each in application.models()) if application.name in plan.split else 0.0
         for application in problem.applications
     }
     return {name: rate * part[name] for name, rate in problem.rates.items()}

@@ -63,7 +63,7 @@ def budget_levels(problem: Problem, model: str, slower: float = 1.0) -> list[Bud
         if 2 * slower * seconds <= limit
     ]
     found: list[BudgetLevel] = []
-    for level in sorted(points, key=lambda it: (it.needs, it.costs)):
+    for level in sorted(points, key=lambda point: (point.needs, point.costs)):
         if not found or level.costs < found[-1].costs * (1 - COST_TOLERANCE):
             found.append(level)
     return found if len(found) <= MAX_LEVELS else [found[round(i)] for i in np.linspace(0, len(found) - 1, MAX_LEVELS)]

@@ -229,7 +229,9 @@ def _kind(question: Scenario, change: ScenarioChange, used: Mapping[str, int]) -
 def _slo(question: Scenario, change: ScenarioChange, used: Mapping[str, int]) -> Scenario:
     problem = question.problem
     if change.name:
-        _known(change, "model", [*(it.name for it in problem.models), *(it.name for it in problem.applications)])
+        _known(
+            change, "model", [*(each.name for each in problem.models), *(each.name for each in problem.applications)]
+        )
     slo = parse_seconds(change.value, change.text)
 
     def replaced(promise: Promise) -> Promise:

@@ -79,5 +79,7 @@ def _batches(partition: Partition | None) -> str:
     """Describe batches and rates, where shares and models stay."""
     if partition is None:
         return "-"
-    each = (f"{it.model} batch {it.batch} {show_rate(it.rate)}/s" for it in partition.placements)
+    each = (
+        f"{placement.model} batch {placement.batch} {show_rate(placement.rate)}/s" for placement in partition.placements
+    )
     return f"{show_share(partition.share)} {', '.join(each)}"

@@ -104,8 +104,8 @@ class SimulatedCloud:
 
     def offers(self) -> tuple[DeviceOffer, ...]:
         return tuple(
-            DeviceOffer(kind=it.kind, price=it.price, launch_seconds=it.launch_seconds, quota=it.quota)
-            for it in self._kinds.values()
+            DeviceOffer(kind=each.kind, price=each.price, launch_seconds=each.launch_seconds, quota=each.quota)
+            for each in self._kinds.values()
         )
 
     def handle(self, command: Acquire | Release, now: float) -> None:

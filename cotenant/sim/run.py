@@ -101,7 +101,7 @@ def simulate(
 
     def wholes(plan: Plan) -> tuple[ApplicationSpec, ...]:
         return application_specs(
-            problem.applications, {it.name: budgets_of(it, plan.split) for it in problem.applications}
+            problem.applications, {each.name: budgets_of(each, plan.split) for each in problem.applications}
         )
 
     workers = Workers(plan, problem, lanes, opened, starts, wholes)
@@ -246,7 +246,7 @@ def _really(lanes: Mapping[LaneId, LaneAssignment], problem: Problem) -> dict[Ke
 def _profiled(lane: LaneAssignment, problem: Problem) -> float:
     """Return the profiled seconds that a worker takes to start; 0 where unknown. One process loads all of its models:
     the longest counts."""
-    profiles = [(problem.profiles[it.model, lane.device.kind], it.batch) for it in lane.placements]
+    profiles = [(problem.profiles[each.model, lane.device.kind], each.batch) for each in lane.placements]
     return max(
         [known.features(batch, lane.partition.share).get("start_s", 0.0) for known, batch in profiles], default=0.0
     )

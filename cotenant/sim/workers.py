@@ -259,7 +259,9 @@ class Workers:
 
     def _up(self, lane: LaneId, now: float) -> float:
         """Return when a worker that starts now is ready: not before its device is back."""
-        ends = (it.time + it.back for it in self._failures if lane in it.parts and it.covers(now))
+        ends = (
+            failure.time + failure.back for failure in self._failures if lane in failure.parts and failure.covers(now)
+        )
         return max(ends, default=now) + self._startup(self._lanes[lane])
 
     def _assign(self, revision: PlanRevision, now: float) -> None:

@@ -48,7 +48,9 @@ class Graph:
     @property
     def parameters(self) -> int:
         """Return the number of trainable weights."""
-        return sum(math.prod(it.dims) for it in self._weights if it.dims and it.data_type == TensorProto.FLOAT)
+        return sum(
+            math.prod(weight.dims) for weight in self._weights if weight.dims and weight.data_type == TensorProto.FLOAT
+        )
 
     # Edges
 

@@ -61,10 +61,10 @@ def gpu_processes(uuid: str) -> tuple[GpuProcess, ...]:
         none = 0xFFFFFFFF
         return tuple(
             GpuProcess(
-                pid=it.pid,
-                name=optional_reading(nvml, lambda pid=it.pid: nvml.nvmlSystemGetProcessName(pid)) or "",  # type: ignore[misc]
-                memory=it.usedGpuMemory,
-                instance=None if it.gpuInstanceId == none else it.gpuInstanceId,
+                pid=process.pid,
+                name=optional_reading(nvml, lambda pid=process.pid: nvml.nvmlSystemGetProcessName(pid)) or "",  # type: ignore[misc]
+                memory=process.usedGpuMemory,
+                instance=None if process.gpuInstanceId == none else process.gpuInstanceId,
             )
-            for it in optional_reading(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+            for process in optional_reading(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
         )

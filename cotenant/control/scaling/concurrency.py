@@ -56,23 +56,23 @@ class ConcurrencyScaling(msgspec.Struct, frozen=True, kw_only=True):
         return {self.kind: int(min(desired, context.limit(self.kind)))}
 
     def _desired(self, history: tuple[Observation, ...], now: float, window: float) -> int:
-        recent = [it for it in history if now - window < it.time <= now]
-        seconds = sum(it.seconds for it in recent)
-        total = sum(sum(it.concurrency.values()) * it.seconds for it in recent)
+        recent = [seen for seen in history if now - window < seen.time <= now]
+        seconds = sum(seen.seconds for seen in recent)
+        total = sum(sum(seen.concurrency.values()) * seen.seconds for seen in recent)
         mean = total / seconds if seconds else 0.0
         return math.ceil(mean / (self.target * self.utilisation) - 1e-9)
 
     def _panics(self, history: tuple[Observation, ...], now: float) -> bool:
         """Tell whether the panic window exceeded the threshold at any time within the stable window before `now`."""
         return any(
-            self._desired(history, it.time, self.panic) / max(1, it.ready.get(self.kind, 0)) >= self.threshold
-            for it in history
-            if now - self.stable <= it.time <= now
+            self._desired(history, seen.time, self.panic) / max(1, seen.ready.get(self.kind, 0)) >= self.threshold
+            for seen in history
+            if now - self.stable <= seen.time <= now
         )
 
     def _wanted_in_panic(self, context: ScalingContext) -> int:
         """Return what was wanted in the period before, if that was in panic, too: it is not scaled down until then."""
-        earlier = [it for it in context.history[:-1] if it.wanted]
+        earlier = [seen for seen in context.history[:-1] if seen.wanted]
         if not earlier or not self._panics(context.history, earlier[-1].time):
             return 0
         return earlier[-1].wanted.get(self.kind, 0)

@@ -60,7 +60,7 @@ class ScalingContext(msgspec.Struct, frozen=True, kw_only=True):
     def since(self, seconds: float) -> tuple[Observation, ...]:
         """Return the observations of the last so many seconds, at least the latest; none where there is none."""
         start = self.now - seconds
-        recent = tuple(it for it in self.history if it.time > start)
+        recent = tuple(seen for seen in self.history if seen.time > start)
         return recent or self.history[-1:]
 
     def allocated(self, kind: str) -> int:

@@ -207,12 +207,12 @@ class GreedyScaling(_InstanceScaling, frozen=True, kw_only=True):
     def _action(self, context: ScalingContext, model: str, types: list[InstanceType]) -> dict[str, int]:
         rate = context.problem.rates.get(model, 0.0)
         capacity = math.fsum(each.capacity * each.running for each in types)
-        lately = [it.rates.get(model, 0.0) for it in context.since(self.sustained)]
+        lately = [seen.rates.get(model, 0.0) for seen in context.since(self.sustained)]
         if min([rate, *lately]) > self.saturation * capacity:
             return cheapest_addition(types, rate, self.saturation, self.unpredictability)
         if not context.history or context.history[0].time > context.now - self.cool_down + context.history[0].seconds:
             return {}
-        peak = max([rate, *(it.rates.get(model, 0.0) for it in context.history)])
+        peak = max([rate, *(seen.rates.get(model, 0.0) for seen in context.history)])
         removed: Counter[str] = Counter()
         while (kind := most_saving_removal(types, peak, self.saturation)) is not None:
             removed[kind] -= 1

@@ -62,13 +62,13 @@ class TwoLoopScaling(msgspec.Struct, frozen=True, kw_only=True):
     def _bound(self, context: ScalingContext) -> int:
         """Return the devices for the rates of the last whole throughput interval; intervals begin at time 0."""
         end = math.floor(context.now / self.throughput_interval) * self.throughput_interval
-        interval = [it for it in context.history if end - self.throughput_interval < it.time <= end]
-        seconds = sum(it.seconds for it in interval)
+        interval = [seen for seen in context.history if end - self.throughput_interval < seen.time <= end]
+        seconds = sum(seen.seconds for seen in interval)
         if not seconds:
             return 0
         devices = 0.0
         for model in context.problem.models:
-            rate = sum(it.rates.get(model.name, 0.0) * it.seconds for it in interval) / seconds
+            rate = sum(seen.rates.get(model.name, 0.0) * seen.seconds for seen in interval) / seconds
             share = max(context.problem.kind(self.kind).cuts)
             curve = latency_curve(context.problem, model.name, self.kind, share)
             _, capacity = max_throughput_batch(curve, model.slo)
@@ -77,12 +77,12 @@ class TwoLoopScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mean_concurrency(history: tuple[Observation, ...], model: str) -> float:
-    seconds = sum(it.seconds for it in history)
-    return sum(it.concurrency.get(model, 0.0) * it.seconds for it in history) / seconds if seconds else 0.0
+    seconds = sum(seen.seconds for seen in history)
+    return sum(seen.concurrency.get(model, 0.0) * seen.seconds for seen in history) / seconds if seconds else 0.0
 
 
 def _mean_latency(history: tuple[Observation, ...], model: str) -> float:
     """Return the mean seconds in the system; `inf` where requests wait and none arrived."""
-    seconds = sum(it.seconds for it in history)
-    rate = sum(it.rates.get(model, 0.0) * it.seconds for it in history) / seconds if seconds else 0.0
+    seconds = sum(seen.seconds for seen in history)
+    rate = sum(seen.rates.get(model, 0.0) * seen.seconds for seen in history) / seconds if seconds else 0.0
     return _mean_concurrency(history, model) / rate if rate else math.inf

@@ -42,8 +42,8 @@ class UtilisationScaling(msgspec.Struct, frozen=True, kw_only=True):
         desired = self._desired(context.history[-1], allocated)
         if desired < allocated:
             earlier = (
-                self._desired(it, max(it.ready.get(self.kind, 0), it.wanted.get(self.kind, 0)))
-                for it in context.since(self.stabilisation)[:-1]
+                self._desired(seen, max(seen.ready.get(self.kind, 0), seen.wanted.get(self.kind, 0)))
+                for seen in context.since(self.stabilisation)[:-1]
             )
             desired = min(allocated, max([desired, *earlier]))
         most = max(math.floor(allocated * self.max_growth), allocated + self.max_added)
