@@ -6,7 +6,12 @@ what it finds becomes an `@example` or a test of its own.
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+# Tests in several processes are told of a terminal with 80 columns that none of them has.
+os.environ.pop("COLUMNS", None)
 
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("random"), derandomize=True)
